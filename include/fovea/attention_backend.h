@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The interface of every attention implementation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "fovea/attention_spec.h"
+#include "fovea/batch.h"
+#include "fovea/device.h"
+#include "fovea/kv_cache.h"
+#include "fovea/tensor.h"
+#include "fovea/thread_pool.h"
+
+namespace fovea {
+
+// Up-projection weights of one MLA layer, both of dtype `dtype`, dense.
+struct MlaWeights {
+  DType dtype = DType::f32;
+  const void* w_uk = nullptr;  // [q_heads, nope_dim, kv_lora_rank]: k_nope = w_uk * latent
+  const void* w_uv = nullptr;  // [q_heads, v_dim, kv_lora_rank]: v = w_uv * latent
+  // Elements between heads; 0: dense.
+  int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
+};
+
+// Inputs of a linear layer, f32, dense. `mixed` goes through the causal convolution and SiLU, then
+// splits into q, k, v (gated_delta_net: [q_heads*head_dim, q_heads*head_dim, kv_heads*head_dim_v])
+// or x, B, C (mamba2: [kv_heads*head_dim_v, q_heads*head_dim, q_heads*head_dim]).
+struct LinearTensors {
+  const float* mixed = nullptr;        // [tokens, conv_dim]
+  const float* conv_weight = nullptr;  // [conv_dim, conv_width]
+  const float* conv_bias = nullptr;    // [conv_dim] or null
+  const float* log_decay = nullptr;    // [tokens, kv_heads]: ln(alpha_t); mamba2: dt * A
+  const float* beta = nullptr;         // [tokens, kv_heads]: write strength; mamba2: dt
+  const float* skip = nullptr;         // mamba2: D [kv_heads], or null
+  bool l2_normalise_qk = false;        // gated_delta_net
+};
+
+// What one layer hands to forward(). Rows are packed in batch order; every row of `out` that
+// belongs to a live token is written, rows beyond BatchView::tokens are left untouched.
+struct LayerTensors {
+  int32_t layer = 0;  // index inside the backend's pool
+  HeadRows q;       // [tokens, q_heads, head_dim]. mla: absorbed [.., kv_lora_rank + rope_dim], or
+                    // with mla_weights [.., nope_dim + rope_dim]
+  HeadRows q_rope;  // mla: [tokens, q_heads, rope_dim] when q holds the rest only
+  HeadRows k;       // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
+  HeadRows v;       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
+  HeadRows out;     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
+  float* lse = nullptr;  // [tokens, q_heads] natural log, without the sink; needs spec.needs_lse
+  // Store k and v at out_slots before attending. False (or k absent): the layer reads what is
+  // there, as layers that share another layer's cache do.
+  bool save_kv = true;
+  const float* sinks = nullptr;         // [q_heads], with spec.has_sinks
+  const float* alibi_slopes = nullptr;  // [q_heads], with spec.has_alibi
+  MlaWeights mla_weights;               // mla with nope_dim > 0
+  LinearTensors linear;                 // gated_delta_net, mamba2: replaces q, k, v
+};
+
+// One implementation bound to one AttentionSpec and one pool. It owns no cache memory. Calls on one
+// object must not overlap; on a GPU everything is ordered by the stream.
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+  virtual std::string_view name() const = 0;
+
+  // Fixes every buffer; addresses never change again and nothing is allocated later. An empty
+  // workspace is allocated by the backend; otherwise it needs at least workspace_bytes(limits)
+  // bytes, 64-byte aligned, or Error{workspace_too_small} names how many.
+  virtual void reserve(const BatchLimits& limits, std::span<std::byte> workspace = {}) = 0;
+
+  // Builds indices and splits the work. Once per forward pass; legal inside a graph capture. Throws
+  // Error{invalid_argument} when the batch exceeds the limits or lacks an array the spec calls for.
+  virtual void plan(const BatchView& batch, Stream stream = nullptr) = 0;
+
+  // Once per layer: stores k and v, attends, writes out and, when asked, lse.
+  virtual void forward(const LayerTensors& layer, Stream stream = nullptr) = 0;
+};
+
+// What a backend is built from. Exactly one of kv and state is set; encoder scope needs neither.
+struct BackendContext {
+  AttentionSpec spec;
+  KvPool* kv = nullptr;           // outlives the backend
+  StatePool* state = nullptr;     // outlives the backend
+  ThreadPool* threads = nullptr;  // outlives the backend
+};
+
+}  // namespace fovea

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group of layers needs from attention. Selection sees all of it before anything is
+// allocated; a backend is bound to exactly one.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/dtype.h"
+
+namespace fovea {
+
+enum class AttentionKind : uint8_t {
+  mha,              // softmax attention over K and V heads: MHA, GQA and MQA
+  mla,              // multi-head latent attention (DeepSeek-V2, arXiv:2405.04434)
+  gated_delta_net,  // linear attention with a gated delta rule (arXiv:2412.06464)
+  mamba2,           // state-space duality (arXiv:2405.21060)
+};
+
+// Which keys a query may see, before windows, chunks and masks narrow it.
+enum class AttentionScope : uint8_t {
+  decoder,        // causal over the request's own cache, aligned to its last token
+  encoder,        // every token of the request sees every other; keys are the batch's own, uncached
+  encoder_cache,  // encoder self-attention whose keys are also written to a cache
+  cross,          // every encoder token of the request, from a cache written once
+};
+
+// Masks whose content arrives with the batch. They combine with window, chunk and causality.
+enum class MaskKind : uint8_t {
+  none,
+  tree,          // 64-bit ancestor mask per new token (speculation)
+  custom,        // one byte per (query, key) pair
+  prefix_spans,  // spans inside which attention is bidirectional (PrefixLM, images)
+  multi_item,    // items see the common prefix and themselves (rerankers)
+};
+
+struct AttentionSpec {
+  AttentionKind kind = AttentionKind::mha;
+  AttentionScope scope = AttentionScope::decoder;
+  MaskKind mask = MaskKind::none;
+
+  int32_t q_heads = 0;     // on this rank
+  int32_t kv_heads = 0;    // divides q_heads; 1 for mla
+  int32_t head_dim = 0;    // of q and k. mla: kv_lora_rank + rope_dim, what a cache row holds
+  int32_t head_dim_v = 0;  // of v and out. mla: kv_lora_rank
+
+  // mla only.
+  int32_t kv_lora_rank = 0;  // width of the latent, 512
+  int32_t rope_dim = 0;      // width of the shared rotary key, 64 (0: none)
+  int32_t nope_dim = 0;      // per-head q/k width without position, 128; 0: q arrives absorbed
+  int32_t v_dim = 0;         // per-head value width after up-projection, 128; 0: out stays latent
+
+  // gated_delta_net and mamba2: q_heads are the key heads (mamba2: groups of B and C), kv_heads the
+  // value heads, head_dim the key/state width, head_dim_v the value width.
+  int32_t conv_width = 0;  // taps of the causal convolution in front; 0: none
+
+  DType q_dtype = DType::f32;  // of q, of the new k and v, and of out
+  float softmax_scale = 0;     // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
+  float logit_cap = 0;         // s <- cap * tanh(s / cap); 0: off
+  int32_t window = 0;          // a query sees the last `window` keys including itself; 0: off
+  int32_t chunk = 0;           // a query sees keys of its own aligned chunk only; 0: off
+  bool has_sinks = false;      // one extra logit per head in the denominator
+  bool has_alibi = false;      // s += slope[head] * (key position - query position)
+  bool needs_lse = false;      // log-sum-exp is read by the caller
+  // The bits of a row depend on that row's own tokens only: not on the rest of the batch, on the
+  // chunking of its prompt, or on what was a prefix-cache hit.
+  bool batch_invariant = false;
+};
+
+}  // namespace fovea

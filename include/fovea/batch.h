@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// One forward pass over several requests, as plain data. A batch is a view: every array belongs to
+// the caller, lives where the backend runs, and must stay valid and unchanged from plan() until the
+// last forward() of the pass.
+//
+// A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them. New token j
+// stands at position kv_lens[i] - q_len[i] + j. Any length may be 0: such rows give O = 0 and
+// LSE = -inf.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fovea {
+
+enum class ForwardMode : uint8_t {
+  idle,           // no tokens; nothing is read or written
+  decode,         // one new token per request
+  extend,         // any number of new tokens per request
+  mixed,          // extend and decode in one batch
+  target_verify,  // every request brings the same number of draft tokens, usually with a tree mask
+  draft_extend,   // accepted + 1 tokens per request, causal
+};
+
+// Upper bounds that reserve() sizes every buffer by. Any batch within them is accepted.
+struct BatchLimits {
+  int32_t max_requests = 1;
+  int32_t max_tokens = 1;  // new tokens of one batch
+  int32_t max_q_len = 1;   // new tokens of one request
+  int32_t max_kv_len = 1;  // tokens of one request
+  // Encoder tokens of one request; 0 without cross attention.
+  int32_t max_encoder_len = 0;
+};
+
+struct BatchView {
+  ForwardMode mode = ForwardMode::idle;
+  int32_t requests = 0;
+  int32_t tokens = 0;     // new tokens of the batch; rows of q beyond them stay untouched
+  int32_t max_q_len = 0;  // upper bounds; results do not depend on them
+  int32_t max_kv_len = 0;
+
+  const int32_t* q_indptr = nullptr;       // [requests + 1], first 0, last tokens
+  const int32_t* kv_lens = nullptr;        // [requests]
+  const int32_t* request_rows = nullptr;   // [requests], rows of request_slots
+  const int32_t* request_slots = nullptr;  // RequestTable::data()
+  int64_t request_slots_stride = 0;        // RequestTable::row_stride()
+  // [tokens] slot each new token is written to; -1 skips the write. int64 because a slot times a
+  // row may exceed 2^31.
+  const int64_t* out_slots = nullptr;
+  // [tokens] logical positions. Null: kv_lens - q_len + j. Drafts of a tree share positions;
+  // window, chunk and ALiBi are measured on them.
+  const int32_t* positions = nullptr;
+
+  // scope cross: the encoder's own table and lengths.
+  const int32_t* encoder_lens = nullptr;   // [requests]
+  const int32_t* encoder_slots = nullptr;  // [rows, encoder_slots_stride]
+  int64_t encoder_slots_stride = 0;
+
+  // mask tree: [tokens]; bit j of a token lets it see new token j of its own request (q_len <= 64).
+  // All cached tokens before the new ones are visible.
+  const uint64_t* tree_mask = nullptr;
+  // mask custom: request i's [q_len, kv_len] bytes start at custom_mask[custom_mask_indptr[i]]; 0
+  // hides.
+  const uint8_t* custom_mask = nullptr;
+  const int64_t* custom_mask_indptr = nullptr;  // [requests + 1]
+  // mask prefix_spans: spans[2s], spans[2s+1] = [begin, end) in positions, for s in
+  // [span_indptr[i], span_indptr[i+1]).
+  const int32_t* spans = nullptr;
+  const int32_t* span_indptr = nullptr;  // [requests + 1]
+  // mask multi_item: positions below item_prefix_lens[i] are common; a later token sees them and
+  // the token_pos_in_items tokens before it.
+  const uint32_t* item_prefix_lens = nullptr;    // [requests]
+  const uint16_t* token_pos_in_items = nullptr;  // [requests, stride], indexed by position - prefix
+  int64_t token_pos_in_items_stride = 0;
+
+  // Linear layers: the state slot of each request, -1 for padding (no read, no write).
+  const int32_t* state_slots = nullptr;  // [requests]
+};
+
+}  // namespace fovea

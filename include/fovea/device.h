@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where work runs.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+// The driver's stream object; declared here so that no CUDA header is needed.
+struct CUstream_st;
+
+namespace fovea {
+
+enum class DeviceKind { cpu, cuda };
+
+// A CUDA stream, or null. On the CPU every call has finished when it returns and the stream is
+// ignored.
+using Stream = CUstream_st*;
+
+struct DeviceInfo {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;
+  std::string name;  // as the processor reports itself
+  int sm = 0;        // compute capability * 10 (90 for Hopper); 0 on the CPU
+  std::string isa;   // widest instruction set the CPU kernels may use: "avx512", "avx2" or ""
+  int cores = 1;     // CPU threads or streaming multiprocessors
+  size_t memory_bytes = 0;  // total
+};
+
+// The CPU this process runs on.
+DeviceInfo cpu_device();
+
+}  // namespace fovea

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Text from a checkpoint: requests in, tokens out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/kv_cache.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+
+struct EngineOptions {
+  std::string model_path;  // folder with config.json, tokenizer.json and *.safetensors
+  // Backends the engine may choose from; null: BackendRegistry::builtin(). Must outlive the engine.
+  const BackendRegistry* registry = nullptr;
+  BackendWish backend;                        // for every layer group that softmax-attends
+  std::optional<BackendWish> decode_backend;  // unset: as backend
+  DType kv_dtype = DType::f32;
+  KvScale kv_scale = KvScale::none;  // none with an fp8 dtype: per_token_head
+  int32_t page_size = 16;
+  size_t kv_memory_bytes = 0;      // for all pools together, never exceeded; 0: half of free memory
+  int32_t max_requests = 32;       // running at once
+  int32_t max_batch_tokens = 512;  // new tokens of one step; longer prompts are chunked
+  int32_t max_context = 0;         // 0: the model's, or less where kv_memory_bytes holds less
+  int threads = 0;                 // 0: one per core
+  bool prefix_cache = true;
+  bool batch_invariant = false;
+};
+
+struct SamplingParams {
+  int32_t max_new_tokens = 64;
+  float temperature = 0;  // 0: greedy
+  int32_t top_k = 0;      // 0: off
+  float top_p = 1;
+  float min_p = 0;  // relative to the most likely token
+  uint64_t seed = 0;
+  std::vector<std::string> stop;  // text at which generation ends; not part of the output
+  std::vector<int32_t> stop_tokens;
+  bool ignore_eos = false;
+  int32_t logprobs = -1;  // >= 0: log-probability of each token and of that many alternatives
+  bool prompt_logprobs =
+      false;  // also for the prompt's tokens; disables prefix reuse for the request
+};
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+
+enum class FinishReason : uint8_t { none, stop, length, cancelled };
+
+struct TokenEvent {
+  int64_t request = 0;
+  int32_t token = -1;  // -1: none in this event (the request ended otherwise)
+  std::string text;    // text that became certain with this token; always whole UTF-8 characters
+  float logprob = 0;   // with SamplingParams::logprobs >= 0
+  std::vector<TokenLogprob> top;
+  FinishReason finish = FinishReason::none;
+};
+
+struct GenerateRequest {
+  std::string prompt;  // used when tokens is empty
+  std::vector<int32_t> tokens;
+  SamplingParams sampling;
+  std::string salt;  // requests with different salts never share cached prefixes
+};
+
+struct GenerateResult {
+  int64_t request = 0;
+  std::vector<int32_t> tokens;  // generated
+  std::string text;
+  FinishReason finish = FinishReason::none;
+  std::vector<float> logprobs;                 // one per generated token
+  std::vector<std::vector<TokenLogprob>> top;  // per generated token
+  std::vector<float> prompt_logprobs;          // [prompt tokens], first 0
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
+};
+
+struct EngineStats {
+  int64_t steps = 0;
+  int64_t prefill_tokens = 0, decode_tokens = 0;
+  double prefill_seconds = 0, decode_seconds = 0;
+  size_t weight_bytes = 0, kv_bytes = 0, workspace_bytes = 0;
+  int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
+  int64_t preemptions = 0;
+};
+
+// Not thread-safe: one thread calls it.
+class Engine {
+ public:
+  // Error{corrupt_file}, {io}, {unsupported} or {out_of_memory} say what was wrong with which file,
+  // backend or budget.
+  static std::unique_ptr<Engine> load(const EngineOptions& options);
+  virtual ~Engine() = default;
+
+  // Queues a request and returns its id. Error{invalid_argument} names the field, its value and the
+  // limit, e.g. a prompt longer than the context.
+  virtual int64_t add(const GenerateRequest& request) = 0;
+  virtual void cancel(int64_t request) = 0;  // unknown or finished ids are ignored
+  virtual bool idle() const = 0;
+
+  // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
+  virtual std::vector<TokenEvent> step() = 0;
+
+  // add() for all, step() until all have finished. Results in the order of the requests.
+  virtual std::vector<GenerateResult> generate(
+      std::span<const GenerateRequest> requests,
+      const std::function<void(const TokenEvent&)>& on_token = {}) = 0;
+
+  // Logits of every token of one sequence, [tokens, vocabulary] f32; runs alone, reuses no cache.
+  virtual std::vector<float> logits(std::span<const int32_t> tokens) = 0;
+
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  virtual std::string decode(std::span<const int32_t> tokens) const = 0;
+  virtual int32_t vocabulary() const = 0;
+  virtual int32_t max_context() const = 0;
+  virtual const EngineStats& stats() const = 0;
+  // The selection of every layer group, as text.
+  virtual std::string explain() const = 0;
+};
+
+}  // namespace fovea

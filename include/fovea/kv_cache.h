@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage: who owns which slot, and where its bytes are.
+//
+// Words. A *slot* holds one token of one pool; a *page* is page_size consecutive slots. A request
+// owns a row of the RequestTable that lists the slot of each of its tokens, with the invariant
+// slot % page_size == position % page_size. Page 0 is a dummy that is never handed out: padding
+// reads and writes land there, and its content stays finite.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "fovea/dtype.h"
+
+namespace fovea {
+
+enum class KvLayout : uint8_t {
+  mha,           // separate K and V, [slot, kv_head, dim]
+  mla,           // one row per slot: latent then rotary key, all of one dtype
+  mla_fp8_rows,  // 656-byte rows: 512 e4m3, 4 f32 scales (one per 128), 64 bf16 rotary values
+};
+
+// Where the scales of a quantised cache live. x is stored as round(x / scale), saturated.
+enum class KvScale : uint8_t {
+  none,            // scale 1
+  per_tensor,      // one for K and one for V of a layer, given by the caller
+  per_head,        // [kv_heads] of each, given by the caller
+  per_token_head,  // [slots, kv_heads] of each, computed when the token is written
+};
+
+// Physical order inside a page; the logical shape is the same.
+enum class KvOrder : uint8_t {
+  nhd,  // [page, token, head, dim]
+  hnd,  // [page, head, token, dim]
+};
+
+struct KvCacheSpec {
+  KvLayout layout = KvLayout::mha;
+  KvOrder order = KvOrder::nhd;
+  DType dtype = DType::f32;  // mla_fp8_rows: f8e4m3
+  KvScale scale = KvScale::none;
+  int32_t layers = 0;
+  int32_t kv_heads = 0;    // mla: 1
+  int32_t head_dim = 0;    // of K. mla: kv_lora_rank + rope_dim
+  int32_t head_dim_v = 0;  // of V. mla: kv_lora_rank (V is the front of the K row)
+  int32_t page_size = 1;   // tokens, >= 1
+  int32_t window = 0;      // > 0: a sliding-window pool addressed through slot_map()
+
+  size_t bytes_per_page() const;  // over all layers, scales included
+};
+
+// One layer's cache as kernels see it. Element (slot, head) of K is at
+//   k + ((slot / page_size) * k_page_stride + (slot % page_size) * k_token_stride
+//        + head * k_head_stride) * dtype_bytes(dtype)
+// and V likewise; dim is contiguous. mla: v aliases k. mla_fp8_rows: strides count bytes.
+struct KvLayerView {
+  KvLayout layout = KvLayout::mha;
+  KvScale scale = KvScale::none;
+  DType dtype = DType::f32;
+  int32_t page_size = 1;
+  int64_t slots = 0;  // including page 0
+  char* k = nullptr;
+  char* v = nullptr;
+  int64_t k_page_stride = 0, k_token_stride = 0, k_head_stride = 0;
+  int64_t v_page_stride = 0, v_token_stride = 0, v_head_stride = 0;
+  // per_tensor: [1]; per_head: [kv_heads]; per_token_head: [slots, kv_heads] and written with the
+  // rows. Null for none.
+  float* k_scale = nullptr;
+  float* v_scale = nullptr;
+};
+
+// Byte addresses of one (slot, head) row.
+inline char* k_address(const KvLayerView& view, int64_t slot, int64_t head) {
+  return view.k + (slot / view.page_size * view.k_page_stride +
+                   slot % view.page_size * view.k_token_stride + head * view.k_head_stride) *
+                      static_cast<int64_t>(dtype_bytes(view.dtype));
+}
+inline char* v_address(const KvLayerView& view, int64_t slot, int64_t head) {
+  return view.v + (slot / view.page_size * view.v_page_stride +
+                   slot % view.page_size * view.v_token_stride + head * view.v_head_stride) *
+                      static_cast<int64_t>(dtype_bytes(view.dtype));
+}
+
+// The bytes of K and V for all layers of one group. Implement it to lend memory you own; the
+// library's own pools come from make_kv_pool. Views stay valid and unchanged for the pool's life.
+class KvPool {
+ public:
+  virtual ~KvPool() = default;
+  virtual const KvCacheSpec& spec() const = 0;
+  virtual int64_t pages() const = 0;  // including page 0
+  virtual KvLayerView layer(int32_t index) const = 0;
+  // Sliding-window pools: [slots of the full pool] -> slot here, -1 where the token has left the
+  // window. Null: slots are this pool's own.
+  virtual const int64_t* slot_map() const { return nullptr; }
+};
+
+// Allocates zeroed memory on the CPU for `pages` pages (>= 2, page 0 included). Throws
+// Error{invalid_argument} or Error{out_of_memory}.
+std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages);
+
+// A pool of window layers. Slots are translated from those of a full pool: the window pool holds
+// only tokens inside somebody's window, so it needs far fewer pages than the full pool has.
+class WindowKvPool : public KvPool {
+ public:
+  // Gives each of the full pool's slots a place here. Slots arrive in runs as the page allocator
+  // hands them out. False: nothing was taken, the pool is full.
+  virtual bool map(std::span<const int64_t> full_slots) = 0;
+  // Forgets slots that have left every window or whose owner has freed them. Repeats are ignored.
+  virtual void unmap(std::span<const int64_t> full_slots) = 0;
+  virtual int64_t free_pages() const = 0;
+};
+
+// full_slots: slots of the pool whose numbering requests use. Needs spec.window > 0.
+std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64_t pages,
+                                                  int64_t full_slots);
+
+// Recurrent state of linear layers: one slot per request. Slot 0 is the dummy.
+struct StateCacheSpec {
+  int32_t layers = 0;
+  int32_t conv_dim = 0;    // channels of the causal convolution
+  int32_t conv_width = 0;  // taps; the state keeps conv_width - 1 inputs
+  int32_t heads = 0;       // value heads
+  int32_t rows = 0;        // gated_delta_net: value width; mamba2: head width
+  int32_t columns = 0;     // gated_delta_net: key width; mamba2: state width
+
+  size_t bytes_per_slot() const;
+};
+
+struct StateLayerView {
+  float* conv = nullptr;   // [slots, conv_dim, conv_width - 1], oldest first
+  float* state = nullptr;  // [slots, heads, rows, columns]
+  int64_t conv_slot_stride = 0, state_slot_stride = 0;  // elements
+  int32_t slots = 0;
+};
+
+class StatePool {
+ public:
+  virtual ~StatePool() = default;
+  virtual const StateCacheSpec& spec() const = 0;
+  virtual int32_t slots() const = 0;  // including slot 0
+  virtual StateLayerView layer(int32_t index) const = 0;
+  virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full
+  virtual void release(int32_t slot) = 0;
+  virtual void copy(int32_t from, int32_t to) = 0;  // all layers: fork, snapshot, restore
+};
+
+std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots);
+
+// [max_requests, max_context] -> token slot, zero where nothing is stored. Row 0 is the dummy that
+// padded requests point to.
+class RequestTable {
+ public:
+  RequestTable(int32_t max_requests, int32_t max_context);
+
+  std::optional<int32_t> allocate();  // nullopt: all rows in use. O(1).
+  void release(int32_t row);          // clears the row
+
+  std::span<int32_t> row(int32_t index);  // [max_context]
+  const int32_t* data() const { return slots_.data(); }
+  int64_t row_stride() const { return max_context_; }
+  int32_t max_requests() const { return max_requests_; }
+  int32_t max_context() const { return max_context_; }
+  int32_t available() const { return static_cast<int32_t>(free_.size()); }
+
+ private:
+  int32_t max_requests_;
+  int32_t max_context_;
+  std::vector<int32_t> slots_;
+  std::vector<int32_t> free_;
+  std::vector<bool> in_use_;
+};
+
+// Free pages and reference counts of one pool. Exhaustion is a value: every allocation is all or
+// nothing.
+class PageAllocator {
+ public:
+  // pages includes the reserved page 0.
+  PageAllocator(int64_t pages, int32_t page_size);
+
+  // One request grows from `prefix` to `length` tokens; last_slot is the slot of token prefix-1
+  // (-1 when prefix is 0). Fills the tail of that page, then whole pages. Appends length - prefix
+  // slots to `slots`. The tail page must be owned by this request alone. False: nothing was taken.
+  bool extend(int32_t prefix, int32_t length, int64_t last_slot, std::vector<int64_t>& slots);
+
+  // Whole pages, reference count 1.
+  bool allocate(int64_t count, std::vector<int64_t>& pages);
+
+  void retain(int64_t page);   // one more owner
+  void release(int64_t page);  // one owner less; the page is free at zero
+  // Releases every page that holds one of these slots, once per page. The slots are those of
+  // consecutive tokens of one owner.
+  void release_slots(std::span<const int32_t> slots);
+
+  int32_t references(int64_t page) const { return references_[static_cast<size_t>(page)]; }
+  int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
+  int64_t pages() const { return static_cast<int64_t>(references_.size()); }
+  int32_t page_size() const { return page_size_; }
+
+ private:
+  int32_t page_size_;
+  std::vector<int64_t> free_;
+  std::vector<int32_t> references_;
+};
+
+}  // namespace fovea

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choosing a backend: a pure function of what is needed and what is there, with every reason of
+// every rejection.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/attention_backend.h"
+
+namespace fovea {
+
+enum class RejectCode : uint8_t {
+  device,  // wrong processor, or hardware this build has no kernels for
+  kind,    // attention kind
+  scope,   // encoder or cross attention
+  mask,
+  heads,  // head counts or group size
+  head_dim,
+  q_dtype,
+  kv_dtype,
+  kv_scale,
+  kv_layout,
+  page_size,
+  window,
+  chunk,
+  logit_cap,
+  sinks,
+  alibi,
+  lse,
+  batch_invariant,
+  limits,     // batch limits
+  not_built,  // known, but no code for it is in this build
+};
+
+std::string_view reject_code_name(RejectCode code);
+
+struct Reason {
+  RejectCode code;
+  std::string text;  // names the value and what would be accepted
+};
+
+// G-7: which batches a backend can serve from a captured graph.
+enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
+
+// Everything selection looks at. `cache` is ignored for linear kinds and uncached encoders.
+struct BackendRequest {
+  AttentionSpec spec;
+  KvCacheSpec cache;
+  BatchLimits limits;
+  DeviceInfo device;
+};
+
+// One row of the table of backends.
+struct BackendEntry {
+  std::string name;
+  std::string role;                  // one line for `fovea backends`
+  std::vector<std::string> aliases;  // names other engines use for the same role
+  GraphSupport graphs = GraphSupport::never;
+  // Every reason against serving the request; empty means it is served, for every batch within the
+  // limits.
+  std::function<std::vector<Reason>(const BackendRequest&)> reject;
+  // Exact upper bound over every batch within the limits. Touches no device. Throws
+  // Error{unsupported} where reject is not empty.
+  std::function<size_t(const BackendRequest&)> workspace_bytes;
+  std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create;
+};
+
+// Backends in order of preference. The library's own come from builtin(); add() puts further ones
+// in front, so that AUTO prefers them where they fit.
+class BackendRegistry {
+ public:
+  static BackendRegistry builtin();
+
+  // Error{invalid_argument} when a name or alias is taken, unless override_existing.
+  void add(BackendEntry entry, bool override_existing = false);
+
+  std::span<const BackendEntry> entries() const { return entries_; }
+  // By name or alias; null when unknown.
+  const BackendEntry* find(std::string_view name_or_alias) const;
+  std::string known_names() const;  // comma-separated, for error messages
+
+ private:
+  std::vector<BackendEntry> entries_;
+};
+
+enum class Policy : uint8_t {
+  auto_,    // the first backend that accepts
+  prefer,   // the named one if it accepts, else as auto_, and the selection says so
+  require,  // the named one or an error with all its reasons
+};
+
+struct BackendWish {
+  Policy policy = Policy::auto_;
+  std::string name;  // name or alias; ignored for auto_
+};
+
+// "auto", "NAME" (require) or "prefer:NAME", as the CLI spells it.
+BackendWish parse_backend_wish(std::string_view text);
+
+struct Candidate {
+  std::string name;
+  std::vector<Reason> reasons;  // empty: accepted
+};
+
+struct Selection {
+  const BackendEntry* chosen = nullptr;
+  std::string asked;                  // the name or alias of the wish, empty for auto_
+  size_t workspace_bytes = 0;         // of the chosen backend
+  std::vector<Candidate> candidates;  // every backend, in order of preference
+
+  // Plain text: the choice, what an alias resolved to, then every rejected backend with its
+  // reasons.
+  std::string explain() const;
+};
+
+// Throws Error{unsupported} with all reasons of all backends when none accepts (require: of the
+// named one), Error{invalid_argument} listing the known names for an unknown one or for a spec that
+// is contradictory in itself.
+Selection select_backend(const BackendRegistry& registry, const BackendRequest& request,
+                         const BackendWish& wish = {});
+
+// Composition. Both parts were created over the same pool.
+// Decode batches go to `decode`, target_verify to the one verify_with_decode names, the rest to
+// `prefill`. forward() follows the last plan().
+std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
+                                                   std::unique_ptr<AttentionBackend> decode,
+                                                   bool verify_with_decode = false);
+
+// Layer i of the model goes to parts[part_of_layer[i]], as layer layer_in_part[i] of its pool. All
+// parts plan the same batch.
+std::unique_ptr<AttentionBackend> compose_by_layer(
+    std::vector<std::unique_ptr<AttentionBackend>> parts, std::vector<int32_t> part_of_layer,
+    std::vector<int32_t> layer_in_part);
+
+}  // namespace fovea

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/device.h"
+
+#include <sched.h>
+#include <sys/sysinfo.h>
+
+#include <fstream>
+#include <string>
+#include <thread>
+
+namespace fovea {
+namespace {
+
+std::string processor_name() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "CPU";
+}
+
+std::string widest_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512cd")) {
+    return "avx512";
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
+#endif
+  return "";
+}
+
+int available_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
+  const unsigned cores = std::thread::hardware_concurrency();
+  return cores ? static_cast<int>(cores) : 1;
+}
+
+}  // namespace
+
+DeviceInfo cpu_device() {
+  DeviceInfo info;
+  info.kind = DeviceKind::cpu;
+  info.name = processor_name();
+  info.isa = widest_isa();
+  info.cores = available_cores();
+  struct sysinfo memory;
+  if (sysinfo(&memory) == 0) info.memory_bytes = memory.totalram * memory.mem_unit;
+  return info;
+}
+
+}  // namespace fovea

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/thread_pool.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/check.h"
+#include "fovea/device.h"
+
+namespace fovea {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+// A worker polls this often before it sleeps; about 50 us, the gap between two layers' kernels.
+constexpr int kSpins = 2000;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  std::mutex one_at_a_time;
+
+  // A job is published by raising `generation` after its fields are written, and is over when
+  // `running` is back at zero.
+  const std::function<void(int64_t, int)>* task = nullptr;
+  int64_t tasks = 0;
+  std::atomic<int64_t> next{0};
+  std::atomic<uint64_t> generation{0};
+  std::atomic<int> running{0};
+  std::atomic<bool> stop{false};
+
+  std::mutex sleep_mutex;
+  std::condition_variable wake;
+  int sleepers = 0;
+
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  std::vector<std::thread> workers;
+
+  void run_tasks(int worker) {
+    for (;;) {
+      const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= tasks) return;
+      try {
+        (*task)(index, worker);
+      } catch (...) {
+        std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+        next.store(tasks, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  void wait_for_job(uint64_t seen) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (generation.load(std::memory_order_acquire) != seen) return;
+      pause_cpu();
+    }
+    std::unique_lock lock(sleep_mutex);
+    ++sleepers;
+    wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
+    --sleepers;
+  }
+
+  void work(int worker) {
+    uint64_t seen = 0;
+    for (;;) {
+      wait_for_job(seen);
+      ++seen;
+      if (stop.load(std::memory_order_acquire)) return;
+      run_tasks(worker);
+      running.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  void publish() {
+    {
+      std::lock_guard lock(sleep_mutex);
+      generation.fetch_add(1, std::memory_order_release);
+      if (sleepers == 0) return;
+    }
+    wake.notify_all();
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  check_argument(threads >= 0 && threads <= kMaxThreads, "threads is {}, must be in [0, {}]",
+                 threads, kMaxThreads);
+  if (threads == 0) threads = cpu_device().cores;
+  state_->workers.reserve(static_cast<size_t>(threads - 1));
+  for (int worker = 1; worker < threads; ++worker) {
+    state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop.store(true, std::memory_order_release);
+  state_->publish();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+void ThreadPool::parallel_for(int64_t tasks, const std::function<void(int64_t, int)>& task) {
+  if (tasks <= 0) return;
+  State& state = *state_;
+  std::lock_guard lock(state.one_at_a_time);
+  if (tasks == 1 || state.workers.empty()) {
+    for (int64_t index = 0; index < tasks; ++index) task(index, 0);
+    return;
+  }
+  state.task = &task;
+  state.tasks = tasks;
+  state.error = nullptr;
+  state.next.store(0, std::memory_order_relaxed);
+  state.running.store(static_cast<int>(state.workers.size()), std::memory_order_relaxed);
+  state.publish();
+  state.run_tasks(0);
+  for (int spin = 0; state.running.load(std::memory_order_acquire) != 0; ++spin) {
+    spin < kSpins ? pause_cpu() : std::this_thread::yield();
+  }
+  if (state.error) std::rethrow_exception(state.error);
+}
+
+}  // namespace fovea

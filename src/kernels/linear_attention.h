@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Recurrences of linear layers over ragged batches. States are updated in place; a state slot of -1
+// is padding: its tokens give 0 and nothing is written.
+#pragma once
+
+#include <cstdint>
+
+namespace fovea::kernels {
+
+// Which tokens belong to which state. A request whose kv_len equals its q_len starts from zero.
+struct StateBatch {
+  int32_t requests = 0;
+  const int32_t* q_indptr = nullptr;     // [requests + 1]
+  const int32_t* kv_lens = nullptr;      // [requests]
+  const int32_t* state_slots = nullptr;  // [requests]
+};
+
+// Depthwise causal convolution over time, then SiLU: y[t, c] = silu(bias[c] + sum_i w[c, i]
+// x[t - width + 1 + i, c]); inputs before the request's first token are 0.
+struct CausalConvParams {
+  StateBatch batch;
+  const float* x = nullptr;       // [tokens, dim]
+  const float* weight = nullptr;  // [dim, width]
+  const float* bias = nullptr;    // [dim] or null
+  float* state = nullptr;         // [slots, dim, width - 1], oldest first
+  int64_t state_slot_stride = 0;
+  float* y = nullptr;  // [tokens, dim]; not x
+  int32_t dim = 0;
+  int32_t width = 0;
+};
+
+// Gated delta rule (arXiv:2412.06464): S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t
+// k_t^T, o_t = scale * S_t q_t. Value head h uses key head h * key_heads / value_heads.
+struct GatedDeltaNetParams {
+  StateBatch batch;
+  // One row of q, k, v per token, [key_heads * key_dim | key_heads * key_dim | value_heads *
+  // value_dim].
+  const float* qkv = nullptr;
+  const float* log_decay = nullptr;  // [tokens, value_heads], ln(alpha)
+  const float* beta = nullptr;       // [tokens, value_heads]
+  float* state = nullptr;            // [slots, value_heads, value_dim, key_dim]
+  int64_t state_slot_stride = 0;
+  float* out = nullptr;  // [tokens, value_heads, value_dim]
+  int64_t out_token_stride = 0;
+  int32_t key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  float scale = 1;
+  bool l2_normalise_qk = false;  // q and k divided by sqrt(sum of squares + 1e-6)
+};
+
+// Mamba2 (arXiv:2405.21060): h_t = e^{a_t} h_{t-1} + dt_t x_t B_t^T, y_t = h_t C_t + D x_t. Head h
+// uses group h * groups / heads of B and C.
+struct Mamba2Params {
+  StateBatch batch;
+  // One row of x, B, C per token, [heads * head_dim | groups * state_dim | groups * state_dim].
+  const float* xbc = nullptr;
+  const float* log_decay = nullptr;  // [tokens, heads], a_t = dt_t * A
+  const float* dt = nullptr;         // [tokens, heads]
+  const float* skip = nullptr;       // D, [heads] or null
+  float* state = nullptr;            // [slots, heads, head_dim, state_dim]
+  int64_t state_slot_stride = 0;
+  float* out = nullptr;  // [tokens, heads, head_dim]
+  int64_t out_token_stride = 0;
+  int32_t heads = 0, groups = 0, head_dim = 0, state_dim = 0;
+};
+
+}  // namespace fovea::kernels

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fails when a folder includes one that stands below it. The order is that of docs/architecture.md."""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "dist", "model", "engine",
+         "surface"]
+# The surfaces see the public headers only; the CLI's measuring commands name what else they need.
+SURFACES = {"capi", "server", "cli"}
+# Kernel implementations do not include each other.
+KERNEL_KINDS = ["reference", "cpu", "cuda"]
+
+
+def layer_of(path):
+    top = path.split("/")[0]
+    if top == "fovea":
+        return "include"
+    return "surface" if top in SURFACES else top
+
+
+def main():
+    errors = []
+    files = [*ROOT.glob("include/**/*.h"), *ROOT.glob("src/**/*.h"), *ROOT.glob("src/**/*.cc"),
+             *ROOT.glob("src/**/*.cuh")]
+    for file in sorted(files):
+        relative = file.relative_to(ROOT)
+        inside = str(relative.relative_to("include" if relative.parts[0] == "include" else "src"))
+        here = layer_of(inside)
+        for line in file.read_text(encoding="utf-8").splitlines():
+            match = re.match(r'\s*#include "([^"]+)"', line)
+            if not match or "/" not in match.group(1):
+                continue
+            there = layer_of(match.group(1))
+            if there not in ORDER:
+                errors.append(f"{relative}: {match.group(1)} is in no layer")
+            elif ORDER.index(there) > ORDER.index(here):
+                errors.append(f"{relative}: {here}/ must not include {there}/")
+            kinds = [k for k in KERNEL_KINDS if inside.startswith(f"kernels/{k}/")]
+            target = [k for k in KERNEL_KINDS if match.group(1).startswith(f"kernels/{k}/")]
+            if kinds and target and kinds != target:
+                errors.append(f"{relative}: kernels/{kinds[0]}/ must not include kernels/{target[0]}/")
+    print("\n".join(errors) if errors else f"{len(files)} files, every include points up")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
