@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "fovea/dtype.h"
-#include "fovea/thread_pool.h"
 
 namespace fovea::kernels {
 
+// out = x * weight^T + bias.
 struct GemmParams {
   const float* x = nullptr;         // [rows, k]
   int64_t x_stride = 0;             // elements between rows
@@ -22,8 +22,5 @@ struct GemmParams {
   int64_t out_stride = 0;
   int32_t rows = 0, n = 0, k = 0;
 };
-
-// out = x * weight^T + bias.
-void gemm(const GemmParams& params, ThreadPool& threads);
 
 }  // namespace fovea::kernels

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads tokenizer.json of Hugging Face tokenizers: byte-level BPE with its pre-tokenizer patterns.
+// Anything in the file that would change ids and is not implemented is refused by name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fovea {
+
+class Tokenizer {
+ public:
+  static Tokenizer open(const std::string& path);
+  static Tokenizer parse(std::string_view json, std::string_view name);
+  ~Tokenizer();
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+
+  // Ids of the text; added tokens ("<|eos|>") in it are recognised. Any bytes are accepted: what is
+  // not UTF-8 is first replaced by U+FFFD.
+  std::vector<int32_t> encode(std::string_view text) const;
+  // Text of the ids; special tokens are left out, incomplete UTF-8 becomes U+FFFD.
+  std::string decode(std::span<const int32_t> tokens) const;
+  // The raw bytes of one token, empty for special tokens and unknown ids.
+  std::string_view token_bytes(int32_t token) const;
+  int32_t size() const;  // largest id + 1
+
+ private:
+  struct Data;
+  explicit Tokenizer(std::unique_ptr<Data> data);
+  std::unique_ptr<Data> data_;
+};
+
+// Bytes to text, token by token: holds back the bytes of a character until it is whole.
+class Utf8Stream {
+ public:
+  std::string push(std::string_view bytes);  // what became certain
+  std::string finish();                      // the rest; incomplete characters become U+FFFD
+
+ private:
+  std::string pending_;
+};
+
+}  // namespace fovea

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fast CPU versions of the operations that need no plan. Each runs on best_isa(); results do
+// not depend on the number of threads.
+#pragma once
+
+#include "fovea/thread_pool.h"
+#include "kernels/gemm.h"
+#include "kernels/kv_write.h"
+#include "kernels/linear_attention.h"
+#include "kernels/merge_states.h"
+
+namespace fovea::kernels::cpu {
+
+void kv_write(const KvWriteParams& params, ThreadPool& threads);
+void merge_states(const MergeStatesParams& params, ThreadPool& threads);
+void gemm(const GemmParams& params, ThreadPool& threads);
+void causal_conv(const CausalConvParams& params, ThreadPool& threads);
+void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
+void mamba2(const Mamba2Params& params, ThreadPool& threads);
+
+}  // namespace fovea::kernels::cpu

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle: every operation as plain loops in fp64, correct by reading. Slow.
+#pragma once
+
+#include "fovea/thread_pool.h"
+#include "kernels/attention.h"
+#include "kernels/gemm.h"
+#include "kernels/kv_write.h"
+#include "kernels/linear_attention.h"
+#include "kernels/merge_states.h"
+
+namespace fovea::kernels::reference {
+
+void attention(const AttentionParams& params, ThreadPool& threads);
+void kv_write(const KvWriteParams& params);
+void merge_states(const MergeStatesParams& params);
+void gemm(const GemmParams& params, ThreadPool& threads);
+void causal_conv(const CausalConvParams& params);
+void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
+void mamba2(const Mamba2Params& params, ThreadPool& threads);
+
+}  // namespace fovea::kernels::reference

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.json, read field by field: every access names the field, its range and what was found.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fovea {
+
+// A JSON object of a config. Missing, null or out-of-range values throw Error{corrupt_file} with
+// the path of the field ("rope_parameters.factor"), its value and the limit.
+class Config {
+ public:
+  static Config open(const std::string& path);
+  static Config parse(std::string_view text, std::string_view name);
+
+  bool has(std::string_view field) const;  // present and not null
+  int64_t integer(std::string_view field, int64_t low, int64_t high) const;
+  int64_t integer_or(std::string_view field, int64_t fallback, int64_t low, int64_t high) const;
+  double number(std::string_view field) const;  // finite
+  double number_or(std::string_view field, double fallback) const;
+  bool boolean_or(std::string_view field, bool fallback) const;
+  std::string text(std::string_view field) const;
+  std::string text_or(std::string_view field, std::string_view fallback) const;
+  std::vector<std::string> texts(std::string_view field) const;
+  std::vector<int64_t> integers(std::string_view field, int64_t low, int64_t high) const;
+  Config object(std::string_view field) const;
+  // An integer or a list of them (eos_token_id).
+  std::vector<int64_t> integer_or_list(std::string_view field, int64_t low, int64_t high) const;
+
+ private:
+  struct Node;
+  std::shared_ptr<const Node> node_;
+};
+
+}  // namespace fovea

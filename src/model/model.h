@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A decoder-only language model over attention backends: weights stay in the mapped checkpoint,
+// activations are f32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/attention_backend.h"
+#include "fovea/kv_cache.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace fovea {
+
+// Layers with equal attention: one backend, one pool and one plan per pass.
+struct LayerGroup {
+  AttentionSpec spec;
+  std::vector<int32_t> layers;  // model layers; their order is their index in the pool
+  StateCacheSpec state;         // linear kinds only
+};
+
+struct ModelInfo {
+  std::string architecture;  // "LlamaForCausalLM"
+  int32_t layers = 0;
+  int32_t hidden = 0;
+  int32_t vocabulary = 0;
+  int32_t max_context = 0;
+  std::vector<int32_t> eos_tokens;
+  std::vector<LayerGroup> groups;
+};
+
+// Tokens of one pass, packed in batch order.
+struct ModelInputs {
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> positions;   // [tokens]
+  std::span<const int32_t> logit_rows;  // rows of `tokens` whose logits are wanted
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelInfo& info() const = 0;
+
+  // Allocates all activations for passes of up to max_tokens. Returns the bytes.
+  virtual size_t reserve(int32_t max_tokens) = 0;
+
+  // One pass. backends[g] serves info().groups[g] and has planned this batch. logits:
+  // [logit_rows, vocabulary]. Nothing is allocated.
+  virtual void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
+                       std::span<float> logits) = 0;
+};
+
+// One row of the table of architectures.
+struct ModelEntry {
+  std::string_view architecture;
+  std::unique_ptr<Model> (*load)(const Config& config, Checkpoint checkpoint, ThreadPool& threads);
+};
+
+// models.cc: the list.
+std::span<const ModelEntry> models();
+
+// Reads config.json and the weights of `folder`. An unknown architecture is Error{unsupported} that
+// lists the known ones. `threads` outlives the model.
+std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads);
+
+}  // namespace fovea

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the safetensors format (https://huggingface.co/docs/safetensors) without trusting it:
+// sizes, shapes, offsets, overlaps and gaps are checked before a tensor can be seen. Files are
+// memory-mapped, never copied.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/dtype.h"
+
+namespace fovea {
+
+struct StoredTensor {
+  DType dtype = DType::f32;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;  // into the mapping, aligned to 1
+  size_t bytes = 0;
+};
+
+// The tensors of one mapped file. Error{corrupt_file} names the file, the tensor and the bytes.
+class SafetensorsFile {
+ public:
+  static SafetensorsFile open(const std::string& path);
+  // For tests and fuzzing: `bytes` must outlive the result.
+  static SafetensorsFile parse(std::span<const std::byte> bytes, std::string_view name);
+
+  const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
+
+ private:
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
+  std::shared_ptr<const void> mapping_;
+};
+
+// A checkpoint folder: model.safetensors, or the shards named by model.safetensors.index.json.
+class Checkpoint {
+ public:
+  static Checkpoint open(const std::string& folder);
+
+  // Error{corrupt_file} when missing or of another shape; the message names both shapes.
+  const StoredTensor& tensor(std::string_view name, std::span<const int64_t> shape) const;
+  const StoredTensor* find(std::string_view name) const;  // null when missing
+  size_t bytes() const;                                   // of all tensors
+  const std::string& folder() const { return folder_; }
+
+ private:
+  std::string folder_;
+  std::vector<SafetensorsFile> files_;
+};
+
+}  // namespace fovea
