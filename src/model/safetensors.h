@@ -31,10 +31,18 @@ class SafetensorsFile {
   // For tests and fuzzing: `bytes` must outlive the result.
   static SafetensorsFile parse(std::span<const std::byte> bytes, std::string_view name);
 
+  const std::string& name() const { return name_; }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
 
+  // Null when missing. Error{unsupported} when its dtype is one that nothing here computes with
+  // (BOOL, F64, ...): such tensors may be in a file as long as nobody asks for them.
+  const StoredTensor* find(std::string_view tensor) const;
+  bool contains(std::string_view tensor) const;  // of any dtype
+
  private:
+  std::string name_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
+  std::map<std::string, std::string, std::less<>> unsupported_;  // tensor -> dtype
   std::shared_ptr<const void> mapping_;
 };
 
@@ -45,7 +53,7 @@ class Checkpoint {
 
   // Error{corrupt_file} when missing or of another shape; the message names both shapes.
   const StoredTensor& tensor(std::string_view name, std::span<const int64_t> shape) const;
-  const StoredTensor* find(std::string_view name) const;  // null when missing
+  const StoredTensor* find(std::string_view name) const;  // as SafetensorsFile::find
   size_t bytes() const;                                   // of all tensors
   const std::string& folder() const { return folder_; }
 

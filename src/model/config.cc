@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/config.h"
+
+#include <cmath>
+#include <utility>
+
+#include "core/check.h"
+#include "core/mapped_file.h"
+#include "model/json.h"
+
+namespace fovea {
+
+using nlohmann::json;
+
+struct Config::Node {
+  std::shared_ptr<const json> document;
+  const json* object = nullptr;  // into the document
+  std::string name;              // of the file
+  std::string path;              // of this object: "" or "rope_parameters."
+
+  const json* find(std::string_view field) const {
+    const auto found = object->find(field);
+    return found == object->end() || found->is_null() ? nullptr : &*found;
+  }
+
+  const json& need(std::string_view field) const {
+    const json* value = find(field);
+    if (value == nullptr) fail(ErrorCode::corrupt_file, "{}: {}{} is missing", name, path, field);
+    return *value;
+  }
+
+  [[noreturn]] void refuse(std::string_view field, const json& value,
+                           std::string_view wanted) const {
+    fail(ErrorCode::corrupt_file, "{}: {}{} is {}, must be {}", name, path, field,
+         json_shown(value), wanted);
+  }
+
+  int64_t integer(std::string_view field, const json& value, int64_t low, int64_t high) const {
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX);
+    if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high) {
+      refuse(field, value, fmt::format("an integer from {} to {}", low, high));
+    }
+    return value.get<int64_t>();
+  }
+
+  const std::string& text(std::string_view field, const json& value) const {
+    if (!value.is_string()) refuse(field, value, "a string");
+    return value.get_ref<const std::string&>();
+  }
+
+  const json& array(std::string_view field) const {
+    const json& value = need(field);
+    if (!value.is_array()) refuse(field, value, "an array");
+    return value;
+  }
+};
+
+Config Config::open(const std::string& path) {
+  const MappedFile file(path);
+  return parse(file.text(), path);
+}
+
+Config Config::parse(std::string_view text, std::string_view name) {
+  auto document = std::make_shared<json>(parse_json(text, name, JsonLimits{}));
+  if (!document->is_object()) {
+    fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", name, json_shown(*document));
+  }
+  const json* object = document.get();
+  Config config;
+  config.node_ = std::make_shared<Node>(Node{std::move(document), object, std::string(name), ""});
+  return config;
+}
+
+bool Config::has(std::string_view field) const { return node_->find(field) != nullptr; }
+
+int64_t Config::integer(std::string_view field, int64_t low, int64_t high) const {
+  return node_->integer(field, node_->need(field), low, high);
+}
+
+int64_t Config::integer_or(std::string_view field, int64_t fallback, int64_t low,
+                           int64_t high) const {
+  return has(field) ? integer(field, low, high) : fallback;
+}
+
+double Config::number(std::string_view field) const {
+  const json& value = node_->need(field);
+  if (!value.is_number() || !std::isfinite(value.get<double>())) {
+    node_->refuse(field, value, "a finite number");
+  }
+  return value.get<double>();
+}
+
+double Config::number_or(std::string_view field, double fallback) const {
+  return has(field) ? number(field) : fallback;
+}
+
+bool Config::boolean_or(std::string_view field, bool fallback) const {
+  const json* value = node_->find(field);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) node_->refuse(field, *value, "true or false");
+  return value->get<bool>();
+}
+
+std::string Config::text(std::string_view field) const {
+  return node_->text(field, node_->need(field));
+}
+
+std::string Config::text_or(std::string_view field, std::string_view fallback) const {
+  return has(field) ? text(field) : std::string(fallback);
+}
+
+std::vector<std::string> Config::texts(std::string_view field) const {
+  std::vector<std::string> values;
+  for (const json& item : node_->array(field)) {
+    values.push_back(node_->text(fmt::format("{}[{}]", field, values.size()), item));
+  }
+  return values;
+}
+
+std::vector<int64_t> Config::integers(std::string_view field, int64_t low, int64_t high) const {
+  std::vector<int64_t> values;
+  for (const json& item : node_->array(field)) {
+    values.push_back(node_->integer(fmt::format("{}[{}]", field, values.size()), item, low, high));
+  }
+  return values;
+}
+
+Config Config::object(std::string_view field) const {
+  const json& value = node_->need(field);
+  if (!value.is_object()) node_->refuse(field, value, "an object");
+  Config config;
+  config.node_ = std::make_shared<Node>(
+      Node{node_->document, &value, node_->name, fmt::format("{}{}.", node_->path, field)});
+  return config;
+}
+
+std::vector<int64_t> Config::integer_or_list(std::string_view field, int64_t low,
+                                             int64_t high) const {
+  if (node_->need(field).is_array()) return integers(field, low, high);
+  return {integer(field, low, high)};
+}
+
+}  // namespace fovea

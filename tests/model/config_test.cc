@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+Config parse(std::string_view text) { return Config::parse(text, "config.json"); }
+
+void expect_corrupt(const std::function<void()>& action,
+                    std::initializer_list<std::string_view> parts) {
+  try {
+    action();
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::corrupt_file) << error.what();
+    EXPECT_LT(std::strlen(error.what()), 1000u);
+    for (const std::string_view part : parts) {
+      EXPECT_NE(std::string_view(error.what()).find(part), std::string_view::npos)
+          << "no \"" << part << "\" in: " << error.what();
+    }
+  }
+}
+
+TEST(Config, ReadsFields) {
+  const Config config =
+      parse(R"({"layers":4,"theta":1e4,"whole":7,"tied":true,"name":"llama","none":null,)"
+            R"("kinds":["a","b"],"eos":[1,2],"rope":{"factor":8.5,"deep":{"low":1}}})");
+  EXPECT_EQ(config.integer("layers", 1, 4), 4);
+  EXPECT_EQ(config.integer_or("none", 9, 0, 10), 9);
+  EXPECT_EQ(config.integer_or("missing", 9, 0, 10), 9);
+  EXPECT_EQ(config.number("theta"), 10000.0);
+  EXPECT_EQ(config.number("whole"), 7.0);
+  EXPECT_EQ(config.number_or("none", 0.5), 0.5);
+  EXPECT_TRUE(config.boolean_or("tied", false));
+  EXPECT_TRUE(config.boolean_or("missing", true));
+  EXPECT_EQ(config.text("name"), "llama");
+  EXPECT_EQ(config.text_or("missing", "x"), "x");
+  EXPECT_EQ(config.texts("kinds"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(config.integers("eos", 0, 9), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(config.integer_or_list("layers", 0, 9), (std::vector<int64_t>{4}));
+  EXPECT_EQ(config.integer_or_list("eos", 0, 9), (std::vector<int64_t>{1, 2}));
+  EXPECT_FALSE(config.has("none"));
+  EXPECT_TRUE(config.has("rope"));
+  EXPECT_EQ(config.object("rope").number("factor"), 8.5);
+}
+
+TEST(Config, ObjectsOutliveTheirParent) {
+  const Config low = parse(R"({"rope":{"deep":{"low":1}}})").object("rope").object("deep");
+  EXPECT_EQ(low.integer("low", 0, 1), 1);
+  expect_corrupt([&] { low.integer("low", 2, 3); }, {"rope.deep.low is 1", "from 2 to 3"});
+}
+
+TEST(Config, NamesFieldValueAndLimit) {
+  const Config config = parse(
+      R"({"n":4,"big":18446744073709551615,"f":4.5,"s":"x","list":[1,"two"],"o":{},"none":null})");
+  expect_corrupt([&] { config.integer("n", 5, 9); }, {"config.json", "n is 4", "from 5 to 9"});
+  expect_corrupt([&] { config.integer_or("n", 6, 5, 9); }, {"n is 4"});
+  expect_corrupt([&] { config.integer("big", INT64_MIN, INT64_MAX); }, {"18446744073709551615"});
+  expect_corrupt([&] { config.integer("f", 0, 9); }, {"f is 4.5", "integer"});
+  expect_corrupt([&] { config.integer("s", 0, 9); }, {"s is \"x\""});
+  expect_corrupt([&] { config.integer("missing", 0, 9); }, {"missing is missing"});
+  expect_corrupt([&] { config.integer("none", 0, 9); }, {"none is missing"});
+  expect_corrupt([&] { config.number("s"); }, {"finite number"});
+  expect_corrupt([&] { config.boolean_or("n", true); }, {"true or false"});
+  expect_corrupt([&] { config.text("n"); }, {"n is 4", "string"});
+  expect_corrupt([&] { config.texts("list"); }, {"list[0] is 1"});
+  expect_corrupt([&] { config.integers("list", 0, 9); }, {"list[1] is \"two\""});
+  expect_corrupt([&] { config.integers("n", 0, 9); }, {"array"});
+  expect_corrupt([&] { config.object("list"); }, {"list is an array of 2", "object"});
+  expect_corrupt([&] { config.number("o"); }, {"o is an object"});
+}
+
+TEST(Config, RefusesBrokenText) {
+  expect_corrupt([] { parse(""); }, {"config.json", "parse error"});
+  expect_corrupt([] { parse("[]"); }, {"an array of 0"});
+  expect_corrupt([] { parse("{\"a\":1,}"); }, {"line 1, column 8"});
+  expect_corrupt([] { parse("{\"a\":1} x"); }, {"column 9"});
+  expect_corrupt([] { parse("{\"a\":1e999}"); }, {"1e999"});
+  expect_corrupt([] { parse("{\"a\":NaN}"); }, {"column 6"});
+  expect_corrupt([] { parse("{\"a\":\"\xff\"}"); }, {"UTF-8"});
+  expect_corrupt([] { parse("{\"a\":1,\"b\":{\"a\":1},\"a\":2}"); }, {"'a'", "twice"});
+  expect_corrupt([] { parse(std::string(10'000'001, ' ')); }, {"10000001 bytes", "10000000"});
+  expect_corrupt([] { parse("{\"a\":" + std::string(1'000'000, '[')); }, {"deeper than 64"});
+  const std::string deep = std::string(63, '[') + std::string(63, ']');
+  EXPECT_TRUE(parse("{\"a\":" + deep + "}").has("a"));
+  expect_corrupt([&] { parse("{\"a\":[" + deep + "]}"); }, {"deeper than 64"});
+}
+
+TEST(Config, ReadsTheModelsOfTheRepository) {
+  const Config config = Config::open(FOVEA_SOURCE_DIR "/testdata/models/llama/config.json");
+  EXPECT_EQ(config.texts("architectures"), std::vector<std::string>{"LlamaForCausalLM"});
+  EXPECT_EQ(config.object("rope_parameters").number("rope_theta"), 10000.0);
+  EXPECT_THROW(Config::open(FOVEA_SOURCE_DIR "/testdata/none.json"), Error);
+}
+
+}  // namespace
+}  // namespace fovea
