@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain loops: beside the matrix products of a layer these cost under one percent, so accuracy and
+// legibility come first.
+#include "kernels/layer_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/float_types.h"
+#include "kernels/cpu/parallel.h"
+
+namespace fovea::kernels {
+namespace {
+
+using cpu::parallel_ranges;
+
+// Elements a thread should have before waking another pays.
+constexpr int64_t kGrain = 8192;
+
+int64_t row_grain(int64_t elements_per_row) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_per_row));
+}
+
+float* head(const HeadView& view, int64_t row, int64_t head_index) {
+  return view.data + row * view.row_stride + head_index * view.head_stride;
+}
+
+// body(row, head) for all heads of all rows.
+template <typename Body>
+void for_heads(ThreadPool& threads, int64_t rows, int32_t heads, int32_t dim, const Body& body) {
+  parallel_ranges(threads, rows * heads, row_grain(dim), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) body(item / heads, item % heads);
+  });
+}
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+float silu(float x) { return x / (1.0f + std::exp(-x)); }
+float gelu_tanh(float x) {
+  constexpr float kSqrt2OverPi = 0.79788456f;
+  return 0.5f * x * (1.0f + std::tanh(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
+}
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// Eight sums in turn: the order is fixed, the chain of additions short.
+float sum_of_squares(const float* x, int32_t dim) {
+  float sums[8] = {};
+  int32_t i = 0;
+  for (; i + 8 <= dim; i += 8) {
+    for (int32_t lane = 0; lane < 8; ++lane) sums[lane] += x[i + lane] * x[i + lane];
+  }
+  for (; i < dim; ++i) sums[i % 8] += x[i] * x[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormParams& params, ThreadPool& threads) {
+  const float plus = params.weight_plus_one ? 1.0f : 0.0f;
+  for_heads(threads, params.rows, params.heads, params.dim, [&](int64_t row, int64_t h) {
+    const float* x = head(params.x, row, h);
+    float* out = head(params.out, row, h);
+    const float mean = sum_of_squares(x, params.dim) / static_cast<float>(params.dim);
+    const float inverse = 1.0f / std::sqrt(mean + params.epsilon);
+    if (params.weight) {
+      for (int32_t i = 0; i < params.dim; ++i) {
+        out[i] = x[i] * inverse * (plus + params.weight[i]);
+      }
+    } else {
+      for (int32_t i = 0; i < params.dim; ++i) out[i] = x[i] * inverse;
+    }
+    if (params.gate.data) {
+      const float* gate = head(params.gate, row, h);
+      for (int32_t i = 0; i < params.dim; ++i) out[i] *= silu(gate[i]);
+    }
+  });
+}
+
+void gated_activation(const GatedActivationParams& params, ThreadPool& threads) {
+  const auto apply = [&](auto&& activate) {
+    const int64_t step = params.in_step;
+    parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const float* gate = params.gate + row * params.in_row_stride;
+        const float* up = params.up + row * params.in_row_stride;
+        float* out = params.out + row * params.out_row_stride;
+        for (int64_t i = 0; i < params.dim; ++i) {
+          out[i] = activate(gate[i * step], up[i * step]);
+        }
+      }
+    });
+  };
+  switch (params.activation) {
+    case Activation::silu:
+      return apply([](float gate, float up) { return silu(gate) * up; });
+    case Activation::gelu_tanh:
+      return apply([](float gate, float up) { return gelu_tanh(gate) * up; });
+    case Activation::clamped_swiglu:
+      return apply([alpha = params.alpha, limit = params.limit](float gate, float up) {
+        const float g = std::min(gate, limit);
+        const float u = std::clamp(up, -limit, limit);
+        return (u + 1.0f) * (g * sigmoid(alpha * g));
+      });
+  }
+}
+
+void sigmoid_gate(const SigmoidGateParams& params, ThreadPool& threads) {
+  check_argument(params.gate_dim == params.dim || params.gate_dim == 1,
+                 "gate_dim is {}, must be dim ({}) or 1", params.gate_dim, params.dim);
+  for_heads(threads, params.rows, params.heads, params.dim, [&](int64_t row, int64_t h) {
+    float* x = head(params.x, row, h);
+    const float* gate = head(params.gate, row, h);
+    if (params.gate_dim == 1) {
+      const float factor = sigmoid(gate[0]);
+      for (int32_t i = 0; i < params.dim; ++i) x[i] *= factor;
+    } else {
+      for (int32_t i = 0; i < params.dim; ++i) x[i] *= sigmoid(gate[i]);
+    }
+  });
+}
+
+void delta_gates(const DeltaGateParams& params, ThreadPool& threads) {
+  parallel_ranges(threads, params.rows, row_grain(params.heads * 4),
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t row = begin; row < end; ++row) {
+                      const float* a = params.a + row * params.a_row_stride;
+                      const float* b = params.b + row * params.b_row_stride;
+                      for (int64_t h = 0; h < params.heads; ++h) {
+                        params.log_decay[row * params.heads + h] =
+                            -std::exp(params.a_log[h]) * softplus(a[h] + params.dt_bias[h]);
+                        params.beta[row * params.heads + h] = sigmoid(b[h]);
+                      }
+                    }
+                  });
+}
+
+void add(float* x, const float* y, int64_t count, ThreadPool& threads) {
+  parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) x[i] += y[i];
+  });
+}
+
+void scale(float* x, float factor, int64_t count, ThreadPool& threads) {
+  parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) x[i] *= factor;
+  });
+}
+
+void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads) {
+  parallel_ranges(threads, count, kGrain / 8, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) x[i] = cap * std::tanh(x[i] / cap);
+  });
+}
+
+void scale_rows(const ScaleRowsParams& params, ThreadPool& threads) {
+  for_heads(threads, params.rows, params.heads, params.dim, [&](int64_t row, int64_t h) {
+    float* x = head(params.x, row, h);
+    for (int32_t i = 0; i < params.dim; ++i) x[i] *= params.factors[row];
+  });
+}
+
+void embedding(const EmbeddingParams& params, ThreadPool& threads) {
+  check_argument(
+      params.dtype == DType::f32 || params.dtype == DType::bf16 || params.dtype == DType::f16,
+      "dtype of the embedding table is {}, must be fp32, bf16 or fp16", dtype_name(params.dtype));
+  const auto row_bytes = static_cast<int64_t>(dtype_bytes(params.dtype)) * params.dim;
+  parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t id = params.ids[row];
+      check_argument(id >= 0 && id < params.table_rows, "ids[{}] is {}, must be in [0, {})", row,
+                     id, params.table_rows);
+      const char* source = static_cast<const char*>(params.table) + id * row_bytes;
+      float* out = params.out + row * params.dim;
+      for (int32_t i = 0; i < params.dim; ++i) {
+        out[i] = load_float(source, params.dtype, i) * params.factor;
+      }
+    }
+  });
+}
+
+void gather_rows(const ExpertRowsParams& params, ThreadPool& threads) {
+  parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = params.x + params.index[row] * params.x_stride;
+      float* out = params.out + row * params.out_stride;
+      const float weight = params.weight ? params.weight[row] : 1.0f;
+      for (int32_t i = 0; i < params.dim; ++i) out[i] = weight * x[i];
+    }
+  });
+}
+
+void scatter_add_rows(const ExpertRowsParams& params, ThreadPool& threads) {
+  parallel_ranges(threads, params.rows, row_grain(params.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = params.x + row * params.x_stride;
+      float* out = params.out + params.index[row] * params.out_stride;
+      const float weight = params.weight ? params.weight[row] : 1.0f;
+      for (int32_t i = 0; i < params.dim; ++i) out[i] += weight * x[i];
+    }
+  });
+}
+
+}  // namespace fovea::kernels

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/layer_ops.h"
+
+namespace fovea::kernels {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+using Scores = std::array<float, kMaxExperts>;
+
+// The `top_k` largest of scores[0, count), best first, lower index first among equals.
+// NaN ranks below everything.
+void take_best(const float* scores, int32_t count, int32_t top_k, int32_t* ids) {
+  std::array<bool, kMaxExperts> taken{};
+  for (int32_t k = 0; k < top_k; ++k) {
+    int32_t best = -1;
+    for (int32_t i = 0; i < count; ++i) {
+      if (taken[static_cast<size_t>(i)]) continue;
+      if (best < 0 || scores[i] > scores[best] || std::isnan(scores[best])) best = i;
+    }
+    taken[static_cast<size_t>(best)] = true;
+    ids[k] = best;
+  }
+}
+
+void softmax(float* x, int32_t count) {
+  const float max = *std::max_element(x, x + count);
+  float sum = 0;
+  for (int32_t i = 0; i < count; ++i) sum += x[i] = std::exp(x[i] - max);
+  for (int32_t i = 0; i < count; ++i) x[i] /= sum;
+}
+
+float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Leaves only the experts of the best groups in play. A group ranks by the sum of its best two.
+void keep_best_groups(const MoeRoutingParams& params, float* choice) {
+  if (params.top_groups >= params.groups) return;
+  const int32_t size = params.experts / params.groups;
+  Scores ranks;
+  for (int32_t group = 0; group < params.groups; ++group) {
+    float first = kNever, second = kNever;
+    for (int32_t i = group * size; i < (group + 1) * size; ++i) {
+      if (choice[i] > first) {
+        second = first;
+        first = choice[i];
+      } else if (choice[i] > second) {
+        second = choice[i];
+      }
+    }
+    ranks[static_cast<size_t>(group)] = size > 1 ? first + second : first;
+  }
+  std::array<int32_t, kMaxExperts> best;
+  take_best(ranks.data(), params.groups, params.top_groups, best.data());
+  std::array<bool, kMaxExperts> kept{};
+  for (int32_t k = 0; k < params.top_groups; ++k) {
+    kept[static_cast<size_t>(best[static_cast<size_t>(k)])] = true;
+  }
+  for (int32_t i = 0; i < params.experts; ++i) {
+    if (!kept[static_cast<size_t>(i / size)]) choice[i] = kNever;
+  }
+}
+
+// Scores of one row: `choice` decides, `weight` is what a chosen expert counts.
+void score_row(const MoeRoutingParams& params, const float* logits, float* choice, float* weight) {
+  std::copy(logits, logits + params.experts, choice);
+  if (params.score == MoeScore::softmax) softmax(choice, params.experts);
+  std::copy(choice, choice + params.experts, weight);
+  if (params.score == MoeScore::sigmoid || params.score == MoeScore::grouped_sigmoid) {
+    for (int32_t i = 0; i < params.experts; ++i) weight[i] = sigmoid(weight[i]);
+  }
+  if (params.score == MoeScore::grouped_sigmoid) {
+    for (int32_t i = 0; i < params.experts; ++i) {
+      choice[i] = weight[i] + (params.bias ? params.bias[i] : 0.0f);
+    }
+    keep_best_groups(params, choice);
+  }
+}
+
+void route_row(const MoeRoutingParams& params, int64_t row) {
+  Scores choice, weight;
+  score_row(params, params.logits + row * params.experts, choice.data(), weight.data());
+  int32_t* ids = params.ids + row * params.top_k;
+  float* out = params.weights + row * params.top_k;
+  take_best(choice.data(), params.experts, params.top_k, ids);
+  float sum = 0;
+  for (int32_t k = 0; k < params.top_k; ++k) sum += out[k] = weight[static_cast<size_t>(ids[k])];
+  if (params.score == MoeScore::topk_softmax) softmax(out, params.top_k);
+  const bool divides =
+      params.score == MoeScore::softmax || params.score == MoeScore::grouped_sigmoid;
+  if (params.normalise && divides) {
+    // DeepSeek's guard against an all-zero row; without effect on any other.
+    for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + 1e-20f;
+  }
+  for (int32_t k = 0; k < params.top_k; ++k) out[k] *= params.factor;
+}
+
+}  // namespace
+
+void moe_routing(const MoeRoutingParams& params, ThreadPool& threads) {
+  check_argument(params.experts >= 1 && params.experts <= kMaxExperts,
+                 "experts is {}, must be in [1, {}]", params.experts, kMaxExperts);
+  check_argument(params.top_k >= 1 && params.top_k <= params.experts,
+                 "top_k is {}, must be in [1, {}]", params.top_k, params.experts);
+  check_argument(params.groups >= 1 && params.experts % params.groups == 0,
+                 "groups is {}, must divide experts ({})", params.groups, params.experts);
+  check_argument(params.top_groups >= 1 && params.top_groups <= params.groups,
+                 "top_groups is {}, must be in [1, {}]", params.top_groups, params.groups);
+  if (params.score == MoeScore::grouped_sigmoid) {
+    const int32_t reachable = params.experts / params.groups * params.top_groups;
+    check_argument(params.top_k <= reachable,
+                   "top_k is {}, must be at most the {} experts of {} groups", params.top_k,
+                   reachable, params.top_groups);
+  }
+  const int64_t grain = std::max<int64_t>(1, 4096 / (params.experts * params.top_k));
+  cpu::parallel_ranges(threads, params.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) route_row(params, row);
+  });
+}
+
+}  // namespace fovea::kernels

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loops over independent items on a ThreadPool.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+
+#include "fovea/thread_pool.h"
+
+namespace fovea::kernels::cpu {
+
+// body(begin, end) over ranges that together cover [0, items). Each has at least `grain` items
+// (the last may have fewer), so that small work stays on the calling thread. Nothing is allocated.
+template <typename Body>
+void parallel_ranges(ThreadPool& threads, int64_t items, int64_t grain, const Body& body) {
+  if (items <= 0) return;
+  // Four ranges per thread even out what other processes take.
+  const int64_t even = (items + threads.size() * 4 - 1) / (threads.size() * 4);
+  const int64_t step = std::max({grain, even, int64_t{1}});
+  const auto task = [&](int64_t index, int) {
+    body(index * step, std::min(items, (index + 1) * step));
+  };
+  // A reference keeps std::function from copying the closure to the heap.
+  threads.parallel_for((items + step - 1) / step, std::cref(task));
+}
+
+}  // namespace fovea::kernels::cpu

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands between the matrix products of a model: norms, rotary positions, activations, expert
+// routing. All on f32 rows, all written out of place or in place as each says, none allocates.
+// Every output row depends on the same input row only, so its bits depend neither on the rest of
+// the batch nor on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fovea/dtype.h"
+#include "fovea/thread_pool.h"
+
+namespace fovea::kernels {
+
+// f32 [rows, heads, dim]; dim is contiguous. Plain rows have heads = 1.
+struct HeadView {
+  float* data = nullptr;
+  int64_t row_stride = 0;
+  int64_t head_stride = 0;
+};
+
+// y = x / sqrt(mean(x^2) + epsilon) * weight (RMSNorm, arXiv:1910.07467), over dim, then times
+// silu(gate) when a gate is given.
+struct RmsNormParams {
+  HeadView x;
+  HeadView out;                   // may be x
+  HeadView gate;                  // data null: none; must not be out
+  const float* weight = nullptr;  // [dim], the same for every head; null: no weight (l2 norm)
+  bool weight_plus_one = false;   // times (1 + weight), as Gemma stores it
+  float epsilon = 0;
+  int64_t rows = 0;
+  int32_t heads = 1;
+  int32_t dim = 0;
+};
+void rms_norm(const RmsNormParams& params, ThreadPool& threads);
+
+enum class RopeScaling : uint8_t {
+  none,
+  linear,  // positions / factor
+  llama3,  // Llama 3.1: long wavelengths / factor, blended between the two frequency bounds
+  yarn,    // arXiv:2309.00071
+};
+
+// Rotary frequencies as Hugging Face's `rope_parameters` define them.
+struct RopeSpec {
+  int32_t rotary_dim = 0;  // leading dims of a head that rotate, even
+  double theta = 10000;
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 1;
+  int32_t original_max_positions = 0;  // llama3, yarn
+  double beta_fast = 32, beta_slow = 1;
+  bool truncate = true;  // yarn: whole dims as bounds of the blend
+  // yarn: what cos and sin are multiplied by; 0: from mscale and mscale_all_dim when both are set,
+  // else 0.1 ln(factor) + 1.
+  double attention_factor = 0;
+  double mscale = 0, mscale_all_dim = 0;
+  double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+};
+
+// cos and sin, each [max_positions, rotary_dim / 2], scaled by the attention factor. The angle is
+// rounded as f32 frequency times f32 position, like the models were trained.
+struct RopeTable {
+  int32_t max_positions = 0;
+  int32_t rotary_dim = 0;
+  std::vector<float> cos, sin;
+};
+RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions);
+
+// 0.1 mscale ln(factor) + 1, and 1 for factor <= 1: DeepSeek multiplies the softmax scale by its
+// square.
+double yarn_mscale(double factor, double mscale);
+
+enum class RopeLayout : uint8_t {
+  half_split,   // dim i rotates with i + rotary_dim / 2 (NeoX, Llama)
+  interleaved,  // dim 2i with 2i + 1 (GPT-J, Llama 4, DeepSeek); results stay where they were
+};
+
+struct RopeParams {
+  HeadView x;  // rotated in place; dims from rotary_dim on are untouched
+  const RopeTable* table = nullptr;
+  RopeLayout layout = RopeLayout::half_split;
+  const int32_t* positions = nullptr;  // [rows], in [0, max_positions)
+  int64_t rows = 0;
+  int32_t heads = 1;
+};
+void rope(const RopeParams& params, ThreadPool& threads);
+
+enum class Activation : uint8_t {
+  silu,            // silu(gate) * up
+  gelu_tanh,       // gelu, tanh approximation
+  clamped_swiglu,  // gpt-oss: (up + 1) gate sigmoid(alpha gate); gate <= limit, |up| <= limit
+};
+
+// out[r, i] = activation(gate[r, i]) * up[r, i].
+struct GatedActivationParams {
+  Activation activation = Activation::silu;
+  const float* gate = nullptr;
+  const float* up = nullptr;
+  int64_t in_row_stride = 0;
+  int32_t in_step = 1;   // elements between columns; 2: gate and up columns alternate
+  float* out = nullptr;  // may be gate or up when in_step is 1
+  int64_t out_row_stride = 0;
+  int64_t rows = 0;
+  int32_t dim = 0;
+  float alpha = 1.702f, limit = 7;  // clamped_swiglu
+};
+void gated_activation(const GatedActivationParams& params, ThreadPool& threads);
+
+// x[r, h, i] *= sigmoid(gate[r, h, i]); gate_dim 1: one gate for all dims of a head.
+struct SigmoidGateParams {
+  HeadView x;
+  HeadView gate;
+  int64_t rows = 0;
+  int32_t heads = 1;
+  int32_t dim = 0;
+  int32_t gate_dim = 0;  // dim or 1
+};
+void sigmoid_gate(const SigmoidGateParams& params, ThreadPool& threads);
+
+// Gates of a gated delta net: log_decay = -exp(a_log) softplus(a + dt_bias), beta = sigmoid(b).
+struct DeltaGateParams {
+  const float* a = nullptr;  // [rows, heads]
+  const float* b = nullptr;  // [rows, heads]
+  int64_t a_row_stride = 0, b_row_stride = 0;
+  const float* a_log = nullptr;    // [heads]
+  const float* dt_bias = nullptr;  // [heads]
+  float* log_decay = nullptr;      // [rows, heads], dense
+  float* beta = nullptr;           // [rows, heads], dense
+  int64_t rows = 0;
+  int32_t heads = 0;
+};
+void delta_gates(const DeltaGateParams& params, ThreadPool& threads);
+
+// Over `count` dense elements.
+void add(float* x, const float* y, int64_t count, ThreadPool& threads);  // x += y
+void scale(float* x, float factor, int64_t count, ThreadPool& threads);
+void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)
+
+// x[r, h, :] *= factors[r] (attention temperature of Llama 4).
+struct ScaleRowsParams {
+  HeadView x;
+  const float* factors = nullptr;  // [rows]
+  int64_t rows = 0;
+  int32_t heads = 1;
+  int32_t dim = 0;
+};
+void scale_rows(const ScaleRowsParams& params, ThreadPool& threads);
+
+// out[r] = table[ids[r]] * factor. Ids outside [0, table_rows) are an Error.
+struct EmbeddingParams {
+  const void* table = nullptr;  // [table_rows, dim], any alignment
+  DType dtype = DType::f32;     // f32, bf16 or f16
+  int64_t table_rows = 0;
+  const int32_t* ids = nullptr;  // [rows]
+  float* out = nullptr;          // [rows, dim], dense
+  int64_t rows = 0;
+  int32_t dim = 0;
+  float factor = 1;
+};
+void embedding(const EmbeddingParams& params, ThreadPool& threads);
+
+// Mixture of experts: rows that go to one expert are gathered, multiplied and added back. Called
+// for one expert after the other, a row's sum has the order of its experts' numbers.
+struct ExpertRowsParams {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  const int32_t* index = nullptr;  // [rows]; no row twice
+  const float* weight = nullptr;   // [rows] or null: 1
+  int64_t rows = 0;
+  int32_t dim = 0;
+};
+void gather_rows(const ExpertRowsParams& params, ThreadPool& threads);  // out[r] = w x[index[r]]
+void scatter_add_rows(const ExpertRowsParams& params,
+                      ThreadPool& threads);  // out[index[r]] += w x[r]
+
+enum class MoeScore : uint8_t {
+  softmax,          // softmax over all experts, then top-k (Mixtral, Qwen)
+  topk_softmax,     // top-k logits, then softmax over them (gpt-oss)
+  sigmoid,          // top-k logits, then sigmoid of each (Llama 4)
+  grouped_sigmoid,  // sigmoid + bias inside the best groups, weights without bias (DeepSeek-V3,
+                    // arXiv:2412.19437)
+};
+
+constexpr int32_t kMaxExperts = 1024;
+
+struct MoeRoutingParams {
+  MoeScore score = MoeScore::softmax;
+  const float* logits = nullptr;  // [rows, experts], dense
+  int64_t rows = 0;
+  int32_t experts = 0;  // <= kMaxExperts
+  int32_t top_k = 0;
+  bool normalise = false;       // softmax, grouped_sigmoid: the chosen weights sum to 1
+  float factor = 1;             // then every weight times this
+  const float* bias = nullptr;  // grouped_sigmoid: [experts], added for the choice only; or null
+  int32_t groups = 1;           // grouped_sigmoid: equal runs of experts, ranked by their best two
+  int32_t top_groups = 1;
+  int32_t* ids = nullptr;    // [rows, top_k], best first; of equal scores the lower expert first
+  float* weights = nullptr;  // [rows, top_k]
+};
+void moe_routing(const MoeRoutingParams& params, ThreadPool& threads);
+
+}  // namespace fovea::kernels

@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row operations of the model layer against fp64 formulas written out here, and the rules that hold
+// for all of them: rows do not see each other, threads do not change bits.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "core/float_types.h"
+#include "fovea/error.h"
+#include "kernels/layer_ops.h"
+
+namespace fovea::kernels {
+namespace {
+
+std::vector<float> random_values(size_t count, uint32_t seed, float range = 2.0f) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(-range, range);
+  std::vector<float> values(count);
+  for (float& value : values) value = uniform(generator);
+  return values;
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// f32 evaluation of a short formula against fp64.
+void expect_close(float actual, double expected, const char* what, size_t index) {
+  EXPECT_NEAR(actual, expected, 2e-6 * (1 + std::fabs(expected))) << what << " at " << index;
+}
+
+TEST(RmsNorm, MatchesFormulaWithStridesWeightOffsetAndGate) {
+  ThreadPool threads(2);
+  constexpr int32_t kRows = 37, kHeads = 3, kDim = 83;
+  const int64_t head_stride = kDim + 5, row_stride = kHeads * head_stride + 7;
+  std::vector<float> x = random_values(kRows * row_stride, 1);
+  const std::vector<float> before = x;
+  std::vector<float> gate = random_values(kRows * kHeads * kDim, 2);
+  const std::vector<float> weight = random_values(kDim, 3);
+  RmsNormParams params;
+  params.x = params.out = {x.data(), row_stride, head_stride};
+  params.gate = {gate.data(), kHeads * kDim, kDim};
+  params.weight = weight.data();
+  params.weight_plus_one = true;
+  params.epsilon = 1e-5f;
+  params.rows = kRows;
+  params.heads = kHeads;
+  params.dim = kDim;
+  rms_norm(params, threads);
+  for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const float* source = before.data() + row * row_stride + h * head_stride;
+      const double squares = std::inner_product(source, source + kDim, source, 0.0);
+      for (int32_t i = 0; i < kDim; ++i) {
+        const double expected = source[i] / std::sqrt(squares / kDim + 1e-5) * (1.0 + weight[i]) *
+                                silu(gate[(row * kHeads + h) * kDim + i]);
+        expect_close(x[row * row_stride + h * head_stride + i], expected, "rms_norm", i);
+      }
+      for (int64_t i = kDim; i < head_stride; ++i) {
+        EXPECT_EQ(x[row * row_stride + h * head_stride + i], source[i]) << "padding was written";
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, WithoutWeightIsTheL2Norm) {
+  ThreadPool threads(1);
+  std::vector<float> x = {3, 4, 0, 0};
+  std::vector<float> out(4);
+  RmsNormParams params;
+  params.x = {x.data(), 4, 4};
+  params.out = {out.data(), 4, 4};
+  params.rows = 1;
+  params.dim = 4;
+  rms_norm(params, threads);
+  EXPECT_FLOAT_EQ(out[0], 3 / 2.5f);
+  EXPECT_FLOAT_EQ(out[1], 4 / 2.5f);
+  EXPECT_EQ(x[0], 3);
+}
+
+// Hugging Face's frequencies of gpt-oss: dim 64, theta 150000, factor 32 over 4096, betas 32 and 1,
+// not truncated; written in the form of the paper (rotations over the original context).
+TEST(Rope, YarnBlendsBetweenTheBetas) {
+  RopeSpec spec;
+  spec.rotary_dim = 64;
+  spec.theta = 150000;
+  spec.scaling = RopeScaling::yarn;
+  spec.factor = 32;
+  spec.original_max_positions = 4096;
+  spec.truncate = false;
+  const RopeTable table = make_rope_table(spec, 2);
+  const double attention = 0.1 * std::log(32.0) + 1;
+  const double low = 64 * std::log(4096 / (32 * 2 * M_PI)) / (2 * std::log(150000.0));
+  const double high = 64 * std::log(4096 / (2 * M_PI)) / (2 * std::log(150000.0));
+  ASSERT_NEAR(low, 8.09, 0.01);
+  ASSERT_NEAR(high, 17.40, 0.01);
+  for (int i = 0; i < 32; ++i) {
+    const double plain = std::pow(150000.0, -i / 32.0);
+    const double slow = std::min(1.0, std::max(0.0, (i - low) / (high - low)));
+    const double frequency = plain * (1 - slow) + plain / 32 * slow;
+    EXPECT_FLOAT_EQ(table.cos[i], static_cast<float>(attention));  // position 0
+    EXPECT_NEAR(table.sin[32 + i], attention * std::sin(frequency), 2e-7) << i;
+    EXPECT_NEAR(table.cos[32 + i], attention * std::cos(frequency), 2e-7) << i;
+  }
+}
+
+TEST(Rope, YarnTruncationAndMscale) {
+  RopeSpec spec;
+  spec.rotary_dim = 64;
+  spec.scaling = RopeScaling::yarn;
+  spec.factor = 40;
+  spec.original_max_positions = 4096;
+  spec.mscale = 1;
+  spec.mscale_all_dim = 1;
+  const RopeTable table = make_rope_table(spec, 2);
+  // DeepSeek-V3: bounds 10.47 and 22.51 become 10 and 23; both mscales cancel.
+  EXPECT_NEAR(table.sin[32 + 10], std::sin(std::pow(10000.0, -10 / 32.0)), 1e-7);
+  EXPECT_NEAR(table.sin[32 + 23], std::sin(std::pow(10000.0, -23 / 32.0) / 40), 1e-9);
+  const double half = 1 - 3 / 13.0;
+  EXPECT_NEAR(table.sin[32 + 13],
+              std::sin(std::pow(10000.0, -13 / 32.0) * (half + (1 - half) / 40)), 1e-8);
+  EXPECT_FLOAT_EQ(table.cos[0], 1.0f);
+  spec.attention_factor = 1.25;
+  EXPECT_FLOAT_EQ(make_rope_table(spec, 1).cos[0], 1.25f);
+  EXPECT_DOUBLE_EQ(yarn_mscale(0.5, 1), 1);
+  EXPECT_DOUBLE_EQ(yarn_mscale(40, 0.5), 1 + 0.05 * std::log(40.0));
+}
+
+TEST(Rope, LinearAndLlama3) {
+  RopeSpec spec;
+  spec.rotary_dim = 128;
+  spec.theta = 500000;
+  spec.scaling = RopeScaling::linear;
+  spec.factor = 8;
+  RopeTable table = make_rope_table(spec, 9);
+  EXPECT_NEAR(table.sin[8 * 64], std::sin(1.0), 1e-7);
+  spec.scaling = RopeScaling::llama3;
+  spec.original_max_positions = 8192;
+  table = make_rope_table(spec, 2);
+  EXPECT_NEAR(table.sin[64], std::sin(1.0), 1e-7);  // short wavelength: unchanged
+  const double slowest = std::pow(500000.0, -126 / 128.0);
+  EXPECT_NEAR(table.sin[64 + 63], slowest / 8, 1e-12);
+  // Between 1 and 4 turns over 8192 positions the two blend.
+  const double middle = std::pow(500000.0, -64 / 128.0);
+  const double turns = 8192 * middle / (2 * M_PI);
+  ASSERT_GT(turns, 1);
+  ASSERT_LT(turns, 4);
+  const double smooth = (turns - 1) / 3;
+  EXPECT_NEAR(table.sin[64 + 32], std::sin(middle * ((1 - smooth) / 8 + smooth)), 1e-9);
+}
+
+class RopeLayouts : public testing::TestWithParam<RopeLayout> {};
+
+TEST_P(RopeLayouts, RotatesPairsAndLeavesTheRest) {
+  ThreadPool threads(2);
+  constexpr int32_t kRows = 70, kHeads = 5, kDim = 48, kRotary = 32;
+  RopeSpec spec;
+  spec.rotary_dim = kRotary;
+  const RopeTable table = make_rope_table(spec, 300);
+  std::vector<float> x = random_values(kRows * kHeads * kDim, 4);
+  const std::vector<float> before = x;
+  std::vector<int32_t> positions(kRows);
+  for (int32_t row = 0; row < kRows; ++row) positions[row] = (row * 37) % 300;
+  RopeParams params;
+  params.x = {x.data(), kHeads * kDim, kDim};
+  params.table = &table;
+  params.layout = GetParam();
+  params.positions = positions.data();
+  params.rows = kRows;
+  params.heads = kHeads;
+  rope(params, threads);
+  for (int32_t row = 0; row < kRows; ++row) {
+    for (int32_t h = 0; h < kHeads; ++h) {
+      const float* source = &before[(row * kHeads + h) * kDim];
+      const float* actual = &x[(row * kHeads + h) * kDim];
+      for (int32_t i = 0; i < kRotary / 2; ++i) {
+        const bool split = GetParam() == RopeLayout::half_split;
+        const int32_t a = split ? i : 2 * i, b = split ? i + kRotary / 2 : 2 * i + 1;
+        const double angle = positions[row] * std::pow(10000.0, -2.0 * i / kRotary);
+        EXPECT_NEAR(actual[a], source[a] * std::cos(angle) - source[b] * std::sin(angle), 1e-4);
+        EXPECT_NEAR(actual[b], source[a] * std::sin(angle) + source[b] * std::cos(angle), 1e-4);
+      }
+      for (int32_t i = kRotary; i < kDim; ++i) EXPECT_EQ(actual[i], source[i]);
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, RopeLayouts,
+                         testing::Values(RopeLayout::half_split, RopeLayout::interleaved));
+
+TEST(Rope, RefusesPositionsOutsideTheTable) {
+  ThreadPool threads(1);
+  RopeSpec spec;
+  spec.rotary_dim = 4;
+  const RopeTable table = make_rope_table(spec, 8);
+  std::vector<float> x(4);
+  for (const int32_t position : {-1, 8}) {
+    RopeParams params;
+    params.x = {x.data(), 4, 4};
+    params.table = &table;
+    params.positions = &position;
+    params.rows = 1;
+    EXPECT_THROW(rope(params, threads), Error) << position;
+  }
+}
+
+TEST(GatedActivation, MatchesFormulas) {
+  ThreadPool threads(2);
+  constexpr int32_t kRows = 9, kDim = 70;
+  const std::vector<float> in = random_values(kRows * 2 * kDim, 5, 12);
+  std::vector<float> out(kRows * kDim);
+  const auto run = [&](Activation activation, bool interleaved) {
+    GatedActivationParams params;
+    params.activation = activation;
+    params.gate = in.data();
+    params.up = in.data() + (interleaved ? 1 : kDim);
+    params.in_row_stride = 2 * kDim;
+    params.in_step = interleaved ? 2 : 1;
+    params.out = out.data();
+    params.out_row_stride = kDim;
+    params.rows = kRows;
+    params.dim = kDim;
+    gated_activation(params, threads);
+  };
+  const auto expect = [&](bool interleaved, const std::function<double(double, double)>& formula) {
+    for (size_t row = 0; row < kRows; ++row) {
+      for (size_t i = 0; i < kDim; ++i) {
+        const float* source = &in[row * 2 * kDim];
+        const double gate = interleaved ? source[2 * i] : source[i];
+        const double up = interleaved ? source[2 * i + 1] : source[kDim + i];
+        expect_close(out[row * kDim + i], formula(gate, up), "activation", i);
+      }
+    }
+  };
+  run(Activation::silu, false);
+  expect(false, [](double gate, double up) { return silu(gate) * up; });
+  run(Activation::gelu_tanh, false);
+  expect(false, [](double gate, double up) {
+    const double inner = std::sqrt(2 / M_PI) * (gate + 0.044715 * gate * gate * gate);
+    return 0.5 * gate * (1 + std::tanh(inner)) * up;
+  });
+  run(Activation::clamped_swiglu, true);
+  expect(true, [](double gate, double up) {
+    const double g = std::min(gate, 7.0), u = std::min(7.0, std::max(-7.0, up));
+    return (u + 1) * g * sigmoid(1.702 * g);
+  });
+}
+
+TEST(SigmoidGate, PerElementAndPerHead) {
+  ThreadPool threads(1);
+  constexpr int32_t kDim = 6;
+  for (const int32_t gate_dim : {1, kDim}) {
+    std::vector<float> x = random_values(2 * 2 * kDim, 6);
+    const std::vector<float> before = x;
+    std::vector<float> gate = random_values(2 * 2 * gate_dim, 7);
+    SigmoidGateParams params;
+    params.x = {x.data(), 2 * kDim, kDim};
+    params.gate = {gate.data(), 2 * gate_dim, gate_dim};
+    params.rows = 2;
+    params.heads = 2;
+    params.dim = kDim;
+    params.gate_dim = gate_dim;
+    sigmoid_gate(params, threads);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double g = gate_dim == 1 ? gate[i / kDim] : gate[i];
+      expect_close(x[i], before[i] * sigmoid(g), "sigmoid_gate", i);
+    }
+  }
+}
+
+TEST(DeltaGates, MatchFormulasOverTheWholeRange) {
+  ThreadPool threads(1);
+  const std::vector<float> a = {-90, -3, 0, 4, 30, 90}, b = {-90, -1, 0, 1, 20, 90};
+  const std::vector<float> a_log(6, 0.5f), dt_bias(6, 0.25f);
+  std::vector<float> decay(6), beta(6);
+  DeltaGateParams params;
+  params.a = a.data();
+  params.b = b.data();
+  params.a_log = a_log.data();
+  params.dt_bias = dt_bias.data();
+  params.log_decay = decay.data();
+  params.beta = beta.data();
+  params.rows = 1;
+  params.heads = 6;
+  delta_gates(params, threads);
+  for (size_t h = 0; h < 6; ++h) {
+    expect_close(decay[h], -std::exp(0.5) * std::log1p(std::exp(a[h] + 0.25)), "decay", h);
+    expect_close(beta[h], sigmoid(b[h]), "beta", h);
+  }
+}
+
+TEST(Elementwise, AddScaleCapAndRowFactors) {
+  ThreadPool threads(3);
+  const size_t count = 40001;
+  const std::vector<float> x = random_values(count, 8, 60), y = random_values(count, 9);
+  std::vector<float> sum = x, scaled = x, capped = x, rows = x;
+  add(sum.data(), y.data(), count, threads);
+  scale(scaled.data(), 0.3f, count, threads);
+  soft_cap(capped.data(), 30, count, threads);
+  ScaleRowsParams params;
+  params.x = {rows.data(), 10, 5};
+  params.factors = y.data();
+  params.rows = 4000;
+  params.heads = 2;
+  params.dim = 5;
+  scale_rows(params, threads);
+  for (size_t i = 0; i < count; ++i) {
+    EXPECT_EQ(sum[i], x[i] + y[i]);
+    EXPECT_EQ(scaled[i], x[i] * 0.3f);
+    expect_close(capped[i], 30 * std::tanh(x[i] / 30.0), "soft_cap", i);
+    EXPECT_EQ(rows[i], i < 40000 ? x[i] * y[i / 10] : x[i]);
+  }
+}
+
+TEST(Embedding, ConvertsRowsOfEveryDtypeAtAnyAlignment) {
+  ThreadPool threads(2);
+  constexpr int32_t kDim = 33, kTableRows = 20;
+  const std::vector<float> values = random_values(kTableRows * kDim, 10);
+  const std::vector<int32_t> ids = {0, 19, 7, 7};
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    std::vector<char> bytes(values.size() * dtype_bytes(dtype) + 1);
+    for (size_t i = 0; i < values.size(); ++i) {
+      store_float(bytes.data() + 1, dtype, static_cast<int64_t>(i), values[i]);
+    }
+    std::vector<float> out(ids.size() * kDim);
+    EmbeddingParams params;
+    params.table = bytes.data() + 1;
+    params.dtype = dtype;
+    params.table_rows = kTableRows;
+    params.ids = ids.data();
+    params.out = out.data();
+    params.rows = static_cast<int64_t>(ids.size());
+    params.dim = kDim;
+    params.factor = 2;
+    embedding(params, threads);
+    for (size_t i = 0; i < out.size(); ++i) {
+      const auto element = static_cast<int64_t>(ids[i / kDim] * kDim + i % kDim);
+      EXPECT_EQ(out[i], 2 * load_float(bytes.data() + 1, dtype, element));
+    }
+    const int32_t bad = kTableRows;
+    params.ids = &bad;
+    params.rows = 1;
+    EXPECT_THROW(embedding(params, threads), Error);
+  }
+}
+
+TEST(ExpertRows, GatherThenScatterAddsWeightedRows) {
+  ThreadPool threads(2);
+  constexpr int32_t kDim = 4;
+  const std::vector<float> x = random_values(5 * kDim, 11);
+  const std::vector<int32_t> index = {4, 1};
+  const std::vector<float> weight = {0.5f, -2};
+  std::vector<float> gathered(2 * kDim);
+  std::vector<float> out(5 * kDim, 1);
+  ExpertRowsParams params{x.data(), kDim, gathered.data(), kDim, index.data(), weight.data(),
+                          2,        kDim};
+  gather_rows(params, threads);
+  params.x = gathered.data();
+  params.out = out.data();
+  params.weight = nullptr;
+  scatter_add_rows(params, threads);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const float w = i / kDim == 4 ? 0.5f : i / kDim == 1 ? -2 : 0;
+    EXPECT_EQ(out[i], 1 + w * x[i]);
+  }
+}
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routed route(MoeRoutingParams params, const std::vector<float>& logits) {
+  ThreadPool threads(2);
+  params.logits = logits.data();
+  params.rows = static_cast<int64_t>(logits.size()) / params.experts;
+  Routed routed;
+  routed.ids.resize(static_cast<size_t>(params.rows * params.top_k));
+  routed.weights.resize(routed.ids.size());
+  params.ids = routed.ids.data();
+  params.weights = routed.weights.data();
+  moe_routing(params, threads);
+  return routed;
+}
+
+TEST(MoeRouting, Softmax) {
+  MoeRoutingParams params;
+  params.experts = 4;
+  params.top_k = 2;
+  const std::vector<float> logits = {1, 3, 2, 0, /**/ 5, 5, 5, 5};
+  const double sum = std::exp(1) + std::exp(3) + std::exp(2) + 1;
+  Routed routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{1, 2, 0, 1}));
+  expect_close(routed.weights[0], std::exp(3) / sum, "softmax", 0);
+  expect_close(routed.weights[1], std::exp(2) / sum, "softmax", 1);
+  params.normalise = true;
+  routed = route(params, logits);
+  expect_close(routed.weights[0], sigmoid(1), "normalised", 0);
+  expect_close(routed.weights[2], 0.5, "normalised", 2);
+  params.score = MoeScore::topk_softmax;
+  params.normalise = false;
+  routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{1, 2, 0, 1}));
+  expect_close(routed.weights[0], sigmoid(1), "topk_softmax", 0);
+  expect_close(routed.weights[1], sigmoid(-1), "topk_softmax", 1);
+}
+
+TEST(MoeRouting, SigmoidTopOne) {
+  MoeRoutingParams params;
+  params.score = MoeScore::sigmoid;
+  params.experts = 3;
+  params.top_k = 1;
+  const Routed routed = route(params, {-4, -2, -3});
+  EXPECT_EQ(routed.ids[0], 1);
+  expect_close(routed.weights[0], sigmoid(-2), "sigmoid", 0);
+}
+
+TEST(MoeRouting, GroupsChooseWithBiasAndWeighWithout) {
+  MoeRoutingParams params;
+  params.score = MoeScore::grouped_sigmoid;
+  params.experts = 6;
+  params.top_k = 2;
+  params.groups = 3;
+  params.top_groups = 1;
+  params.normalise = true;
+  params.factor = 2.5f;
+  // Group 0 holds the best single expert, group 1 the best pair, the bias lifts group 2.
+  const std::vector<float> logits = {4, -4, 2, 2, 0, -1};
+  const std::vector<float> none(6, 0), lift = {0, 0, 0, 0, 1, 1};
+  params.bias = none.data();
+  Routed routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{2, 3}));
+  expect_close(routed.weights[0], 1.25, "grouped", 0);
+  params.bias = lift.data();
+  routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{4, 5}));
+  const double sum = sigmoid(0) + sigmoid(-1);
+  expect_close(routed.weights[0], 2.5 * sigmoid(0) / sum, "grouped", 0);
+  expect_close(routed.weights[1], 2.5 * sigmoid(-1) / sum, "grouped", 1);
+  params.top_k = 3;
+  EXPECT_THROW(route(params, logits), Error);
+}
+
+TEST(MoeRouting, NanLogitsStillNameExperts) {
+  MoeRoutingParams params;
+  params.experts = 4;
+  params.top_k = 2;
+  params.score = MoeScore::topk_softmax;
+  const Routed routed = route(params, {NAN, 1, NAN, 2});
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{3, 1}));
+}
+
+// Any operation over rows: alone, in a batch, with any number of threads, the bits are the same.
+TEST(LayerOps, RowsAreIndependentOfBatchAndThreads) {
+  constexpr int32_t kRows = 300, kDim = 129;
+  const std::vector<float> x = random_values(kRows * kDim, 12);
+  const std::vector<float> gate = random_values(kRows * kDim, 13);
+  const auto run = [&](int64_t first, int64_t rows, int team) {
+    ThreadPool threads(team);
+    std::vector<float> out(x.begin() + first * kDim, x.begin() + (first + rows) * kDim);
+    RmsNormParams norm;
+    norm.x = norm.out = {out.data(), kDim, kDim};
+    norm.rows = rows;
+    norm.dim = kDim;
+    norm.epsilon = 1e-6f;
+    rms_norm(norm, threads);
+    GatedActivationParams activation;
+    activation.gate = out.data();
+    activation.up = gate.data() + first * kDim;
+    activation.in_row_stride = activation.out_row_stride = kDim;
+    activation.out = out.data();
+    activation.rows = rows;
+    activation.dim = kDim;
+    gated_activation(activation, threads);
+    return out;
+  };
+  const std::vector<float> all = run(0, kRows, 1);
+  EXPECT_EQ(all, run(0, kRows, 3));
+  for (const int64_t row : {0, 1, 150, 299}) {
+    const std::vector<float> alone = run(row, 1, 1);
+    EXPECT_EQ(alone, std::vector<float>(all.begin() + row * kDim, all.begin() + (row + 1) * kDim));
+  }
+}
+
+TEST(LayerOps, NoRowsIsNoWork) {
+  ThreadPool threads(2);
+  rms_norm({}, threads);
+  gated_activation({}, threads);
+  sigmoid_gate({}, threads);
+  delta_gates({}, threads);
+  scale_rows({}, threads);
+  embedding({}, threads);
+  gather_rows({}, threads);
+  scatter_add_rows({}, threads);
+  add(nullptr, nullptr, 0, threads);
+}
+
+}  // namespace
+}  // namespace fovea::kernels
