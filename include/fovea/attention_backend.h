@@ -40,7 +40,9 @@ struct LinearTensors {
 };
 
 // What one layer hands to forward(). Rows are packed in batch order; every row of `out` that
-// belongs to a live token is written, rows beyond BatchView::tokens are left untouched.
+// belongs to a live token is written, rows beyond BatchView::tokens are left untouched. Without q
+// the call only stores k and v: that is how the cache of cross attention is filled, by a batch
+// whose tokens are the encoder's.
 struct LayerTensors {
   int32_t layer = 0;  // index inside the backend's pool
   HeadRows q;       // [tokens, q_heads, head_dim]. mla: absorbed [.., kv_lora_rank + rope_dim], or
@@ -65,6 +67,9 @@ class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
   virtual std::string_view name() const = 0;
+
+  // Exact upper bound over every batch within the limits.
+  virtual size_t workspace_bytes(const BatchLimits& limits) const = 0;
 
   // Fixes every buffer; addresses never change again and nothing is allocated later. An empty
   // workspace is allocated by the backend; otherwise it needs at least workspace_bytes(limits)

@@ -94,8 +94,8 @@ class KvPool {
   virtual int64_t pages() const = 0;  // including page 0
   virtual KvLayerView layer(int32_t index) const = 0;
   // Sliding-window pools: [slots of the full pool] -> slot here, -1 where the token has left the
-  // window. Null: slots are this pool's own.
-  virtual const int64_t* slot_map() const { return nullptr; }
+  // window. Empty: slots are this pool's own.
+  virtual std::span<const int64_t> slot_map() const { return {}; }
 };
 
 // Allocates zeroed memory on the CPU for `pages` pages (>= 2, page 0 included). Throws

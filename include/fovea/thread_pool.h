@@ -23,10 +23,16 @@ class ThreadPool {
 
   // Runs task(index, worker) for every index in [0, tasks), worker in [0, size()), and returns when
   // all have finished. Tasks are handed out in ascending order, so put the heaviest first. The
-  // first exception thrown by a task is rethrown here after the others have stopped.
-  void parallel_for(int64_t tasks, const std::function<void(int64_t index, int worker)>& task);
+  // first exception thrown by a task is rethrown here after the others have stopped. Allocates
+  // nothing: the task is held by reference, whatever it captures.
+  template <typename Task>
+  void parallel_for(int64_t tasks, const Task& task) {
+    run(tasks, std::cref(task));
+  }
 
  private:
+  void run(int64_t tasks, const std::function<void(int64_t index, int worker)>& task);
+
   struct State;
   std::unique_ptr<State> state_;
 };

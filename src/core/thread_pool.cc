@@ -113,7 +113,7 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
 
-void ThreadPool::parallel_for(int64_t tasks, const std::function<void(int64_t, int)>& task) {
+void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& task) {
   if (tasks <= 0) return;
   State& state = *state_;
   std::lock_guard lock(state.one_at_a_time);

@@ -14,7 +14,7 @@ struct KvWriteParams {
   HeadRows k;  // [tokens, kv_heads, head_dim]; mla: latent [tokens, 1, kv_lora_rank]
   HeadRows v;  // [tokens, kv_heads, head_dim_v]; mla: rotary key [tokens, 1, rope_dim]
   const int64_t* slots = nullptr;     // [tokens]; -1 and what slot_map drops are skipped
-  const int64_t* slot_map = nullptr;  // KvPool::slot_map(), or null
+  const int64_t* slot_map = nullptr;  // KvPool::slot_map().data(), or null
   int32_t tokens = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;    // of `k` as passed
