@@ -9,21 +9,34 @@
 
 namespace fovea::kernels {
 
-// Which keys a query sees. Positions: query j of request i stands at `positions[row]`, or at
-// kv_len - q_len + j; key n stands at n, and the new keys of a tree at their own positions.
+// Which keys a query sees. In a request of q_len new tokens and kv_len keys, token j is key
+// n = kv_len - q_len + j: the last q_len keys are the new tokens themselves (causal false and
+// unrelated keys, as in cross attention: leave everything below off).
+//
+// Order is counted in key numbers, everything else in positions. Token j stands at positions[row],
+// or at its key number where positions is null; a new key stands where its token stands, a cached
+// key n at n. Then key n is visible to token j when
+//   same_span(n, j) or (in_order(n, j) and in_window and in_chunk and in_item and custom byte != 0)
+// where a mask that is off holds and
+//   in_order:  cached or no tree: n <= kv_len - q_len + j (causal), or always;
+//              new key with a tree: its bit in tree[row]
+//   in_window: position(n) > position(j) - window
+//   in_chunk:  position(n) / chunk == position(j) / chunk
+//   in_item:   position(j) < prefix, or position(n) < prefix, or
+//              position(n) >= position(j) - token_pos_in_items[position(j) - prefix]
+//   same_span: one [begin, end) holds both positions; it overrides all others
 struct AttentionMask {
-  bool causal =
-      true;  // key position <= query position (tree: decided by the bits among new tokens)
-  int32_t window = 0;                  // key position > query position - window; 0: off
-  int32_t chunk = 0;                   // key position / chunk == query position / chunk; 0: off
-  const int32_t* positions = nullptr;  // [tokens] or null
-  const uint64_t* tree = nullptr;      // [tokens] bits over the request's new tokens, or null
-  const uint8_t* custom = nullptr;     // [q_len, kv_len] per request at custom_indptr, or null
-  const int64_t* custom_indptr = nullptr;
-  const int32_t* spans = nullptr;              // pairs [begin, end): mutually visible, or null
-  const int32_t* span_indptr = nullptr;        // [requests + 1]
-  const uint32_t* item_prefix_lens = nullptr;  // [requests], or null
-  const uint16_t* token_pos_in_items = nullptr;
+  bool causal = true;
+  int32_t window = 0;                      // 0: off
+  int32_t chunk = 0;                       // 0: off
+  const int32_t* positions = nullptr;      // [tokens] or null
+  const uint64_t* tree = nullptr;          // [tokens] bits over the request's new tokens, or null
+  const uint8_t* custom = nullptr;         // [q_len, kv_len] per request, or null
+  const int64_t* custom_indptr = nullptr;  // [requests + 1], where a request's bytes start
+  const int32_t* spans = nullptr;          // pairs [begin, end) in positions, or null
+  const int32_t* span_indptr = nullptr;    // [requests + 1]
+  const uint32_t* item_prefix_lens = nullptr;    // [requests], or null
+  const uint16_t* token_pos_in_items = nullptr;  // [requests, stride]
   int64_t token_pos_in_items_stride = 0;
 };
 
@@ -39,8 +52,10 @@ struct KeySource {
   const int32_t* kv_indptr = nullptr;  // [requests + 1]
 };
 
+// A score is s = scale * q.k, then cap * tanh(s / cap), then + slope * (position(n) - position(j));
+// hidden keys take no part. A sink divides the result by 1 + e^(sink - lse) and leaves lse alone.
 // Rows whose keys are all hidden give out = 0 and lse = -inf. Nothing outside a request's own keys
-// is read into a result.
+// is read into a result. mla caches: v is the front of k's row and has k's scale.
 struct AttentionParams {
   HeadRows q;       // [tokens, q_heads, head_dim]
   HeadRows q_rope;  // [tokens, q_heads, rope_dim] continuing q's rows, or absent

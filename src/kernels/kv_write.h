@@ -9,6 +9,11 @@
 
 namespace fovea::kernels {
 
+// A value is stored as f32(x) / scale, rounded to nearest even. fp8 saturates, infinities included;
+// NaN stays NaN. per_token_head computes scale = amax / (largest finite value of the dtype) over
+// the finite values of the row (mla: latent and rotary key together; mla_fp8_rows: each 128 values
+// of the latent), or 1 where that is below the smallest normal f32, and writes it beside the row.
+// Slots of page 0 receive finite values only: NaN becomes 0, an infinity the largest finite value.
 struct KvWriteParams {
   KvLayerView cache;
   HeadRows k;  // [tokens, kv_heads, head_dim]; mla: latent [tokens, 1, kv_lora_rank]

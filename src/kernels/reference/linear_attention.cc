@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/linear_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/reference/reference.h"
+
+namespace fovea::kernels::reference {
+namespace {
+
+struct Request {
+  int64_t begin = 0, end = 0;  // tokens
+  int64_t slot = -1;
+  bool starts_from_zero = false;
+};
+
+Request request_of(const StateBatch& batch, int32_t index) {
+  const int32_t begin = batch.q_indptr[index];
+  const int32_t end = batch.q_indptr[index + 1];
+  return {begin, end, batch.state_slots[index], batch.kv_lens[index] == end - begin};
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+// The state a request brings along, in fp64.
+std::vector<double> load_state(const float* from, int64_t size, bool zero) {
+  if (zero) return std::vector<double>(static_cast<size_t>(size), 0.0);
+  return std::vector<double>(from, from + size);
+}
+
+void store_state(const std::vector<double>& state, float* to) {
+  std::transform(state.begin(), state.end(), to, [](double x) { return static_cast<float>(x); });
+}
+
+// One channel of one request: `taps` slides over the last width inputs, oldest first.
+void convolve(const CausalConvParams& params, const Request& request, int32_t channel) {
+  const int32_t width = params.width;
+  float* state = params.state + request.slot * params.state_slot_stride +
+                 static_cast<int64_t>(channel) * (width - 1);
+  std::vector<double> taps = load_state(state, width - 1, request.starts_from_zero);
+  taps.insert(taps.begin(), 0.0);  // pushed out by the first input
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    std::rotate(taps.begin(), taps.begin() + 1, taps.end());
+    taps.back() = params.x[token * params.dim + channel];
+    double sum = params.bias ? params.bias[channel] : 0.0;
+    for (int32_t i = 0; i < width; ++i) {
+      sum += params.weight[static_cast<int64_t>(channel) * width + i] * taps[i];
+    }
+    params.y[token * params.dim + channel] = static_cast<float>(silu(sum));
+  }
+  taps.erase(taps.begin());
+  store_state(taps, state);
+}
+
+void clear_rows(float* out, const Request& request, int64_t token_stride, int64_t size) {
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    std::fill_n(out + token * token_stride, size, 0.0f);
+  }
+}
+
+// dim values at `from`, divided by their norm when asked.
+std::vector<double> load_vector(const float* from, int32_t dim, bool l2_normalise) {
+  std::vector<double> vector(from, from + dim);
+  if (!l2_normalise) return vector;
+  double squares = 1e-6;
+  for (double x : vector) squares += x * x;
+  for (double& x : vector) x /= std::sqrt(squares);
+  return vector;
+}
+
+void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& request, int32_t head) {
+  const int64_t key_dim = params.key_dim;
+  const int64_t value_dim = params.value_dim;
+  const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
+  const int64_t keys = params.key_heads * key_dim;
+  const int64_t row_size = 2 * keys + params.value_heads * value_dim;
+  float* stored =
+      params.state + request.slot * params.state_slot_stride + head * value_dim * key_dim;
+  std::vector<double> state = load_state(stored, value_dim * key_dim, request.starts_from_zero);
+
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    const float* row = params.qkv + token * row_size;
+    const std::vector<double> q =
+        load_vector(row + key_head * key_dim, params.key_dim, params.l2_normalise_qk);
+    const std::vector<double> k =
+        load_vector(row + keys + key_head * key_dim, params.key_dim, params.l2_normalise_qk);
+    const float* v = row + 2 * keys + head * value_dim;
+    const int64_t gate = token * params.value_heads + head;
+    const double alpha = std::exp(static_cast<double>(params.log_decay[gate]));
+    const double beta = params.beta[gate];
+    float* out = params.out + token * params.out_token_stride + head * value_dim;
+    for (int64_t i = 0; i < value_dim; ++i) {
+      double* s = &state[static_cast<size_t>(i * key_dim)];
+      double recalled = 0;  // what the decayed state holds under k
+      for (int64_t j = 0; j < key_dim; ++j) {
+        s[j] *= alpha;
+        recalled += s[j] * k[j];
+      }
+      double o = 0;
+      for (int64_t j = 0; j < key_dim; ++j) {
+        s[j] += beta * (v[i] - recalled) * k[j];
+        o += s[j] * q[j];
+      }
+      out[i] = static_cast<float>(params.scale * o);
+    }
+  }
+  store_state(state, stored);
+}
+
+void mamba2_head(const Mamba2Params& params, const Request& request, int32_t head) {
+  const int64_t head_dim = params.head_dim;
+  const int64_t state_dim = params.state_dim;
+  const int64_t group = static_cast<int64_t>(head) * params.groups / params.heads;
+  const int64_t row_size = params.heads * head_dim + 2 * params.groups * state_dim;
+  float* stored =
+      params.state + request.slot * params.state_slot_stride + head * head_dim * state_dim;
+  std::vector<double> state = load_state(stored, head_dim * state_dim, request.starts_from_zero);
+
+  for (int64_t token = request.begin; token < request.end; ++token) {
+    const float* row = params.xbc + token * row_size;
+    const float* x = row + head * head_dim;
+    const float* b = row + params.heads * head_dim + group * state_dim;
+    const float* c = b + params.groups * state_dim;
+    const int64_t gate = token * params.heads + head;
+    const double decay = std::exp(static_cast<double>(params.log_decay[gate]));
+    const double dt = params.dt[gate];
+    const double skip = params.skip ? params.skip[head] : 0.0;
+    float* out = params.out + token * params.out_token_stride + head * head_dim;
+    for (int64_t i = 0; i < head_dim; ++i) {
+      double* h = &state[static_cast<size_t>(i * state_dim)];
+      double y = skip * x[i];
+      for (int64_t j = 0; j < state_dim; ++j) {
+        h[j] = decay * h[j] + dt * x[i] * b[j];
+        y += h[j] * c[j];
+      }
+      out[i] = static_cast<float>(y);
+    }
+  }
+  store_state(state, stored);
+}
+
+}  // namespace
+
+void causal_conv(const CausalConvParams& params) {
+  for (int32_t index = 0; index < params.batch.requests; ++index) {
+    const Request request = request_of(params.batch, index);
+    if (request.begin == request.end) continue;
+    if (request.slot < 0) {
+      clear_rows(params.y, request, params.dim, params.dim);
+      continue;
+    }
+    for (int32_t channel = 0; channel < params.dim; ++channel) convolve(params, request, channel);
+  }
+}
+
+void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads) {
+  const int64_t tasks = static_cast<int64_t>(params.batch.requests) * params.value_heads;
+  threads.parallel_for(tasks, [&](int64_t task, int) {
+    const Request request =
+        request_of(params.batch, static_cast<int32_t>(task / params.value_heads));
+    const auto head = static_cast<int32_t>(task % params.value_heads);
+    if (request.begin == request.end) return;
+    if (request.slot < 0) {
+      clear_rows(params.out + static_cast<int64_t>(head) * params.value_dim, request,
+                 params.out_token_stride, params.value_dim);
+    } else {
+      gated_delta_net_head(params, request, head);
+    }
+  });
+}
+
+void mamba2(const Mamba2Params& params, ThreadPool& threads) {
+  const int64_t tasks = static_cast<int64_t>(params.batch.requests) * params.heads;
+  threads.parallel_for(tasks, [&](int64_t task, int) {
+    const Request request = request_of(params.batch, static_cast<int32_t>(task / params.heads));
+    const auto head = static_cast<int32_t>(task % params.heads);
+    if (request.begin == request.end) return;
+    if (request.slot < 0) {
+      clear_rows(params.out + static_cast<int64_t>(head) * params.head_dim, request,
+                 params.out_token_stride, params.head_dim);
+    } else {
+      mamba2_head(params, request, head);
+    }
+  });
+}
+
+}  // namespace fovea::kernels::reference

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of any storage format as fp64.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/kv_cache.h"
+#include "fovea/tensor.h"
+
+namespace fovea::kernels::reference {
+
+// The bytes of a KvLayout::mla_fp8_rows row: latent codes, their scales, the rotary key.
+inline constexpr int kMlaRowLatent = 512;
+inline constexpr int kMlaRowScaleGroup = 128;
+inline constexpr int kMlaRowScaleOffset = 512;
+inline constexpr int kMlaRowRopeOffset = 528;
+inline constexpr int kMlaRowRope = 64;
+
+// to[0, dim) = row (token, head) of a packed tensor.
+void load_row(const HeadRows& rows, int64_t token, int64_t head, int32_t dim, double* to);
+
+// One (slot, head) of a cache; view.scale needs kv_heads to find its entry.
+struct CacheRow {
+  int64_t slot = 0;
+  int32_t head = 0;
+  int32_t kv_heads = 1;
+};
+void load_k_row(const KvLayerView& view, const CacheRow& row, int32_t dim, double* to);
+void load_v_row(const KvLayerView& view, const CacheRow& row, int32_t dim, double* to);
+
+// The scale that a row's stored values are multiplied by; `scales` is view.k_scale or view.v_scale.
+float row_scale(KvScale kind, const float* scales, const CacheRow& row);
+
+}  // namespace fovea::kernels::reference
