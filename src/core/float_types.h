@@ -59,6 +59,7 @@ inline uint8_t float_to_fp8(float value, int mantissa_bits, int bias, uint8_t ma
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
   if (std::isnan(value)) return static_cast<uint8_t>(sign | nan_code);
   const float magnitude = std::fabs(value);
+  if (magnitude == 0) return sign;
   if (magnitude >= max_value) return static_cast<uint8_t>(sign | max_code);
   int exponent = 0;
   std::frexp(magnitude, &exponent);               // magnitude = f * 2^exponent, f in [0.5, 1)

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+TEST(ThreadPool, RunsEveryTaskOnce) {
+  for (const int size : {1, 2, 3, 8}) {
+    ThreadPool threads(size);
+    EXPECT_EQ(threads.size(), size);
+    for (const int64_t tasks : {int64_t{0}, int64_t{1}, int64_t{2}, int64_t{7}, int64_t{1000}}) {
+      std::vector<int> runs(static_cast<size_t>(tasks));
+      threads.parallel_for(tasks, [&](int64_t index, int worker) {
+        EXPECT_GE(worker, 0);
+        EXPECT_LT(worker, size);
+        ++runs[static_cast<size_t>(index)];
+      });
+      for (const int count : runs) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+// Many short jobs, some of them after the workers fell asleep: no job may see the one before.
+TEST(ThreadPool, JobsDoNotOverlap) {
+  ThreadPool threads(4);
+  int64_t total = 0;
+  for (int job = 0; job < 2000; ++job) {
+    std::atomic<int64_t> sum{0};
+    threads.parallel_for(9, [&](int64_t index, int) { sum += index + job; });
+    total += sum - 36 - 9 * job;
+    if (job % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_EQ(total, 0);
+}
+
+TEST(ThreadPool, CallersWaitForEachOther) {
+  ThreadPool threads(2);
+  std::atomic<int64_t> sum{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int job = 0; job < 50; ++job)
+        threads.parallel_for(10, [&](int64_t i, int) { sum += i; });
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(sum, 4 * 50 * 45);
+}
+
+TEST(ThreadPool, RethrowsTheFirstException) {
+  for (const int size : {1, 3}) {
+    ThreadPool threads(size);
+    EXPECT_THROW(threads.parallel_for(100,
+                                      [](int64_t i, int) {
+                                        if (i == 5) throw std::runtime_error("five");
+                                      }),
+                 std::runtime_error);
+    std::atomic<int> after{0};
+    threads.parallel_for(3, [&](int64_t, int) { ++after; });
+    EXPECT_EQ(after, 3);
+  }
+}
+
+TEST(ThreadPool, RefusesSenselessSizes) {
+  EXPECT_THROW(ThreadPool(-1), Error);
+  EXPECT_THROW(ThreadPool(1 << 20), Error);
+  EXPECT_GE(ThreadPool(0).size(), 1);
+}
+
+}  // namespace
+}  // namespace fovea
