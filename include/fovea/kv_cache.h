@@ -50,7 +50,9 @@ struct KvCacheSpec {
   int32_t page_size = 1;   // tokens, >= 1
   int32_t window = 0;      // > 0: a sliding-window pool addressed through slot_map()
 
-  size_t bytes_per_page() const;  // over all layers, scales included
+  // Over all layers, with the scales that are written with the tokens. Throws
+  // Error{invalid_argument} naming the field that is out of range.
+  size_t bytes_per_page() const;
 };
 
 // One layer's cache as kernels see it. Element (slot, head) of K is at
@@ -67,8 +69,9 @@ struct KvLayerView {
   char* v = nullptr;
   int64_t k_page_stride = 0, k_token_stride = 0, k_head_stride = 0;
   int64_t v_page_stride = 0, v_token_stride = 0, v_head_stride = 0;
-  // per_tensor: [1]; per_head: [kv_heads]; per_token_head: [slots, kv_heads] and written with the
-  // rows. Null for none.
+  // per_tensor: [1]; per_head: [kv_heads]; both belong to the caller, who sets them before the
+  // first write. per_token_head: [slots, kv_heads] and written with the rows. Null for none. mla
+  // has one row and so one scale: v_scale aliases k_scale.
   float* k_scale = nullptr;
   float* v_scale = nullptr;
 };
@@ -98,25 +101,54 @@ class KvPool {
   virtual std::span<const int64_t> slot_map() const { return {}; }
 };
 
-// Allocates zeroed memory on the CPU for `pages` pages (>= 2, page 0 included). Throws
-// Error{invalid_argument} or Error{out_of_memory}.
+// Allocates zeroed memory on the CPU for `pages` pages (>= 2, page 0 included); scales per_tensor
+// and per_head start at 1. Memory nobody writes costs address space only. spec.window must be 0.
+// Throws Error{invalid_argument} naming the field, or Error{out_of_memory} naming the bytes.
 std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages);
+
+// Bytes of the arrays make_kv_pool or, with full_slots > 0, make_window_kv_pool allocates: pages *
+// bytes_per_page, alignment, fixed scales and the slot map.
+size_t kv_pool_bytes(const KvCacheSpec& spec, int64_t pages, int64_t full_slots = 0);
+
+// The same cache for a kernel that wants pages of `page_size` tokens: slots keep their numbers and
+// page p becomes the pages p * n ... p * n + n - 1, n = view.page_size / page_size. nullopt: no
+// such view exists, because page_size does not divide the view's or the order is hnd with several
+// heads.
+std::optional<KvLayerView> split_pages(const KvLayerView& view, int32_t page_size);
 
 // A pool of window layers. Slots are translated from those of a full pool: the window pool holds
 // only tokens inside somebody's window, so it needs far fewer pages than the full pool has.
+//
+// A full page that has any mapped slot owns one window page, and a slot keeps its place in the
+// page: slot_map()[s] % page_size == s % page_size. So a page table of window pages is as well
+// defined as one of full pages; it is meaningful for the pages that hold the window. The window
+// page is free again when the last of its slots is unmapped. A request that unmaps what leaves its
+// window holds at most ceil((window - 1 + new tokens) / page_size) + 1 pages. Page 0 maps to page
+// 0.
+//
+// With shared prefixes: a full page that others own too (PageAllocator::references > 1) may still
+// be inside their windows, so its slots are unmapped by the owner who frees it, not by one who
+// slides.
 class WindowKvPool : public KvPool {
  public:
-  // Gives each of the full pool's slots a place here. Slots arrive in runs as the page allocator
-  // hands them out. False: nothing was taken, the pool is full.
+  // Gives each of the full pool's slots a place here; slots that have one keep it. False: nothing
+  // was taken, the pool is full.
   virtual bool map(std::span<const int64_t> full_slots) = 0;
   // Forgets slots that have left every window or whose owner has freed them. Repeats are ignored.
   virtual void unmap(std::span<const int64_t> full_slots) = 0;
+  virtual void unmap(std::span<const int32_t> full_slots) = 0;  // part of a request's row
+  virtual void unmap_pages(std::span<const int64_t> full_pages) = 0;
   virtual int64_t free_pages() const = 0;
 };
 
-// full_slots: slots of the pool whose numbering requests use. Needs spec.window > 0.
+// full_slots: slots of the pool whose numbering requests use, a multiple of the page size. Needs
+// spec.window > 0.
 std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64_t pages,
                                                   int64_t full_slots);
+
+// How much of a cached prefix (its full pages, in order) a request can continue from: the longest
+// number of tokens, a multiple of the page size, whose last window - 1 tokens are all mapped.
+int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages);
 
 // Recurrent state of linear layers: one slot per request. Slot 0 is the dummy.
 struct StateCacheSpec {
@@ -143,24 +175,30 @@ class StatePool {
   virtual const StateCacheSpec& spec() const = 0;
   virtual int32_t slots() const = 0;  // including slot 0
   virtual StateLayerView layer(int32_t index) const = 0;
+  virtual int32_t free_slots() const = 0;
   virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full
+  // Throws Error{invalid_argument} naming a slot that is not in use.
   virtual void release(int32_t slot) = 0;
   virtual void copy(int32_t from, int32_t to) = 0;  // all layers: fork, snapshot, restore
 };
 
+// Zeroed memory on the CPU for `slots` slots (>= 2, slot 0 included), slots * bytes_per_slot bytes
+// and alignment. Errors as make_kv_pool.
 std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots);
 
 // [max_requests, max_context] -> token slot, zero where nothing is stored. Row 0 is the dummy that
 // padded requests point to.
 class RequestTable {
  public:
+  // max_requests (>= 2) counts row 0.
   RequestTable(int32_t max_requests, int32_t max_context);
 
   std::optional<int32_t> allocate();  // nullopt: all rows in use. O(1).
-  void release(int32_t row);          // clears the row
+  // Clears the row. Throws Error{invalid_argument} naming a row that is not in use.
+  void release(int32_t row);
 
   std::span<int32_t> row(int32_t index);  // [max_context]
-  const int32_t* data() const { return slots_.data(); }
+  const int32_t* data() const { return slots_.get(); }
   int64_t row_stride() const { return max_context_; }
   int32_t max_requests() const { return max_requests_; }
   int32_t max_context() const { return max_context_; }
@@ -169,21 +207,23 @@ class RequestTable {
  private:
   int32_t max_requests_;
   int32_t max_context_;
-  std::vector<int32_t> slots_;
+  std::unique_ptr<int32_t, void (*)(void*)> slots_;  // untouched rows cost no memory
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
 };
 
 // Free pages and reference counts of one pool. Exhaustion is a value: every allocation is all or
-// nothing.
+// nothing. Misuse (a page that is free, reserved or out of range, a shared page about to be
+// written) is Error{invalid_argument} naming the page.
 class PageAllocator {
  public:
-  // pages includes the reserved page 0.
+  // pages includes the reserved page 0; pages * page_size must stay below 2^31.
   PageAllocator(int64_t pages, int32_t page_size);
 
   // One request grows from `prefix` to `length` tokens; last_slot is the slot of token prefix-1
   // (-1 when prefix is 0). Fills the tail of that page, then whole pages. Appends length - prefix
-  // slots to `slots`. The tail page must be owned by this request alone. False: nothing was taken.
+  // slots to `slots`. A tail page that is partly filled must be owned by this request alone. False:
+  // nothing was taken.
   bool extend(int32_t prefix, int32_t length, int64_t last_slot, std::vector<int64_t>& slots);
 
   // Whole pages, reference count 1.
@@ -194,6 +234,10 @@ class PageAllocator {
   // Releases every page that holds one of these slots, once per page. The slots are those of
   // consecutive tokens of one owner.
   void release_slots(std::span<const int32_t> slots);
+  // One request shrinks to its first `length` tokens: releases the pages that hold none of them.
+  // slots: those of all its tokens. The rest of the tail page stays its own, so that extend(length,
+  // ...) continues there. Undoes extend for rejected drafts and for a step that could not run.
+  void truncate(std::span<const int32_t> slots, int32_t length);
 
   int32_t references(int64_t page) const { return references_[static_cast<size_t>(page)]; }
   int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
@@ -201,6 +245,8 @@ class PageAllocator {
   int32_t page_size() const { return page_size_; }
 
  private:
+  void check_owned(int64_t page) const;
+
   int32_t page_size_;
   std::vector<int64_t> free_;
   std::vector<int32_t> references_;

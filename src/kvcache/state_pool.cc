@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "core/check.h"
+#include "fovea/kv_cache.h"
+#include "kvcache/pool_layout.h"
+#include "kvcache/zeroed_memory.h"
+
+namespace fovea {
+namespace {
+
+constexpr const char* kWhat = "the size of the state pool";
+
+// Floats of one slot of one layer.
+struct SlotSize {
+  int64_t conv, state;
+};
+
+SlotSize slot_size(const StateCacheSpec& spec) {
+  check_argument(spec.layers > 0, "layers is {}, must be positive", spec.layers);
+  check_argument(spec.conv_dim >= 0, "conv_dim is {}, must not be negative", spec.conv_dim);
+  check_argument(spec.conv_width >= 1, "conv_width is {}, must be positive", spec.conv_width);
+  check_argument(spec.heads > 0, "heads is {}, must be positive", spec.heads);
+  check_argument(spec.rows > 0, "rows is {}, must be positive", spec.rows);
+  check_argument(spec.columns > 0, "columns is {}, must be positive", spec.columns);
+  return {int64_t{spec.conv_dim} * (spec.conv_width - 1),
+          checked_product(kWhat, {spec.heads, spec.rows, spec.columns})};
+}
+
+class CpuStatePool final : public StatePool {
+ public:
+  CpuStatePool(const StateCacheSpec& spec, int32_t slots)
+      : spec_(spec),
+        slots_(slots),
+        slot_(slot_size(spec)),
+        conv_bytes_(array_bytes(slot_.conv)),
+        layer_bytes_(checked_sum(kWhat, {conv_bytes_, array_bytes(slot_.state)})),
+        memory_(checked_product(kWhat, {layer_bytes_, spec.layers}), "the state pool"),
+        in_use_(static_cast<size_t>(slots)),
+        used_before_(static_cast<size_t>(slots)) {
+    free_.reserve(static_cast<size_t>(slots));
+    for (int32_t slot = slots - 1; slot > 0; --slot) free_.push_back(slot);
+  }
+
+  const StateCacheSpec& spec() const override { return spec_; }
+  int32_t slots() const override { return slots_; }
+  int32_t free_slots() const override { return static_cast<int32_t>(free_.size()); }
+
+  StateLayerView layer(int32_t index) const override {
+    check_argument(index >= 0 && index < spec_.layers, "layer is {}, the state pool has {}", index,
+                   spec_.layers);
+    return view(index);
+  }
+
+  std::optional<int32_t> allocate() override {
+    if (free_.empty()) return std::nullopt;
+    const int32_t slot = free_.back();
+    free_.pop_back();
+    const auto index = static_cast<size_t>(slot);
+    in_use_[index] = true;
+    if (used_before_[index]) {
+      for (int32_t i = 0; i < spec_.layers; ++i) {
+        const StateLayerView layer = view(i);
+        std::memset(layer.conv + slot * slot_.conv, 0, float_bytes(slot_.conv));
+        std::memset(layer.state + slot * slot_.state, 0, float_bytes(slot_.state));
+      }
+    }
+    used_before_[index] = true;
+    return slot;
+  }
+
+  void release(int32_t slot) override {
+    check_in_use(slot);
+    in_use_[static_cast<size_t>(slot)] = false;
+    free_.push_back(slot);
+  }
+
+  void copy(int32_t from, int32_t to) override {
+    check_in_use(from);
+    check_in_use(to);
+    if (from == to) return;
+    for (int32_t i = 0; i < spec_.layers; ++i) {
+      const StateLayerView layer = view(i);
+      std::memcpy(layer.conv + to * slot_.conv, layer.conv + from * slot_.conv,
+                  float_bytes(slot_.conv));
+      std::memcpy(layer.state + to * slot_.state, layer.state + from * slot_.state,
+                  float_bytes(slot_.state));
+    }
+  }
+
+ private:
+  static size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+
+  int64_t array_bytes(int64_t floats_per_slot) const {
+    return align_up(kWhat,
+                    checked_product(kWhat, {floats_per_slot, slots_, int64_t{sizeof(float)}}));
+  }
+
+  StateLayerView view(int32_t index) const {
+    char* base = memory_.data() + index * layer_bytes_;
+    StateLayerView layer;
+    layer.conv = reinterpret_cast<float*>(base);
+    layer.state = reinterpret_cast<float*>(base + conv_bytes_);
+    layer.conv_slot_stride = slot_.conv;
+    layer.state_slot_stride = slot_.state;
+    layer.slots = slots_;
+    return layer;
+  }
+
+  void check_in_use(int32_t slot) const {
+    check_argument(slot > 0 && slot < slots_ && in_use_[static_cast<size_t>(slot)],
+                   "state slot {} of [1, {}) is not in use", slot, slots_);
+  }
+
+  StateCacheSpec spec_;
+  int32_t slots_;
+  SlotSize slot_;
+  int64_t conv_bytes_;
+  int64_t layer_bytes_;
+  ZeroedMemory memory_;
+  std::vector<int32_t> free_;
+  std::vector<bool> in_use_;
+  std::vector<bool> used_before_;  // false: still zero from the system
+};
+
+}  // namespace
+
+size_t StateCacheSpec::bytes_per_slot() const {
+  const SlotSize slot = slot_size(*this);
+  return static_cast<size_t>(checked_product(
+      kWhat, {checked_sum(kWhat, {slot.conv, slot.state}), int64_t{sizeof(float)}, layers}));
+}
+
+std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots) {
+  check_argument(slots >= 2, "slots is {}, must be at least 2: slot 0 is reserved", slots);
+  return std::make_unique<CpuStatePool>(spec, slots);
+}
+
+}  // namespace fovea

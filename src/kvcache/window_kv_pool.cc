@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "core/check.h"
+#include "fovea/kv_cache.h"
+#include "kvcache/pool_layout.h"
+#include "kvcache/zeroed_memory.h"
+
+namespace fovea {
+namespace {
+
+class CpuWindowKvPool final : public WindowKvPool {
+ public:
+  CpuWindowKvPool(const KvCacheSpec& spec, int64_t pages, int64_t full_slots)
+      : spec_(spec),
+        pages_(pages),
+        layout_(kv_pool_layout(spec, pages)),
+        memory_(layout_.total_bytes, "the window KV pool"),
+        slot_map_(static_cast<size_t>(full_slots), -1),
+        window_page_(static_cast<size_t>(full_slots / spec.page_size)),
+        live_(static_cast<size_t>(pages)) {
+    initialise_scales(layout_, memory_.data(), spec.layers);
+    for (int64_t slot = 0; slot < spec.page_size; ++slot) slot_map_[slot] = slot;
+    free_.reserve(static_cast<size_t>(pages) - 1);
+    for (int64_t page = pages - 1; page > 0; --page) free_.push_back(static_cast<int32_t>(page));
+  }
+
+  const KvCacheSpec& spec() const override { return spec_; }
+  int64_t pages() const override { return pages_; }
+  int64_t free_pages() const override { return static_cast<int64_t>(free_.size()); }
+  const int64_t* slot_map() const override { return slot_map_.data(); }
+  KvLayerView layer(int32_t index) const override {
+    check_argument(index >= 0 && index < spec_.layers, "layer is {}, the pool has {}", index,
+                   spec_.layers);
+    return kv_layer_view(layout_, memory_.data(), index);
+  }
+
+  bool map(std::span<const int64_t> full_slots) override {
+    for (const int64_t slot : full_slots) check_slot(slot);
+    if (!take_pages(full_slots)) return false;
+    for (const int64_t slot : full_slots) {
+      int64_t& target = slot_map_[slot];
+      if (target >= 0) continue;
+      const int64_t page = window_page_[slot / spec_.page_size];
+      target = page * spec_.page_size + slot % spec_.page_size;
+      ++live_[page];
+    }
+    return true;
+  }
+
+  void unmap(std::span<const int64_t> full_slots) override { unmap_all(full_slots); }
+  void unmap(std::span<const int32_t> full_slots) override { unmap_all(full_slots); }
+  void unmap_pages(std::span<const int64_t> full_pages) override {
+    for (const int64_t page : full_pages) {
+      const int64_t first = page * spec_.page_size;
+      check_slot(first);
+      for (int64_t slot = first; slot < first + spec_.page_size; ++slot) unmap_slot(slot);
+    }
+  }
+
+ private:
+  void check_slot(int64_t slot) const {
+    check_argument(slot >= spec_.page_size && slot < full_slots(),
+                   "slot {} is outside [{}, {}), the slots of the full pool", slot, spec_.page_size,
+                   full_slots());
+  }
+  int64_t full_slots() const { return static_cast<int64_t>(slot_map_.size()); }
+
+  // Gives every full page that needs one a window page; none when there are too few.
+  bool take_pages(std::span<const int64_t> full_slots) {
+    for (size_t i = 0; i < full_slots.size(); ++i) {
+      int32_t& page = window_page_[full_slots[i] / spec_.page_size];
+      if (page != 0) continue;
+      if (free_.empty()) {
+        for (const int64_t slot : full_slots.first(i)) drop_if_empty(slot / spec_.page_size);
+        return false;
+      }
+      page = free_.back();
+      free_.pop_back();
+    }
+    return true;
+  }
+
+  void drop_if_empty(int64_t full_page) {
+    int32_t& page = window_page_[full_page];
+    if (page == 0 || live_[page] > 0) return;
+    free_.push_back(page);
+    page = 0;
+  }
+
+  void unmap_slot(int64_t slot) {
+    if (slot_map_[slot] < 0) return;
+    slot_map_[slot] = -1;
+    const int64_t full_page = slot / spec_.page_size;
+    --live_[window_page_[full_page]];
+    drop_if_empty(full_page);
+  }
+
+  template <typename Slot>
+  void unmap_all(std::span<const Slot> full_slots) {
+    for (const int64_t slot : full_slots) {
+      check_slot(slot);
+      unmap_slot(slot);
+    }
+  }
+
+  KvCacheSpec spec_;
+  int64_t pages_;
+  KvPoolLayout layout_;
+  ZeroedMemory memory_;
+  std::vector<int64_t> slot_map_;
+  std::vector<int32_t> window_page_;  // [full pages] -> page here, 0: none
+  std::vector<int32_t> live_;         // [pages] mapped slots of each
+  std::vector<int32_t> free_;
+};
+
+}  // namespace
+
+std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64_t pages,
+                                                  int64_t full_slots) {
+  check_argument(pages >= 2, "pages is {}, must be at least 2: page 0 is reserved", pages);
+  check_argument(spec.window > 0, "window is {}, must be positive", spec.window);
+  check_argument(spec.page_size > 0, "page_size is {}, must be positive", spec.page_size);
+  check_argument(full_slots >= 2 * int64_t{spec.page_size} && full_slots % spec.page_size == 0,
+                 "full_slots is {}, must be at least two pages and a multiple of page_size {}",
+                 full_slots, spec.page_size);
+  return std::make_unique<CpuWindowKvPool>(spec, pages, full_slots);
+}
+
+int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages) {
+  const int32_t page_size = pool.spec().page_size;
+  const int64_t window = pool.spec().window;
+  int64_t mapped = 0;  // tokens without a gap up to here
+  int64_t usable = 0;
+  int64_t length = 0;
+  for (const int64_t page : full_pages) {
+    for (int64_t slot = page * page_size; slot < (page + 1) * page_size; ++slot) {
+      mapped = pool.slot_map()[slot] >= 0 ? mapped + 1 : 0;
+    }
+    length += page_size;
+    if (mapped >= std::min(window - 1, length)) usable = length;
+  }
+  return static_cast<int32_t>(usable);
+}
+
+}  // namespace fovea
