@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+// The largest logit and its smallest id.
+int32_t find_largest(std::span<const float> logits) {
+  int32_t best = -1;
+  float largest = -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const float value = logits[i];
+    if (value > largest) {
+      largest = value;
+      best = static_cast<int32_t>(i);
+    } else if (std::isnan(value)) {
+      fail(ErrorCode::invalid_argument, "the logit of token {} is NaN", i);
+    }
+  }
+  check_argument(best >= 0, "the logits of all {} tokens are -inf", logits.size());
+  check_argument(std::isfinite(largest), "the logit of token {} is +inf", best);
+  return best;
+}
+
+// ln of the softmax denominator.
+double log_sum_exp(std::span<const float> logits, float largest) {
+  double sum = 0;
+  for (const float value : logits) sum += std::exp(static_cast<double>(value) - largest);
+  return largest + std::log(sum);
+}
+
+}  // namespace
+
+double uniform_at(uint64_t seed, uint64_t position) {
+  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
+  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  uint32_t counter[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0,
+                         0};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = kMultiplier0 * counter[0];
+    const uint64_t product1 = kMultiplier1 * counter[2];
+    const uint32_t next[4] = {
+        static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key0, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key1, static_cast<uint32_t>(product0)};
+    std::copy(std::begin(next), std::end(next), std::begin(counter));
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+  const uint64_t bits = (static_cast<uint64_t>(counter[1]) << 32) | counter[0];
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+Sampler::Sampler(int32_t vocabulary) {
+  candidates_.reserve(static_cast<size_t>(vocabulary));
+  order_.reserve(static_cast<size_t>(vocabulary));
+}
+
+SampledToken Sampler::sample(std::span<const float> logits, const SamplingParams& params,
+                             uint64_t position) {
+  const int32_t best = find_largest(logits);
+  const float largest = logits[static_cast<size_t>(best)];
+  SampledToken sampled;
+  sampled.token = params.temperature == 0 ? best : draw(logits, largest, params, position);
+  if (params.logprobs >= 0) {
+    const double normaliser = log_sum_exp(logits, largest);
+    sampled.logprob = static_cast<float>(logits[static_cast<size_t>(sampled.token)] - normaliser);
+    sampled.top = most_likely(logits, normaliser, params.logprobs);
+  }
+  return sampled;
+}
+
+float Sampler::logprob(std::span<const float> logits, int32_t token) {
+  const float largest = logits[static_cast<size_t>(find_largest(logits))];
+  return static_cast<float>(logits[static_cast<size_t>(token)] - log_sum_exp(logits, largest));
+}
+
+int32_t Sampler::draw(std::span<const float> logits, float largest, const SamplingParams& params,
+                      uint64_t position) {
+  candidates_.clear();
+  const double inverse = 1.0 / static_cast<double>(params.temperature);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double weight = std::exp((static_cast<double>(logits[i]) - largest) * inverse);
+    if (weight > 0 && weight >= static_cast<double>(params.min_p))
+      candidates_.push_back({weight, static_cast<int32_t>(i)});
+  }
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  const auto top_k = static_cast<size_t>(params.top_k);
+  if (top_k > 0 && top_k < candidates_.size()) {
+    std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k),
+                     candidates_.end(), before);
+    candidates_.resize(top_k);
+    // One order of summation whatever nth_element left behind.
+    std::sort(candidates_.begin(), candidates_.end(), before);
+  }
+  if (params.top_p < 1) candidates_.resize(nucleus(static_cast<double>(params.top_p)));
+
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  double rest = uniform_at(params.seed, position) * total;
+  for (const Candidate& candidate : candidates_) {
+    rest -= candidate.weight;
+    if (rest < 0) return candidate.token;
+  }
+  return candidates_.back().token;  // rounding of the sum
+}
+
+size_t Sampler::nucleus(double share) {
+  const auto before = [](const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  };
+  double wanted = 0;
+  for (const Candidate& candidate : candidates_) wanted += candidate.weight;
+  wanted *= share;
+  // A nucleus is small: sort a front of growing size instead of the vocabulary.
+  size_t sorted = 0;
+  double sum = 0;
+  for (size_t front = 256; sorted < candidates_.size(); front *= 4) {
+    const size_t end = std::min(front, candidates_.size());
+    std::partial_sort(candidates_.begin() + static_cast<int64_t>(sorted),
+                      candidates_.begin() + static_cast<int64_t>(end), candidates_.end(), before);
+    for (; sorted < end; ++sorted) {
+      sum += candidates_[sorted].weight;
+      if (sum >= wanted) return sorted + 1;
+    }
+  }
+  return candidates_.size();
+}
+
+std::vector<TokenLogprob> Sampler::most_likely(std::span<const float> logits, double normaliser,
+                                               int32_t count) {
+  order_.resize(logits.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  const auto end = order_.begin() + std::min<int64_t>(count, static_cast<int64_t>(order_.size()));
+  std::partial_sort(order_.begin(), end, order_.end(), [&](int32_t a, int32_t b) {
+    const float left = logits[static_cast<size_t>(a)], right = logits[static_cast<size_t>(b)];
+    return left != right ? left > right : a < b;
+  });
+  std::vector<TokenLogprob> top;
+  for (auto token = order_.begin(); token != end; ++token)
+    top.push_back({*token, static_cast<float>(logits[static_cast<size_t>(*token)] - normaliser)});
+  return top;
+}
+
+}  // namespace fovea
