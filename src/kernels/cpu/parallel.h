@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 
 #include "fovea/thread_pool.h"
 
@@ -21,8 +20,7 @@ void parallel_ranges(ThreadPool& threads, int64_t items, int64_t grain, const Bo
   const auto task = [&](int64_t index, int) {
     body(index * step, std::min(items, (index + 1) * step));
   };
-  // A reference keeps std::function from copying the closure to the heap.
-  threads.parallel_for((items + step - 1) / step, std::cref(task));
+  threads.parallel_for((items + step - 1) / step, task);
 }
 
 }  // namespace fovea::kernels::cpu
