@@ -28,7 +28,7 @@ class CpuWindowKvPool final : public WindowKvPool {
   const KvCacheSpec& spec() const override { return spec_; }
   int64_t pages() const override { return pages_; }
   int64_t free_pages() const override { return static_cast<int64_t>(free_.size()); }
-  const int64_t* slot_map() const override { return slot_map_.data(); }
+  std::span<const int64_t> slot_map() const override { return slot_map_; }
   KvLayerView layer(int32_t index) const override {
     check_argument(index >= 0 && index < spec_.layers, "layer is {}, the pool has {}", index,
                    spec_.layers);
@@ -130,12 +130,13 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages) {
   const int32_t page_size = pool.spec().page_size;
   const int64_t window = pool.spec().window;
+  const std::span<const int64_t> map = pool.slot_map();
   int64_t mapped = 0;  // tokens without a gap up to here
   int64_t usable = 0;
   int64_t length = 0;
   for (const int64_t page : full_pages) {
-    for (int64_t slot = page * page_size; slot < (page + 1) * page_size; ++slot) {
-      mapped = pool.slot_map()[slot] >= 0 ? mapped + 1 : 0;
+    for (const int64_t slot : map.subspan(static_cast<size_t>(page * page_size), page_size)) {
+      mapped = slot >= 0 ? mapped + 1 : 0;
     }
     length += page_size;
     if (mapped >= std::min(window - 1, length)) usable = length;

@@ -77,7 +77,7 @@ TEST(KvPool, RowsOfEveryLayoutAreDisjointAndZero) {
           if (layout == KvLayout::mla) spec.kv_heads = 1;
           const auto pool = make_kv_pool(spec, 5);
           EXPECT_EQ(pool->pages(), 5);
-          EXPECT_EQ(pool->slot_map(), nullptr);
+          EXPECT_TRUE(pool->slot_map().empty());
           EXPECT_EQ(pool->layer(0).slots, 20);
           EXPECT_EQ(*k_address(pool->layer(2), 19, spec.kv_heads - 1), 0);
           expect_rows_are_disjoint(*pool);
