@@ -64,6 +64,8 @@ struct AttentionSpec {
   // The bits of a row depend on that row's own tokens only: not on the rest of the batch, on the
   // chunking of its prompt, or on what was a prefix-cache hit.
   bool batch_invariant = false;
+
+  bool operator==(const AttentionSpec&) const = default;
 };
 
 }  // namespace fovea

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loaders behind models(), one file each. All take ownership of the checkpoint and throw
+// Error{corrupt_file} or Error{unsupported} where config and weights are not what they expect.
+#pragma once
+
+#include <memory>
+
+#include "model/model.h"
+
+namespace fovea {
+
+std::unique_ptr<Model> load_llama(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_qwen3(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_gemma2(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_gpt_oss(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_deepseek_v3(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_llama4_text(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_qwen3_next(const Config&, Checkpoint, ThreadPool&);
+
+}  // namespace fovea

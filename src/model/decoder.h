@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The frame all decoder-only models share: embedding, residual layers, final norm, vocabulary head.
+// An architecture fills in DecoderParts.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/layers.h"
+#include "model/model.h"
+
+namespace fovea {
+
+// x += norm(block(norm(x))), once for the mixer and once for the feed-forward block.
+struct DecoderLayer {
+  Norm mixer_norm;
+  std::unique_ptr<Block> mixer;
+  Norm mixer_out_norm;  // empty: none
+  Norm feed_norm;
+  std::unique_ptr<Block> feed;
+  Norm feed_out_norm;  // empty: none
+};
+
+struct DecoderParts {
+  ModelInfo info;
+  std::unique_ptr<const Checkpoint> checkpoint;  // what every weight points into
+  StoredTensor embedding;                        // [vocabulary, hidden]
+  float embedding_factor = 1;
+  std::vector<DecoderLayer> layers;
+  Norm final_norm;
+  Linear head;
+  float logit_cap = 0;  // logits <- cap * tanh(logits / cap); 0: off
+
+  Weights weights() const { return Weights(*checkpoint); }
+};
+
+std::unique_ptr<Model> make_decoder(DecoderParts parts, ThreadPool& threads);
+
+// Puts model layer `layer` into the group with an equal spec, or into a new one.
+LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,
+                     const StateCacheSpec& state = {});
+
+}  // namespace fovea

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeepSeek-V3 (arXiv:2412.19437). Multi-head latent attention: the cache holds one normalised
+// latent and one rotary key per token; the backend gets the up-projections, which it absorbs or
+// applies as it likes. Behind a few dense layers come mixtures of experts with sigmoid scores, a
+// bias for the choice only, and shared experts.
+#include <cmath>
+
+#include "core/check.h"
+#include "model/architectures.h"
+#include "model/from_config.h"
+
+namespace fovea {
+namespace {
+
+struct LatentParts {
+  AttentionSpec spec;
+  LayerSlot slot;
+  Linear q_a;  // hidden -> q_lora_rank; empty: q_b reads the hidden rows
+  Norm q_a_norm;
+  Linear q_b;   // -> [q_heads, nope_dim + rope_dim]
+  Linear kv_a;  // hidden -> [latent | rotary key]
+  Norm latent_norm;
+  MlaWeights kv_b;  // latent -> keys and values of every head
+  Linear o;
+  Rotary rotary;
+};
+
+class LatentAttention : public Block {
+ public:
+  explicit LatentAttention(LatentParts parts) : parts_(std::move(parts)) {}
+
+  void take_scratch(Arena& arena, int64_t rows) const override { buffers(arena, rows); }
+
+  void forward(Pass& pass, float* x, float* out) const override {
+    const AttentionSpec& spec = parts_.spec;
+    const Buffers scratch = buffers(pass.arena, pass.rows);
+    const kernels::HeadView q = project_query(pass, scratch, x);
+    const kernels::HeadView latent{scratch.kv, parts_.kv_a.n, parts_.kv_a.n};
+    const kernels::HeadView key{scratch.kv + spec.kv_lora_rank, parts_.kv_a.n, parts_.kv_a.n};
+    parts_.kv_a.apply({x, parts_.kv_a.k}, {scratch.kv, parts_.kv_a.n}, pass.rows, *pass.threads);
+    parts_.latent_norm.apply(latent, latent, pass.rows, 1, *pass.threads);
+    parts_.rotary.apply(pass, {q.data + spec.nope_dim, q.row_stride, q.head_stride}, spec.q_heads);
+    parts_.rotary.apply(pass, key, 1);
+
+    LayerTensors tensors;
+    tensors.layer = parts_.slot.layer;
+    tensors.q = as_rows(q);
+    tensors.k = as_rows(latent);
+    tensors.v = as_rows(key);
+    tensors.out = dense_rows(scratch.out, DType::f32, spec.q_heads, spec.v_dim);
+    tensors.mla_weights = parts_.kv_b;
+    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors);
+    parts_.o.apply({scratch.out, parts_.o.k}, {out, parts_.o.n}, pass.rows, *pass.threads);
+  }
+
+ private:
+  struct Buffers {
+    float *q_latent, *q, *kv, *out;
+  };
+  Buffers buffers(Arena& arena, int64_t rows) const {
+    return {.q_latent = arena.floats(rows * parts_.q_a.n),
+            .q = arena.floats(rows * parts_.q_b.n),
+            .kv = arena.floats(rows * parts_.kv_a.n),
+            .out = arena.floats(rows * parts_.o.k)};
+  }
+
+  kernels::HeadView project_query(const Pass& pass, const Buffers& scratch, float* x) const {
+    Rows input{x, parts_.q_b.k};
+    if (parts_.q_a) {
+      const int32_t rank = parts_.q_a.n;
+      input = {scratch.q_latent, rank};
+      parts_.q_a.apply({x, parts_.q_a.k}, input, pass.rows, *pass.threads);
+      const kernels::HeadView latent{scratch.q_latent, rank, rank};
+      parts_.q_a_norm.apply(latent, latent, pass.rows, 1, *pass.threads);
+    }
+    parts_.q_b.apply(input, {scratch.q, parts_.q_b.n}, pass.rows, *pass.threads);
+    return {scratch.q, parts_.q_b.n, parts_.spec.nope_dim + parts_.spec.rope_dim};
+  }
+
+  LatentParts parts_;
+};
+
+AttentionSpec read_latent_spec(const Config& config, const kernels::RopeSpec& rope) {
+  AttentionSpec spec;
+  spec.kind = AttentionKind::mla;
+  spec.q_heads = read_size(config, "num_attention_heads");
+  spec.kv_heads = 1;
+  spec.kv_lora_rank = read_size(config, "kv_lora_rank");
+  spec.rope_dim = read_size(config, "qk_rope_head_dim");
+  spec.nope_dim = read_size(config, "qk_nope_head_dim");
+  spec.v_dim = read_size(config, "v_head_dim");
+  spec.head_dim = spec.kv_lora_rank + spec.rope_dim;
+  spec.head_dim_v = spec.kv_lora_rank;
+  double scale = 1 / std::sqrt(static_cast<double>(spec.nope_dim + spec.rope_dim));
+  if (rope.scaling != kernels::RopeScaling::none && rope.mscale_all_dim != 0) {
+    const double mscale = kernels::yarn_mscale(rope.factor, rope.mscale_all_dim);
+    scale *= mscale * mscale;
+  }
+  spec.softmax_scale = static_cast<float>(scale);
+  return spec;
+}
+
+// The norms of the latents have an epsilon of their own, whatever rms_norm_eps is.
+Norm read_latent_norm(const Weights& weights, std::string_view name, int64_t dim) {
+  return {.weight = weights[name].vector("weight", {dim}), .epsilon = 1e-6f, .plus_one = false};
+}
+
+LatentParts read_latent_attention(const Config& config, const Weights& weights,
+                                  const AttentionSpec& spec) {
+  const int64_t hidden = read_size(config, "hidden_size");
+  const int64_t q_width = int64_t{spec.q_heads} * (spec.nope_dim + spec.rope_dim);
+  const int64_t kv_head_width = int64_t{spec.nope_dim} + spec.v_dim;
+  const bool has_bias = config.boolean_or("attention_bias", false);
+  LatentParts parts;
+  parts.spec = spec;
+  if (config.has("q_lora_rank")) {
+    const int64_t rank = read_size(config, "q_lora_rank");
+    parts.q_a = weights.linear("q_a_proj", rank, hidden, has_bias);
+    parts.q_a_norm = read_latent_norm(weights, "q_a_layernorm", rank);
+    parts.q_b = weights.linear("q_b_proj", q_width, rank);
+  } else {
+    parts.q_b = weights.linear("q_proj", q_width, hidden);
+  }
+  parts.kv_a = weights.linear("kv_a_proj_with_mqa", spec.head_dim, hidden, has_bias);
+  parts.latent_norm = read_latent_norm(weights, "kv_a_layernorm", spec.kv_lora_rank);
+
+  const Linear kv_b = weights.linear("kv_b_proj", spec.q_heads * kv_head_width, spec.kv_lora_rank);
+  const auto head_bytes =
+      int64_t{spec.kv_lora_rank} * static_cast<int64_t>(dtype_bytes(kv_b.dtype));
+  parts.kv_b.dtype = kv_b.dtype;
+  parts.kv_b.w_uk = kv_b.weight;
+  parts.kv_b.w_uv = kv_b.weight + spec.nope_dim * head_bytes;
+  parts.kv_b.w_uk_head_stride = parts.kv_b.w_uv_head_stride = kv_head_width * spec.kv_lora_rank;
+  parts.o = weights.linear("o_proj", hidden, int64_t{spec.q_heads} * spec.v_dim, has_bias);
+  return parts;
+}
+
+MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
+  const auto experts =
+      static_cast<int32_t>(config.integer("n_routed_experts", 1, kernels::kMaxExperts));
+  const int64_t width = read_size(config, "moe_intermediate_size");
+  MoeParts parts;
+  parts.router = weights.linear("gate", experts, hidden);
+  parts.choice_bias = weights["gate"].vector("e_score_correction_bias", {experts});
+  kernels::MoeRoutingParams& routing = parts.routing;
+  routing.score = kernels::MoeScore::grouped_sigmoid;
+  routing.normalise = config.boolean_or("norm_topk_prob", true);
+  routing.factor = static_cast<float>(config.number_or("routed_scaling_factor", 2.5));
+  routing.groups = static_cast<int32_t>(config.integer_or("n_group", 1, 1, experts));
+  routing.top_groups = static_cast<int32_t>(config.integer_or("topk_group", 1, 1, routing.groups));
+  if (experts % routing.groups != 0) {
+    fail(ErrorCode::corrupt_file,
+         "config.json: n_routed_experts is {}, must be a multiple of n_group, {}", experts,
+         routing.groups);
+  }
+  const int32_t reachable = experts / routing.groups * routing.top_groups;
+  routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, reachable));
+  parts.experts = read_experts(weights, experts, hidden, width);
+  const int64_t shared = config.integer_or("n_shared_experts", 0, 0, kernels::kMaxExperts);
+  if (shared > 0) parts.shared = read_mlp(weights["shared_experts"], hidden, shared * width);
+  return parts;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpoint,
+                                        ThreadPool& threads) {
+  require_text(config, "hidden_act", "silu");
+  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  const int32_t hidden = parts.info.hidden;
+  const kernels::RopeSpec rope = read_rope(config, read_size(config, "qk_rope_head_dim"));
+  const AttentionSpec spec = read_latent_spec(config, rope);
+  const Rotary rotary =
+      make_rotary(rope, parts.info,
+                  config.boolean_or("rope_interleave", true) ? kernels::RopeLayout::interleaved
+                                                             : kernels::RopeLayout::half_split);
+  const int64_t dense_layers = config.integer_or("first_k_dense_replace", 0, 0, parts.info.layers);
+
+  for (int32_t i = 0; i < parts.info.layers; ++i) {
+    const Weights weights = parts.weights()["model.layers"][i];
+    LatentParts attention = read_latent_attention(config, weights["self_attn"], spec);
+    attention.slot = join_group(parts.info, i, spec);
+    attention.rotary = rotary;
+
+    DecoderLayer& layer = parts.layers.emplace_back();
+    layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
+    layer.mixer = std::make_unique<LatentAttention>(std::move(attention));
+    layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
+    if (i < dense_layers) {
+      const int32_t width = read_size(config, "intermediate_size");
+      layer.feed = std::make_unique<Mlp>(read_mlp(weights["mlp"], hidden, width));
+    } else {
+      layer.feed = std::make_unique<Moe>(read_moe(config, weights["mlp"], hidden));
+    }
+  }
+  return make_decoder(std::move(parts), threads);
+}
+
+}  // namespace fovea

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// gpt-oss (arXiv:2508.10925): attention sinks, sliding windows on every other layer, YaRN
+// positions, biases everywhere; a mixture of experts with a clamped SwiGLU whose gate and up
+// columns alternate.
+#include <array>
+
+#include "model/architectures.h"
+#include "model/from_config.h"
+
+namespace fovea {
+namespace {
+
+// Row `index` of a stack of biases [count, dim].
+std::vector<float> bias_of(const Weights& weights, std::string_view name, int64_t index,
+                           int64_t count, int64_t dim) {
+  const std::vector<float> all = weights.vector(name, {count, dim});
+  return {all.begin() + index * dim, all.begin() + (index + 1) * dim};
+}
+
+MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
+  const int64_t experts = config.integer("num_local_experts", 1, kernels::kMaxExperts);
+  const int64_t width = read_size(config, "intermediate_size");
+  const Weights stack = weights["experts"];
+  MoeParts parts;
+  parts.router = weights.linear("router", experts, hidden, true);
+  parts.routing.score = kernels::MoeScore::topk_softmax;
+  parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
+  for (int64_t e = 0; e < experts; ++e) {
+    MlpParts& expert = parts.experts.emplace_back();
+    expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
+    expert.gate.bias = bias_of(stack, "gate_up_proj_bias", e, experts, 2 * width);
+    expert.down = stack.stacked("down_proj", e, experts, width, hidden);
+    expert.down.bias = bias_of(stack, "down_proj_bias", e, experts, hidden);
+    expert.alternates = true;
+    expert.activation = kernels::Activation::clamped_swiglu;
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
+                                    ThreadPool& threads) {
+  constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+  constexpr std::array kPattern = {kSliding, kFull};
+  require_text(config, "hidden_act", "silu");
+  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  const int32_t hidden = parts.info.hidden;
+  AttentionSpec full = read_attention(config);
+  full.has_sinks = true;
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
+  const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
+
+  for (int32_t i = 0; i < parts.info.layers; ++i) {
+    const Weights weights = parts.weights()["model.layers"][i];
+    AttentionSpec spec = full;
+    if (types[static_cast<size_t>(i)] == kSliding)
+      spec.window = read_size(config, "sliding_window");
+    SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
+    attention.slot = join_group(parts.info, i, spec);
+    attention.rotary = rotary;
+    attention.sinks = weights["self_attn"].vector("sinks", {spec.q_heads});
+
+    DecoderLayer& layer = parts.layers.emplace_back();
+    layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
+    layer.mixer = std::make_unique<SelfAttention>(std::move(attention));
+    layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
+    layer.feed = std::make_unique<Moe>(read_moe(config, weights["mlp"], hidden));
+  }
+  return make_decoder(std::move(parts), threads);
+}
+
+}  // namespace fovea

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Qwen3 (arXiv:2505.09388): Llama with an RMSNorm over every head of q and k before the rotation,
+// and optionally sliding windows on some layers.
+#include "model/architectures.h"
+#include "model/from_config.h"
+
+namespace fovea {
+
+std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
+                                  ThreadPool& threads) {
+  constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+  require_text(config, "hidden_act", "silu");
+  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  const AttentionSpec full = read_attention(config);
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
+  const int32_t hidden = parts.info.hidden;
+  const int32_t width = read_size(config, "intermediate_size");
+  const auto types = read_layer_types(config, {kFull, kSliding}, {&kFull, 1});
+
+  for (int32_t i = 0; i < parts.info.layers; ++i) {
+    const Weights weights = parts.weights()["model.layers"][i];
+    const Weights attention_weights = weights["self_attn"];
+    AttentionSpec spec = full;
+    if (types[static_cast<size_t>(i)] == kSliding)
+      spec.window = read_size(config, "sliding_window");
+    SelfAttentionParts attention = read_self_attention(config, attention_weights, spec);
+    attention.slot = join_group(parts.info, i, spec);
+    attention.rotary = rotary;
+    attention.q_norm = read_norm(config, attention_weights, "q_norm", spec.head_dim);
+    attention.k_norm = read_norm(config, attention_weights, "k_norm", spec.head_dim);
+
+    DecoderLayer& layer = parts.layers.emplace_back();
+    layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
+    layer.mixer = std::make_unique<SelfAttention>(std::move(attention));
+    layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
+    layer.feed = std::make_unique<Mlp>(read_mlp(weights["mlp"], hidden, width));
+  }
+  return make_decoder(std::move(parts), threads);
+}
+
+}  // namespace fovea

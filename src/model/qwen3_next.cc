@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Qwen3-Next: three of four layers are gated delta nets (arXiv:2412.06464), linear attention with a
+// recurrent state; the fourth is softmax attention with a gate on its output and rotary positions
+// on a quarter of each head. Every layer ends in a mixture of experts whose shared expert is gated.
+// Norms are stored as weight - 1, except the one behind the delta net.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "core/check.h"
+#include "kernels/cpu/parallel.h"
+#include "model/architectures.h"
+#include "model/from_config.h"
+
+namespace fovea {
+namespace {
+
+struct DeltaNetParts {
+  AttentionSpec spec;
+  LayerSlot slot;
+  Linear qkvz, ba;  // grouped by key head: [q | k | values | gates], [beta | decay] of its values
+  std::vector<float> conv_weight;  // [q, k and v channels, conv_width]
+  std::vector<float> a_log, dt_bias;
+  Norm norm;  // over each head of the result, times silu(z)
+  Linear out;
+
+  int64_t key_width() const { return int64_t{spec.q_heads} * spec.head_dim; }
+  int64_t value_width() const { return int64_t{spec.kv_heads} * spec.head_dim_v; }
+  int64_t mixed_width() const { return 2 * key_width() + value_width(); }
+};
+
+class GatedDeltaNet : public Block {
+ public:
+  explicit GatedDeltaNet(DeltaNetParts parts) : parts_(std::move(parts)) {}
+
+  void take_scratch(Arena& arena, int64_t rows) const override { buffers(arena, rows); }
+
+  void forward(Pass& pass, float* x, float* out) const override {
+    const AttentionSpec& spec = parts_.spec;
+    const Buffers scratch = buffers(pass.arena, pass.rows);
+    const Rows input{x, parts_.qkvz.k};
+    parts_.qkvz.apply(input, {scratch.qkvz, parts_.qkvz.n}, pass.rows, *pass.threads);
+    parts_.ba.apply(input, {scratch.ba, parts_.ba.n}, pass.rows, *pass.threads);
+    ungroup(pass, scratch);
+
+    kernels::DeltaGateParams gates;
+    gates.a = scratch.a;
+    gates.b = scratch.b;
+    gates.a_row_stride = gates.b_row_stride = spec.kv_heads;
+    gates.a_log = parts_.a_log.data();
+    gates.dt_bias = parts_.dt_bias.data();
+    gates.log_decay = scratch.a;
+    gates.beta = scratch.b;
+    gates.rows = pass.rows;
+    gates.heads = spec.kv_heads;
+    kernels::delta_gates(gates, *pass.threads);
+
+    LayerTensors tensors;
+    tensors.layer = parts_.slot.layer;
+    tensors.linear.mixed = scratch.mixed;
+    tensors.linear.conv_weight = parts_.conv_weight.data();
+    tensors.linear.log_decay = scratch.a;
+    tensors.linear.beta = scratch.b;
+    tensors.linear.l2_normalise_qk = true;
+    tensors.out = dense_rows(scratch.out, DType::f32, spec.kv_heads, spec.head_dim_v);
+    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors);
+
+    const kernels::HeadView result{scratch.out, parts_.value_width(), spec.head_dim_v};
+    kernels::RmsNormParams norm;
+    norm.x = norm.out = result;
+    norm.gate = {scratch.z, parts_.value_width(), spec.head_dim_v};
+    norm.weight = parts_.norm.weight.data();
+    norm.epsilon = parts_.norm.epsilon;
+    norm.rows = pass.rows;
+    norm.heads = spec.kv_heads;
+    norm.dim = spec.head_dim_v;
+    kernels::rms_norm(norm, *pass.threads);
+    parts_.out.apply({scratch.out, parts_.out.k}, {out, parts_.out.n}, pass.rows, *pass.threads);
+  }
+
+ private:
+  // mixed: [all q | all k | all v], what the convolution reads. a: decay, b: write strength.
+  struct Buffers {
+    float *qkvz, *ba, *mixed, *z, *a, *b, *out;
+  };
+  Buffers buffers(Arena& arena, int64_t rows) const {
+    const int64_t heads = parts_.spec.kv_heads;
+    return {.qkvz = arena.floats(rows * parts_.qkvz.n),
+            .ba = arena.floats(rows * parts_.ba.n),
+            .mixed = arena.floats(rows * parts_.mixed_width()),
+            .z = arena.floats(rows * parts_.value_width()),
+            .a = arena.floats(rows * heads),
+            .b = arena.floats(rows * heads),
+            .out = arena.floats(rows * parts_.value_width())};
+  }
+
+  // From one group per key head to one run per quantity.
+  void ungroup(const Pass& pass, const Buffers& scratch) const {
+    const int64_t key_heads = parts_.spec.q_heads, values = parts_.spec.kv_heads;
+    const int64_t key_dim = parts_.spec.head_dim, per_key = values / key_heads;
+    const int64_t value_dim = per_key * parts_.spec.head_dim_v;
+    kernels::cpu::parallel_ranges(*pass.threads, pass.rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const float* from = scratch.qkvz + row * parts_.qkvz.n;
+        const float* from_ba = scratch.ba + row * parts_.ba.n;
+        float* const q = scratch.mixed + row * parts_.mixed_width();
+        float* const k = q + parts_.key_width();
+        float* const v = k + parts_.key_width();
+        float* const z = scratch.z + row * parts_.value_width();
+        for (int64_t head = 0; head < key_heads; ++head) {
+          const auto next = [&](const float*& source, int64_t count, float* to) {
+            std::copy_n(source, count, to + head * count);
+            source += count;
+          };
+          next(from, key_dim, q);
+          next(from, key_dim, k);
+          next(from, value_dim, v);
+          next(from, value_dim, z);
+          next(from_ba, per_key, scratch.b + row * values);
+          next(from_ba, per_key, scratch.a + row * values);
+        }
+      }
+    });
+  }
+
+  DeltaNetParts parts_;
+};
+
+AttentionSpec read_delta_net_spec(const Config& config) {
+  AttentionSpec spec;
+  spec.kind = AttentionKind::gated_delta_net;
+  spec.q_heads = read_size(config, "linear_num_key_heads");
+  spec.kv_heads = read_size(config, "linear_num_value_heads");
+  spec.head_dim = read_size(config, "linear_key_head_dim");
+  spec.head_dim_v = read_size(config, "linear_value_head_dim");
+  spec.conv_width = read_size(config, "linear_conv_kernel_dim");
+  spec.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.head_dim));
+  if (spec.kv_heads % spec.q_heads != 0) {
+    fail(
+        ErrorCode::corrupt_file,
+        "config.json: linear_num_value_heads is {}, must be a multiple of linear_num_key_heads, {}",
+        spec.kv_heads, spec.q_heads);
+  }
+  return spec;
+}
+
+StateCacheSpec delta_net_state(const AttentionSpec& spec) {
+  StateCacheSpec state;
+  state.conv_dim = 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
+  state.conv_width = spec.conv_width;
+  state.heads = spec.kv_heads;
+  state.rows = spec.head_dim_v;
+  state.columns = spec.head_dim;
+  return state;
+}
+
+std::unique_ptr<Block> read_delta_net(const Config& config, const Weights& weights,
+                                      const AttentionSpec& spec, LayerSlot slot) {
+  DeltaNetParts parts;
+  parts.spec = spec;
+  parts.slot = slot;
+  const int64_t hidden = read_size(config, "hidden_size"), heads = spec.kv_heads;
+  parts.qkvz = weights.linear("in_proj_qkvz", parts.mixed_width() + parts.value_width(), hidden);
+  parts.ba = weights.linear("in_proj_ba", 2 * heads, hidden);
+  parts.conv_weight = weights["conv1d"].vector("weight", {parts.mixed_width(), 1, spec.conv_width});
+  parts.a_log = weights.vector("A_log", {heads});
+  parts.dt_bias = weights.vector("dt_bias", {heads});
+  parts.norm = read_norm(config, weights, "norm", spec.head_dim_v);
+  parts.out = weights.linear("out_proj", hidden, parts.value_width());
+  return std::make_unique<GatedDeltaNet>(std::move(parts));
+}
+
+std::unique_ptr<Block> read_gated_attention(const Config& config, const Weights& weights,
+                                            const AttentionSpec& spec, LayerSlot slot,
+                                            const Rotary& rotary) {
+  SelfAttentionParts parts = read_self_attention(config, weights, spec, /*has_output_gate=*/true);
+  parts.slot = slot;
+  parts.rotary = rotary;
+  parts.q_norm = read_norm(config, weights, "q_norm", spec.head_dim, true);
+  parts.k_norm = read_norm(config, weights, "k_norm", spec.head_dim, true);
+  return std::make_unique<SelfAttention>(std::move(parts));
+}
+
+MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
+  const int64_t experts = config.integer("num_experts", 1, kernels::kMaxExperts);
+  MoeParts parts;
+  parts.router = weights.linear("gate", experts, hidden);
+  parts.routing.score = kernels::MoeScore::softmax;
+  parts.routing.normalise = config.boolean_or("norm_topk_prob", true);
+  parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
+  parts.experts =
+      read_experts(weights, experts, hidden, read_size(config, "moe_intermediate_size"));
+  parts.shared = read_mlp(weights["shared_expert"], hidden,
+                          read_size(config, "shared_expert_intermediate_size"));
+  parts.shared_gate = weights.linear("shared_expert_gate", 1, hidden);
+  return parts;
+}
+
+// A mixture of experts on every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
+std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, int32_t layer) {
+  const int64_t hidden = read_size(config, "hidden_size");
+  const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, 1 << 20);
+  bool is_dense = (layer + 1) % step != 0;
+  if (config.has("mlp_only_layers")) {
+    const auto dense = config.integers("mlp_only_layers", 0, 1 << 20);
+    is_dense = is_dense || std::find(dense.begin(), dense.end(), layer) != dense.end();
+  }
+  if (!is_dense) return std::make_unique<Moe>(read_moe(config, weights, hidden));
+  return std::make_unique<Mlp>(read_mlp(weights, hidden, read_size(config, "intermediate_size")));
+}
+
+int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
+  const Config& owner = config.has("rope_parameters") ? config.object("rope_parameters") : config;
+  const double factor = owner.number_or("partial_rotary_factor", 0.25);
+  const auto dim = static_cast<int32_t>(head_dim * factor);
+  if (!(factor > 0 && factor <= 1) || dim < 2 || dim % 2 != 0) {
+    fail(ErrorCode::corrupt_file,
+         "config.json: partial_rotary_factor is {}, must leave an even number of {} dims", factor,
+         head_dim);
+  }
+  return dim;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoint,
+                                       ThreadPool& threads) {
+  constexpr std::string_view kFull = "full_attention", kLinear = "linear_attention";
+  require_text(config, "hidden_act", "silu");
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), {.norms_plus_one = true});
+  const int32_t hidden = parts.info.hidden;
+  const AttentionSpec full = read_attention(config);
+  const AttentionSpec linear = read_delta_net_spec(config);
+  const Rotary rotary =
+      make_rotary(read_rope(config, read_rotary_dim(config, full.head_dim)), parts.info);
+  std::vector<std::string_view> pattern(
+      static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, 1 << 20)), kLinear);
+  pattern.back() = kFull;
+  const auto types = read_layer_types(config, {kFull, kLinear}, pattern);
+
+  for (int32_t i = 0; i < parts.info.layers; ++i) {
+    const Weights weights = parts.weights()["model.layers"][i];
+    DecoderLayer& layer = parts.layers.emplace_back();
+    layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden, true);
+    if (types[static_cast<size_t>(i)] == kLinear) {
+      const LayerSlot slot = join_group(parts.info, i, linear, delta_net_state(linear));
+      layer.mixer = read_delta_net(config, weights["linear_attn"], linear, slot);
+    } else {
+      const LayerSlot slot = join_group(parts.info, i, full);
+      layer.mixer = read_gated_attention(config, weights["self_attn"], full, slot, rotary);
+    }
+    layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden, true);
+    layer.feed = read_feed(config, weights["mlp"], i);
+  }
+  return make_decoder(std::move(parts), threads);
+}
+
+}  // namespace fovea

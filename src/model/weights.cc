@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/weights.h"
+
+#include <fmt/core.h>
+
+#include <numeric>
+#include <span>
+
+#include "core/check.h"
+#include "core/float_types.h"
+#include "kernels/cpu/cpu.h"
+
+namespace fovea {
+
+void Linear::apply(Rows x, Rows out, int64_t rows, ThreadPool& threads) const {
+  kernels::GemmParams params;
+  params.x = x.data;
+  params.x_stride = x.stride;
+  params.weight = weight;
+  params.weight_dtype = dtype;
+  params.weight_stride = stride;
+  params.weight_is_kn = is_kn;
+  params.bias = bias.empty() ? nullptr : bias.data();
+  params.out = out.data;
+  params.out_stride = out.stride;
+  params.rows = static_cast<int32_t>(rows);
+  params.n = n;
+  params.k = k;
+  kernels::cpu::gemm(params, threads);
+}
+
+Weights Weights::operator[](std::string_view part) const {
+  return Weights(*checkpoint_, fmt::format("{}{}.", prefix_, part));
+}
+
+Weights Weights::operator[](int64_t index) const { return (*this)[std::to_string(index)]; }
+
+const StoredTensor& Weights::tensor(std::string_view name,
+                                    std::initializer_list<int64_t> shape) const {
+  const std::string full_name = fmt::format("{}{}", prefix_, name);
+  const StoredTensor& tensor =
+      checkpoint_->tensor(full_name, std::span(shape.begin(), shape.end()));
+  if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
+    fail(ErrorCode::unsupported, "tensor '{}' is {}; weights may be fp32, bf16 or fp16", full_name,
+         dtype_name(tensor.dtype));
+  }
+  return tensor;
+}
+
+std::vector<float> Weights::vector(std::string_view name,
+                                   std::initializer_list<int64_t> shape) const {
+  const StoredTensor& stored = tensor(name, shape);
+  std::vector<float> values(stored.bytes / dtype_bytes(stored.dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = load_float(stored.data, stored.dtype, static_cast<int64_t>(i));
+  }
+  return values;
+}
+
+Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
+  const Weights own = (*this)[name];
+  const StoredTensor& stored = own.tensor("weight", {n, k});
+  Linear linear;
+  linear.weight = stored.data;
+  linear.dtype = stored.dtype;
+  linear.n = static_cast<int32_t>(n);
+  linear.k = static_cast<int32_t>(k);
+  linear.stride = k;
+  if (has_bias) linear.bias = own.vector("bias", {n});
+  return linear;
+}
+
+Linear Weights::stacked(std::string_view name, int64_t index, int64_t count, int64_t k,
+                        int64_t n) const {
+  const StoredTensor& stored = tensor(name, {count, k, n});
+  Linear linear;
+  linear.weight = stored.data + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
+  linear.dtype = stored.dtype;
+  linear.n = static_cast<int32_t>(n);
+  linear.k = static_cast<int32_t>(k);
+  linear.stride = n;
+  linear.is_kn = true;
+  return linear;
+}
+
+}  // namespace fovea
