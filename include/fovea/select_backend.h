@@ -49,7 +49,8 @@ struct Reason {
 // G-7: which batches a backend can serve from a captured graph.
 enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
 
-// Everything selection looks at. `cache` is ignored for linear kinds and uncached encoders.
+// Everything selection looks at. `cache` is ignored for linear kinds and uncached encoders. On the
+// CPU device.cores is the size of the thread pool the backend will get.
 struct BackendRequest {
   AttentionSpec spec;
   KvCacheSpec cache;

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/backends.h"
+
+#include <iterator>
+
+namespace fovea {
+
+std::vector<BackendEntry> builtin_backends() {
+  std::vector<BackendEntry> list = gpu_backends();
+  list.push_back(reference_backend());
+  for (BackendEntry& entry : foreign_backends()) list.push_back(std::move(entry));
+  return list;
+}
+
+}  // namespace fovea

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's own backends, one constructor per row.
+#pragma once
+
+#include <vector>
+
+#include "fovea/select_backend.h"
+
+namespace fovea {
+
+// backends.cc: THE list, in order of preference.
+std::vector<BackendEntry> builtin_backends();
+
+BackendEntry reference_backend();
+
+// Known names without code in this build: GPU roles, other vendors and compositions.
+std::vector<BackendEntry> gpu_backends();
+std::vector<BackendEntry> foreign_backends();
+
+}  // namespace fovea

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every backend on the CPU shares: the workspace, the checks of a batch and of a layer's
+// tensors.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "attention/backends/host_kernels.h"
+#include "attention/validate_batch.h"
+#include "attention/workspace.h"
+#include "fovea/attention_backend.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+
+// What sizes the buffers of a backend besides the limits.
+struct HostShape {
+  const HostKernels* kernels = nullptr;
+  AttentionSpec spec;
+  KvCacheSpec cache;
+  int32_t threads = 1;
+};
+
+class HostBackend : public AttentionBackend {
+ public:
+  std::string_view name() const final { return shape_.kernels->name; }
+  size_t workspace_bytes(const BatchLimits& limits) const final;
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) final;
+  void plan(const BatchView& batch, Stream stream) final;
+  void forward(const LayerTensors& layer, Stream stream) final;
+
+ protected:
+  HostBackend(const HostKernels& kernels, const BackendContext& context);
+
+  // Takes all buffers for batches within the limits.
+  virtual void carve(WorkspaceCarver& workspace, const BatchLimits& limits) = 0;
+  virtual size_t count_bytes(const BatchLimits& limits) const = 0;
+  // The batch is valid and has tokens.
+  virtual void plan_batch(const BatchView& batch) = 0;
+  virtual void run_layer(const LayerTensors& layer) = 0;
+
+  const HostKernels& kernels() const { return *shape_.kernels; }
+  const HostShape& shape() const { return shape_; }
+  const AttentionSpec& spec() const { return shape_.spec; }
+  const BatchView& batch() const { return batch_; }
+  KvPool* pool() const { return pool_; }
+  StatePool* states() const { return states_; }
+  ThreadPool& threads() const { return *threads_; }
+
+  // Stores the layer's k and v, of which `k_dim` and `v_dim` values arrive per head.
+  void store(const LayerTensors& layer, const KvLayerView& cache, int32_t k_dim, int32_t v_dim);
+  // The batch's masks as kernels take them.
+  kernels::AttentionMask mask() const;
+
+ private:
+  void check_tensors(const LayerTensors& layer) const;
+
+  HostShape shape_;
+  KvPool* pool_;
+  StatePool* states_;
+  ThreadPool* threads_;
+  BatchRules rules_;
+  AlignedBytes own_memory_;
+  bool reserved_ = false;
+  bool planned_ = false;
+  BatchView batch_;
+};
+
+}  // namespace fovea

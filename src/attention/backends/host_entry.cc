@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/host_entry.h"
+
+#include <limits>
+
+#include "attention/backends/host_mha.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+constexpr AttentionKind kKinds[] = {AttentionKind::mha};
+constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::encoder,
+                                      AttentionScope::encoder_cache, AttentionScope::cross};
+constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
+                               MaskKind::prefix_spans, MaskKind::multi_item};
+constexpr DType kQDtypes[] = {DType::f32, DType::f16, DType::bf16};
+constexpr DType kKvDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
+constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                                 KvScale::per_token_head};
+constexpr KvLayout kKvLayouts[] = {KvLayout::mha, KvLayout::mla, KvLayout::mla_fp8_rows};
+
+size_t workspace_bytes(const HostShape& shape, const BatchLimits& limits) {
+  return host_mha_workspace_bytes(shape, limits);
+}
+
+std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
+                                         const BackendContext& context) {
+  return make_host_mha(kernels, context);
+}
+
+}  // namespace
+
+Capability host_capability() {
+  Capability can;
+  can.device = DeviceKind::cpu;
+  can.kinds = kKinds;
+  can.scopes = kScopes;
+  can.masks = kMasks;
+  can.q_dtypes = kQDtypes;
+  can.kv_dtypes = kKvDtypes;
+  can.kv_scales = kKvScales;
+  can.kv_layouts = kKvLayouts;
+  can.max_head_dim = std::numeric_limits<int32_t>::max();
+  can.max_group = std::numeric_limits<int32_t>::max();
+  can.window = can.chunk = can.logit_cap = true;
+  can.sinks = can.alibi = can.lse = can.batch_invariant = true;
+  return can;
+}
+
+BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
+                        const Capability& capability) {
+  entry.graphs = GraphSupport::never;  // a CPU has no graphs
+  entry.reject = [capability](const BackendRequest& request) {
+    return capability_reasons(capability, request);
+  };
+  entry.workspace_bytes = [reject = entry.reject, name = entry.name,
+                           &kernels](const BackendRequest& request) {
+    validate_request(request);
+    for (const Reason& reason : reject(request)) {
+      fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
+           reject_code_name(reason.code), reason.text);
+    }
+    return workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
+                           request.limits);
+  };
+  entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
+  return entry;
+}
+
+}  // namespace fovea

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/host_mha.h"
+
+#include <algorithm>
+
+#include "attention/backends/host_pages.h"
+#include "attention/validate_spec.h"
+
+namespace fovea {
+namespace {
+
+struct MhaBuffers {
+  PageTable pages;             // of cached keys
+  int32_t* kv_lens = nullptr;  // scope encoder: q_len of each request
+  std::span<std::byte> schedule;
+};
+
+HostKernels::Shape kernel_shape(const HostShape& shape) {
+  const AttentionSpec& spec = shape.spec;
+  HostKernels::Shape out;
+  out.isa = shape.kernels->isa();
+  out.threads = shape.threads;
+  out.q_heads = spec.q_heads;
+  out.kv_heads = spec.kv_heads;
+  out.head_dim = spec.head_dim;
+  out.head_dim_v = spec.head_dim_v;
+  out.q_dtype = spec.q_dtype;
+  out.kv_dtype = uses_kv_cache(spec) ? shape.cache.dtype : spec.q_dtype;
+  out.batch_invariant = spec.batch_invariant;
+  return out;
+}
+
+// The most keys one request can have.
+int32_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
+  if (spec.scope == AttentionScope::encoder) return limits.max_q_len;
+  if (spec.scope == AttentionScope::cross) return limits.max_encoder_len;
+  return limits.max_kv_len;
+}
+
+MhaBuffers carve_mha(WorkspaceCarver& workspace, const HostShape& shape,
+                     const BatchLimits& limits) {
+  BatchLimits key_limits = limits;
+  key_limits.max_kv_len = max_keys(shape.spec, limits);
+  MhaBuffers buffers;
+  if (uses_kv_cache(shape.spec)) {
+    buffers.pages = carve_page_table(workspace, key_limits, shape.cache.page_size);
+  } else {
+    buffers.kv_lens = workspace.take<int32_t>(limits.max_requests);
+  }
+  const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits);
+  buffers.schedule = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  return buffers;
+}
+
+class HostMha final : public HostBackend {
+ public:
+  HostMha(const HostKernels& kernels, const BackendContext& context)
+      : HostBackend(kernels, context), kernel_shape_(kernel_shape(shape())) {}
+
+ private:
+  size_t count_bytes(const BatchLimits& limits) const override {
+    return host_mha_workspace_bytes(shape(), limits);
+  }
+
+  void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override {
+    buffers_ = carve_mha(workspace, shape(), limits);
+  }
+
+  void plan_batch(const BatchView& batch) override {
+    params_ = {};
+    params_.requests = batch.requests;
+    params_.q_indptr = batch.q_indptr;
+    params_.q_heads = spec().q_heads;
+    params_.kv_heads = spec().kv_heads;
+    params_.head_dim = spec().head_dim;
+    params_.head_dim_v = spec().head_dim_v;
+    params_.mask = mask();
+    params_.scale = softmax_scale(spec());
+    params_.logit_cap = spec().logit_cap;
+    if (uses_kv_cache(spec())) {
+      plan_cached_keys(batch);
+    } else {
+      plan_packed_keys(batch);
+    }
+    schedule_ = kernels().plan_attention(kernel_shape_, params_, buffers_.schedule);
+  }
+
+  void plan_cached_keys(const BatchView& batch) {
+    const bool cross = spec().scope == AttentionScope::cross;
+    params_.kv_lens = cross ? batch.encoder_lens : batch.kv_lens;
+    build_batch_pages(batch, spec(), *pool(), buffers_.pages);
+    params_.keys.page_table = buffers_.pages.table;
+    params_.keys.page_table_stride = buffers_.pages.stride;
+    params_.keys.cache.page_size = shape().cache.page_size;
+  }
+
+  void plan_packed_keys(const BatchView& batch) {
+    for (int32_t request = 0; request < batch.requests; ++request) {
+      buffers_.kv_lens[request] = batch.q_indptr[request + 1] - batch.q_indptr[request];
+    }
+    params_.kv_lens = buffers_.kv_lens;
+    params_.keys.kv_indptr = batch.q_indptr;
+  }
+
+  void run_layer(const LayerTensors& layer) override {
+    if (uses_kv_cache(spec())) {
+      params_.keys.cache = pool()->layer(layer.layer);
+      store(layer, params_.keys.cache, spec().head_dim, spec().head_dim_v);
+    } else {
+      params_.keys.k = layer.k;
+      params_.keys.v = layer.v;
+    }
+    if (!layer.q) return;
+    params_.q = layer.q;
+    params_.out = layer.out;
+    params_.lse = layer.lse;
+    params_.sinks = layer.sinks;
+    params_.alibi_slopes = layer.alibi_slopes;
+    kernels().attention(kernel_shape_, params_, schedule_, threads());
+  }
+
+  HostKernels::Shape kernel_shape_;
+  MhaBuffers buffers_;
+  kernels::AttentionParams params_;  // of the planned batch; each layer adds its tensors
+  HostKernels::Schedule schedule_;
+};
+
+}  // namespace
+
+size_t host_mha_workspace_bytes(const HostShape& shape, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve_mha(counter, shape, limits);
+  return counter.bytes();
+}
+
+std::unique_ptr<AttentionBackend> make_host_mha(const HostKernels& kernels,
+                                                const BackendContext& context) {
+  return std::make_unique<HostMha>(kernels, context);
+}
+
+}  // namespace fovea

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/host_pages.h"
+
+#include "attention/batch_index.h"
+#include "attention/validate_batch.h"
+
+namespace fovea {
+namespace {
+
+#ifdef NDEBUG
+constexpr PageCheck kPageCheck = PageCheck::ends;
+#else
+constexpr PageCheck kPageCheck = PageCheck::every_slot;
+#endif
+
+}  // namespace
+
+PageTable carve_page_table(WorkspaceCarver& workspace, const BatchLimits& limits,
+                           int32_t page_size) {
+  PageTable pages;
+  pages.stride = (int64_t{limits.max_kv_len} + page_size - 1) / page_size;
+  pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
+  pages.first_keys = workspace.take<int32_t>(limits.max_requests);
+  return pages;
+}
+
+void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const KvPool& pool,
+                       const PageTable& pages) {
+  TokenSlots tokens;
+  tokens.rows = batch.request_rows;
+  tokens.requests = batch.requests;
+  tokens.slot_map = pool.slot_map();
+  tokens.page_size = pool.spec().page_size;
+  tokens.pages = pool.pages();
+  tokens.check = kPageCheck;
+  if (spec.scope == AttentionScope::cross) {
+    tokens.slots = batch.encoder_slots;
+    tokens.stride = batch.encoder_slots_stride;
+    tokens.lens = batch.encoder_lens;
+  } else {
+    find_first_keys(batch, spec, pages.first_keys);
+    tokens.slots = batch.request_slots;
+    tokens.stride = batch.request_slots_stride;
+    tokens.lens = batch.kv_lens;
+    tokens.first_tokens = pages.first_keys;
+  }
+  const auto entries = static_cast<size_t>(batch.requests * pages.stride);
+  build_page_table(tokens, pages.stride, {pages.table, entries});
+}
+
+}  // namespace fovea

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows without code: they keep the names of the field resolvable and say why each is not here.
+#include <fmt/core.h>
+
+#include <limits>
+
+#include "attention/backends/backends.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+using Rejection = std::function<std::vector<Reason>(const BackendRequest&)>;
+
+BackendEntry unavailable(BackendEntry entry, Rejection reject) {
+  entry.reject = std::move(reject);
+  entry.workspace_bytes = [name = entry.name](const BackendRequest&) -> size_t {
+    fail(ErrorCode::unsupported, "backend '{}' is not in this build", name);
+  };
+  entry.create = [name = entry.name](const BackendContext&) -> std::unique_ptr<AttentionBackend> {
+    fail(ErrorCode::unsupported, "backend '{}' is not in this build", name);
+  };
+  return entry;
+}
+
+struct GpuRow {
+  const char* name;
+  const char* role;
+  std::vector<std::string> aliases;
+  int min_sm;
+  int max_sm;
+};
+
+BackendEntry gpu_row(GpuRow row) {
+  const auto reject = [min_sm = row.min_sm, max_sm = row.max_sm](const BackendRequest& request) {
+    std::vector<Reason> reasons;
+    const std::string accepted =
+        fmt::format("sm_{}{}", min_sm, max_sm == min_sm ? "" : " or newer");
+    if (request.device.kind != DeviceKind::cuda) {
+      reasons.push_back({RejectCode::device,
+                         fmt::format("device is the CPU, accepted: NVIDIA GPUs of {}", accepted)});
+    } else if (request.device.sm < min_sm || request.device.sm > max_sm) {
+      reasons.push_back({RejectCode::device, fmt::format("device is sm_{}, accepted: {}",
+                                                         request.device.sm, accepted)});
+    }
+    reasons.push_back({RejectCode::not_built, "this build has no GPU kernels"});
+    return reasons;
+  };
+  return unavailable({.name = row.name, .role = row.role, .aliases = std::move(row.aliases)},
+                     reject);
+}
+
+BackendEntry foreign_row(const char* name, std::vector<std::string> aliases, const char* reason) {
+  const auto reject = [reason](const BackendRequest&) {
+    return std::vector<Reason>{{RejectCode::not_built, reason}};
+  };
+  return unavailable({.name = name, .role = reason, .aliases = std::move(aliases)}, reject);
+}
+
+}  // namespace
+
+std::vector<BackendEntry> gpu_backends() {
+  constexpr int kHopper = 90;
+  constexpr int kAmpere = 80;
+  constexpr int kAny = std::numeric_limits<int>::max();
+  std::vector<GpuRow> rows = {
+      {"flash",
+       "Hopper MHA and GQA: paged, ragged, sinks, windows, fp8",
+       {"fa3", "flash_attn", "flashinfer", "trtllm_mha", "fa4"},
+       kHopper,
+       kHopper},
+      {"mla",
+       "Hopper MLA: absorbed decode, up-projected prefill",
+       {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"},
+       kHopper,
+       kHopper},
+      {"sparse_mla",
+       "token-sparse MLA with an indexer",
+       {"nsa", "dsa", "flashmla_sparse", "flashinfer_mla_sparse"},
+       kHopper,
+       kHopper},
+      {"portable",
+       "MHA and GQA on any NVIDIA GPU from Ampere",
+       {"triton", "triton_attn", "fa2", "flex", "flex_attention"},
+       kAmpere,
+       kAny},
+      {"portable_mla", "MLA on any NVIDIA GPU from Ampere", {"triton_mla"}, kAmpere, kAny},
+      {"double_sparsity", "attention over heavy channels and tokens", {}, kAmpere, kAny},
+      {"dual_chunk",
+       "dual chunk attention for long contexts",
+       {"dual_chunk_flash_attn"},
+       kAmpere,
+       kAny},
+      {"cudnn", "the GPU vendor's kernels", {}, kAmpere, kAny},
+  };
+  std::vector<BackendEntry> entries;
+  for (GpuRow& row : rows) entries.push_back(gpu_row(std::move(row)));
+  return entries;
+}
+
+std::vector<BackendEntry> foreign_backends() {
+  return {
+      foreign_row("hybrid", {"hybrid_attn", "hybrid_linear_attn"},
+                  "a composition, not a backend: choose backends per phase or per layer"),
+      foreign_row("aiter", {"rocm_aiter_fa", "rocm_attn", "rocm_aiter_mla"},
+                  "AMD GPUs are not supported"),
+      foreign_row("wave", {}, "AMD GPUs are not supported"),
+      foreign_row("ascend", {}, "Ascend processors are not supported"),
+      foreign_row("intel_xpu", {"xpu"}, "Intel GPUs are not supported"),
+      foreign_row("tree_attn", {}, "a mask, not a backend: give the layers mask tree"),
+      foreign_row("turboquant", {}, "rotated low-bit caches are not supported"),
+  };
+}
+
+}  // namespace fovea

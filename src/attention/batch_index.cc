@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/batch_index.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+int32_t pages_of(const TokenSlots& tokens, int32_t request) {
+  return static_cast<int32_t>((int64_t{tokens.lens[request]} + tokens.page_size - 1) /
+                              tokens.page_size);
+}
+
+int32_t first_token(const TokenSlots& tokens, int32_t request) {
+  return tokens.first_tokens != nullptr ? tokens.first_tokens[request] : 0;
+}
+
+const int32_t* row_of(const TokenSlots& tokens, int32_t request) {
+  return tokens.slots + int64_t{tokens.rows[request]} * tokens.stride;
+}
+
+// The slot in the pool of one token of the table.
+int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
+  const int64_t slot = row_of(tokens, request)[token];
+  if (tokens.slot_map.empty()) return slot;
+  const auto mapped = static_cast<int64_t>(tokens.slot_map.size());
+  check_argument(slot >= 0 && slot < mapped,
+                 "request {}, token {}: slot {} is outside [0, {}), the slots of the full pool",
+                 request, token, slot, mapped);
+  const int64_t here = tokens.slot_map[static_cast<size_t>(slot)];
+  check_argument(here >= 0, "request {}, token {}: slot {} has left the window pool", request,
+                 token, slot);
+  return here;
+}
+
+// Padding: the dummy row of the table, which lists slot 0 for every token.
+bool is_dummy(const TokenSlots& tokens, int32_t request, int64_t token) {
+  return tokens.rows[request] == 0 && row_of(tokens, request)[token] == 0;
+}
+
+// slot - token is the same for all tokens of a page, or they are not one page.
+void check_same_page(const TokenSlots& tokens, int32_t request, int64_t begin, int64_t end) {
+  const int32_t* row = row_of(tokens, request);
+  const int64_t base = row[end - 1] - (end - 1);
+  const int64_t step = tokens.check == PageCheck::ends ? std::max<int64_t>(end - 1 - begin, 1) : 1;
+  for (int64_t token = begin; token < end; token += step) {
+    check_argument(row[token] - token == base,
+                   "request {}, column {}: slot {} of token {} and slot {} of token {} are not in "
+                   "one page of {} slots",
+                   request, token / tokens.page_size, row[token], token, row[end - 1], end - 1,
+                   tokens.page_size);
+  }
+}
+
+// The page of column `column`, found from its last token: where a window pool has forgotten the
+// first tokens of a page, it still has the last.
+int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
+  const int64_t begin = int64_t{column} * tokens.page_size;
+  const int64_t end = std::min<int64_t>(begin + tokens.page_size, tokens.lens[request]);
+  if (end <= first_token(tokens, request)) return 0;
+  if (is_dummy(tokens, request, end - 1)) return 0;
+  check_same_page(tokens, request, begin, end);
+  const int64_t slot = pool_slot(tokens, request, end - 1);
+  const int64_t page = slot / tokens.page_size;
+  check_argument(slot >= 0 && page < tokens.pages,
+                 "request {}, column {}: slot {} is in page {}, outside the pool of {} pages",
+                 request, column, slot, page, tokens.pages);
+  check_argument(page > 0,
+                 "request {}, column {}: token {} has no page (slot {}), its length {} exceeds the "
+                 "pages it owns",
+                 request, column, end - 1, slot, tokens.lens[request]);
+  check_argument(slot % tokens.page_size == (end - 1) % tokens.page_size,
+                 "request {}, column {}: slot {} of token {} breaks slot % {} == token % {}",
+                 request, column, slot, end - 1, tokens.page_size, tokens.page_size);
+  return static_cast<int32_t>(page);
+}
+
+int32_t next_indptr(int64_t total) {
+  check_argument(total <= std::numeric_limits<int32_t>::max(),
+                 "the indices of the batch number {}, at most {}", total,
+                 std::numeric_limits<int32_t>::max());
+  return static_cast<int32_t>(total);
+}
+
+void check_room(std::string_view name, size_t size, int64_t needed) {
+  check_argument(static_cast<int64_t>(size) >= needed, "{} holds {} entries, needs {}", name, size,
+                 needed);
+}
+
+}  // namespace
+
+void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<int32_t> table) {
+  check_room("table", table.size(), tokens.requests * table_stride);
+  for (int32_t request = 0; request < tokens.requests; ++request) {
+    const int32_t columns = pages_of(tokens, request);
+    check_argument(columns <= table_stride, "request {}: {} pages exceed the table's {} columns",
+                   request, columns, table_stride);
+    int32_t* row = table.data() + request * table_stride;
+    for (int32_t column = 0; column < columns; ++column) {
+      row[column] = page_at(tokens, request, column);
+    }
+    std::fill(row + columns, row + table_stride, 0);
+  }
+}
+
+void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
+  check_room("indptr", out.indptr.size(), int64_t{tokens.requests} + 1);
+  check_room("last_page_lens", out.last_page_lens.size(), tokens.requests);
+  int64_t total = 0;
+  out.indptr[0] = 0;
+  for (int32_t request = 0; request < tokens.requests; ++request) {
+    const int32_t columns = pages_of(tokens, request);
+    check_room("indices", out.indices.size(), total + columns);
+    for (int32_t column = 0; column < columns; ++column) {
+      out.indices[static_cast<size_t>(total + column)] = page_at(tokens, request, column);
+    }
+    total += columns;
+    out.indptr[static_cast<size_t>(request) + 1] = next_indptr(total);
+    out.last_page_lens[static_cast<size_t>(request)] =
+        columns == 0 ? 1 : tokens.lens[request] - (columns - 1) * tokens.page_size;
+  }
+}
+
+void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
+                        std::span<int32_t> indices) {
+  check_room("indptr", indptr.size(), int64_t{tokens.requests} + 1);
+  const int64_t slots = tokens.pages * tokens.page_size;
+  int64_t total = 0;
+  indptr[0] = 0;
+  for (int32_t request = 0; request < tokens.requests; ++request) {
+    const int32_t first = first_token(tokens, request);
+    const int32_t end = tokens.lens[request];
+    check_room("indices", indices.size(), total + std::max(end - first, 0));
+    for (int32_t token = first; token < end; ++token) {
+      const int64_t slot = pool_slot(tokens, request, token);
+      check_argument(slot >= 0 && slot < slots, "request {}, token {}: slot {} is outside [0, {})",
+                     request, token, slot, slots);
+      indices[static_cast<size_t>(total++)] = static_cast<int32_t>(slot);
+    }
+    indptr[static_cast<size_t>(request) + 1] = next_indptr(total);
+  }
+}
+
+void build_indptr(std::span<const int32_t> lens, std::span<int32_t> indptr) {
+  check_room("indptr", indptr.size(), static_cast<int64_t>(lens.size()) + 1);
+  int64_t total = 0;
+  indptr[0] = 0;
+  for (size_t i = 0; i < lens.size(); ++i) {
+    total += lens[i];
+    indptr[i + 1] = next_indptr(total);
+  }
+}
+
+}  // namespace fovea

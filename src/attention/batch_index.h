@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Index arrays of a batch, built from one request table: the forms that attention kernels of the
+// field read. Every buffer is the caller's; entries past the end of a request are 0, a valid page.
+//
+// All builders throw Error{invalid_argument} that names request, column, value and limit when a
+// used entry breaks the page invariant or lies outside the pool.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace fovea {
+
+// Which slots are looked at: the first and last of every page, or all of them (O(tokens)).
+enum class PageCheck : uint8_t { ends, every_slot };
+
+// The tokens of a batch in a pool. Request i has lens[i] tokens; token n is in slot
+// slots[rows[i] * stride + n], translated by slot_map where the pool has one.
+struct TokenSlots {
+  const int32_t* slots = nullptr;
+  int64_t stride = 0;             // entries of a row; lens may not exceed it
+  const int32_t* rows = nullptr;  // [requests]
+  const int32_t* lens = nullptr;  // [requests]
+  // [requests] first token that is read, or null for 0. Pages that end before it count as unused:
+  // their entries are 0 and they may have been given away (windows).
+  const int32_t* first_tokens = nullptr;
+  int32_t requests = 0;
+  std::span<const int64_t> slot_map;  // KvPool::slot_map()
+  int32_t page_size = 1;
+  int64_t pages = 0;  // of the pool, page 0 included
+  PageCheck check = PageCheck::ends;
+};
+
+// KV-11 and KV-14: table[i, c] = page of tokens [c * page_size, ...) of request i. table is
+// [requests, table_stride] with table_stride >= ceil(max len / page_size).
+void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<int32_t> table);
+
+// KV-12: the pages of request i are indices[indptr[i], indptr[i + 1]); its last page holds
+// last_page_lens[i] tokens, 1 when it has none. indptr is [requests + 1], last_page_lens
+// [requests].
+struct PageIndices {
+  std::span<int32_t> indptr;
+  std::span<int32_t> indices;
+  std::span<int32_t> last_page_lens;
+};
+void build_page_indices(const TokenSlots& tokens, const PageIndices& out);
+
+// KV-13: one slot per token, tokens [first_tokens[i], lens[i]) of request i, at
+// indices[indptr[i], indptr[i + 1]).
+void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
+                        std::span<int32_t> indices);
+
+// KV-15: indptr[0] = 0, indptr[i + 1] = indptr[i] + lens[i]. Error when the sum exceeds int32.
+void build_indptr(std::span<const int32_t> lens, std::span<int32_t> indptr);
+
+}  // namespace fovea

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/capability.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attention/names.h"
+#include "attention/validate_spec.h"
+
+namespace fovea {
+namespace {
+
+template <typename T>
+bool has(std::span<const T> accepted, T value) {
+  return std::find(accepted.begin(), accepted.end(), value) != accepted.end();
+}
+
+template <typename T>
+std::string join_names(std::span<const T> values) {
+  std::string text;
+  for (const T value : values) {
+    if (!text.empty()) text += ", ";
+    if constexpr (std::is_integral_v<T>) {
+      text += std::to_string(value);
+    } else {
+      text += name_of(value);
+    }
+  }
+  return text.empty() ? "none" : text;
+}
+
+// Collects what does not fit.
+class Reasons {
+ public:
+  template <typename T>
+  void unless_listed(RejectCode code, std::string_view what, std::span<const T> accepted, T value) {
+    if (has(accepted, value)) return;
+    add(code, fmt::format("{} is {}, accepted: {}", what, name_of(value), join_names(accepted)));
+  }
+  void unless(bool fits, RejectCode code, std::string text) {
+    if (!fits) add(code, std::move(text));
+  }
+  void add(RejectCode code, std::string text) { reasons_.push_back({code, std::move(text)}); }
+  std::vector<Reason> take() { return std::move(reasons_); }
+
+ private:
+  std::vector<Reason> reasons_;
+};
+
+void check_device(const Capability& can, const DeviceInfo& device, Reasons& reasons) {
+  if (can.device == DeviceKind::cpu) {
+    reasons.unless(device.kind == DeviceKind::cpu, RejectCode::device,
+                   "runs on the CPU, the request is for a CUDA device");
+    return;
+  }
+  if (device.kind != DeviceKind::cuda) {
+    reasons.add(
+        RejectCode::device,
+        fmt::format("needs an NVIDIA GPU from sm_{}, the request is for the CPU", can.min_sm));
+  } else if (device.sm < can.min_sm || device.sm > can.max_sm) {
+    reasons.add(RejectCode::device, fmt::format("device is sm_{}, accepted: sm_{}{}", device.sm,
+                                                can.min_sm, can.max_sm == can.min_sm ? "" : "+"));
+  }
+}
+
+void check_cache(const Capability& can, const KvCacheSpec& cache, Reasons& reasons) {
+  reasons.unless_listed(RejectCode::kv_dtype, "cache dtype", can.kv_dtypes, cache.dtype);
+  reasons.unless_listed(RejectCode::kv_scale, "cache scale", can.kv_scales, cache.scale);
+  reasons.unless_listed(RejectCode::kv_layout, "cache layout", can.kv_layouts, cache.layout);
+  reasons.unless(
+      can.page_sizes.empty() || has(can.page_sizes, cache.page_size), RejectCode::page_size,
+      fmt::format("page_size is {}, accepted: {}", cache.page_size, join_names(can.page_sizes)));
+}
+
+void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& reasons) {
+  reasons.unless(spec.window == 0 || can.window, RejectCode::window,
+                 fmt::format("window is {}, accepted: 0", spec.window));
+  reasons.unless(spec.chunk == 0 || can.chunk, RejectCode::chunk,
+                 fmt::format("chunk is {}, accepted: 0", spec.chunk));
+  reasons.unless(spec.logit_cap == 0 || can.logit_cap, RejectCode::logit_cap,
+                 fmt::format("logit_cap is {}, accepted: 0", spec.logit_cap));
+  reasons.unless(!spec.has_sinks || can.sinks, RejectCode::sinks, "has_sinks is not supported");
+  reasons.unless(!spec.has_alibi || can.alibi, RejectCode::alibi, "has_alibi is not supported");
+  reasons.unless(!spec.needs_lse || can.lse, RejectCode::lse, "needs_lse is not supported");
+}
+
+}  // namespace
+
+std::vector<Reason> capability_reasons(const Capability& can, const BackendRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  Reasons reasons;
+  check_device(can, request.device, reasons);
+  reasons.unless_listed(RejectCode::kind, "kind", can.kinds, spec.kind);
+  reasons.unless_listed(RejectCode::scope, "scope", can.scopes, spec.scope);
+  reasons.unless_listed(RejectCode::mask, "mask", can.masks, spec.mask);
+  const int32_t group = is_linear(spec.kind) ? 1 : spec.q_heads / spec.kv_heads;
+  reasons.unless(group <= can.max_group, RejectCode::heads,
+                 fmt::format("{} q heads share a kv head, at most {}", group, can.max_group));
+  const int32_t head_dim = std::max(spec.head_dim, spec.head_dim_v);
+  reasons.unless(head_dim <= can.max_head_dim, RejectCode::head_dim,
+                 fmt::format("head_dim is {}, at most {}", head_dim, can.max_head_dim));
+  reasons.unless_listed(RejectCode::q_dtype, "q_dtype", can.q_dtypes, spec.q_dtype);
+  reasons.unless(!is_linear(spec.kind) || spec.q_dtype == DType::f32, RejectCode::q_dtype,
+                 fmt::format("q_dtype is {}, linear kinds accept: {}", dtype_name(spec.q_dtype),
+                             dtype_name(DType::f32)));
+  if (uses_kv_cache(spec)) check_cache(can, request.cache, reasons);
+  check_scores(can, spec, reasons);
+  reasons.unless(!spec.batch_invariant || can.batch_invariant, RejectCode::batch_invariant,
+                 "batch_invariant is not supported");
+  reasons.unless(
+      request.limits.max_kv_len <= can.max_kv_len, RejectCode::limits,
+      fmt::format("max_kv_len is {}, at most {}", request.limits.max_kv_len, can.max_kv_len));
+  return reasons.take();
+}
+
+}  // namespace fovea

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backends made of backends.
+#include <algorithm>
+
+#include "attention/workspace.h"
+#include "core/check.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+namespace {
+
+size_t aligned(size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+void check_workspace(std::string_view name, size_t size, size_t needed) {
+  if (size >= needed) return;
+  fail(ErrorCode::workspace_too_small, "workspace has {} bytes, backend '{}' needs {}", size, name,
+       needed);
+}
+
+class ByPhase final : public AttentionBackend {
+ public:
+  ByPhase(std::unique_ptr<AttentionBackend> prefill, std::unique_ptr<AttentionBackend> decode,
+          bool verify_with_decode)
+      : prefill_(std::move(prefill)),
+        decode_(std::move(decode)),
+        verify_with_decode_(verify_with_decode) {
+    check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
+    name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());
+  }
+
+  std::string_view name() const override { return name_; }
+
+  // A plan holds until the next one, so the parts take turns in the same bytes.
+  size_t workspace_bytes(const BatchLimits& limits) const override {
+    return std::max(prefill_->workspace_bytes(limits), decode_->workspace_bytes(limits));
+  }
+
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
+    const size_t needed = workspace_bytes(limits);
+    if (workspace.empty() && needed > 0) {
+      own_memory_ = allocate_aligned(needed);
+      workspace = {own_memory_.get(), needed};
+    }
+    check_workspace(name_, workspace.size(), needed);
+    prefill_->reserve(limits, workspace);
+    decode_->reserve(limits, workspace);
+    active_ = nullptr;
+  }
+
+  void plan(const BatchView& batch, Stream stream) override {
+    const bool decodes = batch.mode == ForwardMode::decode ||
+                         (batch.mode == ForwardMode::target_verify && verify_with_decode_);
+    active_ = nullptr;
+    AttentionBackend* chosen = decodes ? decode_.get() : prefill_.get();
+    chosen->plan(batch, stream);
+    active_ = chosen;
+  }
+
+  void forward(const LayerTensors& layer, Stream stream) override {
+    check_argument(active_ != nullptr, "forward() without a plan");
+    active_->forward(layer, stream);
+  }
+
+ private:
+  std::unique_ptr<AttentionBackend> prefill_;
+  std::unique_ptr<AttentionBackend> decode_;
+  bool verify_with_decode_;
+  std::string name_;
+  AlignedBytes own_memory_;
+  AttentionBackend* active_ = nullptr;
+};
+
+class ByLayer final : public AttentionBackend {
+ public:
+  ByLayer(std::vector<std::unique_ptr<AttentionBackend>> parts, std::vector<int32_t> part_of_layer,
+          std::vector<int32_t> layer_in_part)
+      : parts_(std::move(parts)),
+        part_of_layer_(std::move(part_of_layer)),
+        layer_in_part_(std::move(layer_in_part)) {
+    check_argument(!parts_.empty(), "compose_by_layer needs at least one part");
+    check_argument(part_of_layer_.size() == layer_in_part_.size(),
+                   "part_of_layer has {} layers, layer_in_part {}", part_of_layer_.size(),
+                   layer_in_part_.size());
+    name_ = "hybrid(";
+    for (const auto& part : parts_) {
+      check_argument(part != nullptr, "compose_by_layer: a part is null");
+      if (name_.back() != '(') name_ += ", ";
+      name_ += part->name();
+    }
+    name_ += ")";
+    for (size_t layer = 0; layer < part_of_layer_.size(); ++layer) {
+      check_argument(
+          part_of_layer_[layer] >= 0 && part_of_layer_[layer] < static_cast<int64_t>(parts_.size()),
+          "part_of_layer[{}] is {}, must be in [0, {})", layer, part_of_layer_[layer],
+          parts_.size());
+      check_argument(layer_in_part_[layer] >= 0, "layer_in_part[{}] is {}, must not be negative",
+                     layer, layer_in_part_[layer]);
+    }
+  }
+
+  std::string_view name() const override { return name_; }
+
+  // All parts are planned at once: each has its own bytes.
+  size_t workspace_bytes(const BatchLimits& limits) const override {
+    size_t bytes = 0;
+    for (const auto& part : parts_) bytes += aligned(part->workspace_bytes(limits));
+    return bytes;
+  }
+
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
+    if (workspace.empty()) {
+      for (const auto& part : parts_) part->reserve(limits);
+      return;
+    }
+    check_workspace(name_, workspace.size(), workspace_bytes(limits));
+    for (const auto& part : parts_) {
+      const size_t bytes = aligned(part->workspace_bytes(limits));
+      part->reserve(limits, workspace.first(bytes));
+      workspace = workspace.subspan(bytes);
+    }
+  }
+
+  void plan(const BatchView& batch, Stream stream) override {
+    for (const auto& part : parts_) part->plan(batch, stream);
+  }
+
+  void forward(const LayerTensors& layer, Stream stream) override {
+    check_argument(layer.layer >= 0 && layer.layer < static_cast<int64_t>(part_of_layer_.size()),
+                   "layer is {}, must be in [0, {})", layer.layer, part_of_layer_.size());
+    const auto index = static_cast<size_t>(layer.layer);
+    LayerTensors inner = layer;
+    inner.layer = layer_in_part_[index];
+    parts_[static_cast<size_t>(part_of_layer_[index])]->forward(inner, stream);
+  }
+
+ private:
+  std::vector<std::unique_ptr<AttentionBackend>> parts_;
+  std::vector<int32_t> part_of_layer_;
+  std::vector<int32_t> layer_in_part_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
+                                                   std::unique_ptr<AttentionBackend> decode,
+                                                   bool verify_with_decode) {
+  return std::make_unique<ByPhase>(std::move(prefill), std::move(decode), verify_with_decode);
+}
+
+std::unique_ptr<AttentionBackend> compose_by_layer(
+    std::vector<std::unique_ptr<AttentionBackend>> parts, std::vector<int32_t> part_of_layer,
+    std::vector<int32_t> layer_in_part) {
+  return std::make_unique<ByLayer>(std::move(parts), std::move(part_of_layer),
+                                   std::move(layer_in_part));
+}
+
+}  // namespace fovea

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate_batch.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "attention/names.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kMaxTreeTokens = 64;  // bits of a tree mask
+
+void need(const void* array, std::string_view name) {
+  check_argument(array != nullptr, "{} is null, the batch needs it", name);
+}
+
+int32_t q_len_of(const BatchView& batch, int32_t request) {
+  return batch.q_indptr[request + 1] - batch.q_indptr[request];
+}
+
+void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
+  need(batch.q_indptr, "q_indptr");
+  check_argument(batch.q_indptr[0] == 0, "q_indptr[0] is {}, must be 0", batch.q_indptr[0]);
+  const int32_t uniform = batch.requests > 0 ? q_len_of(batch, 0) : 0;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
+    check_argument(end >= begin, "q_indptr[{}] is {}, less than q_indptr[{}] = {}: not monotone",
+                   request + 1, end, request, begin);
+    const int32_t q_len = end - begin;
+    check_argument(q_len <= limits.max_q_len, "request {}: q_len is {}, at most {}", request, q_len,
+                   limits.max_q_len);
+    check_argument(batch.mode != ForwardMode::decode || q_len <= 1,
+                   "request {}: q_len is {}, mode decode takes 1", request, q_len);
+    check_argument(batch.mode != ForwardMode::target_verify || q_len == uniform,
+                   "request {}: q_len is {}, mode target_verify takes the same for all ({})",
+                   request, q_len, uniform);
+  }
+  check_argument(batch.q_indptr[batch.requests] == batch.tokens,
+                 "q_indptr[{}] is {}, must be tokens = {}", batch.requests,
+                 batch.q_indptr[batch.requests], batch.tokens);
+}
+
+// A length of 0 marks a padded request: its rows see nothing.
+void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
+  need(batch.kv_lens, "kv_lens");
+  const bool table = uses_kv_cache(rules.spec) && rules.spec.scope != AttentionScope::cross;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t kv_len = batch.kv_lens[request];
+    check_argument(kv_len >= 0 && kv_len <= rules.limits.max_kv_len,
+                   "request {}: kv_len is {}, must be in [0, {}]", request, kv_len,
+                   rules.limits.max_kv_len);
+    check_argument(kv_len == 0 || kv_len >= q_len_of(batch, request),
+                   "request {}: kv_len is {}, less than its {} new tokens", request, kv_len,
+                   q_len_of(batch, request));
+    check_argument(!table || kv_len <= batch.request_slots_stride,
+                   "request {}: kv_len is {}, its row of request_slots has {} entries", request,
+                   kv_len, batch.request_slots_stride);
+  }
+}
+
+void check_encoder(const BatchView& batch, const BatchLimits& limits) {
+  need(batch.encoder_lens, "encoder_lens");
+  need(batch.encoder_slots, "encoder_slots");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t length = batch.encoder_lens[request];
+    const int64_t most = std::min<int64_t>(limits.max_encoder_len, batch.encoder_slots_stride);
+    check_argument(length >= 0 && length <= most,
+                   "request {}: encoder_lens is {}, must be in [0, {}]", request, length, most);
+  }
+}
+
+void check_slots(const BatchView& batch, const BatchRules& rules) {
+  need(batch.request_rows, "request_rows");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(batch.request_rows[request] >= 0, "request_rows[{}] is {}, must not be negative",
+                   request, batch.request_rows[request]);
+  }
+  if (batch.out_slots == nullptr) return;  // forward() insists where it stores
+  for (int32_t token = 0; token < batch.tokens; ++token) {
+    const int64_t slot = batch.out_slots[token];
+    check_argument(slot >= -1 && slot < rules.slots, "out_slots[{}] is {}, must be in [-1, {})",
+                   token, slot, rules.slots);
+  }
+}
+
+void check_positions(const BatchView& batch) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t kv_len = batch.kv_lens[request];
+    if (kv_len == 0) continue;
+    for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
+      check_argument(batch.positions[token] >= 0 && batch.positions[token] < kv_len,
+                     "positions[{}] is {}, must be in [0, {}), the length of request {}", token,
+                     batch.positions[token], kv_len, request);
+    }
+  }
+}
+
+void check_tree(const BatchView& batch) {
+  check_argument(batch.tree_mask != nullptr || batch.mode != ForwardMode::target_verify,
+                 "tree_mask is null, mode target_verify of a spec with mask tree needs it");
+  if (batch.tree_mask == nullptr) return;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(q_len_of(batch, request) <= kMaxTreeTokens,
+                   "request {}: {} new tokens, a tree mask covers {}", request,
+                   q_len_of(batch, request), kMaxTreeTokens);
+  }
+}
+
+void check_custom(const BatchView& batch, bool encoder) {
+  need(batch.custom_mask, "custom_mask");
+  need(batch.custom_mask_indptr, "custom_mask_indptr");
+  check_argument(batch.custom_mask_indptr[0] >= 0,
+                 "custom_mask_indptr[0] is {}, must not be negative", batch.custom_mask_indptr[0]);
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int64_t q_len = q_len_of(batch, request);
+    const int64_t kv_len = encoder ? q_len : batch.kv_lens[request];
+    const int64_t length =
+        batch.custom_mask_indptr[request + 1] - batch.custom_mask_indptr[request];
+    check_argument(length == q_len * kv_len,
+                   "request {}: its custom mask has {} bytes, q_len * kv_len = {} * {} needs {}",
+                   request, length, q_len, kv_len, q_len * kv_len);
+  }
+}
+
+void check_spans(const BatchView& batch) {
+  need(batch.span_indptr, "span_indptr");
+  check_argument(batch.span_indptr[0] >= 0, "span_indptr[0] is {}, must not be negative",
+                 batch.span_indptr[0]);
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t begin = batch.span_indptr[request], end = batch.span_indptr[request + 1];
+    check_argument(end >= begin, "span_indptr[{}] is {}, less than span_indptr[{}] = {}",
+                   request + 1, end, request, begin);
+    if (end > begin) need(batch.spans, "spans");
+    for (int64_t span = begin; span < end; ++span) {
+      const int32_t from = batch.spans[2 * span], to = batch.spans[2 * span + 1];
+      check_argument(from >= 0 && from <= to, "request {}: span [{}, {}) is not a range", request,
+                     from, to);
+    }
+  }
+}
+
+void check_items(const BatchView& batch) {
+  need(batch.item_prefix_lens, "item_prefix_lens");
+  need(batch.token_pos_in_items, "token_pos_in_items");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int64_t items = batch.kv_lens[request] - int64_t{batch.item_prefix_lens[request]};
+    check_argument(items <= batch.token_pos_in_items_stride,
+                   "request {}: {} tokens after its prefix of {}, token_pos_in_items has {}",
+                   request, items, batch.item_prefix_lens[request],
+                   batch.token_pos_in_items_stride);
+  }
+}
+
+void check_mask(const BatchView& batch, const AttentionSpec& spec) {
+  switch (spec.mask) {
+    case MaskKind::none:
+      return;
+    case MaskKind::tree:
+      return check_tree(batch);
+    case MaskKind::custom:
+      return check_custom(batch, spec.scope == AttentionScope::encoder);
+    case MaskKind::prefix_spans:
+      return check_spans(batch);
+    case MaskKind::multi_item:
+      return check_items(batch);
+  }
+}
+
+void check_states(const BatchView& batch, int32_t slots) {
+  need(batch.state_slots, "state_slots");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t slot = batch.state_slots[request];
+    check_argument(slot >= -1 && slot < slots, "state_slots[{}] is {}, must be in [-1, {})",
+                   request, slot, slots);
+  }
+}
+
+// The first position of a request's new tokens.
+int32_t first_position(const BatchView& batch, int32_t request) {
+  const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
+  if (batch.positions != nullptr) {
+    return *std::min_element(batch.positions + begin, batch.positions + end);
+  }
+  return std::max(batch.kv_lens[request] - (end - begin), 0);
+}
+
+}  // namespace
+
+void validate_batch(const BatchView& batch, const BatchRules& rules) {
+  if (batch.mode == ForwardMode::idle) return;
+  const BatchLimits& limits = rules.limits;
+  check_argument(batch.requests >= 0 && batch.requests <= limits.max_requests,
+                 "requests is {}, must be in [0, {}]", batch.requests, limits.max_requests);
+  check_argument(batch.tokens >= 0 && batch.tokens <= limits.max_tokens,
+                 "tokens is {}, must be in [0, {}]", batch.tokens, limits.max_tokens);
+  if (batch.requests == 0) {
+    check_argument(batch.tokens == 0, "tokens is {}, a batch without requests has 0", batch.tokens);
+    return;
+  }
+  check_query_lengths(batch, limits);
+  const AttentionSpec& spec = rules.spec;
+  if (spec.scope != AttentionScope::encoder) check_kv_lengths(batch, rules);
+  if (spec.scope == AttentionScope::cross) {
+    check_encoder(batch, limits);
+  } else if (uses_kv_cache(spec)) {
+    need(batch.request_slots, "request_slots");
+  }
+  if (uses_kv_cache(spec)) check_slots(batch, rules);
+  if (is_linear(spec.kind)) check_states(batch, rules.state_slots);
+  if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
+  check_mask(batch, spec);
+}
+
+void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t* first_keys) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t q_len = q_len_of(batch, request);
+    const int32_t kv_len = batch.kv_lens[request];
+    if (q_len == 0 || kv_len == 0) {
+      first_keys[request] = kv_len;
+      continue;
+    }
+    const int32_t position = first_position(batch, request);
+    int32_t first = 0;
+    if (spec.window > 0) first = std::max(first, position - spec.window + 1);
+    if (spec.chunk > 0) first = std::max(first, position / spec.chunk * spec.chunk);
+    if (spec.mask == MaskKind::prefix_spans) {
+      for (int64_t span = batch.span_indptr[request]; span < batch.span_indptr[request + 1];
+           ++span) {
+        if (batch.spans[2 * span + 1] > position) first = std::min(first, batch.spans[2 * span]);
+      }
+    }
+    // Drafts of a tree stand before their key numbers; all new keys are read.
+    first_keys[request] = std::min(first, kv_len - q_len);
+  }
+}
+
+}  // namespace fovea

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of a batch that every plan() makes: O(requests + tokens + spans), before anything is read
+// through an index of the batch.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/attention_spec.h"
+#include "fovea/batch.h"
+
+namespace fovea {
+
+// What a batch is held against.
+struct BatchRules {
+  AttentionSpec spec;
+  BatchLimits limits;
+  int64_t slots = 0;        // that out_slots may name; 0 where nothing is cached
+  int32_t state_slots = 0;  // of the StatePool; linear kinds
+};
+
+// Throws Error{invalid_argument} that names the request or token, the array, the value and the
+// limit. Slots of the request table are checked where the page table is built.
+void validate_batch(const BatchView& batch, const BatchRules& rules);
+
+// [requests] into `first_keys`: the first key that some query of the request may see; its length
+// where nothing is seen. Windows and chunks hide everything before it.
+void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t* first_keys);
+
+}  // namespace fovea

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate_spec.h"
+
+#include <cmath>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+void validate_heads(const AttentionSpec& spec) {
+  check_argument(spec.q_heads > 0, "q_heads is {}, must be positive", spec.q_heads);
+  check_argument(spec.kv_heads > 0, "kv_heads is {}, must be positive", spec.kv_heads);
+  check_argument(spec.head_dim > 0, "head_dim is {}, must be positive", spec.head_dim);
+  check_argument(spec.head_dim_v > 0, "head_dim_v is {}, must be positive", spec.head_dim_v);
+  if (is_linear(spec.kind)) {
+    check_argument(spec.kv_heads % spec.q_heads == 0,
+                   "kv_heads (value heads) is {}, must be a multiple of q_heads (key heads) {}",
+                   spec.kv_heads, spec.q_heads);
+  } else {
+    check_argument(spec.q_heads % spec.kv_heads == 0,
+                   "q_heads is {}, must be a multiple of kv_heads {}", spec.q_heads, spec.kv_heads);
+  }
+}
+
+void validate_mla(const AttentionSpec& spec) {
+  if (spec.kind != AttentionKind::mla) {
+    check_argument(
+        spec.kv_lora_rank == 0 && spec.rope_dim == 0 && spec.nope_dim == 0 && spec.v_dim == 0,
+        "kv_lora_rank {}, rope_dim {}, nope_dim {} and v_dim {} belong to kind mla",
+        spec.kv_lora_rank, spec.rope_dim, spec.nope_dim, spec.v_dim);
+    return;
+  }
+  check_argument(spec.kv_heads == 1, "kv_heads is {}, kind mla has 1", spec.kv_heads);
+  check_argument(spec.scope == AttentionScope::decoder, "kind mla has scope decoder only");
+  check_argument(spec.kv_lora_rank > 0, "kv_lora_rank is {}, must be positive for kind mla",
+                 spec.kv_lora_rank);
+  check_argument(spec.rope_dim >= 0, "rope_dim is {}, must not be negative", spec.rope_dim);
+  check_argument(spec.head_dim == spec.kv_lora_rank + spec.rope_dim,
+                 "head_dim is {}, kind mla needs kv_lora_rank + rope_dim = {}", spec.head_dim,
+                 spec.kv_lora_rank + spec.rope_dim);
+  check_argument(spec.head_dim_v == spec.kv_lora_rank,
+                 "head_dim_v is {}, kind mla needs kv_lora_rank = {}", spec.head_dim_v,
+                 spec.kv_lora_rank);
+  check_argument(spec.nope_dim >= 0 && spec.v_dim >= 0 && (spec.nope_dim > 0) == (spec.v_dim > 0),
+                 "nope_dim {} and v_dim {} must both be positive or both 0", spec.nope_dim,
+                 spec.v_dim);
+  check_argument(spec.nope_dim > 0 || spec.softmax_scale > 0,
+                 "softmax_scale is 0, absorbed queries (nope_dim 0) do not tell their scale");
+}
+
+void validate_linear(const AttentionSpec& spec) {
+  if (!is_linear(spec.kind)) {
+    check_argument(spec.conv_width == 0, "conv_width is {}, belongs to linear kinds",
+                   spec.conv_width);
+    return;
+  }
+  check_argument(spec.conv_width >= 0, "conv_width is {}, must not be negative", spec.conv_width);
+  check_argument(spec.scope == AttentionScope::decoder, "linear kinds have scope decoder only");
+  check_argument(spec.mask == MaskKind::none, "linear kinds take no mask");
+  check_argument(spec.window == 0 && spec.chunk == 0 && spec.logit_cap == 0 && !spec.has_sinks &&
+                     !spec.has_alibi && !spec.needs_lse,
+                 "linear kinds have no scores: window, chunk, logit_cap, has_sinks, has_alibi and "
+                 "needs_lse must be off");
+}
+
+// Windows, chunks, biases and masks are counted from a query's own position among the keys.
+void validate_mask(const AttentionSpec& spec) {
+  check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
+  check_argument(spec.chunk >= 0, "chunk is {}, must not be negative", spec.chunk);
+  if (spec.scope == AttentionScope::decoder) return;
+  check_argument(spec.window == 0 && spec.chunk == 0,
+                 "window {} and chunk {} need scope decoder: they look back only", spec.window,
+                 spec.chunk);
+  check_argument(spec.mask == MaskKind::none ||
+                     (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
+                 "the mask needs scope decoder; encoders take custom masks only");
+  check_argument(!spec.has_alibi || spec.scope != AttentionScope::cross,
+                 "has_alibi: distances have no meaning in scope cross");
+}
+
+}  // namespace
+
+float softmax_scale(const AttentionSpec& spec) {
+  if (spec.softmax_scale != 0) return spec.softmax_scale;
+  const int32_t width =
+      spec.kind == AttentionKind::mla ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+  return 1.0f / std::sqrt(static_cast<float>(width));
+}
+
+void validate_spec(const AttentionSpec& spec) {
+  validate_heads(spec);
+  validate_mla(spec);
+  validate_linear(spec);
+  validate_mask(spec);
+  check_argument(std::isfinite(spec.softmax_scale) && spec.softmax_scale >= 0,
+                 "softmax_scale is {}, must be finite and not negative", spec.softmax_scale);
+  check_argument(std::isfinite(spec.logit_cap) && spec.logit_cap >= 0,
+                 "logit_cap is {}, must be finite and not negative", spec.logit_cap);
+}
+
+void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
+  if (!uses_kv_cache(spec)) return;
+  check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
+                 cache.page_size);
+  check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),
+                 "cache layout does not fit: kind mla needs layout mla or mla_fp8_rows, kind mha "
+                 "layout mha");
+  check_argument(cache.kv_heads == spec.kv_heads, "cache kv_heads is {}, the layers have {}",
+                 cache.kv_heads, spec.kv_heads);
+  check_argument(cache.head_dim == spec.head_dim, "cache head_dim is {}, the layers have {}",
+                 cache.head_dim, spec.head_dim);
+  check_argument(cache.head_dim_v == spec.head_dim_v, "cache head_dim_v is {}, the layers have {}",
+                 cache.head_dim_v, spec.head_dim_v);
+  check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
+  if (cache.window == 0) return;
+  const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };
+  check_argument(fits(spec.window) || fits(spec.chunk),
+                 "cache window is {}, it drops keys the layers still see (window {}, chunk {})",
+                 cache.window, spec.window, spec.chunk);
+}
+
+void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
+  const int32_t conv_dim = 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
+  check_argument(state.heads == spec.kv_heads, "state heads is {}, the layers have {}", state.heads,
+                 spec.kv_heads);
+  check_argument(state.rows == spec.head_dim_v, "state rows is {}, the layers have head_dim_v {}",
+                 state.rows, spec.head_dim_v);
+  check_argument(state.columns == spec.head_dim, "state columns is {}, the layers have head_dim {}",
+                 state.columns, spec.head_dim);
+  if (spec.conv_width == 0) return;
+  check_argument(state.conv_dim == conv_dim, "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, conv_dim);
+  check_argument(state.conv_width == spec.conv_width, "state conv_width is {}, the layers have {}",
+                 state.conv_width, spec.conv_width);
+}
+
+void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
+  check_argument(limits.max_requests >= 1, "max_requests is {}, must be at least 1",
+                 limits.max_requests);
+  check_argument(limits.max_tokens >= 1, "max_tokens is {}, must be at least 1", limits.max_tokens);
+  check_argument(limits.max_q_len >= 1, "max_q_len is {}, must be at least 1", limits.max_q_len);
+  check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
+  check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",
+                 limits.max_encoder_len);
+  check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,
+                 "max_encoder_len is 0, scope cross needs at least 1");
+}
+
+void validate_request(const BackendRequest& request) {
+  validate_spec(request.spec);
+  validate_cache(request.spec, request.cache);
+  validate_limits(request.spec, request.limits);
+}
+
+}  // namespace fovea

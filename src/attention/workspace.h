@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block of memory that a backend carves all its buffers from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace fovea {
+
+inline constexpr size_t kWorkspaceAlignment = 64;
+
+// Hands out aligned pieces in order. Over a null base it only counts, so that the size of a
+// workspace and its layout come from the same code.
+class WorkspaceCarver {
+ public:
+  explicit WorkspaceCarver(std::byte* base) : base_(base) {}
+
+  // `count` elements of T, aligned to 64 bytes; null when counting. The size wraps nowhere: counts
+  // are products of at most three int32 values.
+  template <typename T>
+  T* take(int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    return piece;
+  }
+
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_;
+  size_t bytes_ = 0;
+};
+
+struct AlignedDelete {
+  void operator()(std::byte* memory) const {
+    ::operator delete (memory, std::align_val_t{kWorkspaceAlignment});
+  }
+};
+using AlignedBytes = std::unique_ptr<std::byte, AlignedDelete>;
+
+inline AlignedBytes allocate_aligned(size_t bytes) {
+  return AlignedBytes(
+      static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kWorkspaceAlignment})));
+}
+
+}  // namespace fovea

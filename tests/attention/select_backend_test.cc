@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/select_backend.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "attention/capability.h"
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+BackendRequest gqa_request() {
+  BackendRequest request;
+  request.spec = {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
+  request.cache = {.layers = 1, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64, .page_size = 16};
+  request.limits = {.max_requests = 4, .max_tokens = 8, .max_q_len = 8, .max_kv_len = 64};
+  request.device = cpu_device();
+  return request;
+}
+
+constexpr AttentionKind kMhaOnly[] = {AttentionKind::mha};
+constexpr AttentionScope kDecoderOnly[] = {AttentionScope::decoder};
+constexpr MaskKind kNoMask[] = {MaskKind::none};
+constexpr DType kF32[] = {DType::f32};
+constexpr KvScale kNoScale[] = {KvScale::none};
+constexpr KvLayout kMhaLayout[] = {KvLayout::mha};
+constexpr int32_t kPage16[] = {16};
+
+// Serves gqa_request() and nothing beyond it.
+Capability narrow() {
+  Capability can;
+  can.kinds = kMhaOnly;
+  can.scopes = kDecoderOnly;
+  can.masks = kNoMask;
+  can.q_dtypes = can.kv_dtypes = kF32;
+  can.kv_scales = kNoScale;
+  can.kv_layouts = kMhaLayout;
+  can.page_sizes = kPage16;
+  can.max_head_dim = 64;
+  can.max_group = 2;
+  can.max_kv_len = 64;
+  return can;
+}
+
+BackendEntry entry_of(std::string name, const Capability& can) {
+  BackendEntry entry;
+  entry.name = std::move(name);
+  entry.reject = [can](const BackendRequest& request) { return capability_reasons(can, request); };
+  entry.workspace_bytes = [](const BackendRequest&) -> size_t { return 128; };
+  entry.create = [](const BackendContext&) { return std::unique_ptr<AttentionBackend>(); };
+  return entry;
+}
+
+std::string message_of(const std::function<void()>& call, ErrorCode code) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+TEST(Capability, AcceptsWhatItLists) {
+  EXPECT_TRUE(capability_reasons(narrow(), gqa_request()).empty());
+}
+
+TEST(Capability, EveryCodeHasItsReason) {
+  using Change = std::function<void(BackendRequest&)>;
+  const std::map<RejectCode, Change> changes = {
+      {RejectCode::device, [](auto& r) { r.device.kind = DeviceKind::cuda; }},
+      {RejectCode::kind, [](auto& r) { r.spec.kind = AttentionKind::gated_delta_net; }},
+      {RejectCode::scope, [](auto& r) { r.spec.scope = AttentionScope::encoder; }},
+      {RejectCode::mask, [](auto& r) { r.spec.mask = MaskKind::tree; }},
+      {RejectCode::heads, [](auto& r) { r.spec.q_heads = 6; }},
+      {RejectCode::head_dim, [](auto& r) { r.spec.head_dim = 65; }},
+      {RejectCode::q_dtype, [](auto& r) { r.spec.q_dtype = DType::bf16; }},
+      {RejectCode::kv_dtype, [](auto& r) { r.cache.dtype = DType::f8e4m3; }},
+      {RejectCode::kv_scale, [](auto& r) { r.cache.scale = KvScale::per_head; }},
+      {RejectCode::kv_layout, [](auto& r) { r.cache.layout = KvLayout::mla; }},
+      {RejectCode::page_size, [](auto& r) { r.cache.page_size = 1; }},
+      {RejectCode::window, [](auto& r) { r.spec.window = 8; }},
+      {RejectCode::chunk, [](auto& r) { r.spec.chunk = 8; }},
+      {RejectCode::logit_cap, [](auto& r) { r.spec.logit_cap = 30; }},
+      {RejectCode::sinks, [](auto& r) { r.spec.has_sinks = true; }},
+      {RejectCode::alibi, [](auto& r) { r.spec.has_alibi = true; }},
+      {RejectCode::lse, [](auto& r) { r.spec.needs_lse = true; }},
+      {RejectCode::batch_invariant, [](auto& r) { r.spec.batch_invariant = true; }},
+      {RejectCode::limits, [](auto& r) { r.limits.max_kv_len = 65; }},
+  };
+  for (const auto& [code, change] : changes) {
+    BackendRequest request = gqa_request();
+    change(request);
+    const std::vector<Reason> reasons = capability_reasons(narrow(), request);
+    ASSERT_EQ(reasons.size(), 1u) << reject_code_name(code);
+    EXPECT_EQ(reject_code_name(reasons[0].code), reject_code_name(code)) << reasons[0].text;
+    EXPECT_FALSE(reasons[0].text.empty());
+  }
+  // not_built is the remaining code.
+  EXPECT_EQ(changes.size(), static_cast<size_t>(RejectCode::not_built));
+}
+
+TEST(Capability, ReportsAllReasonsNotTheFirst) {
+  BackendRequest request = gqa_request();
+  request.spec.window = 8;
+  request.spec.has_sinks = true;
+  request.cache.page_size = 128;
+  EXPECT_EQ(capability_reasons(narrow(), request).size(), 3u);
+}
+
+TEST(SelectBackend, AutoTakesTheFirstThatAccepts) {
+  BackendRegistry registry;
+  registry.add(entry_of("wide", narrow()));
+  Capability can = narrow();
+  can.max_kv_len = 1;
+  registry.add(entry_of("tight", can));
+  const Selection selection = select_backend(registry, gqa_request());
+  EXPECT_EQ(selection.chosen->name, "wide");
+  EXPECT_EQ(selection.workspace_bytes, 128u);
+  ASSERT_EQ(selection.candidates.size(), 2u);
+  EXPECT_EQ(selection.candidates[0].name, "tight");
+  EXPECT_EQ(selection.candidates[0].reasons[0].code, RejectCode::limits);
+  EXPECT_NE(selection.explain().find("tight: rejected\n  limits: max_kv_len is 64, at most 1"),
+            std::string::npos)
+      << selection.explain();
+}
+
+TEST(SelectBackend, RequireNeverChanges) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const std::string text = message_of(
+      [&] {
+        select_backend(registry, gqa_request(), {Policy::require, "fa3"});
+      },
+      ErrorCode::unsupported);
+  EXPECT_NE(text.find("'fa3'"), std::string::npos) << text;
+  EXPECT_NE(text.find("flash: rejected"), std::string::npos) << text;
+  EXPECT_NE(text.find("device: "), std::string::npos) << text;
+  EXPECT_NE(text.find("not_built: "), std::string::npos) << text;
+  EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::require, "reference"}).chosen->name,
+            "reference");
+}
+
+TEST(SelectBackend, PreferFallsBackAndSaysSo) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const Selection automatic = select_backend(registry, gqa_request());
+  const Selection preferred =
+      select_backend(registry, gqa_request(), {Policy::prefer, "FLASH_ATTN"});
+  EXPECT_EQ(preferred.chosen, automatic.chosen);
+  EXPECT_NE(preferred.explain().find("FLASH_ATTN"), std::string::npos) << preferred.explain();
+  EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::prefer, "torch_native"}).chosen->name,
+            "reference");
+}
+
+TEST(SelectBackend, IsPure) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const Selection first = select_backend(registry, gqa_request());
+  select_backend(registry, gqa_request(), {Policy::require, "reference"});
+  EXPECT_EQ(select_backend(registry, gqa_request()).explain(), first.explain());
+}
+
+TEST(SelectBackend, UnknownNamesListTheKnownOnes) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const Policy policy : {Policy::require, Policy::prefer}) {
+    const std::string text = message_of(
+        [&] {
+          select_backend(registry, gqa_request(), {policy, "fa33"});
+        },
+        ErrorCode::invalid_argument);
+    EXPECT_NE(text.find("'fa33'"), std::string::npos) << text;
+    for (const BackendEntry& entry : registry.entries()) {
+      EXPECT_NE(text.find(entry.name), std::string::npos) << entry.name;
+    }
+  }
+}
+
+TEST(SelectBackend, NothingFitsNamesEveryBackend) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  BackendRequest request = gqa_request();
+  request.device = {.kind = DeviceKind::cuda, .sm = 75};
+  const std::string text =
+      message_of([&] { select_backend(registry, request); }, ErrorCode::unsupported);
+  for (const BackendEntry& entry : registry.entries()) {
+    EXPECT_NE(text.find(entry.name + ": rejected"), std::string::npos) << entry.name;
+  }
+}
+
+TEST(SelectBackend, RefusesContradictions) {
+  using Change = std::function<void(BackendRequest&)>;
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"q_heads is 0", [](auto& r) { r.spec.q_heads = 0; }},
+      {"q_heads is 5", [](auto& r) { r.spec.q_heads = 5; }},
+      {"head_dim is 0", [](auto& r) { r.spec.head_dim = 0; }},
+      {"head_dim_v is -1", [](auto& r) { r.spec.head_dim_v = -1; }},
+      {"cache kv_heads is 4", [](auto& r) { r.cache.kv_heads = 4; }},
+      {"cache head_dim is 32", [](auto& r) { r.cache.head_dim = 32; }},
+      {"page_size is 0", [](auto& r) { r.cache.page_size = 0; }},
+      {"cache layout", [](auto& r) { r.cache.layout = KvLayout::mla; }},
+      {"cache window is 8", [](auto& r) { r.cache.window = 8; }},
+      {"window is -1", [](auto& r) { r.spec.window = -1; }},
+      {"chunk is -1", [](auto& r) { r.spec.chunk = -1; }},
+      {"logit_cap is -1", [](auto& r) { r.spec.logit_cap = -1; }},
+      {"softmax_scale is nan",
+       [](auto& r) { r.spec.softmax_scale = std::numeric_limits<float>::quiet_NaN(); }},
+      {"kind mla", [](auto& r) { r.spec.nope_dim = 128; }},
+      {"kind mla has 1", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
+      {"conv_width is 4", [](auto& r) { r.spec.conv_width = 4; }},
+      {"need scope decoder",
+       [](auto& r) {
+         r.spec.scope = AttentionScope::encoder;
+         r.spec.window = 8;
+       }},
+      {"max_encoder_len is 0", [](auto& r) { r.spec.scope = AttentionScope::cross; }},
+      {"max_requests is 0", [](auto& r) { r.limits.max_requests = 0; }},
+      {"max_tokens is -3", [](auto& r) { r.limits.max_tokens = -3; }},
+  };
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const auto& [words, change] : changes) {
+    BackendRequest request = gqa_request();
+    change(request);
+    const std::string text =
+        message_of([&] { select_backend(registry, request); }, ErrorCode::invalid_argument);
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  }
+}
+
+TEST(BackendRegistry, ResolvesTheNamesOfOtherEngines) {
+  const std::map<std::string, std::string> names = {
+      {"torch_native", "reference"},
+      {"fa3", "flash"},
+      {"FLASH_ATTN", "flash"},
+      {"flashinfer", "flash"},
+      {"trtllm_mha", "flash"},
+      {"triton", "portable"},
+      {"TRITON_ATTN", "portable"},
+      {"flex_attention", "portable"},
+      {"flashmla", "mla"},
+      {"cutlass_mla", "mla"},
+      {"CUTLASS_MLA", "mla"},
+      {"FLASH_ATTN_MLA", "mla"},
+      {"TRITON_MLA", "portable_mla"},
+      {"nsa", "sparse_mla"},
+      {"dsa", "sparse_mla"},
+      {"FLASHMLA_SPARSE", "sparse_mla"},
+      {"aiter", "aiter"},
+      {"wave", "wave"},
+      {"ascend", "ascend"},
+      {"intel_xpu", "intel_xpu"},
+      {"cudnn", "cudnn"},
+      {"dual_chunk_flash_attn", "dual_chunk"},
+  };
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const auto& [alias, name] : names) {
+    const BackendEntry* entry = registry.find(alias);
+    ASSERT_NE(entry, nullptr) << alias;
+    EXPECT_EQ(entry->name, name) << alias;
+  }
+  EXPECT_EQ(registry.find("no_such"), nullptr);
+}
+
+TEST(BackendRegistry, EveryRowAnswers) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    EXPECT_FALSE(entry.role.empty()) << entry.name;
+    const BackendRequest request = gqa_request();
+    if (entry.reject(request).empty()) {
+      EXPECT_GT(entry.workspace_bytes(request), 0u) << entry.name;
+    } else {
+      message_of([&] { entry.workspace_bytes(request); }, ErrorCode::unsupported);
+      message_of([&] { entry.create({.spec = request.spec}); }, ErrorCode::unsupported);
+    }
+  }
+}
+
+TEST(BackendRegistry, NamesAreTakenOnce) {
+  BackendRegistry registry = BackendRegistry::builtin();
+  for (const char* name : {"reference", "Reference", "torch_native"}) {
+    message_of([&] { registry.add(entry_of(name, narrow())); }, ErrorCode::invalid_argument);
+  }
+  BackendEntry entry = entry_of("mine", narrow());
+  entry.aliases = {"FA3"};
+  message_of([&] { registry.add(entry); }, ErrorCode::invalid_argument);
+  registry.add(entry, /*override_existing=*/true);
+  EXPECT_EQ(registry.find("fa3")->name, "mine");
+  EXPECT_EQ(registry.find("flash_attn")->name, "flash");
+  EXPECT_EQ(registry.entries().front().name, "mine");
+  EXPECT_EQ(select_backend(registry, gqa_request()).chosen->name, "mine");
+
+  const size_t before = registry.entries().size();
+  registry.add(entry_of("reference", narrow()), /*override_existing=*/true);
+  EXPECT_EQ(registry.entries().size(), before);
+  EXPECT_EQ(registry.find("torch_native"), nullptr);
+}
+
+TEST(BackendRegistry, RefusesNamesNoWishCanSpell) {
+  BackendRegistry registry;
+  for (const char* name : {"", "auto", "AUTO", "a b", "prefer:x", "a,b"}) {
+    message_of([&] { registry.add(entry_of(name, narrow())); }, ErrorCode::invalid_argument);
+  }
+  BackendEntry half = entry_of("half", narrow());
+  half.create = nullptr;
+  message_of([&] { registry.add(half); }, ErrorCode::invalid_argument);
+}
+
+TEST(BackendWish, Parses) {
+  EXPECT_EQ(parse_backend_wish("auto").policy, Policy::auto_);
+  EXPECT_EQ(parse_backend_wish("cpu").policy, Policy::require);
+  EXPECT_EQ(parse_backend_wish("cpu").name, "cpu");
+  EXPECT_EQ(parse_backend_wish("prefer:fa3").policy, Policy::prefer);
+  EXPECT_EQ(parse_backend_wish("prefer:fa3").name, "fa3");
+  for (const char* text : {"", "prefer:", "require:cpu", "prefer:a:b"}) {
+    message_of([&] { parse_backend_wish(text); }, ErrorCode::invalid_argument);
+  }
+}
+
+}  // namespace
+}  // namespace fovea
