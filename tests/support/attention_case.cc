@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "core/float_types.h"
+
+namespace fovea::test {
+namespace {
+
+// Rounded to dtype, with standard deviation `deviation`.
+std::vector<float> normal(std::mt19937& random, size_t size, DType dtype, float deviation = 1) {
+  std::normal_distribution<float> distribution(0, deviation);
+  std::vector<float> values(size);
+  for (float& value : values) {
+    float stored = 0;
+    store_float(&stored, dtype, 0, distribution(random));
+    value = load_float(&stored, dtype, 0);
+  }
+  return values;
+}
+
+int32_t pick(std::mt19937& random, int32_t low, int32_t high) {
+  return std::uniform_int_distribution<int32_t>(low, high)(random);
+}
+
+void make_tree(std::mt19937& random, RequestData& data) {
+  for (int32_t token = 0; token < data.q_len; ++token) {
+    const int32_t parent = token == 0 ? -1 : pick(random, std::max(0, token - 4), token - 1);
+    data.parents.push_back(parent);
+    data.positions.push_back(parent < 0 ? data.cached() : data.positions[parent] + 1);
+  }
+}
+
+void make_spans(std::mt19937& random, RequestData& data) {
+  int32_t begin = pick(random, 0, 7);
+  while (begin < data.kv_len) {
+    const int32_t end = std::min(data.kv_len, begin + pick(random, 1, 40));
+    data.spans.emplace_back(begin, end);
+    begin = end + pick(random, 0, 20);
+  }
+}
+
+void make_items(std::mt19937& random, RequestData& data) {
+  data.item_prefix = data.kv_len / 3;
+  int32_t inside = 0;
+  for (int32_t token = data.item_prefix; token < data.kv_len; ++token) {
+    if (pick(random, 0, 9) == 0) inside = 0;
+    data.pos_in_item.push_back(static_cast<uint16_t>(inside++));
+  }
+}
+
+void make_mask(std::mt19937& random, MaskKind mask, RequestData& data) {
+  switch (mask) {
+    case MaskKind::none:
+      return;
+    case MaskKind::tree:
+      return make_tree(random, data);
+    case MaskKind::custom:
+      data.custom_mask.resize(static_cast<size_t>(data.q_len) * data.kv_len);
+      for (uint8_t& byte : data.custom_mask) byte = pick(random, 0, 2) == 0 ? 0 : 1;
+      // One row sees nothing at all.
+      if (data.q_len > 1) std::fill_n(data.custom_mask.begin(), data.kv_len, uint8_t{0});
+      return;
+    case MaskKind::prefix_spans:
+      return make_spans(random, data);
+    case MaskKind::multi_item:
+      return make_items(random, data);
+  }
+}
+
+RequestData make_request(std::mt19937& random, const AttentionSpec& spec, RequestShape shape) {
+  RequestData data;
+  data.q_len = shape.q_len;
+  data.kv_len = shape.kv_len;
+  const auto rows = static_cast<size_t>(shape.kv_len) * spec.kv_heads;
+  const size_t q_row = static_cast<size_t>(spec.q_heads) * q_width(spec);
+  for (int32_t token = 0; token < shape.q_len; ++token) {
+    // Every third token is sure of what it looks for.
+    const float deviation = token % 3 == 2 ? 4.0f : 1.0f;
+    const std::vector<float> row = normal(random, q_row, spec.q_dtype, deviation);
+    data.q.insert(data.q.end(), row.begin(), row.end());
+  }
+  data.k = normal(random, rows * k_width(spec), spec.q_dtype);
+  data.v = normal(random, rows * v_width(spec), spec.q_dtype);
+  make_mask(random, spec.mask, data);
+  return data;
+}
+
+// Copies the first tokens of `from` over those of `to`.
+void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
+  const auto share = [tokens](const std::vector<float>& source, int32_t length,
+                              std::vector<float>& target) {
+    const size_t row = source.size() / length;
+    std::copy_n(source.begin(), row * tokens, target.begin());
+  };
+  share(from.k, from.kv_len, to.k);
+  share(from.v, from.kv_len, to.v);
+}
+
+}  // namespace
+
+bool is_mla(const AttentionSpec& spec) { return spec.kind == AttentionKind::mla; }
+bool has_mla_weights(const AttentionSpec& spec) { return is_mla(spec) && spec.nope_dim > 0; }
+bool is_cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+
+int32_t q_width(const AttentionSpec& spec) {
+  return has_mla_weights(spec) ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+}
+int32_t k_width(const AttentionSpec& spec) {
+  return is_mla(spec) ? spec.kv_lora_rank : spec.head_dim;
+}
+int32_t v_width(const AttentionSpec& spec) {
+  return is_mla(spec) ? spec.rope_dim : spec.head_dim_v;
+}
+int32_t out_width(const AttentionSpec& spec) {
+  return has_mla_weights(spec) ? spec.v_dim : spec.head_dim_v;
+}
+
+double softmax_scale(const AttentionSpec& spec) {
+  if (spec.softmax_scale != 0) return spec.softmax_scale;
+  return 1 / std::sqrt(is_mla(spec) ? spec.nope_dim + spec.rope_dim : spec.head_dim);
+}
+
+KvCacheSpec complete_cache(const AttentionCase& test) {
+  KvCacheSpec cache = test.cache;
+  cache.layers = 2;
+  cache.kv_heads = test.spec.kv_heads;
+  cache.head_dim = test.spec.head_dim;
+  cache.head_dim_v = test.spec.head_dim_v;
+  if (test.window_pool) cache.window = test.spec.window;
+  return cache;
+}
+
+BatchLimits limits_of(const AttentionCase& test) {
+  BatchLimits limits;
+  limits.max_requests = std::max<int32_t>(1, static_cast<int32_t>(test.requests.size()));
+  int32_t tokens = 0;
+  const bool cross = test.spec.scope == AttentionScope::cross;
+  for (const RequestShape& request : test.requests) {
+    tokens += request.q_len;
+    limits.max_q_len = std::max(limits.max_q_len, request.q_len);
+    limits.max_kv_len = std::max(limits.max_kv_len, cross ? request.q_len : request.kv_len);
+    if (cross) limits.max_encoder_len = std::max(limits.max_encoder_len, request.kv_len);
+  }
+  limits.max_tokens = std::max(1, tokens);
+  return limits;
+}
+
+CaseData make_data(const AttentionCase& test) {
+  std::mt19937 random(test.seed);
+  CaseData data;
+  const AttentionSpec& spec = test.spec;
+  for (const RequestShape& shape : test.requests) {
+    data.requests.push_back(make_request(random, spec, shape));
+    if (test.shared_prefix > 0) {
+      share_prefix(data.requests.front(), test.shared_prefix, data.requests.back());
+    }
+  }
+  if (spec.has_sinks) {
+    data.sinks = normal(random, static_cast<size_t>(spec.q_heads), DType::f32);
+    if (test.infinite_sinks) {
+      data.sinks.front() = std::numeric_limits<float>::infinity();
+      data.sinks.back() = -std::numeric_limits<float>::infinity();
+    }
+  }
+  if (spec.has_alibi) {
+    for (int32_t head = 0; head < spec.q_heads; ++head) {
+      data.alibi_slopes.push_back(
+          std::exp2(-8.0f * static_cast<float>(head + 1) / static_cast<float>(spec.q_heads)));
+    }
+  }
+  if (has_mla_weights(spec)) {
+    const size_t latent = static_cast<size_t>(spec.q_heads) * spec.kv_lora_rank;
+    const float deviation = 1 / std::sqrt(static_cast<float>(spec.kv_lora_rank));
+    data.w_uk = normal(random, latent * spec.nope_dim, spec.q_dtype, deviation);
+    data.w_uv = normal(random, latent * spec.v_dim, spec.q_dtype, deviation);
+  }
+  return data;
+}
+
+}  // namespace fovea::test

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// A named attention problem and its contents, before anything is paged or batched.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fovea/attention_spec.h"
+#include "fovea/batch.h"
+#include "fovea/kv_cache.h"
+
+namespace fovea::test {
+
+struct RequestShape {
+  int32_t q_len = 1;   // new tokens
+  int32_t kv_len = 1;  // scope cross: encoder tokens; else tokens including the new ones
+};
+
+struct AttentionCase {
+  std::string name;
+  AttentionSpec spec;
+  KvCacheSpec cache;  // layout, order, dtype, scale and page_size; complete_cache() does the rest
+  ForwardMode mode = ForwardMode::decode;
+  std::vector<RequestShape> requests;
+  uint32_t seed = 1;
+
+  bool split_q = false;           // mla: the rotary part of q is a tensor of its own
+  bool strided = false;           // gaps between rows of every tensor and between pages
+  bool prewritten = false;        // the cache holds the new tokens already; save_kv is false
+  bool skip_some_writes = false;  // every other new token is cached already, its out_slot is -1
+  bool infinite_sinks = false;    // one +inf and one -inf among them
+  int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
+  bool window_pool = false;       // the pool holds only what a window sees, behind a slot map
+  int64_t page_stride = 0;        // elements; 0: dense
+};
+
+// How test names and failures show a case.
+inline void PrintTo(const AttentionCase& test, std::ostream* to) { *to << test.name; }
+
+bool is_mla(const AttentionSpec& spec);
+bool has_mla_weights(const AttentionSpec& spec);
+bool is_cached(const AttentionSpec& spec);  // false: encoder scope
+// Widths of one head's row of q, k, v and out as LayerTensors passes them.
+int32_t q_width(const AttentionSpec& spec);
+int32_t k_width(const AttentionSpec& spec);
+int32_t v_width(const AttentionSpec& spec);
+int32_t out_width(const AttentionSpec& spec);
+double softmax_scale(const AttentionSpec& spec);
+
+// `test.cache` with two layers and the dims of `test.spec`.
+KvCacheSpec complete_cache(const AttentionCase& test);
+// The smallest limits that hold the case in one batch.
+BatchLimits limits_of(const AttentionCase& test);
+
+// One request, contiguous, rounded to q_dtype.
+struct RequestData {
+  int32_t q_len = 0, kv_len = 0;
+  std::vector<float> q;                            // [q_len, q_heads, q_width]
+  std::vector<float> k;                            // [kv_len, kv_heads, k_width]
+  std::vector<float> v;                            // [kv_len, kv_heads, v_width]
+  std::vector<int32_t> parents;                    // tree: [q_len], -1: follows the cached tokens
+  std::vector<int32_t> positions;                  // tree: [q_len]
+  std::vector<uint8_t> custom_mask;                // custom: [q_len, kv_len]
+  std::vector<std::pair<int32_t, int32_t>> spans;  // prefix_spans
+  int32_t item_prefix = 0;                         // multi_item
+  std::vector<uint16_t> pos_in_item;               // multi_item: [kv_len - item_prefix]
+
+  int32_t cached() const { return kv_len - q_len; }
+};
+
+struct CaseData {
+  std::vector<RequestData> requests;
+  std::vector<float> sinks;         // [q_heads]
+  std::vector<float> alibi_slopes;  // [q_heads]
+  std::vector<float> w_uk, w_uv;    // rounded to q_dtype
+};
+
+CaseData make_data(const AttentionCase& test);
+
+}  // namespace fovea::test

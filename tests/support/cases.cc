@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/cases.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iterator>
+#include <stdexcept>
+
+namespace fovea::test {
+namespace {
+
+using Cases = std::vector<AttentionCase>;
+
+constexpr int32_t kPageSizes[] = {1, 3, 16, 32, 64, 128, 256};
+constexpr int32_t kLengths[] = {0,  1,  2,   15,  16,  17,  63,   64,
+                                65, 97, 127, 128, 129, 257, 1023, 4097};
+
+// Decode, extend and prefill rows side by side, with everything that is empty.
+const std::vector<RequestShape> kMixed = {{1, 130}, {7, 64}, {33, 150}, {20, 20},
+                                          {1, 1},   {0, 20}, {0, 0},    {1, 0}};
+const std::vector<RequestShape> kSmall = {{1, 97}, {5, 70}, {3, 3}};
+
+AttentionCase mixed(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim) {
+  AttentionCase test = mha_case(std::move(name), q_heads, kv_heads, head_dim);
+  test.requests = kMixed;
+  return test;
+}
+
+void lengths_and_pages(Cases& cases) {
+  for (int32_t page_size : kPageSizes) {
+    AttentionCase decode = mha_case(fmt::format("decode_page_{}", page_size), 4, 2, 64);
+    decode.mode = ForwardMode::decode;
+    decode.cache.page_size = page_size;
+    decode.requests.clear();
+    AttentionCase extend = decode;
+    extend.name = fmt::format("extend_page_{}", page_size);
+    extend.mode = ForwardMode::extend;
+    for (int32_t length : kLengths) {
+      decode.requests.push_back({1, length});
+      if (length > 257 && test_scale() == 1) continue;
+      extend.requests.push_back({std::min(length, 1 + length % 37), length});
+    }
+    cases.push_back(decode);
+    cases.push_back(extend);
+  }
+}
+
+void head_shapes(Cases& cases) {
+  for (int32_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 28, 64, 128}) {
+    const int32_t kv_heads = group <= 16 ? 2 : 1;
+    AttentionCase test = mha_case(fmt::format("group_{}", group), group * kv_heads, kv_heads, 64);
+    cases.push_back(test);
+  }
+  constexpr int32_t kDims[][2] = {{64, 64},   {80, 80},   {96, 96},   {112, 112}, {128, 128},
+                                  {192, 192}, {256, 256}, {192, 128}, {64, 128}};
+  for (const auto& [dim, dim_v] : kDims) {
+    AttentionCase test = mha_case(fmt::format("head_dim_{}_{}", dim, dim_v), 6, 2, dim);
+    test.spec.head_dim_v = dim_v;
+    cases.push_back(test);
+  }
+}
+
+void phases(Cases& cases) {
+  AttentionCase test = mha_case("verify_chain", 8, 2, 64);
+  test.mode = ForwardMode::target_verify;
+  test.requests = {{4, 100}, {4, 4}, {4, 65}};
+  cases.push_back(test);
+  test.name = "draft_extend";
+  test.mode = ForwardMode::draft_extend;
+  test.requests = {{1, 100}, {4, 68}, {2, 2}};
+  cases.push_back(test);
+  test.name = "prefill";
+  test.mode = ForwardMode::extend;
+  test.requests = {{129, 129}, {64, 64}, {1, 1}, {17, 17}};
+  cases.push_back(test);
+  test.name = "prefill_scale_given";
+  test.spec.softmax_scale = 0.3f;
+  cases.push_back(test);
+  cases.push_back(mixed("mixed", 4, 2, 64));
+}
+
+void masks(Cases& cases) {
+  for (int32_t window : {1, 16, 100}) {
+    AttentionCase test = mixed(fmt::format("window_{}", window), 4, 2, 64);
+    test.spec.window = window;
+    cases.push_back(test);
+  }
+  for (int32_t chunk : {1, 16, 48}) {
+    AttentionCase test = mixed(fmt::format("chunk_{}", chunk), 4, 2, 64);
+    test.spec.chunk = chunk;
+    cases.push_back(test);
+  }
+  for (MaskKind mask :
+       {MaskKind::tree, MaskKind::custom, MaskKind::prefix_spans, MaskKind::multi_item}) {
+    constexpr std::string_view kNames[] = {"none", "tree", "custom", "prefix_spans", "multi_item"};
+    AttentionCase test = mixed(std::string(kNames[static_cast<size_t>(mask)]), 4, 2, 64);
+    test.spec.mask = mask;
+    if (mask == MaskKind::tree) {
+      test.mode = ForwardMode::target_verify;
+      test.requests = {{8, 120}, {8, 8}, {8, 17}, {8, 65}};
+    }
+    cases.push_back(test);
+    const std::string name = test.name;
+    test.name = name + "_window";
+    test.spec.window = 6;
+    cases.push_back(test);
+    test.name = name + "_chunk";
+    test.spec.window = 0;
+    test.spec.chunk = 10;
+    cases.push_back(test);
+  }
+  AttentionCase wide = mha_case("tree_of_64", 4, 1, 64);
+  wide.spec.mask = MaskKind::tree;
+  wide.mode = ForwardMode::target_verify;
+  wide.requests = {{64, 90}, {64, 64}};
+  cases.push_back(wide);
+}
+
+void scores(Cases& cases) {
+  AttentionCase test = mixed("logit_cap", 4, 2, 64);
+  test.spec.logit_cap = 5;
+  cases.push_back(test);
+  test.name = "logit_cap_window";
+  test.spec.window = 40;
+  cases.push_back(test);
+
+  test = mixed("sinks", 4, 2, 64);
+  test.spec.has_sinks = true;
+  cases.push_back(test);
+  test.name = "sinks_infinite";
+  test.infinite_sinks = true;
+  cases.push_back(test);
+  test.name = "sinks_window";
+  test.infinite_sinks = false;
+  test.spec.window = 30;
+  cases.push_back(test);
+
+  test = mixed("alibi", 8, 2, 64);
+  test.spec.has_alibi = true;
+  cases.push_back(test);
+  test.name = "alibi_tree";
+  test.spec.mask = MaskKind::tree;
+  test.mode = ForwardMode::target_verify;
+  test.requests = {{6, 70}, {6, 6}};
+  cases.push_back(test);
+  test.name = "everything";
+  test.spec.window = 50;
+  test.spec.logit_cap = 8;
+  test.spec.has_sinks = true;
+  cases.push_back(test);
+}
+
+void formats(Cases& cases) {
+  constexpr DType kQueries[] = {DType::f32, DType::f16, DType::bf16};
+  constexpr DType kStored[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
+  for (DType query : kQueries) {
+    for (DType stored : kStored) {
+      AttentionCase test =
+          mha_case(fmt::format("q_{}_kv_{}", dtype_name(query), dtype_name(stored)), 6, 2, 64);
+      test.spec.q_dtype = query;
+      test.cache.dtype = stored;
+      test.cache.order = stored == DType::f16 ? KvOrder::hnd : KvOrder::nhd;
+      cases.push_back(test);
+      if (!is_fp8(stored)) continue;
+      const std::string name = test.name;
+      test.name = name + "_per_tensor";
+      test.cache.scale = KvScale::per_tensor;
+      cases.push_back(test);
+      test.name = name + "_per_head";
+      test.cache.scale = KvScale::per_head;
+      cases.push_back(test);
+      test.name = name + "_per_token_head";
+      test.cache.scale = KvScale::per_token_head;
+      test.cache.order = KvOrder::hnd;
+      cases.push_back(test);
+    }
+  }
+}
+
+void storage(Cases& cases) {
+  AttentionCase test = mixed("strided", 4, 2, 80);
+  test.strided = true;
+  cases.push_back(test);
+  test.name = "strided_bf16_hnd";
+  test.spec.q_dtype = DType::bf16;
+  test.cache.dtype = DType::bf16;
+  test.cache.order = KvOrder::hnd;
+  cases.push_back(test);
+
+  test = mixed("prewritten", 4, 2, 64);
+  test.prewritten = true;
+  cases.push_back(test);
+  test = mixed("skip_some_writes", 4, 2, 64);
+  test.skip_some_writes = true;
+  cases.push_back(test);
+
+  test = mha_case("shared_prefix", 4, 2, 64);
+  test.requests = {{1, 90}, {5, 70}, {1, 65}};
+  test.shared_prefix = 64;
+  cases.push_back(test);
+
+  test = mixed("window_pool", 4, 2, 64);
+  test.spec.window = 24;
+  test.window_pool = true;
+  cases.push_back(test);
+  test.name = "window_pool_page_3_sinks";
+  test.cache.page_size = 3;
+  test.spec.has_sinks = true;
+  cases.push_back(test);
+
+  // A page table entry times this passes 2^31 elements from the eighth page on.
+  test = mha_case("huge_page_stride", 2, 1, 64);
+  test.page_stride = (int64_t{1} << 31) / 7;
+  test.cache.dtype = DType::bf16;
+  test.requests = {{1, 200}, {5, 70}};
+  cases.push_back(test);
+}
+
+void latent(Cases& cases) {
+  for (int32_t page_size : {1, 16, 64, 128}) {
+    AttentionCase test = mla_case(fmt::format("mla_page_{}", page_size), 4);
+    test.cache.page_size = page_size;
+    test.split_q = page_size == 16;
+    cases.push_back(test);
+  }
+  AttentionCase test = mla_case("mla_128_heads", 128);
+  test.requests = {{1, 97}, {2, 17}};
+  cases.push_back(test);
+  test = mla_case("mla_bf16", 16);
+  test.spec.q_dtype = DType::bf16;
+  test.cache.dtype = DType::bf16;
+  cases.push_back(test);
+  test.name = "mla_fp8_rows";
+  test.cache.layout = KvLayout::mla_fp8_rows;
+  test.cache.dtype = DType::f8e4m3;
+  cases.push_back(test);
+  test.name = "mla_fp8_per_token";
+  test.cache.layout = KvLayout::mla;
+  test.cache.scale = KvScale::per_token_head;
+  cases.push_back(test);
+  test.name = "mla_fp8_per_tensor";
+  test.cache.scale = KvScale::per_tensor;
+  cases.push_back(test);
+
+  test = mla_case("mla_verify", 8);
+  test.mode = ForwardMode::target_verify;
+  test.requests = {{5, 60}, {5, 5}};
+  cases.push_back(test);
+  test.name = "mla_tree";
+  test.spec.mask = MaskKind::tree;
+  cases.push_back(test);
+
+  test = mla_case("mla_256_64", 8);
+  test.spec.kv_lora_rank = test.spec.head_dim_v = 256;
+  test.spec.head_dim = 320;
+  cases.push_back(test);
+  test = mla_case("mla_512_0", 8);
+  test.spec.rope_dim = 0;
+  test.spec.head_dim = 512;
+  cases.push_back(test);
+
+  test = mla_case("mla_weights", 4);
+  test.spec.nope_dim = 128;
+  test.spec.v_dim = 128;
+  test.spec.softmax_scale = 0;
+  test.requests = {{1, 70}, {9, 30}, {17, 17}, {1, 1}, {0, 0}};
+  cases.push_back(test);
+  test.name = "mla_weights_split_decode";
+  test.mode = ForwardMode::decode;
+  test.split_q = true;
+  test.requests = {{1, 70}, {1, 30}};
+  cases.push_back(test);
+}
+
+void scopes(Cases& cases) {
+  AttentionCase test = mha_case("encoder", 4, 2, 64);
+  test.spec.scope = AttentionScope::encoder;
+  test.mode = ForwardMode::extend;
+  test.requests = {{0, 0}, {1, 1}, {17, 17}, {64, 64}, {129, 129}};
+  cases.push_back(test);
+  test.name = "encoder_bf16_strided";
+  test.spec.q_dtype = DType::bf16;
+  test.strided = true;
+  cases.push_back(test);
+
+  test = mha_case("encoder_cache", 4, 2, 64);
+  test.spec.scope = AttentionScope::encoder_cache;
+  test.mode = ForwardMode::extend;
+  test.requests = {{0, 0}, {1, 1}, {33, 33}, {70, 70}};
+  cases.push_back(test);
+
+  test = mha_case("cross", 4, 2, 64);
+  test.spec.scope = AttentionScope::cross;
+  test.requests = {{1, 100}, {7, 3}, {1, 0}, {0, 40}, {20, 65}};
+  cases.push_back(test);
+}
+
+// Shapes nobody would write down.
+void random_shapes(Cases& cases) {
+  for (int round = 1; round < test_scale(); ++round) {
+    const auto seed = static_cast<uint32_t>(round);
+    for (const AttentionCase& listed : Cases(cases)) {
+      if (listed.seed != 1 || listed.page_stride != 0) continue;
+      AttentionCase test = listed;
+      test.name = fmt::format("{}_seed_{}", listed.name, seed + 1);
+      test.seed = seed + 1;
+      for (RequestShape& request : test.requests) {
+        const bool equal = request.q_len == request.kv_len;
+        if (test.mode == ForwardMode::target_verify || request.kv_len < 2) continue;
+        if (test.shared_prefix > 0 || test.spec.scope == AttentionScope::cross) continue;
+        request.kv_len += static_cast<int32_t>((seed * 7 + request.kv_len) % 29);
+        if (equal) request.q_len = request.kv_len;
+      }
+      cases.push_back(test);
+    }
+  }
+}
+
+}  // namespace
+
+int test_scale() {
+  const char* text = std::getenv("FOVEA_TEST_SCALE");
+  return text ? std::max(1, std::atoi(text)) : 1;
+}
+
+AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim) {
+  AttentionCase test;
+  test.name = std::move(name);
+  test.spec.q_heads = q_heads;
+  test.spec.kv_heads = kv_heads;
+  test.spec.head_dim = test.spec.head_dim_v = head_dim;
+  test.spec.needs_lse = true;
+  test.cache.page_size = 16;
+  test.requests = kSmall;
+  test.mode = ForwardMode::mixed;
+  return test;
+}
+
+AttentionCase mla_case(std::string name, int32_t q_heads) {
+  AttentionCase test = mha_case(std::move(name), q_heads, 1, 576);
+  test.spec.kind = AttentionKind::mla;
+  test.spec.head_dim_v = test.spec.kv_lora_rank = 512;
+  test.spec.rope_dim = 64;
+  test.spec.softmax_scale = 1 / std::sqrt(192.0f);
+  test.cache.layout = KvLayout::mla;
+  return test;
+}
+
+std::vector<AttentionCase> attention_cases() {
+  Cases cases;
+  lengths_and_pages(cases);
+  head_shapes(cases);
+  phases(cases);
+  masks(cases);
+  scores(cases);
+  formats(cases);
+  storage(cases);
+  latent(cases);
+  scopes(cases);
+  random_shapes(cases);
+  return cases;
+}
+
+AttentionCase attention_case(std::string_view name) {
+  for (AttentionCase& test : attention_cases()) {
+    if (test.name == name) return test;
+  }
+  throw std::out_of_range(fmt::format("there is no case named {}", name));
+}
+
+}  // namespace fovea::test

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// How wrong a kernel may be: the one table of tolerances.
+//
+// The rule: a row may be off by twice what a plain computation that rounds like the kernel is off
+// by (fp32 arithmetic, result rounded to the output's dtype), plus a few units of that dtype. Both
+// errors are measured against fp64 on the values the cache holds, relative to the row's largest
+// value; the plain one is the worst of the request. Over a request the direction of the result may
+// not turn by more than `cosine_distance`. LSE is always fp32 and has its own, tighter line.
+#pragma once
+
+#include "fovea/dtype.h"
+
+namespace fovea::test {
+
+struct ErrorBudget {
+  double times_plain;      // of the plain computation's error
+  double unit;             // half an ulp at 1
+  double units;            // allowed on top
+  double cosine_distance;  // 1 - cos(got, want)
+};
+
+inline constexpr ErrorBudget kF32Budget = {2, 0x1p-24, 16, 1e-11};
+inline constexpr ErrorBudget kF16Budget = {2, 0x1p-11, 1, 1e-6};
+inline constexpr ErrorBudget kBf16Budget = {2, 0x1p-8, 1, 5e-6};
+// Of the natural log-sum-exp, relative to the larger of 1 and its value.
+inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 1e-11};
+
+constexpr const ErrorBudget& error_budget(DType out) {
+  if (out == DType::f16) return kF16Budget;
+  if (out == DType::bf16) return kBf16Budget;
+  return kF32Budget;
+}
+
+}  // namespace fovea::test

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/kernel_problem.h"
+
+#include <algorithm>
+
+namespace fovea::test {
+
+KernelProblem::KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill)
+    : test_(test) {
+  if (is_cached(test.spec)) store_.emplace(test, data, fill);
+  batch_.emplace(test, data, store(), whole_case(test), fill);
+  const int32_t page_size = test.cache.page_size;
+  for (const RequestData& request : data.requests) kv_lens_.push_back(request.kv_len);
+  if (!store_) return;
+  // One row per request, as wide as the request table; entries past a request's pages are wild.
+  const auto stride = static_cast<size_t>(store_->table_stride());
+  page_table_ = index_array(data.requests.size() * stride, fill);
+  const std::span<const int64_t> slot_map = store_->pool().slot_map();
+  for (size_t index = 0; index < data.requests.size(); ++index) {
+    for (int32_t token = 0; token < data.requests[index].kv_len; ++token) {
+      int64_t slot = store_->slot(index, token);
+      if (!slot_map.empty()) slot = slot_map[static_cast<size_t>(slot)];
+      // A page that has left the window keeps its wild entry: all its keys are hidden.
+      if (slot < 0) continue;
+      page_table_[index * stride + static_cast<size_t>(token / page_size)] =
+          static_cast<int32_t>(slot / page_size);
+    }
+  }
+}
+
+std::optional<kernels::KvWriteParams> KernelProblem::write_params() {
+  const LayerTensors tensors = batch_->tensors();
+  if (!store_ || !tensors.save_kv || !tensors.k) return std::nullopt;
+  kernels::KvWriteParams params;
+  params.cache = store_->pool().layer(tensors.layer);
+  params.k = tensors.k;
+  params.v = tensors.v;
+  params.slots = batch_->view().out_slots;
+  if (!store_->pool().slot_map().empty()) params.slot_map = store_->pool().slot_map().data();
+  params.tokens = batch_->view().tokens;
+  params.kv_heads = test_.spec.kv_heads;
+  params.head_dim = k_width(test_.spec);
+  params.head_dim_v = v_width(test_.spec);
+  return params;
+}
+
+kernels::AttentionParams KernelProblem::attention_params() {
+  const AttentionSpec& spec = test_.spec;
+  const BatchView view = batch_->view();
+  const LayerTensors tensors = batch_->tensors();
+  kernels::AttentionParams params;
+  params.q = tensors.q;
+  params.q_rope = tensors.q_rope;
+  params.q_split_dim = test_.split_q ? spec.head_dim - spec.rope_dim : 0;
+  if (store_) {
+    params.keys.cache = store_->pool().layer(tensors.layer);
+    params.keys.page_table = page_table_.data();
+    params.keys.page_table_stride = store_->table_stride();
+  } else {
+    params.keys.k = tensors.k;
+    params.keys.v = tensors.v;
+    params.keys.kv_indptr = view.q_indptr;
+  }
+  params.out = tensors.out;
+  params.lse = tensors.lse;
+  params.requests = view.requests;
+  params.q_indptr = view.q_indptr;
+  params.kv_lens = kv_lens_.data();
+  params.q_heads = spec.q_heads;
+  params.kv_heads = spec.kv_heads;
+  params.head_dim = spec.head_dim;
+  params.head_dim_v = spec.head_dim_v;
+  params.scale = static_cast<float>(softmax_scale(spec));
+  params.logit_cap = spec.logit_cap;
+  params.sinks = tensors.sinks;
+  params.alibi_slopes = tensors.alibi_slopes;
+
+  kernels::AttentionMask& mask = params.mask;
+  mask.causal = spec.scope == AttentionScope::decoder;
+  mask.window = spec.window;
+  mask.chunk = spec.chunk;
+  mask.positions = view.positions;
+  mask.tree = view.tree_mask;
+  mask.custom = view.custom_mask;
+  mask.custom_indptr = view.custom_mask_indptr;
+  mask.spans = view.spans;
+  mask.span_indptr = view.span_indptr;
+  mask.item_prefix_lens = view.item_prefix_lens;
+  mask.token_pos_in_items = view.token_pos_in_items;
+  mask.token_pos_in_items_stride = view.token_pos_in_items_stride;
+  return params;
+}
+
+}  // namespace fovea::test

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A case as kernels take it, without a backend in between.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/kv_write.h"
+#include "support/packed_batch.h"
+#include "support/paged_store.h"
+
+namespace fovea::test {
+
+// One batch of a case. Cases with mla weights are not for kernels: attention is the part between
+// the two projections.
+class KernelProblem {
+ public:
+  KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill);
+
+  // Stores the new tokens; nullopt: the case stores none.
+  std::optional<kernels::KvWriteParams> write_params();
+  kernels::AttentionParams attention_params();
+  Output output() const { return batch_->output(); }
+  bool untouched_outside() const { return batch_->untouched_outside(); }
+  PagedStore* store() { return store_ ? &*store_ : nullptr; }
+
+ private:
+  const AttentionCase& test_;
+  std::optional<PagedStore> store_;
+  std::optional<PackedBatch> batch_;
+  std::vector<int32_t> page_table_;
+  std::vector<int32_t> kv_lens_;  // of the keys attended to
+};
+
+}  // namespace fovea::test

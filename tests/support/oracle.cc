@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/float_types.h"
+#include "support/cache_format.h"
+
+namespace fovea::test {
+namespace {
+
+int64_t position_of_token(const RequestData& request, int32_t token) {
+  return request.positions.empty() ? request.cached() + token : request.positions[token];
+}
+
+int64_t position_of_key(const RequestData& request, int32_t key) {
+  return key < request.cached() ? key : position_of_token(request, key - request.cached());
+}
+
+// The request's keys and values as attention sees them, per q head group: [kv_len, heads, width].
+struct Keys {
+  std::vector<double> k, v;
+  int32_t heads = 0;  // 1 key head for mla; with weights every q head has its own
+};
+
+Keys stored_keys(const AttentionCase& test, const RequestData& request) {
+  const AttentionSpec& spec = test.spec;
+  Keys keys;
+  keys.heads = spec.kv_heads;
+  if (!is_cached(spec)) {
+    keys.k.assign(request.k.begin(), request.k.end());
+    keys.v.assign(request.v.begin(), request.v.end());
+    return keys;
+  }
+  const KvCacheSpec cache = complete_cache(test);
+  for (int32_t token = 0; token < request.kv_len; ++token) {
+    const StoredToken stored = store_token(spec, cache, request, token);
+    for (const StoredRow& row : stored.k) {
+      keys.k.insert(keys.k.end(), row.values.begin(), row.values.end());
+      // mla: the value is the latent, the front of the key.
+      if (is_mla(spec)) {
+        keys.v.insert(keys.v.end(), row.values.begin(), row.values.begin() + spec.head_dim_v);
+      }
+    }
+    for (const StoredRow& row : stored.v) {
+      keys.v.insert(keys.v.end(), row.values.begin(), row.values.end());
+    }
+  }
+  return keys;
+}
+
+// [heads, width, latent] times a latent.
+template <typename Real>
+void up_project(const std::vector<float>& weight, int32_t width, int32_t head, const double* latent,
+                int32_t rank, double* to) {
+  for (int32_t d = 0; d < width; ++d) {
+    const float* row = &weight[(static_cast<size_t>(head) * width + d) * rank];
+    Real sum = 0;
+    for (int32_t i = 0; i < rank; ++i) {
+      sum += static_cast<Real>(row[i]) * static_cast<Real>(latent[i]);
+    }
+    to[d] = sum;
+  }
+}
+
+// DeepSeek's definition of MLA: every head has keys and values of its own, made of the latent.
+template <typename Real>
+Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& stored) {
+  const size_t tokens = stored.k.size() / spec.head_dim;
+  const auto k_size = static_cast<size_t>(spec.nope_dim + spec.rope_dim);
+  const auto v_size = static_cast<size_t>(spec.v_dim);
+  Keys keys;
+  keys.heads = spec.q_heads;
+  keys.k.resize(tokens * spec.q_heads * k_size);
+  keys.v.resize(tokens * spec.q_heads * v_size);
+  for (size_t token = 0; token < tokens; ++token) {
+    const double* row = &stored.k[token * spec.head_dim];
+    for (int32_t head = 0; head < spec.q_heads; ++head) {
+      double* k = &keys.k[(token * spec.q_heads + head) * k_size];
+      double* v = &keys.v[(token * spec.q_heads + head) * v_size];
+      up_project<Real>(data.w_uk, spec.nope_dim, head, row, spec.kv_lora_rank, k);
+      std::copy_n(row + spec.kv_lora_rank, spec.rope_dim, k + spec.nope_dim);
+      up_project<Real>(data.w_uv, spec.v_dim, head, row, spec.kv_lora_rank, v);
+    }
+  }
+  return keys;
+}
+
+template <typename Real>
+class Softmax {
+ public:
+  Softmax(const AttentionCase& test, const CaseData& data, const RequestData& request, Keys keys)
+      : spec_(test.spec), data_(data), request_(request), keys_(std::move(keys)) {}
+
+  Expected run() {
+    Expected expected;
+    for (int32_t token = 0; token < request_.q_len; ++token) {
+      const std::vector<bool> visible = visible_keys(spec_, request_, token);
+      for (int32_t head = 0; head < spec_.q_heads; ++head) attend(token, head, visible, expected);
+    }
+    return expected;
+  }
+
+ private:
+  Real score(int32_t token, int32_t head, int32_t key) const {
+    const auto width = static_cast<size_t>(q_width(spec_));
+    const float* q = &request_.q[(static_cast<size_t>(token) * spec_.q_heads + head) * width];
+    const double* k = &keys_.k[key_row(key, head) * width];
+    Real sum = 0;
+    for (size_t d = 0; d < width; ++d) sum += static_cast<Real>(q[d]) * static_cast<Real>(k[d]);
+    sum *= static_cast<Real>(softmax_scale(spec_));
+    if (spec_.logit_cap > 0) {
+      const auto cap = static_cast<Real>(spec_.logit_cap);
+      sum = cap * std::tanh(sum / cap);
+    }
+    if (spec_.has_alibi) {
+      const int64_t distance = position_of_key(request_, key) - position_of_token(request_, token);
+      sum += static_cast<Real>(data_.alibi_slopes[head]) * static_cast<Real>(distance);
+    }
+    return sum;
+  }
+
+  size_t key_row(int32_t key, int32_t head) const {
+    const int32_t group = spec_.q_heads / keys_.heads;
+    return static_cast<size_t>(key) * keys_.heads + head / group;
+  }
+
+  void attend(int32_t token, int32_t head, const std::vector<bool>& visible, Expected& to) const {
+    std::vector<std::pair<int32_t, Real>> seen;
+    Real largest = -std::numeric_limits<Real>::infinity();
+    for (int32_t key = 0; key < request_.kv_len; ++key) {
+      if (!visible[key]) continue;
+      seen.emplace_back(key, score(token, head, key));
+      largest = std::max(largest, seen.back().second);
+    }
+    const auto width = static_cast<size_t>(out_width(spec_));
+    std::vector<Real> sum(width, 0);
+    Real denominator = 0;
+    for (const auto& [key, logit] : seen) {
+      const Real weight = std::exp(logit - largest);
+      denominator += weight;
+      const double* v = &keys_.v[key_row(key, head) * width];
+      for (size_t d = 0; d < width; ++d) sum[d] += weight * static_cast<Real>(v[d]);
+    }
+    to.lse.push_back(seen.empty() ? -std::numeric_limits<double>::infinity()
+                                  : static_cast<double>(largest + std::log(denominator)));
+    // The sink is one more key whose value is zero.
+    if (spec_.has_sinks && !seen.empty()) {
+      denominator += std::exp(static_cast<Real>(data_.sinks[head]) - largest);
+    }
+    for (size_t d = 0; d < width; ++d) {
+      const Real value = seen.empty() ? Real{0} : sum[d] / denominator;
+      to.out.push_back(static_cast<double>(value));
+    }
+  }
+
+  const AttentionSpec& spec_;
+  const CaseData& data_;
+  const RequestData& request_;
+  const Keys keys_;
+};
+
+}  // namespace
+
+std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& request,
+                               int32_t token) {
+  std::vector<bool> visible(static_cast<size_t>(request.kv_len), true);
+  const auto hide = [&](auto&& hidden) {
+    for (int32_t key = 0; key < request.kv_len; ++key) {
+      if (hidden(key)) visible[key] = false;
+    }
+  };
+  const int64_t here = position_of_token(request, token);
+  const auto at = [&](int32_t key) { return position_of_key(request, key); };
+
+  if (spec.mask == MaskKind::tree) {
+    hide([&](int32_t key) { return key >= request.cached(); });
+    for (int32_t node = token; node >= 0; node = request.parents[node]) {
+      visible[request.cached() + node] = true;
+    }
+  } else if (spec.scope == AttentionScope::decoder) {
+    hide([&](int32_t key) { return key > request.cached() + token; });
+  }
+  if (spec.window > 0) hide([&](int32_t key) { return here - at(key) >= spec.window; });
+  if (spec.chunk > 0) hide([&](int32_t key) { return at(key) / spec.chunk != here / spec.chunk; });
+  if (spec.mask == MaskKind::custom) {
+    const size_t row = static_cast<size_t>(token) * request.kv_len;
+    hide([&](int32_t key) { return request.custom_mask[row + key] == 0; });
+  }
+  if (spec.mask == MaskKind::multi_item && here >= request.item_prefix) {
+    const int64_t begin = here - request.pos_in_item[here - request.item_prefix];
+    hide([&](int32_t key) { return at(key) >= request.item_prefix && at(key) < begin; });
+  }
+  for (const auto& [begin, end] : request.spans) {
+    if (here < begin || here >= end) continue;
+    for (int32_t key = 0; key < request.kv_len; ++key) {
+      if (at(key) >= begin && at(key) < end) visible[key] = true;
+    }
+  }
+  return visible;
+}
+
+OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t index) {
+  const RequestData& request = data.requests[index];
+  const Keys stored = stored_keys(test, request);
+  const bool up = has_mla_weights(test.spec);
+  OracleResult result;
+  result.exact = Softmax<double>(test, data, request,
+                                 up ? up_projected<double>(test.spec, data, stored) : stored)
+                     .run();
+  result.plain = Softmax<float>(test, data, request,
+                                up ? up_projected<float>(test.spec, data, stored) : stored)
+                     .run();
+  for (double& value : result.plain.out) {
+    float rounded = 0;
+    store_float(&rounded, test.spec.q_dtype, 0, static_cast<float>(value));
+    value = load_float(&rounded, test.spec.q_dtype, 0);
+  }
+  return result;
+}
+
+}  // namespace fovea::test

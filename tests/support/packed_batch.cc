@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/packed_batch.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/float_types.h"
+
+namespace fovea::test {
+namespace {
+
+constexpr int64_t kRowGap = 8;     // elements between rows of strided tensors
+constexpr int64_t kExtraRows = 2;  // behind the last token of every tensor
+
+std::vector<char> as_dtype(const std::vector<float>& values, DType dtype) {
+  std::vector<char> bytes(values.size() * dtype_bytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    store_float(bytes.data(), dtype, static_cast<int64_t>(i), values[i]);
+  }
+  return bytes;
+}
+
+template <typename T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+// Entries that follow the last one that may be read.
+void append_wild(std::vector<int32_t>& array, Fill fill) {
+  const std::vector<int32_t> tail = index_array(3, fill);
+  array.insert(array.end(), tail.begin(), tail.end());
+}
+
+}  // namespace
+
+std::vector<Piece> whole_case(const AttentionCase& test) {
+  std::vector<Piece> pieces;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    pieces.push_back({request, 0, test.requests[request].q_len});
+  }
+  return pieces;
+}
+
+PackedRows::PackedRows(int64_t tokens, int32_t heads, int32_t width, DType dtype, bool strided,
+                       Fill fill)
+    : heads_(heads), width_(width), fill_(fill_byte(fill)) {
+  const int64_t head_stride = width + (strided ? kRowGap : 0);
+  const int64_t token_stride = heads * head_stride + (strided ? kRowGap : 0);
+  bytes_.assign(static_cast<size_t>((tokens + kExtraRows) * token_stride) * dtype_bytes(dtype),
+                static_cast<char>(fill_));
+  rows_ = {bytes_.data(), dtype, token_stride, head_stride};
+}
+
+void PackedRows::set_token(int64_t token, const float* from) {
+  for (int32_t head = 0; head < heads_; ++head) {
+    char* to = row_address(rows_, token, head);
+    for (int32_t d = 0; d < width_; ++d) store_float(to, rows_.dtype, d, *from++);
+  }
+}
+
+void PackedRows::get_token(int64_t token, std::vector<float>& to) const {
+  for (int32_t head = 0; head < heads_; ++head) {
+    const char* from = row_address(rows_, token, head);
+    for (int32_t d = 0; d < width_; ++d) to.push_back(load_float(from, rows_.dtype, d));
+  }
+}
+
+bool PackedRows::untouched_outside(int64_t tokens) const {
+  std::vector<char> rest = bytes_;
+  const size_t row_bytes = static_cast<size_t>(width_) * dtype_bytes(rows_.dtype);
+  for (int64_t token = 0; token < tokens; ++token) {
+    for (int32_t head = 0; head < heads_; ++head) {
+      const auto at = row_address(rows_, token, head) - bytes_.data();
+      std::memset(rest.data() + at, fill_, row_bytes);
+    }
+  }
+  return std::all_of(rest.begin(), rest.end(),
+                     [this](char byte) { return byte == static_cast<char>(fill_); });
+}
+
+bool same_bits(const Output& a, const Output& b) {
+  return same_bytes(a.out, b.out) && same_bytes(a.lse, b.lse);
+}
+
+PackedBatch::PackedBatch(const AttentionCase& test, const CaseData& data, const PagedStore* store,
+                         const std::vector<Piece>& pieces, Fill fill)
+    : test_(test), data_(data), fill_(fill), store_(store) {
+  add_requests(store, pieces);
+  add_masks(pieces);
+  add_rows(pieces);
+}
+
+void PackedBatch::add_requests(const PagedStore* store, const std::vector<Piece>& pieces) {
+  const bool cross = test_.spec.scope == AttentionScope::cross;
+  requests_ = static_cast<int32_t>(pieces.size());
+  q_indptr_.push_back(0);
+  for (const Piece& piece : pieces) {
+    const RequestData& request = data_.requests[piece.request];
+    tokens_ += piece.end - piece.begin;
+    q_indptr_.push_back(tokens_);
+    kv_lens_.push_back(cross ? piece.end : request.cached() + piece.end);
+    encoder_lens_.push_back(request.kv_len);
+    max_q_len_ = std::max(max_q_len_, piece.end - piece.begin);
+    max_kv_len_ = std::max(max_kv_len_, kv_lens_.back());
+    if (!store) continue;
+    request_rows_.push_back(store->row(piece.request));
+    for (int32_t token = piece.begin; token < piece.end; ++token) {
+      const int32_t key = request.cached() + token;
+      const bool skip = cross || key < 0 || PagedStore::is_written_before(test_, request, key);
+      out_slots_.push_back(skip ? -1 : store->slot(piece.request, key));
+    }
+  }
+  if (cross) {
+    decoder_slots_ = index_array(
+        static_cast<size_t>(store->table_stride()) * (data_.requests.size() + 2), fill_);
+  }
+  append_wild(q_indptr_, fill_);
+  append_wild(kv_lens_, fill_);
+  append_wild(request_rows_, fill_);
+  append_wild(encoder_lens_, fill_);
+  out_slots_.insert(out_slots_.end(), 3, fill_ == Fill::poison ? int64_t{1} << 60 : 0);
+}
+
+void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
+  custom_indptr_.push_back(0);
+  span_indptr_.push_back(0);
+  pos_in_items_stride_ = max_kv_len_ + 1;
+  for (const Piece& piece : pieces) {
+    const RequestData& request = data_.requests[piece.request];
+    const int32_t kv_len = request.cached() + piece.end;
+    for (int32_t token = piece.begin; token < piece.end; ++token) {
+      if (test_.spec.mask == MaskKind::tree) {
+        positions_.push_back(request.positions[token]);
+        uint64_t bits = 0;
+        for (int32_t node = token; node >= 0; node = request.parents[node]) {
+          bits |= uint64_t{1} << node;
+        }
+        tree_.push_back(bits);
+      }
+      if (test_.spec.mask == MaskKind::custom) {
+        const auto row = request.custom_mask.begin() + static_cast<int64_t>(token) * request.kv_len;
+        custom_.insert(custom_.end(), row, row + kv_len);
+      }
+    }
+    custom_indptr_.push_back(static_cast<int64_t>(custom_.size()));
+    for (const auto& [begin, end] : request.spans) {
+      spans_.push_back(begin);
+      spans_.push_back(end);
+    }
+    span_indptr_.push_back(static_cast<int32_t>(spans_.size() / 2));
+    item_prefix_.push_back(static_cast<uint32_t>(request.item_prefix));
+    std::vector<uint16_t> items = request.pos_in_item;
+    items.resize(static_cast<size_t>(pos_in_items_stride_),
+                 fill_ == Fill::poison ? uint16_t{0xffff} : uint16_t{0});
+    pos_in_items_.insert(pos_in_items_.end(), items.begin(), items.end());
+  }
+}
+
+void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
+  const AttentionSpec& spec = test_.spec;
+  const int32_t q_size = q_width(spec);
+  const int32_t rope = test_.split_q ? spec.rope_dim : 0;
+  const auto rows = [&](int32_t heads, int32_t width) {
+    return PackedRows(tokens_, heads, width, spec.q_dtype, test_.strided, fill_);
+  };
+  q_ = rows(spec.q_heads, q_size - rope);
+  if (rope > 0) q_rope_ = rows(spec.q_heads, rope);
+  k_ = rows(spec.kv_heads, k_width(spec));
+  if (v_width(spec) > 0) v_ = rows(spec.kv_heads, v_width(spec));
+  out_ = rows(spec.q_heads, out_width(spec));
+  lse_.assign(static_cast<size_t>(tokens_) * spec.q_heads, 0);
+  std::memset(lse_.data(), fill_byte(fill_), lse_.size() * sizeof(float));
+  w_uk_ = as_dtype(data_.w_uk, spec.q_dtype);
+  w_uv_ = as_dtype(data_.w_uv, spec.q_dtype);
+
+  int64_t row = 0;
+  for (const Piece& piece : pieces) {
+    const RequestData& request = data_.requests[piece.request];
+    for (int32_t token = piece.begin; token < piece.end; ++token, ++row) {
+      std::vector<float> front, back;
+      const float* q = &request.q[static_cast<size_t>(token) * spec.q_heads * q_size];
+      for (int32_t head = 0; head < spec.q_heads; ++head, q += q_size) {
+        front.insert(front.end(), q, q + q_size - rope);
+        back.insert(back.end(), q + q_size - rope, q + q_size);
+      }
+      q_.set_token(row, front.data());
+      if (rope > 0) q_rope_.set_token(row, back.data());
+      // The k and v of tokens that are not to be stored stay as filled.
+      const int32_t key = request.cached() + token;
+      if (spec.scope == AttentionScope::cross || key < 0) continue;
+      if (is_cached(spec) && PagedStore::is_written_before(test_, request, key)) continue;
+      const auto kv_row = static_cast<size_t>(key) * spec.kv_heads;
+      k_.set_token(row, &request.k[kv_row * k_width(spec)]);
+      if (v_width(spec) > 0) v_.set_token(row, &request.v[kv_row * v_width(spec)]);
+    }
+  }
+}
+
+BatchView PackedBatch::view() const {
+  BatchView view;
+  view.mode = test_.mode;
+  view.requests = requests_;
+  view.tokens = tokens_;
+  view.max_q_len = max_q_len_;
+  view.max_kv_len = max_kv_len_;
+  view.q_indptr = q_indptr_.data();
+  view.kv_lens = kv_lens_.data();
+  const bool cross = test_.spec.scope == AttentionScope::cross;
+  if (store_) {
+    view.request_rows = request_rows_.data();
+    view.request_slots = cross ? decoder_slots_.data() : store_->table();
+    view.request_slots_stride = store_->table_stride();
+    view.out_slots = out_slots_.data();
+  }
+  if (cross) {
+    view.encoder_lens = encoder_lens_.data();
+    view.encoder_slots = store_->table();
+    view.encoder_slots_stride = store_->table_stride();
+  }
+  switch (test_.spec.mask) {
+    case MaskKind::none:
+      break;
+    case MaskKind::tree:
+      view.positions = positions_.data();
+      view.tree_mask = tree_.data();
+      break;
+    case MaskKind::custom:
+      view.custom_mask = custom_.data();
+      view.custom_mask_indptr = custom_indptr_.data();
+      break;
+    case MaskKind::prefix_spans:
+      view.spans = spans_.data();
+      view.span_indptr = span_indptr_.data();
+      break;
+    case MaskKind::multi_item:
+      view.item_prefix_lens = item_prefix_.data();
+      view.token_pos_in_items = pos_in_items_.data();
+      view.token_pos_in_items_stride = pos_in_items_stride_;
+      break;
+  }
+  return view;
+}
+
+LayerTensors PackedBatch::tensors() {
+  LayerTensors tensors;
+  tensors.layer = PagedStore::kLayer;
+  tensors.q = q_.rows();
+  tensors.q_rope = q_rope_.rows();
+  if (test_.spec.scope != AttentionScope::cross) {
+    tensors.k = k_.rows();
+    tensors.v = v_.rows();
+  }
+  tensors.out = out_.rows();
+  tensors.lse = test_.spec.needs_lse ? lse_.data() : nullptr;
+  tensors.save_kv = !test_.prewritten;
+  if (test_.spec.has_sinks) tensors.sinks = data_.sinks.data();
+  if (test_.spec.has_alibi) tensors.alibi_slopes = data_.alibi_slopes.data();
+  if (has_mla_weights(test_.spec)) {
+    tensors.mla_weights.dtype = test_.spec.q_dtype;
+    tensors.mla_weights.w_uk = w_uk_.data();
+    tensors.mla_weights.w_uv = w_uv_.data();
+  }
+  return tensors;
+}
+
+Output PackedBatch::output() const {
+  Output output;
+  for (int64_t token = 0; token < tokens_; ++token) out_.get_token(token, output.out);
+  if (test_.spec.needs_lse) output.lse = lse_;
+  return output;
+}
+
+bool PackedBatch::untouched_outside() const { return out_.untouched_outside(tokens_); }
+
+}  // namespace fovea::test

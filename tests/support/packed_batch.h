@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Some of a case's new tokens as one batch: the arrays of a BatchView and the rows of a
+// LayerTensors, owned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "fovea/attention_backend.h"
+#include "support/attention_case.h"
+#include "support/paged_store.h"
+
+namespace fovea::test {
+
+// New tokens [begin, end) of one request. Everything before `begin` is cached by then.
+struct Piece {
+  size_t request = 0;
+  int32_t begin = 0, end = 0;
+};
+
+// All new tokens of all requests, in order.
+std::vector<Piece> whole_case(const AttentionCase& test);
+
+// Rows [token, head, width] in memory of their own.
+class PackedRows {
+ public:
+  PackedRows() = default;
+  PackedRows(PackedRows&&) = default;
+  PackedRows& operator=(PackedRows&&) = default;
+  PackedRows(int64_t tokens, int32_t heads, int32_t width, DType dtype, bool strided, Fill fill);
+
+  const HeadRows& rows() const { return rows_; }
+  // One token's heads, one after the other, from and to fp32.
+  void set_token(int64_t token, const float* from);
+  void get_token(int64_t token, std::vector<float>& to) const;
+  // No byte outside the first `tokens` rows differs from the fill.
+  bool untouched_outside(int64_t tokens) const;
+
+ private:
+  std::vector<char> bytes_;
+  HeadRows rows_;
+  int32_t heads_ = 0, width_ = 0;
+  int fill_ = 0;
+};
+
+// What one batch gave, live rows only, widened to fp32.
+struct Output {
+  std::vector<float> out;  // [tokens, q_heads, out_width]
+  std::vector<float> lse;  // [tokens, q_heads], empty unless asked for
+};
+
+// Bit for bit.
+bool same_bits(const Output& a, const Output& b);
+
+class PackedBatch {
+ public:
+  PackedBatch(const AttentionCase& test, const CaseData& data, const PagedStore* store,
+              const std::vector<Piece>& pieces, Fill fill);
+
+  BatchView view() const;
+  LayerTensors tensors();
+  Output output() const;
+  // Rows beyond the batch's tokens and gaps between rows.
+  bool untouched_outside() const;
+
+ private:
+  void add_requests(const PagedStore* store, const std::vector<Piece>& pieces);
+  void add_masks(const std::vector<Piece>& pieces);
+  void add_rows(const std::vector<Piece>& pieces);
+
+  const AttentionCase& test_;
+  const CaseData& data_;
+  const Fill fill_;
+  const PagedStore* store_;
+  int32_t tokens_ = 0, requests_ = 0;
+  int32_t max_q_len_ = 0, max_kv_len_ = 0;
+
+  std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_;
+  std::vector<int32_t> decoder_slots_;  // scope cross: nobody may read them
+  std::vector<int64_t> out_slots_;
+  std::vector<uint64_t> tree_;
+  std::vector<uint8_t> custom_;
+  std::vector<int64_t> custom_indptr_;
+  std::vector<int32_t> spans_, span_indptr_;
+  std::vector<uint32_t> item_prefix_;
+  std::vector<uint16_t> pos_in_items_;
+  int64_t pos_in_items_stride_ = 0;
+  PackedRows q_, q_rope_, k_, v_, out_;
+  std::vector<float> lse_;
+  std::vector<char> w_uk_, w_uv_;  // in q_dtype
+};
+
+}  // namespace fovea::test

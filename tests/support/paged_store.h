@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// A case's tokens in pages: a pool lent by the test, pages in random order, a request table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "fovea/kv_cache.h"
+#include "support/attention_case.h"
+#include "support/poison.h"
+
+namespace fovea::test {
+
+// Pages of reserved address space that cost memory only where they are touched.
+class LentPool : public KvPool {
+ public:
+  // page_stride in elements, 0: dense. slot_map may be empty.
+  LentPool(const KvCacheSpec& spec, int64_t pages, int64_t page_stride, Fill fill,
+           std::vector<int64_t> slot_map);
+  ~LentPool() override;
+  LentPool(const LentPool&) = delete;
+  LentPool& operator=(const LentPool&) = delete;
+
+  const KvCacheSpec& spec() const override { return spec_; }
+  int64_t pages() const override { return pages_; }
+  KvLayerView layer(int32_t index) const override;
+  std::span<const int64_t> slot_map() const override { return slot_map_; }
+
+  // Byte for byte, scales included, all layers.
+  bool same_content(const LentPool& other) const;
+
+ private:
+  void fill_pages(const KvLayerView& view, int64_t first, int64_t last, int byte) const;
+
+  KvCacheSpec spec_;
+  int64_t pages_;
+  int64_t page_stride_ = 0;
+  int64_t page_elements_ = 0;  // of K of one page and layer, without the gap behind it
+  size_t block_bytes_ = 0;     // K of one layer
+  size_t mapped_bytes_ = 0;
+  char* memory_ = nullptr;
+  std::vector<std::vector<float>> k_scales_, v_scales_;  // [layers]
+  std::vector<int64_t> slot_map_;
+};
+
+// Which tokens the cache holds before the batch runs.
+enum class Written : uint8_t { before, all };
+
+class PagedStore {
+ public:
+  static constexpr int32_t kLayer = 1;  // the layer the case lives in; layer 0 stays as filled
+
+  PagedStore(const AttentionCase& test, const CaseData& data, Fill fill,
+             Written written = Written::before);
+
+  LentPool& pool() { return *pool_; }
+  const LentPool& pool() const { return *pool_; }
+  const int32_t* table() const { return table_.data(); }
+  int64_t table_stride() const { return table_stride_; }
+  int32_t row(size_t request) const { return rows_[request]; }
+  int64_t slot(size_t request, int32_t token) const { return slots_[request][token]; }
+
+  // False: forward() is to store the token.
+  static bool is_written_before(const AttentionCase& test, const RequestData& request,
+                                int32_t token);
+
+ private:
+  void place_requests(const AttentionCase& test, const CaseData& data, Fill fill);
+  std::vector<int64_t> make_slot_map(const AttentionCase& test, const CaseData& data);
+  void write(const AttentionCase& test, const CaseData& data, size_t request, int32_t token);
+
+  std::vector<std::vector<int64_t>> slots_;  // [request][token]
+  std::vector<int32_t> rows_;
+  std::vector<int32_t> table_;
+  int64_t table_stride_ = 0;
+  int64_t full_pages_ = 0;
+  int64_t pool_pages_ = 0;
+  std::unique_ptr<LentPool> pool_;
+};
+
+}  // namespace fovea::test
