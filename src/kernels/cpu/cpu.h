@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fovea/thread_pool.h"
+#include "kernels/cpu/isa.h"
 #include "kernels/gemm.h"
 #include "kernels/kv_write.h"
 #include "kernels/linear_attention.h"
@@ -13,7 +14,7 @@ namespace fovea::kernels::cpu {
 
 void kv_write(const KvWriteParams& params, ThreadPool& threads);
 void merge_states(const MergeStatesParams& params, ThreadPool& threads);
-void gemm(const GemmParams& params, ThreadPool& threads);
+void gemm(const GemmParams& params, ThreadPool& threads, Isa isa = best_isa());
 void causal_conv(const CausalConvParams& params, ThreadPool& threads);
 void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
 void mamba2(const Mamba2Params& params, ThreadPool& threads);

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/gemm.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/gemm.h"
+
+namespace fovea::kernels::cpu {
+namespace {
+
+// Weight elements that are worth waking a thread for; 64 KiB of bf16.
+constexpr int64_t kTaskElements = 32768;
+// Rows of a task stay a multiple of every kernel's row tile.
+constexpr int64_t kRowStep = 24;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
+
+void check(const GemmParams& params) {
+  check_argument(params.rows >= 0 && params.n >= 0 && params.k >= 0,
+                 "rows, n and k are {}, {} and {}, must not be negative", params.rows, params.n,
+                 params.k);
+  check_argument(params.weight_dtype == DType::f32 || params.weight_dtype == DType::bf16 ||
+                     params.weight_dtype == DType::f16,
+                 "weight_dtype is {}, must be fp32, bf16 or fp16", dtype_name(params.weight_dtype));
+  const int64_t weight_row = params.weight_is_kn ? params.n : params.k;
+  check_argument(params.weight_stride >= weight_row, "weight_stride is {}, must be at least {}",
+                 params.weight_stride, weight_row);
+  check_argument(params.rows <= 1 || params.x_stride >= params.k,
+                 "x_stride is {}, must be at least k ({})", params.x_stride, params.k);
+  check_argument(params.rows <= 1 || params.out_stride >= params.n,
+                 "out_stride is {}, must be at least n ({})", params.out_stride, params.n);
+}
+
+}  // namespace
+
+// How the output is cut into tasks moves no bit: each element is computed by one task in full.
+void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
+  check(params);
+  if (params.rows == 0 || params.n == 0) return;
+  const auto kernel =
+      params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
+  // Four tasks per thread even out what other processes take.
+  const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
+  const int64_t least_columns = divide_up(kTaskElements, std::max(params.k, 1));
+  const int64_t columns =
+      round_up(std::max(divide_up(params.n, wanted), least_columns), kGemmPanel);
+  const int64_t column_tasks = divide_up(params.n, columns);
+  const int64_t row_tasks_wanted = divide_up(wanted, column_tasks);
+  const int64_t rows = round_up(divide_up(params.rows, row_tasks_wanted), kRowStep);
+  const int64_t row_tasks = divide_up(params.rows, rows);
+  threads.parallel_for(column_tasks * row_tasks, [&](int64_t task, int) {
+    const int64_t row = task % row_tasks * rows;
+    const int64_t column = task / row_tasks * columns;
+    const GemmRange range = {static_cast<int32_t>(row),
+                             static_cast<int32_t>(std::min<int64_t>(row + rows, params.rows)),
+                             static_cast<int32_t>(column),
+                             static_cast<int32_t>(std::min<int64_t>(column + columns, params.n))};
+    kernel(params, range);
+  });
+}
+
+}  // namespace fovea::kernels::cpu

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/simd/isas.h"
+#include "kernels/gemm.h"
+
+namespace fovea::kernels::cpu {
+
+// k is summed in blocks of this many: a block starts from zero and is then added to the output, so
+// rounding errors grow with the block, not with k. 512 keeps six rows of x and four of the weight
+// in a 32 KiB cache.
+inline constexpr int32_t kGemmDepth = 512;
+
+// Weight rows ([n, k]) or columns ([k, n]) that a task converts to f32 at a time, on its stack:
+// 128 KiB.
+inline constexpr int32_t kGemmPanel = 64;
+
+// The part of the output that one task computes.
+struct GemmRange {
+  int32_t row_begin = 0, row_end = 0;
+  int32_t n_begin = 0, n_end = 0;
+};
+
+#define FOVEA_DECLARE(isa)                                        \
+  namespace isa {                                                 \
+  void gemm_nk(const GemmParams& params, const GemmRange& range); \
+  void gemm_kn(const GemmParams& params, const GemmRange& range); \
+  }
+FOVEA_FOR_EACH_ISA(FOVEA_DECLARE)
+#undef FOVEA_DECLARE
+
+}  // namespace fovea::kernels::cpu

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights [n, k], as Hugging Face stores them: both operands are contiguous along k, so an output
+// element is a dot product whose lanes hold every kLanes-th term. Nothing is transposed, and one
+// row of x takes the same path as many.
+//
+// Few rows (decode): tiles of all rows by 4 weight rows, which are read once, in order, and
+// converted in registers. More rows: 64 weight rows by kGemmDepth are converted to f32 on the
+// stack, then every tile of rows passes over them.
+#include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/gemm.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+// Accumulators fill the registers: 24 of 32, or 12 of 16.
+constexpr int32_t kRows = kLanes == 16 ? 6 : 3;
+constexpr int32_t kColumns = 4;
+
+// A few rows of x by kColumns rows of the weight, over one block of k.
+template <typename W>
+struct Tile {
+  const float* x;
+  int64_t x_stride;
+  const W* w[kColumns];
+  int32_t depth;
+  float* out;
+  int64_t out_stride;
+  int32_t columns;  // of kColumns that exist; the others repeat the last one
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// Halves added until four lanes are left.
+template <typename D>
+HWY_INLINE auto add_halves(D, hn::Vec<D> sums) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return sums;
+  } else {
+    const hn::Half<D> half;
+    return add_halves(half, hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums)));
+  }
+}
+#endif
+
+// to[i] += the sum of the lanes of sums[i].
+HWY_INLINE void add_sums_of_lanes(const F32 (&sums)[kColumns], float* to, int32_t columns) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int32_t i = 0; i < columns; ++i) to[i] += hn::GetLane(sums[i]);
+#else
+  // Within each block of four lanes: pairs, then all four, transposing on the way.
+  const auto pairs = [](F32 a, F32 b) HWY_ATTR {
+    return hn::Add(hn::InterleaveLower(kF32, a, b), hn::InterleaveUpper(kF32, a, b));
+  };
+  const hn::Repartition<uint64_t, F32Tag> d64;
+  const auto first = hn::BitCast(d64, pairs(sums[0], sums[1]));
+  const auto second = hn::BitCast(d64, pairs(sums[2], sums[3]));
+  const F32 blocks = hn::Add(hn::BitCast(kF32, hn::InterleaveLower(d64, first, second)),
+                             hn::BitCast(kF32, hn::InterleaveUpper(d64, first, second)));
+  const hn::CappedTag<float, 4> d4;
+  const auto totals = add_halves(kF32, blocks);
+  if (columns == kColumns) {
+    hn::StoreU(hn::Add(hn::LoadU(d4, to), totals), d4, to);
+  } else {
+    alignas(16) float rest[4];
+    hn::Store(totals, d4, rest);
+    for (int32_t i = 0; i < columns; ++i) to[i] += rest[i];
+  }
+#endif
+}
+
+// out += x * w^T for rows rows. Every element: one multiply-add per kLanes terms, in order.
+template <int32_t rows, typename W>
+HWY_INLINE void add_tile(const Tile<W>& tile) {
+  F32 sums[rows][kColumns];
+#pragma GCC unroll 8
+  for (int32_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int32_t c = 0; c < kColumns; ++c) sums[r][c] = hn::Zero(kF32);
+  }
+  const auto multiply_add = [&](auto&& load_x, auto&& load_w) HWY_ATTR {
+    F32 x[rows];
+#pragma GCC unroll 8
+    for (int32_t r = 0; r < rows; ++r) x[r] = load_x(tile.x + r * tile.x_stride);
+#pragma GCC unroll 4
+    for (int32_t c = 0; c < kColumns; ++c) {
+      const F32 w = load_w(tile.w[c]);
+#pragma GCC unroll 8
+      for (int32_t r = 0; r < rows; ++r) sums[r][c] = hn::MulAdd(x[r], w, sums[r][c]);
+    }
+  };
+  int32_t k = 0;
+  for (; k + kLanes <= tile.depth; k += kLanes) {
+    const auto at_k = [k](const auto* row) HWY_ATTR { return load(row + k); };
+    multiply_add(at_k, at_k);
+  }
+  if (k < tile.depth) {
+    const auto rest = [&](const auto* row) HWY_ATTR { return load_first(row + k, tile.depth - k); };
+    multiply_add(rest, rest);
+  }
+#pragma GCC unroll 8
+  for (int32_t r = 0; r < rows; ++r) {
+    add_sums_of_lanes(sums[r], tile.out + r * tile.out_stride, tile.columns);
+  }
+}
+
+// add_tile for 1 <= rows <= kRows.
+template <int32_t at_most, typename W>
+HWY_INLINE void add_rows(const Tile<W>& tile, int32_t rows) {
+  if (rows == at_most) {
+    add_tile<at_most>(tile);
+  } else if constexpr (at_most > 1) {
+    add_rows<at_most - 1>(tile, rows);
+  }
+}
+
+void fill_with_bias(const GemmParams& params, const GemmRange& range) {
+  for (int32_t row = range.row_begin; row < range.row_end; ++row) {
+    float* out = params.out + row * params.out_stride;
+    for (int32_t n = range.n_begin; n < range.n_end; ++n) {
+      out[n] = params.bias ? params.bias[n] : 0.0f;
+    }
+  }
+}
+
+int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+template <typename W>
+const W* weight_row(const GemmParams& params, int32_t n) {
+  return static_cast<const W*>(params.weight) + n * params.weight_stride;
+}
+
+template <typename W>
+void multiply_few_rows(const GemmParams& params, const GemmRange& range) {
+  for (int32_t n = range.n_begin; n < range.n_end; n += kColumns) {
+    Tile<W> tile;
+    tile.columns = least(kColumns, range.n_end - n);
+    tile.x_stride = params.x_stride;
+    tile.out = params.out + range.row_begin * params.out_stride + n;
+    tile.out_stride = params.out_stride;
+    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
+      tile.depth = least(kGemmDepth, params.k - k);
+      tile.x = params.x + range.row_begin * params.x_stride + k;
+      for (int32_t c = 0; c < kColumns; ++c) {
+        tile.w[c] = weight_row<W>(params, n + least(c, tile.columns - 1)) + k;
+      }
+      add_rows<kRows>(tile, range.row_end - range.row_begin);
+    }
+  }
+}
+
+// All rows by one panel of weights already in f32.
+void multiply_panel(const GemmParams& params, const GemmRange& rows, Tile<float> tile,
+                    const float* panel, int32_t k) {
+  for (int32_t row = rows.row_begin; row < rows.row_end; row += kRows) {
+    tile.x = params.x + row * params.x_stride + k;
+    for (int32_t n = rows.n_begin; n < rows.n_end; n += kColumns) {
+      tile.columns = least(kColumns, rows.n_end - n);
+      tile.out = params.out + row * params.out_stride + n;
+      for (int32_t c = 0; c < kColumns; ++c) {
+        tile.w[c] = panel + (n - rows.n_begin + least(c, tile.columns - 1)) * kGemmDepth;
+      }
+      add_rows<kRows>(tile, least(kRows, rows.row_end - row));
+    }
+  }
+}
+
+template <typename W>
+void multiply_many_rows(const GemmParams& params, const GemmRange& range) {
+  alignas(64) float panel[kGemmPanel * kGemmDepth];
+  Tile<float> tile;
+  tile.x_stride = params.x_stride;
+  tile.out_stride = params.out_stride;
+  for (int32_t begin = range.n_begin; begin < range.n_end; begin += kGemmPanel) {
+    GemmRange part = range;
+    part.n_begin = begin;
+    part.n_end = least(begin + kGemmPanel, range.n_end);
+    for (int32_t k = 0; k < params.k; k += kGemmDepth) {
+      tile.depth = least(kGemmDepth, params.k - k);
+      for (int32_t n = begin; n < part.n_end; ++n) {
+        // The depth rounded up to whole vectors is still within kGemmDepth.
+        load_row(weight_row<W>(params, n) + k, tile.depth, tile.depth,
+                 panel + (n - begin) * kGemmDepth);
+      }
+      multiply_panel(params, part, tile, panel, k);
+    }
+  }
+}
+
+template <typename W>
+void multiply(const GemmParams& params, const GemmRange& range) {
+  fill_with_bias(params, range);
+  if (range.row_end - range.row_begin <= kRows) {
+    multiply_few_rows<W>(params, range);
+  } else {
+    multiply_many_rows<W>(params, range);
+  }
+}
+
+}  // namespace
+
+void gemm_nk(const GemmParams& params, const GemmRange& range) {
+  if (params.weight_dtype == DType::f32) return multiply<float>(params, range);
+  if (params.weight_dtype == DType::f16) return multiply<F16>(params, range);
+  multiply<Bf16>(params, range);
+}
+
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
