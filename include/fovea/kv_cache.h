@@ -239,14 +239,13 @@ class PageAllocator {
   // ...) continues there. Undoes extend for rejected drafts and for a step that could not run.
   void truncate(std::span<const int32_t> slots, int32_t length);
 
+  void check_owned(int64_t page) const;  // the error above for a page without an owner
   int32_t references(int64_t page) const { return references_[static_cast<size_t>(page)]; }
   int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
   int64_t pages() const { return static_cast<int64_t>(references_.size()); }
   int32_t page_size() const { return page_size_; }
 
  private:
-  void check_owned(int64_t page) const;
-
   int32_t page_size_;
   std::vector<int64_t> free_;
   std::vector<int32_t> references_;

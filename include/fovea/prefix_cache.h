@@ -22,13 +22,16 @@ struct PrefixDomain {
   std::string_view salt;       // isolates tenants
 };
 
-// A page's identity: SHA-256 over the domain, the parent page's key and the page's tokens.
+// A page's identity: SHA-256 over the domain, the parent page's key and the page's tokens. Fields
+// are tagged and carry their length.
 using PrefixKey = std::array<uint8_t, 32>;
 
 struct PrefixMatch {
   int32_t tokens = 0;          // multiple of the page size
   std::vector<int64_t> pages;  // tokens / page_size of them, in order; retained for the caller
-  int32_t state_slot = -1;     // snapshot of the linear layers after exactly `tokens` tokens
+  // Snapshot of the linear layers after exactly `tokens` tokens; -1 without them or without a
+  // match. Not retained: copy it before the next insert or eviction.
+  int32_t state_slot = -1;
 };
 
 struct PrefixCacheStats {
@@ -36,6 +39,7 @@ struct PrefixCacheStats {
   int64_t hits = 0;     // tokens served
   int64_t pages = 0;    // held by the tree
   int64_t evicted_pages = 0;
+  int64_t snapshots = 0;  // held by the tree
 };
 
 // Holds one reference on every page in the tree. Only full pages enter; they are never written
@@ -48,25 +52,31 @@ class PrefixCache {
   ~PrefixCache();
 
   // The longest cached prefix, at most max_tokens long. Its pages are retained for the caller, who
-  // releases them with PageAllocator::release when done; until then they cannot be evicted.
+  // releases them with PageAllocator::release when done; until then they cannot be evicted. They
+  // are full and must not be written. A request that needs the logits of its last token asks for at
+  // most tokens.size() - 1.
   PrefixMatch match(const PrefixDomain& domain, std::span<const int32_t> tokens,
                     int32_t max_tokens);
 
   // Offers the full pages of `tokens`; where the tree already has a page, its own stays and the
-  // offered one is ignored. state_slot >= 0: a snapshot after all `tokens` (a multiple of the page
-  // size), whose ownership moves to the cache; -1: none.
+  // offered one is ignored. The caller keeps its own references. state_slot >= 0: a snapshot after
+  // all `tokens` (a multiple of the page size), whose ownership moves to the cache; -1: none, and a
+  // later insert may still bring one. Throws Error{invalid_argument} for pages nobody owns and for
+  // a snapshot at another length; then nothing has changed hands.
   void insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
               std::span<const int64_t> pages, int32_t state_slot = -1);
 
   // Frees least recently used leaves nobody else holds until `pages` allocator pages became free or
-  // nothing more can go. Returns the pages freed, whose slots are then invalid.
+  // nothing more can go. Returns the pages freed, whose slots are then invalid (window pools: unmap
+  // them). Costs O(log n) per page and a look at each leaf in use that is older.
   std::vector<int64_t> evict(int64_t pages);
 
-  // Frees the least recently used snapshot. False: there is none.
+  // Frees the least recently used snapshot that is not pinned. False: there is none.
   bool evict_state();
 
-  // Pinned prefixes are not evicted until unpinned; pins nest. Returns the tokens pinned (what is
-  // cached of `tokens`).
+  // Pinned prefixes are not evicted until unpinned; pins nest. Returns the tokens pinned: what
+  // match would serve of `tokens`, 0 pins nothing. unpin takes back one pin on a prefix of `tokens`
+  // and throws Error{invalid_argument} where there is none.
   int32_t pin(const PrefixDomain& domain, std::span<const int32_t> tokens);
   void unpin(const PrefixDomain& domain, std::span<const int32_t> tokens);
 

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/prefix_cache.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "kvcache/prefix_tree.h"
+
+namespace fovea {
+
+struct PrefixCache::Tree {
+  Tree(PageAllocator& page_allocator, StatePool* state_pool)
+      : pages(page_allocator), state(state_pool), tree(page_allocator.page_size()) {}
+
+  PageAllocator& pages;
+  StatePool* state;
+  PrefixTree tree;
+  PrefixCacheStats stats;
+  std::vector<int32_t> path;  // of the last walk, the root not included
+
+  std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, size_t page) const {
+    const auto size = static_cast<size_t>(pages.page_size());
+    return tokens.subspan(page * size, size);
+  }
+  int32_t tokens_in(size_t page_count) const {
+    return static_cast<int32_t>(page_count) * pages.page_size();
+  }
+
+  // Fills `path` with what is cached of `tokens`; with linear layers, up to the last snapshot.
+  void walk(const PrefixDomain& domain, std::span<const int32_t> tokens) {
+    path.clear();
+    int32_t node = tree.find_root(domain);
+    const size_t full_pages = tokens.size() / static_cast<size_t>(pages.page_size());
+    for (size_t i = 0; node >= 0 && i < full_pages; ++i) {
+      node = tree.find_child(node, page_tokens(tokens, i));
+      if (node >= 0) path.push_back(node);
+    }
+    if (state == nullptr) return;
+    while (!path.empty() && tree.node(path.back()).state_slot < 0) path.pop_back();
+  }
+
+  void drop_state(int32_t node) {
+    state->release(tree.node(node).state_slot);
+    tree.set_state(node, -1);
+    --stats.snapshots;
+  }
+
+  void drop_leaf(int32_t node) {
+    if (tree.node(node).state_slot >= 0) drop_state(node);
+    pages.release(tree.node(node).page);
+    tree.remove_leaf(node);
+    --stats.pages;
+    ++stats.evicted_pages;
+  }
+};
+
+PrefixCache::PrefixCache(PageAllocator& pages, StatePool* state)
+    : tree_(std::make_unique<Tree>(pages, state)) {}
+
+PrefixCache::~PrefixCache() {
+  tree_->tree.visit_all([this](const PrefixTree::Node& node) {
+    if (node.page != 0) tree_->pages.release(node.page);
+    if (node.state_slot >= 0) tree_->state->release(node.state_slot);
+  });
+}
+
+const PrefixCacheStats& PrefixCache::stats() const { return tree_->stats; }
+
+PrefixMatch PrefixCache::match(const PrefixDomain& domain, std::span<const int32_t> tokens,
+                               int32_t max_tokens) {
+  check_argument(max_tokens >= 0, "max_tokens is {}, must not be negative", max_tokens);
+  tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(max_tokens)));
+  Tree& cache = *tree_;
+  cache.walk(domain, tokens);
+
+  PrefixMatch match;
+  match.tokens = cache.tokens_in(cache.path.size());
+  cache.stats.queries += static_cast<int64_t>(tokens.size());
+  cache.stats.hits += match.tokens;
+  if (cache.path.empty()) return match;
+  match.pages.reserve(cache.path.size());
+  for (const int32_t node : cache.path) {
+    match.pages.push_back(cache.tree.node(node).page);
+    cache.pages.retain(match.pages.back());
+  }
+  const int32_t last = cache.path.back();
+  cache.tree.touch(last);
+  if (cache.state != nullptr) {
+    match.state_slot = cache.tree.node(last).state_slot;
+    cache.tree.touch_state(last);
+  }
+  return match;
+}
+
+void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
+                         std::span<const int64_t> pages, int32_t state_slot) {
+  Tree& cache = *tree_;
+  const auto page_size = static_cast<size_t>(cache.pages.page_size());
+  const size_t full_pages = tokens.size() / page_size;
+  check_argument(pages.size() >= full_pages, "{} pages given, {} tokens fill {}", pages.size(),
+                 tokens.size(), full_pages);
+  for (const int64_t page : pages.first(full_pages)) cache.pages.check_owned(page);
+  if (state_slot >= 0) {
+    check_argument(cache.state != nullptr, "state_slot is {}, the cache was built without a pool",
+                   state_slot);
+    check_argument(full_pages > 0 && tokens.size() % page_size == 0,
+                   "a snapshot after {} tokens, must be a positive multiple of the page size {}",
+                   tokens.size(), page_size);
+  }
+  if (full_pages == 0) return;
+
+  int32_t last = -1;  // in the tree; a collision of keys ends the walk before the last page
+  int32_t node = cache.tree.add_root(domain);
+  for (size_t i = 0; node >= 0 && i < full_pages; ++i) {
+    const auto page_tokens = cache.page_tokens(tokens, i);
+    node = cache.tree.find_child(last = node, page_tokens);
+    if (node >= 0) continue;
+    node = cache.tree.add_child(last, page_tokens, pages[i]);
+    if (node < 0) break;
+    cache.pages.retain(pages[i]);
+    ++cache.stats.pages;
+  }
+  if (node >= 0) last = node;
+  if (last >= 0) cache.tree.touch(last);
+  if (state_slot < 0) return;
+  if (node < 0 || cache.tree.node(node).state_slot >= 0) {
+    cache.state->release(state_slot);
+    if (node >= 0) cache.tree.touch_state(node);
+    return;
+  }
+  cache.tree.set_state(node, state_slot);
+  ++cache.stats.snapshots;
+}
+
+std::vector<int64_t> PrefixCache::evict(int64_t pages) {
+  Tree& cache = *tree_;
+  const PrefixTree::Order& leaves = cache.tree.leaves();
+  std::vector<int64_t> freed;
+  auto leaf = leaves.begin();
+  while (leaf != leaves.end() && static_cast<int64_t>(freed.size()) < pages) {
+    const auto [last_use, index] = *leaf;
+    const int64_t page = cache.tree.node(index).page;
+    if (cache.pages.references(page) > 1) {
+      ++leaf;
+      continue;
+    }
+    freed.push_back(page);
+    cache.drop_leaf(index);
+    // The parent may have become the next leaf. It was used with this one or later, and one use
+    // touches one path, so it is found at or after this time and nothing is passed over.
+    leaf = leaves.lower_bound({last_use, 0});
+  }
+  return freed;
+}
+
+std::vector<int64_t> PrefixCache::clear() { return evict(std::numeric_limits<int64_t>::max()); }
+
+bool PrefixCache::evict_state() {
+  Tree& cache = *tree_;
+  for (const auto& [last_use, index] : cache.tree.states()) {
+    if (cache.tree.node(index).pins > 0) continue;
+    cache.drop_state(index);
+    return true;
+  }
+  return false;
+}
+
+int32_t PrefixCache::pin(const PrefixDomain& domain, std::span<const int32_t> tokens) {
+  Tree& cache = *tree_;
+  cache.walk(domain, tokens);
+  // The pages before the last one stay because they have children.
+  if (!cache.path.empty()) cache.tree.pin(cache.path.back(), 1);
+  return cache.tokens_in(cache.path.size());
+}
+
+void PrefixCache::unpin(const PrefixDomain& domain, std::span<const int32_t> tokens) {
+  Tree& cache = *tree_;
+  cache.walk(domain, tokens);
+  // The tree may have grown since, so the pin is not always on the last page.
+  const auto pinned =
+      std::ranges::find_if(cache.path.rbegin(), cache.path.rend(),
+                           [&](int32_t node) { return cache.tree.node(node).pins > 0; });
+  check_argument(pinned != cache.path.rend(), "nothing of these {} tokens is pinned",
+                 tokens.size());
+  cache.tree.pin(*pinned, -1);
+}
+
+}  // namespace fovea
