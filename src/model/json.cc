@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/json.h"
 
-#include <functional>
-#include <unordered_set>
+#include <set>
 #include <vector>
 
 #include "core/check.h"
@@ -45,7 +44,7 @@ class Guard {
  private:
   std::string_view name_;
   int max_depth_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::set<std::string>> keys_;  // of the objects that are open
 };
 
 }  // namespace

@@ -24,9 +24,6 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
   out.kv_heads = spec.kv_heads;
   out.head_dim = spec.head_dim;
   out.head_dim_v = spec.head_dim_v;
-  out.q_dtype = spec.q_dtype;
-  out.kv_dtype = uses_kv_cache(spec) ? shape.cache.dtype : spec.q_dtype;
-  out.batch_invariant = spec.batch_invariant;
   return out;
 }
 

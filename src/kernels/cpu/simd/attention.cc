@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+// One work item of attention: rows of some kv heads of one request against a range of its keys.
+#include "kernels/cpu/simd/attention_rows.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+// Up to kProductRows consecutive rows of a head; `first` is the first one's place.
+struct RowBlock {
+  int32_t first;
+  int32_t rows;
+  int32_t begin, end;              // keys that some row sees lie within
+  int32_t inner_begin, inner_end;  // keys that every row sees
+  int32_t predicate_begin;
+};
+
+class ItemRunner {
+ public:
+  ItemRunner(const AttentionCall& call, const AttentionItem& item, const AttentionScratch& scratch)
+      : params_(*call.params),
+        item_(item),
+        scratch_(scratch),
+        shape_(params_, item),
+        mask_(mask_view(params_, item.request)),
+        reader_(params_, item.request),
+        state_(scratch.states[0]),
+        panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
+        row_floats_(padded(shape_.dim) + kPadFloats),
+        few_rows_(shape_.head_rows <= kBlockRows) {
+    const KvLayerView& cache = params_.keys.cache;
+    token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
+    values_in_place_ = few_rows_ && !reader_.v_in_k && shape_.dim_v % kLanes == 0;
+    for (int32_t head = 0; head < shape_.heads; ++head) {
+      load_queries(params_, item_, shape_, item_.head_begin + head, scratch_.k_rows,
+                   scratch_.q + static_cast<int64_t>(head) * shape_.head_rows * padded(shape_.dim));
+    }
+    for (int32_t r = 0; r < shape_.rows; ++r) {
+      const int32_t token = (item_.row_begin + r) / shape_.group;
+      scratch_.bounds[r] = row_bounds(mask_, token);
+    }
+  }
+
+  AttentionState& run() {
+    StateTree tree(shape_, scratch_.states + 1);
+    start_chunk();
+    for (int32_t tile = item_.kv_begin / kTileKeys * kTileKeys; tile < item_.kv_end;
+         tile += kTileKeys) {
+      locate(tile, here_);
+      for (int32_t head = 0; head < shape_.heads; ++head) attend(tile, head);
+      const int32_t next = tile + kTileKeys;
+      if (next % kChunkKeys != 0 && next < item_.kv_end) continue;
+      end_chunk();
+      tree.add(static_cast<uint32_t>(tile / kChunkKeys), state_);
+      if (next >= item_.kv_end) return tree.result();
+      start_chunk();
+    }
+    return state_;  // no keys
+  }
+
+  const RowShape& shape() const { return shape_; }
+
+ private:
+  void start_chunk() {
+    clear_state(shape_, state_);
+    for (int32_t i = 0; i < shape_.total() * kPadFloats; ++i) scratch_.l_lanes[i] = 0;
+  }
+
+  void end_chunk() {
+    for (int32_t place = 0; place < shape_.total(); ++place) {
+      const F32 lanes = load(scratch_.l_lanes + place * kPadFloats);
+      state_.l[place] = hn::GetLane(hn::SumOfLanes(kF32, lanes));
+    }
+  }
+
+  void locate(int32_t tile, TileKeys& to) const {
+    reader_.locate(tile, larger(item_.kv_begin - tile, 0), smaller(item_.kv_end - tile, kTileKeys),
+                   to);
+  }
+
+  RowBlock block_at(int32_t first) const {
+    RowBlock block;
+    block.first = first;
+    block.rows = smaller(kProductRows, shape_.rows - first);
+    block.begin = block.inner_end = INT32_MAX;
+    block.end = block.inner_begin = 0;
+    block.predicate_begin = INT32_MAX;
+    for (int32_t r = first; r < first + block.rows; ++r) {
+      const RowBounds& row = scratch_.bounds[r];
+      const bool prefix = row.prefix_end > row.prefix_begin;
+      block.begin = smaller(block.begin, prefix ? row.prefix_begin : row.begin);
+      block.end = larger(block.end, row.end);
+      block.inner_begin = larger(block.inner_begin, row.begin);
+      block.inner_end = smaller(block.inner_end, row.end);
+      block.predicate_begin = smaller(block.predicate_begin, row.predicate_begin);
+    }
+    return block;
+  }
+
+  // All rows of one head against one tile.
+  void attend(int32_t tile, int32_t head) {
+    head_ = head;
+    factor_ = score_factor(params_, item_.head_begin + head);
+    packed_panels_ = 0;
+    values_ready_ = false;
+    if (token_scales_) load_token_scales();
+    for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
+      const RowBlock block = block_at(first);
+      const int32_t begin = larger(block.begin - tile, here_.begin);
+      const int32_t end = smaller(block.end - tile, here_.end);
+      if (begin >= end) continue;
+      score(block, begin, end);
+      adjust(block, tile, begin, end);
+      weigh(block, begin, end);
+    }
+  }
+
+  int32_t place(const RowBlock& block) const { return head_ * shape_.head_rows + block.first; }
+
+  void score(const RowBlock& block, int32_t begin, int32_t end) {
+    const float* q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
+    const int32_t dim = (shape_.dim + 3) / 4 * 4;
+    for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
+      // With one block of rows a panel is used once, and its place stays in the first cache.
+      float* panel = scratch_.k_tile + (shape_.rows <= kProductRows ? 0 : p * panel_floats_);
+      if (!(packed_panels_ >> p & 1)) {
+        pack_panel(p, dim, panel);
+        packed_panels_ |= 1u << p;
+      }
+      const ScoreProduct product = {q, panel, dim, scratch_.scores + p * kPanelKeys};
+      with_product_rows(product_rows(block.rows), product);
+    }
+  }
+
+  void pack_panel(int32_t p, int32_t dim, float* panel) {
+    const int32_t first = p * kPanelKeys;
+    float* rows = scratch_.k_rows + (reader_.v_in_k ? first * row_floats_ : 0);
+    for (int32_t n = 0; n < kPanelKeys; ++n) {
+      float* to = rows + n * row_floats_;
+      if (first + n < here_.begin || first + n >= here_.end) {
+        for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
+        continue;
+      }
+      const char* from = here_.k[first + n] + (item_.head_begin + head_) * reader_.k_head_bytes;
+      if (reader_.fp8_rows) {
+        load_mla_fp8_row(from, to);
+      } else {
+        load_any_row(from, reader_.k_dtype, shape_.dim, to);
+      }
+    }
+    transpose_panel(rows, row_floats_, dim, panel);
+  }
+
+  // Scales per token and head; values held in K share K's.
+  void load_token_scales() {
+    const KvLayerView& cache = params_.keys.cache;
+    const float* v_scale = reader_.v_in_k ? cache.k_scale : cache.v_scale;
+    for (int32_t n = 0; n < kTileKeys; ++n) {
+      const bool owned = n >= here_.begin && n < here_.end;
+      const int64_t at = owned ? here_.slot[n] * params_.kv_heads + item_.head_begin + head_ : 0;
+      k_scales_[n] = owned ? cache.k_scale[at] : 0.0f;
+      v_scales_[n] = owned ? v_scale[at] : 0.0f;
+    }
+  }
+
+  // Turns products into masked scores. Whole vectors around [begin, end) are valid afterwards.
+  // Scores are to be multiplied by factor_, unless a cap or ALiBi has made them units of log2.
+  void adjust(const RowBlock& block, int32_t tile, int32_t begin, int32_t end) {
+    const int32_t first = begin / kLanes;
+    const int32_t last = (end + kLanes - 1) / kLanes;
+    const bool whole =
+        tile + first * kLanes >= block.inner_begin && tile + last * kLanes <= block.inner_end;
+    const bool predicate = tile + end > block.predicate_begin;
+    if (params_.alibi_slopes) load_key_positions(tile);
+    for (int32_t r = 0; r < block.rows; ++r) {
+      float* scores = scratch_.scores + r * kTileKeys;
+      const RowBounds& row = scratch_.bounds[block.first + r];
+      if (token_scales_) scale_scores(first, last, scores);
+      if (params_.logit_cap > 0) cap_scores(first, last, scores);
+      if (params_.alibi_slopes) add_alibi(block.first + r, row.position, first, last, scores);
+      if (!whole) hide_outside(row, tile, first, last, scores);
+      if (predicate) ask_each(block.first + r, tile, begin, end);
+    }
+  }
+
+  void scale_scores(int32_t first, int32_t last, float* scores) const {
+    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+      store(hn::Mul(load(scores + v), load(k_scales_ + v)), scores + v);
+    }
+  }
+
+  void cap_scores(int32_t first, int32_t last, float* scores) const {
+    const F32 inner = hn::Set(kF32, factor_ * kLn2 / params_.logit_cap);
+    const F32 outer = hn::Set(kF32, kLog2E * params_.logit_cap);
+    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+      store(hn::Mul(tanh_of(hn::Mul(load(scores + v), inner)), outer), scores + v);
+    }
+  }
+
+  void load_key_positions(int32_t tile) {
+    for (int32_t n = here_.begin; n < here_.end; ++n) {
+      key_positions_[n] = static_cast<float>(key_position(mask_, tile + n));
+    }
+  }
+
+  void add_alibi(int32_t r, int32_t position, int32_t first, int32_t last, float* scores) const {
+    const int32_t q_head =
+        (item_.head_begin + head_) * shape_.group + (item_.row_begin + r) % shape_.group;
+    const F32 slope = hn::Set(kF32, params_.alibi_slopes[q_head] * kLog2E);
+    const F32 factor = hn::Set(kF32, params_.logit_cap > 0 ? 1.0f : factor_);
+    const F32 from = hn::Set(kF32, static_cast<float>(position));
+    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+      const F32 distance = hn::Sub(load(key_positions_ + v), from);
+      store(hn::MulAdd(slope, distance, hn::Mul(load(scores + v), factor)), scores + v);
+    }
+  }
+
+  void hide_outside(const RowBounds& row, int32_t tile, int32_t first, int32_t last,
+                    float* scores) const {
+    const hn::Rebind<int32_t, F32Tag> d32;
+    const auto before = hn::Set(d32, row.begin - 1);
+    const auto end = hn::Set(d32, row.end);
+    const auto before_prefix = hn::Set(d32, row.prefix_begin - 1);
+    const auto prefix_end = hn::Set(d32, row.prefix_end);
+    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+      const auto key = hn::Iota(d32, tile + v);
+      const auto inside = hn::And(hn::Gt(key, before), hn::Lt(key, end));
+      const auto in_prefix = hn::And(hn::Gt(key, before_prefix), hn::Lt(key, prefix_end));
+      const auto seen = hn::RebindMask(kF32, hn::Or(inside, in_prefix));
+      store(hn::IfThenElse(seen, load(scores + v), hn::Set(kF32, -kInfinity)), scores + v);
+    }
+  }
+
+  void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end) {
+    const RowBounds& row = scratch_.bounds[r];
+    const int32_t token = (item_.row_begin + r) / shape_.group;
+    float* scores = scratch_.scores + r % kProductRows * kTileKeys;
+    for (int32_t n = larger(begin, row.predicate_begin - tile); n < end; ++n) {
+      if (!key_visible(mask_, tile + n, token)) scores[n] = -kInfinity;
+    }
+  }
+
+  // Softmax of the block's scores, then its share of o.
+  void weigh(const RowBlock& block, int32_t begin, int32_t end) {
+    float decay[kBlockRows] = {};
+    SoftmaxTile softmax;
+    softmax.scores = scratch_.scores;
+    softmax.begin = begin / kLanes;
+    softmax.end = (end + kLanes - 1) / kLanes;
+    softmax.rows = block.rows;
+    softmax.factor = params_.logit_cap > 0 || params_.alibi_slopes ? 1.0f : factor_;
+    softmax.v_scales = token_scales_ ? v_scales_ : nullptr;
+    softmax.m = state_.m + place(block);
+    softmax.l_lanes = scratch_.l_lanes + place(block) * kPadFloats;
+    softmax.decay = decay;
+    softmax_tile(softmax);
+    if (!values_ready_) prepare_values();
+    if (values_in_place_) {
+      with_type(nullptr, reader_.v_dtype,
+                [&](const auto* type) { add_values(type, block, decay, begin, end); });
+    } else {
+      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+    }
+  }
+
+  // Where the values of the tile are read from: the cache, the unpacked K rows, or a copy.
+  void prepare_values() {
+    values_ready_ = true;
+    for (int32_t n = here_.begin; n < here_.end; ++n) {
+      const char* from = here_.v[n] + (item_.head_begin + head_) * reader_.v_head_bytes;
+      if (values_in_place_) {
+        values_[n] = from;
+      } else if (reader_.v_in_k) {
+        values_[n] = reinterpret_cast<const char*>(scratch_.k_rows + n * row_floats_);
+      } else {
+        float* row = scratch_.v_rows + static_cast<int64_t>(n) * shape_.o_stride;
+        load_any_row(from, reader_.v_dtype, shape_.dim_v, row);
+        values_[n] = reinterpret_cast<const char*>(row);
+      }
+    }
+  }
+
+  template <class T>
+  HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
+                             int32_t end) {
+    float* o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
+    const int32_t rows = product_rows(block.rows);
+    const int32_t width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
+    int32_t column = 0;
+    for (; column + 2 * kLanes <= width; column += 2 * kLanes) {
+      const ValueProduct<T, 2> product = {scratch_.scores, values_, decay,          begin, end,
+                                          column,          o,       shape_.o_stride};
+      with_product_rows(rows, product);
+    }
+    if (column < width) {
+      const ValueProduct<T, 1> product = {scratch_.scores, values_, decay,          begin, end,
+                                          column,          o,       shape_.o_stride};
+      with_product_rows(rows, product);
+    }
+  }
+
+  const AttentionParams& params_;
+  const AttentionItem& item_;
+  const AttentionScratch& scratch_;
+  const RowShape shape_;
+  const MaskView mask_;
+  const KeyReader reader_;
+  AttentionState& state_;
+  const int64_t panel_floats_;
+  const int64_t row_floats_;
+  const bool few_rows_;
+  bool token_scales_;
+  bool values_in_place_;
+
+  // The tile and head at work.
+  TileKeys here_;
+  int32_t head_ = 0;
+  float factor_ = 0;
+  uint32_t packed_panels_ = 0;
+  bool values_ready_ = false;
+  const char* values_[kTileKeys];
+  alignas(64) float k_scales_[kTileKeys];
+  alignas(64) float v_scales_[kTileKeys];
+  alignas(64) float key_positions_[kTileKeys];
+};
+
+AttentionState partial_state(const AttentionCall& call, const RowShape& shape, int64_t offset) {
+  AttentionState state;
+  state.o = call.partials + offset;
+  state.m = state.o + static_cast<int64_t>(shape.total()) * shape.o_stride;
+  state.l = state.m + shape.total();
+  return state;
+}
+
+}  // namespace
+
+void attention_item(const AttentionCall& call, const AttentionItem& item,
+                    const AttentionScratch& scratch) {
+  ItemRunner runner(call, item, scratch);
+  const AttentionState& state = runner.run();
+  const RowShape& shape = runner.shape();
+  if (item.partial < 0) {
+    write_rows(*call.params, item, shape, state);
+    return;
+  }
+  const AttentionState to = partial_state(call, shape, item.partial);
+  const size_t rows = static_cast<size_t>(shape.total());
+  memcpy(to.o, state.o, rows * shape.o_stride * sizeof(float));
+  memcpy(to.m, state.m, rows * sizeof(float));
+  memcpy(to.l, state.l, rows * sizeof(float));
+}
+
+void attention_merge(const AttentionCall& call, const AttentionMerge& merge) {
+  constexpr int32_t kLevels = 33;
+  const RowShape shape(*call.params, merge.tile);
+  AttentionState states[kLevels] = {};
+  StateTree tree(shape, states);
+  for (int32_t piece = 0; piece < merge.pieces; ++piece) {
+    AttentionState state =
+        partial_state(call, shape, merge.tile.partial + piece * merge.partial_stride);
+    tree.add(static_cast<uint32_t>(merge.first_piece + piece), state);
+  }
+  write_rows(*call.params, merge.tile, shape, tree.result());
+}
+
+}  // namespace fovea::kernels::cpu::FOVEA_ISA

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the keys and values of a tile are, and how they become rows of f32.
+#pragma once
+
+#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/convert.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+inline int64_t element_bytes(DType dtype) { return static_cast<int64_t>(dtype_bytes(dtype)); }
+
+inline int32_t padded(int32_t count) { return (count + kPadFloats - 1) / kPadFloats * kPadFloats; }
+
+// The rows of head 0 of one tile; other heads are `head_bytes` further. Only [begin, end) is set.
+struct TileKeys {
+  int32_t begin, end;  // within the tile
+  const char* k[kTileKeys];
+  const char* v[kTileKeys];
+  int64_t slot[kTileKeys];
+};
+
+// Reads addresses of one request's keys.
+class KeyReader {
+ public:
+  KeyReader(const AttentionParams& params, int32_t request)
+      : keys_(params.keys), request_(request) {
+    const KvLayerView& cache = keys_.cache;
+    if (keys_.page_table) {
+      k_dtype = v_dtype = cache.dtype;
+      k_head_bytes = cache.k_head_stride * element_bytes(cache.dtype);
+      v_head_bytes = cache.v_head_stride * element_bytes(cache.dtype);
+      fp8_rows = cache.layout == KvLayout::mla_fp8_rows;
+      v_in_k = cache.layout != KvLayout::mha;
+    } else {
+      k_dtype = keys_.k.dtype;
+      v_dtype = keys_.v.dtype;
+      k_head_bytes = keys_.k.head_stride * element_bytes(k_dtype);
+      v_head_bytes = keys_.v.head_stride * element_bytes(v_dtype);
+    }
+  }
+
+  // Keys [begin, end) of the tile that starts at key `tile`.
+  void locate(int32_t tile, int32_t begin, int32_t end, TileKeys& to) const {
+    to.begin = begin;
+    to.end = end;
+    if (keys_.page_table) {
+      locate_pages(tile, to);
+    } else {
+      locate_packed(tile, to);
+    }
+  }
+
+  DType k_dtype, v_dtype;
+  int64_t k_head_bytes, v_head_bytes;
+  bool fp8_rows = false;  // KvLayout::mla_fp8_rows
+  bool v_in_k = false;    // v is the front of the k row
+
+ private:
+  void locate_pages(int32_t tile, TileKeys& to) const {
+    const KvLayerView& cache = keys_.cache;
+    const int32_t* pages = keys_.page_table + request_ * keys_.page_table_stride;
+    const int64_t bytes = element_bytes(cache.dtype);
+    for (int32_t n = to.begin; n < to.end;) {
+      const int32_t entry = (tile + n) / cache.page_size;
+      int32_t in_page = (tile + n) % cache.page_size;
+      const int64_t page = pages[entry];
+      for (; n < to.end && in_page < cache.page_size; ++n, ++in_page) {
+        to.k[n] = cache.k + (page * cache.k_page_stride + in_page * cache.k_token_stride) * bytes;
+        to.v[n] = cache.v + (page * cache.v_page_stride + in_page * cache.v_token_stride) * bytes;
+        to.slot[n] = page * cache.page_size + in_page;
+      }
+    }
+  }
+
+  void locate_packed(int32_t tile, TileKeys& to) const {
+    const int64_t first = static_cast<int64_t>(keys_.kv_indptr[request_]) + tile;
+    for (int32_t n = to.begin; n < to.end; ++n) {
+      to.k[n] = static_cast<const char*>(keys_.k.data) +
+                (first + n) * keys_.k.token_stride * element_bytes(k_dtype);
+      to.v[n] = static_cast<const char*>(keys_.v.data) +
+                (first + n) * keys_.v.token_stride * element_bytes(v_dtype);
+    }
+  }
+
+  const KeySource& keys_;
+  int32_t request_;
+};
+
+// 656-byte rows: 512 e4m3 values, four f32 scales, 64 bf16 values.
+inline void load_mla_fp8_row(const char* from, float* to) {
+  constexpr int32_t kLatent = 512, kPerScale = 128, kRope = 64;
+  float scales[kLatent / kPerScale];
+  memcpy(scales, from + kLatent, sizeof(scales));
+  for (int32_t d = 0; d < kLatent; d += kLanes) {
+    const F32 value = load(reinterpret_cast<const F8E4m3*>(from + d));
+    store(hn::Mul(value, hn::Set(kF32, scales[d / kPerScale])), to + d);
+  }
+  load_row(reinterpret_cast<const Bf16*>(from + kLatent + sizeof(scales)), kRope, kRope,
+           to + kLatent);
+}
+
+// Calls function(pointer) with `from` typed by dtype.
+template <class Function>
+HWY_INLINE void with_type(const char* from, DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::f16:
+      return function(reinterpret_cast<const F16*>(from));
+    case DType::bf16:
+      return function(reinterpret_cast<const Bf16*>(from));
+    case DType::f8e4m3:
+      return function(reinterpret_cast<const F8E4m3*>(from));
+    case DType::f8e5m2:
+      return function(reinterpret_cast<const F8E5m2*>(from));
+    default:
+      return function(reinterpret_cast<const float*>(from));
+  }
+}
+
+// to[0, padded(count)) = the row, then zeros.
+inline void load_any_row(const char* from, DType dtype, int32_t count, float* to) {
+  with_type(from, dtype, [&](const auto* typed) { load_row(typed, count, padded(count), to); });
+}
+
+inline void store_any_row(const float* from, int32_t count, DType dtype, char* to) {
+  switch (dtype) {
+    case DType::f16:
+      return store_row(from, count, reinterpret_cast<F16*>(to));
+    case DType::bf16:
+      return store_row(from, count, reinterpret_cast<Bf16*>(to));
+    default:
+      return store_row(from, count, reinterpret_cast<float*>(to));
+  }
+}
+
+inline const char* head_row(const HeadRows& rows, int64_t token, int64_t head) {
+  return static_cast<const char*>(rows.data) +
+         (token * rows.token_stride + head * rows.head_stride) * element_bytes(rows.dtype);
+}
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// AttentionMask as intervals. Included by the planner and by the SIMD kernels; all of it is static,
+// so that each instruction set has its own copy.
+#pragma once
+
+#include "kernels/attention.h"
+
+namespace fovea::kernels::cpu {
+
+// The keys one token may see lie in [prefix_begin, prefix_end) and [begin, end), the first being
+// empty or left of the second. From predicate_begin on key_visible() has the last word.
+struct RowBounds {
+  int32_t begin, end;
+  int32_t prefix_begin, prefix_end;
+  int32_t predicate_begin;
+  int32_t position;
+};
+
+// One request's view of the mask.
+struct MaskView {
+  const AttentionMask* mask;
+  int64_t first_row;  // of q
+  int32_t request;
+  int32_t q_len, kv_len;
+  int32_t cached;  // kv_len - q_len; negative when there are more new tokens than keys
+};
+
+static inline MaskView mask_view(const AttentionParams& params, int32_t request) {
+  MaskView view;
+  view.mask = &params.mask;
+  view.first_row = params.q_indptr[request];
+  view.request = request;
+  view.q_len = params.q_indptr[request + 1] - params.q_indptr[request];
+  view.kv_len = params.kv_lens[request];
+  view.cached = view.kv_len - view.q_len;
+  return view;
+}
+
+static inline int32_t token_position(const MaskView& view, int32_t token) {
+  return view.mask->positions ? view.mask->positions[view.first_row + token] : view.cached + token;
+}
+
+static inline int32_t key_position(const MaskView& view, int32_t key) {
+  return key < view.cached ? key : token_position(view, key - view.cached);
+}
+
+static inline bool in_order(const MaskView& view, int32_t key, int32_t token) {
+  if (view.mask->tree && key >= view.cached) {
+    return (view.mask->tree[view.first_row + token] >> (key - view.cached)) & 1;
+  }
+  return !view.mask->causal || key <= view.cached + token;
+}
+
+static inline bool same_span(const MaskView& view, int32_t a, int32_t b) {
+  const AttentionMask& mask = *view.mask;
+  for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
+    const int32_t begin = mask.spans[2 * s];
+    const int32_t end = mask.spans[2 * s + 1];
+    if (begin <= a && a < end && begin <= b && b < end) return true;
+  }
+  return false;
+}
+
+static inline int32_t tokens_of_item_before(const MaskView& view, int32_t position) {
+  const AttentionMask& mask = *view.mask;
+  return mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + position -
+                                 static_cast<int32_t>(mask.item_prefix_lens[view.request])];
+}
+
+// The definition in kernels/attention.h.
+static inline bool key_visible(const MaskView& view, int32_t key, int32_t token) {
+  const AttentionMask& mask = *view.mask;
+  const int32_t from = token_position(view, token);
+  const int32_t at = key_position(view, key);
+  if (mask.spans && same_span(view, at, from)) return true;
+  if (!in_order(view, key, token)) return false;
+  if (mask.window > 0 && at <= from - mask.window) return false;
+  if (mask.chunk > 0 && at / mask.chunk != from / mask.chunk) return false;
+  if (mask.item_prefix_lens) {
+    const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
+    if (from >= prefix && at >= prefix && at < from - tokens_of_item_before(view, from)) {
+      return false;
+    }
+  }
+  return !mask.custom || mask.custom[mask.custom_indptr[view.request] +
+                                     static_cast<int64_t>(token) * view.kv_len + key] != 0;
+}
+
+static inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+static inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+// Narrows [begin, end) by the masks on positions, for keys that stand at their own number.
+static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
+  const AttentionMask& mask = *view.mask;
+  if (mask.window > 0) row.begin = larger(row.begin, from - mask.window + 1);
+  if (mask.chunk > 0) {
+    const int32_t chunk = from / mask.chunk;
+    row.begin = larger(row.begin, chunk * mask.chunk);
+    const int64_t chunk_end = (static_cast<int64_t>(chunk) + 1) * mask.chunk;
+    if (chunk_end < row.end) row.end = static_cast<int32_t>(chunk_end);
+  }
+  if (mask.item_prefix_lens) {
+    const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
+    const int32_t item_begin = from < prefix ? 0 : from - tokens_of_item_before(view, from);
+    if (from >= prefix && item_begin > row.begin) {
+      row.prefix_begin = row.begin;
+      row.prefix_end = smaller(prefix, row.end);
+      row.begin = larger(item_begin, row.prefix_end);
+    }
+  }
+}
+
+// Spans override everything else, and a token's own span holds the token: what it sees stays an
+// interval around it.
+static inline void widen_by_spans(const MaskView& view, int32_t from, RowBounds& row) {
+  const AttentionMask& mask = *view.mask;
+  for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
+    const int32_t begin = larger(0, mask.spans[2 * s]);
+    const int32_t end = smaller(view.kv_len, mask.spans[2 * s + 1]);
+    if (mask.spans[2 * s] > from || from >= mask.spans[2 * s + 1]) continue;
+    row.begin = row.begin < row.end ? smaller(row.begin, begin) : begin;
+    row.end = larger(row.end, end);
+  }
+}
+
+static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
+  const AttentionMask& mask = *view.mask;
+  const int32_t from = token_position(view, token);
+  const bool moved_keys = mask.tree || mask.positions;
+  RowBounds row;
+  row.begin = row.prefix_begin = row.prefix_end = 0;
+  row.end = view.kv_len;
+  row.predicate_begin = INT32_MAX;
+  row.position = from;
+  if (mask.custom || (moved_keys && (mask.spans || mask.item_prefix_lens))) {
+    row.predicate_begin = 0;
+    if (mask.causal && !mask.tree && !mask.spans) {
+      row.end = larger(0, smaller(row.end, view.cached + token + 1));
+    }
+    return row;
+  }
+  if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));
+  if (moved_keys && (mask.tree || mask.window > 0 || mask.chunk > 0)) {
+    // Cached keys stand at their own number; the others are asked one by one.
+    const int32_t cached = larger(0, view.cached);
+    const int32_t end = row.end;
+    row.end = smaller(row.end, cached);
+    narrow(view, from, row);
+    row.predicate_begin = larger(0, smaller(row.end, cached));
+    row.begin = smaller(row.begin, cached);
+    row.end = end;
+    return row;
+  }
+  narrow(view, from, row);
+  if (mask.spans) widen_by_spans(view, from, row);
+  return row;
+}
+
+}  // namespace fovea::kernels::cpu

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products of attention on register tiles of R rows by two vectors.
+//
+// Each element of a product is one chain of fused multiply-adds in ascending order of the summed
+// index, whatever R is. So a row has the same bits in a decode step of one row and in the middle of
+// a prefill tile.
+#pragma once
+
+#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/convert.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+// 24 accumulators of 32 registers, or 12 of 16.
+constexpr int32_t kProductRows = kLanes == 16 ? 12 : 6;
+constexpr int32_t kPanelKeys = 2 * kLanes;
+static_assert(kTileKeys % kPanelKeys == 0 && kBlockRows % kProductRows == 0);
+
+// Rows of the smallest product that covers `rows` <= kProductRows.
+inline int32_t product_rows(int32_t rows) {
+  if (rows <= 2) return rows;
+  if (rows <= 4) return 4;
+  if (kProductRows == 6) return 6;
+  return rows <= 8 ? 8 : 12;
+}
+
+// Calls function.run<R>() with R = rows, one of product_rows().
+template <class Function>
+HWY_INLINE void with_product_rows(int32_t rows, const Function& function) {
+  switch (rows) {
+    case 1:
+      return function.template run<1>();
+    case 2:
+      return function.template run<2>();
+    case 4:
+      return function.template run<4>();
+    case 8:
+      if constexpr (kProductRows > 8) return function.template run<8>();
+      [[fallthrough]];
+    default:
+      return function.template run<kProductRows>();
+  }
+}
+
+// Transposes 4 x 4 elements in each 128-bit block: out[i] block b lane j = in[j] block b lane i.
+HWY_INLINE void transpose_blocks(const F32 (&in)[4], F32 (&out)[4]) {
+  const hn::Repartition<double, F32Tag> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(kF32, in[0], in[1]));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(kF32, in[2], in[3]));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(kF32, in[0], in[1]));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(kF32, in[2], in[3]));
+  out[0] = hn::BitCast(kF32, hn::InterleaveLower(pairs, low01, low23));
+  out[1] = hn::BitCast(kF32, hn::InterleaveUpper(pairs, low01, low23));
+  out[2] = hn::BitCast(kF32, hn::InterleaveLower(pairs, high01, high23));
+  out[3] = hn::BitCast(kF32, hn::InterleaveUpper(pairs, high01, high23));
+}
+
+// Block b of the result: 4 floats at from + 4 * b * stride.
+HWY_INLINE F32 load_blocks(const float* from, int64_t stride) {
+  F32 value = hn::LoadDup128(kF32, from);
+  const hn::Rebind<int32_t, F32Tag> d32;
+  const auto lane = hn::Iota(d32, 0);
+  for (int32_t b = 1; b < kLanes / 4; ++b) {
+    const auto above = hn::RebindMask(kF32, hn::Gt(lane, hn::Set(d32, 4 * b - 1)));
+    value = hn::IfThenElse(above, hn::LoadDup128(kF32, from + 4 * b * stride), value);
+  }
+  return value;
+}
+
+// panel[d][key] = rows[key][d] for kPanelKeys keys and d in [0, dim), dim a multiple of 4.
+inline void transpose_panel(const float* rows, int64_t stride, int32_t dim, float* panel) {
+  for (int32_t half = 0; half < 2; ++half) {
+    const float* from = rows + half * kLanes * stride;
+    float* to = panel + half * kLanes;
+    for (int32_t d = 0; d < dim; d += 4) {
+      // Vector j holds keys j, 4 + j, 8 + j, ..., one per block.
+      const F32 keys[4] = {load_blocks(from + d, stride), load_blocks(from + d + stride, stride),
+                           load_blocks(from + d + 2 * stride, stride),
+                           load_blocks(from + d + 3 * stride, stride)};
+      F32 dims[4];
+      transpose_blocks(keys, dims);
+      for (int32_t i = 0; i < 4; ++i) store(dims[i], to + (d + i) * kPanelKeys);
+    }
+  }
+}
+
+// scores[r][key] = sum over d of q[d][r] * panel[d][key]; rows of scores are kTileKeys apart.
+struct ScoreProduct {
+  const float* q;      // [dim, R]
+  const float* panel;  // [dim, kPanelKeys]
+  int32_t dim;
+  float* scores;
+
+  template <int R>
+  void run() const {
+    F32 sum[R][2];
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = hn::Zero(kF32);
+    const float* from = q;
+    const float* keys = panel;
+    for (int32_t d = 0; d < dim; ++d, from += R, keys += kPanelKeys) {
+      const F32 k0 = hn::Load(kF32, keys);
+      const F32 k1 = hn::Load(kF32, keys + kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F32 x = hn::Set(kF32, from[r]);
+        sum[r][0] = hn::MulAdd(x, k0, sum[r][0]);
+        sum[r][1] = hn::MulAdd(x, k1, sum[r][1]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      hn::Store(sum[r][0], kF32, scores + r * kTileKeys);
+      hn::Store(sum[r][1], kF32, scores + r * kTileKeys + kLanes);
+    }
+  }
+};
+
+// o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for
+// kVectors vectors from element `column` on.
+template <class T, int kVectors>
+struct ValueProduct {
+  const float* weights;       // [R, kTileKeys]
+  const char* const* values;  // [kTileKeys] rows of T
+  const float* decay;         // [R]
+  int32_t begin, end;
+  int32_t column;
+  float* o;  // [R, o_stride]
+  int64_t o_stride;
+
+  template <int R>
+  void run() const {
+    F32 sum[R][kVectors];
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        sum[r][v] = hn::Mul(hn::Set(kF32, decay[r]),
+                            hn::Load(kF32, o + r * o_stride + column + v * kLanes));
+      }
+    }
+    for (int32_t key = begin; key < end; ++key) {
+      const T* row = reinterpret_cast<const T*>(values[key]) + column;
+      F32 x[kVectors];
+      for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F32 weight = hn::Set(kF32, weights[r * kTileKeys + key]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, x[v], sum[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        hn::Store(sum[r][v], kF32, o + r * o_stride + column + v * kLanes);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA

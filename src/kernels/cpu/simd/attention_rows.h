@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of an item: loading queries, cutting rows into blocks, states and their merging, and
+// writing results.
+#pragma once
+
+#include <math.h>
+
+#include "kernels/cpu/simd/attention_keys.h"
+#include "kernels/cpu/simd/attention_products.h"
+#include "kernels/cpu/simd/attention_softmax.h"
+#include "kernels/cpu/simd/attention_work.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+constexpr float kInfinity = HUGE_VALF;
+
+// The shape of an item. Rows of one head take head_rows places: whole blocks, the last one rounded
+// up to a size the products have.
+struct RowShape {
+  RowShape(const AttentionParams& params, const AttentionItem& item)
+      : group(params.q_heads / params.kv_heads),
+        heads(item.head_end - item.head_begin),
+        rows(item.row_end - item.row_begin),
+        head_rows(rows / kProductRows * kProductRows + product_rows(rows % kProductRows)),
+        dim(params.head_dim),
+        dim_v(params.head_dim_v),
+        o_stride(padded(params.head_dim_v)) {}
+
+  int32_t total() const { return heads * head_rows; }
+
+  int32_t group;
+  int32_t heads;
+  int32_t rows;
+  int32_t head_rows;
+  int32_t dim, dim_v;
+  int32_t o_stride;
+};
+
+inline void clear_state(const RowShape& shape, const AttentionState& state) {
+  const int64_t size = static_cast<int64_t>(shape.total()) * shape.o_stride;
+  for (int64_t i = 0; i < size; i += kLanes) store(hn::Zero(kF32), state.o + i);
+  for (int32_t r = 0; r < shape.total(); ++r) {
+    state.m[r] = -kInfinity;
+    state.l[r] = 0;
+  }
+}
+
+// later = earlier merged with later. An empty state leaves the other one bit for bit.
+inline void merge_states(const RowShape& shape, const AttentionState& earlier,
+                         const AttentionState& later) {
+  for (int32_t r = 0; r < shape.total(); ++r) {
+    const float m = earlier.m[r] > later.m[r] ? earlier.m[r] : later.m[r];
+    const float finite = m == -kInfinity ? 0.0f : m;
+    const float earlier_weight = exp2_non_positive(earlier.m[r] - finite);
+    const float later_weight = exp2_non_positive(later.m[r] - finite);
+    later.m[r] = m;
+    later.l[r] = earlier.l[r] * earlier_weight + later.l[r] * later_weight;
+    const float* from = earlier.o + static_cast<int64_t>(r) * shape.o_stride;
+    float* to = later.o + static_cast<int64_t>(r) * shape.o_stride;
+    for (int32_t d = 0; d < shape.o_stride; d += kLanes) {
+      const F32 scaled = hn::Mul(load(from + d), hn::Set(kF32, earlier_weight));
+      store(hn::MulAdd(load(to + d), hn::Set(kF32, later_weight), scaled), to + d);
+    }
+  }
+}
+
+// Merges states along a binary tree over their numbers, arriving in ascending order; `states` holds
+// one place per level. Missing numbers count as empty, so a tree over pieces of aligned size equals
+// the tree over their parts.
+class StateTree {
+ public:
+  StateTree(const RowShape& shape, AttentionState* states) : shape_(shape), states_(states) {}
+
+  // Takes `state` and leaves the memory of a consumed one in its place.
+  void add(uint32_t number, AttentionState& state) {
+    int32_t level = 0;
+    for (; (number >> level) & 1; ++level) {
+      if (!(held_ >> level & 1)) continue;
+      merge_states(shape_, states_[level], state);
+      held_ &= ~(1u << level);
+    }
+    swap(states_[level], state);
+    held_ |= 1u << level;
+  }
+
+  // The whole. At least one state was added.
+  AttentionState& result() {
+    AttentionState* sum = nullptr;
+    for (int32_t level = 0; held_ >> level; ++level) {
+      if (!(held_ >> level & 1)) continue;
+      if (sum) {
+        merge_states(shape_, states_[level], *sum);
+      } else {
+        sum = &states_[level];
+      }
+    }
+    return *sum;
+  }
+
+ private:
+  static void swap(AttentionState& a, AttentionState& b) {
+    const AttentionState old = a;
+    a = b;
+    b = old;
+  }
+
+  const RowShape& shape_;
+  AttentionState* states_;
+  uint32_t held_ = 0;
+};
+
+inline float tensor_scale(const KvLayerView& cache, const float* scales, int32_t head) {
+  if (cache.scale == KvScale::per_tensor) return scales[0];
+  return cache.scale == KvScale::per_head ? scales[head] : 1.0f;
+}
+
+// What scores of one kv head are multiplied by: the softmax scale, log2(e), and the scale of K.
+inline float score_factor(const AttentionParams& params, int32_t head) {
+  const KvLayerView& cache = params.keys.cache;
+  const float k_scale = params.keys.page_table ? tensor_scale(cache, cache.k_scale, head) : 1.0f;
+  return params.scale * k_scale * kLog2E;
+}
+
+// The queries of one kv head. Element d of row r of a block of R rows is at block + d * R + r.
+// `row` is scratch for one row.
+inline void load_queries(const AttentionParams& params, const AttentionItem& item,
+                         const RowShape& shape, int32_t head, float* row, float* q) {
+  const int32_t front = params.q_rope.data ? params.q_split_dim : shape.dim;
+  for (int32_t r = 0; r < shape.head_rows; ++r) {
+    const int32_t first = r / kProductRows * kProductRows;
+    const int32_t block = product_rows(smaller(kProductRows, shape.rows - first));
+    float* to = q + static_cast<int64_t>(first) * padded(shape.dim) + (r - first);
+    if (r >= shape.rows) {
+      for (int32_t d = 0; d < padded(shape.dim); ++d) to[d * block] = 0;
+      continue;
+    }
+    const int64_t token = params.q_indptr[item.request] + (item.row_begin + r) / shape.group;
+    const int64_t q_head = head * shape.group + (item.row_begin + r) % shape.group;
+    load_any_row(head_row(params.q, token, q_head), params.q.dtype, front, row);
+    if (front < shape.dim) {
+      load_any_row(head_row(params.q_rope, token, q_head), params.q_rope.dtype, shape.dim - front,
+                   row + front);
+    }
+    for (int32_t d = 0; d < padded(shape.dim); ++d) {
+      to[d * block] = d < shape.dim ? row[d] : 0.0f;
+    }
+  }
+}
+
+// Divides by the sum, the sink included, and writes out and lse.
+inline void write_rows(const AttentionParams& params, const AttentionItem& item,
+                       const RowShape& shape, const AttentionState& state) {
+  const KvLayerView& cache = params.keys.cache;
+  for (int32_t place = 0; place < shape.total(); ++place) {
+    const int32_t r = place % shape.head_rows;
+    if (r >= shape.rows) continue;
+    const int32_t head = item.head_begin + place / shape.head_rows;
+    const int64_t token = params.q_indptr[item.request] + (item.row_begin + r) / shape.group;
+    const int64_t q_head = head * shape.group + (item.row_begin + r) % shape.group;
+    const float m = state.m[place];
+    const float l = state.l[place];
+    const bool empty = m == -kInfinity;
+    float factor = empty ? 0.0f : 1.0f / l;
+    if (!empty && params.sinks) {
+      const float sink = params.sinks[q_head] * kLog2E;
+      const float top = sink > m ? sink : m;
+      const float weight = exp2_non_positive(m - top);
+      // A sink of +inf takes everything.
+      factor = sink == kInfinity ? 0.0f : weight / (l * weight + exp2_non_positive(sink - top));
+    }
+    if (params.keys.page_table) {
+      const bool v_in_k = cache.layout != KvLayout::mha;
+      factor *= tensor_scale(cache, v_in_k ? cache.k_scale : cache.v_scale, head);
+    }
+    float* o = state.o + static_cast<int64_t>(place) * shape.o_stride;
+    for (int32_t d = 0; d < shape.o_stride; d += kLanes) {
+      store(hn::Mul(load(o + d), hn::Set(kF32, factor)), o + d);
+    }
+    char* out = const_cast<char*>(head_row(params.out, token, q_head));
+    store_any_row(o, shape.dim_v, params.out.dtype, out);
+    if (params.lse) {
+      const double lse =
+          static_cast<double>(m) * 0.693147180559945309417 + log(static_cast<double>(l));
+      params.lse[token * params.q_heads + q_head] = empty ? -kInfinity : static_cast<float>(lse);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA

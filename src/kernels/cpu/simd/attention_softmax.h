@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exponentials and the online softmax (Milakov and Gimelshein, arXiv:1805.02867) on one tile of
+// scores. A score s weighs 2^(factor * s): the scale and log2(e) enter by a fused multiply-add, so
+// that neither q nor the scores are rounded once more.
+#pragma once
+
+#include <math.h>
+
+#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/convert.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr float kLn2 = 0.693147180559945309417f;
+
+// 2^x for x <= 0 within 2 ulp; 0 below 2^-126 and for -inf; 1 for 0.
+HWY_INLINE F32 exp2_non_positive(F32 x) {
+  const hn::Rebind<int32_t, F32Tag> d32;
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
+  const F32 magic = hn::Set(kF32, 12582912.0f);
+  const F32 shifted = hn::Add(x, magic);
+  const F32 r = hn::Sub(x, hn::Sub(shifted, magic));
+  // Minimax on [-1/2, 1/2] with p(0) = 1; relative error 9e-8.
+  F32 p = hn::MulAdd(r, hn::Set(kF32, 0.00132647272f), hn::Set(kF32, 0.00967151264f));
+  p = hn::MulAdd(p, r, hn::Set(kF32, 0.0555073374f));
+  p = hn::MulAdd(p, r, hn::Set(kF32, 0.240222421f));
+  p = hn::MulAdd(p, r, hn::Set(kF32, 0.693146978f));
+  p = hn::MulAdd(p, r, hn::Set(kF32, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, shifted));
+  const F32 result = hn::BitCast(kF32, hn::Add(hn::BitCast(d32, p), exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(kF32, -126.0f)), result);  // NaN stays
+}
+
+HWY_INLINE float exp2_non_positive(float x) {
+  return hn::GetLane(exp2_non_positive(hn::Set(kF32, x)));
+}
+
+// tanh with a relative error of a few ulp: an odd polynomial near 0, e^-2|x| elsewhere.
+HWY_INLINE F32 tanh_of(F32 x) {
+  const F32 a = hn::Abs(x);
+  const F32 e = exp2_non_positive(hn::Mul(a, hn::Set(kF32, -2.0f * kLog2E)));
+  const F32 one = hn::Set(kF32, 1.0f);
+  const F32 far = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+  const F32 s = hn::Mul(x, x);
+  // Minimax of (tanh(x) / x - 1) / x^2 on [0, 0.625^2].
+  F32 p = hn::MulAdd(s, hn::Set(kF32, -0.00570498872745f), hn::Set(kF32, 0.0206390887954f));
+  p = hn::MulAdd(p, s, hn::Set(kF32, -0.0537397155531f));
+  p = hn::MulAdd(p, s, hn::Set(kF32, 0.133314422036f));
+  p = hn::MulAdd(p, s, hn::Set(kF32, -0.333332819422f));
+  const F32 near = hn::MulAdd(hn::Mul(p, s), a, a);
+  return hn::CopySign(hn::IfThenElse(hn::Lt(a, hn::Set(kF32, 0.625f)), near, far), x);
+}
+
+// One tile of one block of rows.
+struct SoftmaxTile {
+  float* scores;       // [rows, kTileKeys]; become the weights
+  int32_t begin, end;  // vectors of the tile
+  int32_t rows;
+  float factor;           // > 0
+  const float* v_scales;  // [kTileKeys], folded into the weights, or null
+  float* m;               // [rows] maxima so far, times the factor
+  float* l_lanes;         // [rows, kPadFloats] sums so far, per lane
+  float* decay;           // [rows] out: what earlier results shrink by
+};
+
+inline void softmax_tile(const SoftmaxTile& tile) {
+  float maxima[kBlockRows];
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    const float* s = tile.scores + r * kTileKeys;
+    F32 top = hn::Load(kF32, s + tile.begin * kLanes);
+    for (int32_t v = tile.begin + 1; v < tile.end; ++v) {
+      top = hn::Max(top, hn::Load(kF32, s + v * kLanes));
+    }
+    const float old = tile.m[r];
+    const float scaled = hn::GetLane(hn::MaxOfLanes(kF32, top)) * tile.factor;
+    tile.m[r] = scaled > old ? scaled : old;
+    // All hidden so far: any finite number gives weights of 0.
+    maxima[r] = tile.m[r] == -HUGE_VALF ? 0.0f : tile.m[r];
+    tile.decay[r] = old - maxima[r];
+  }
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    tile.decay[r] = exp2_non_positive(tile.decay[r]);
+    float* s = tile.scores + r * kTileKeys;
+    const F32 top = hn::Set(kF32, maxima[r]);
+    const F32 factor = hn::Set(kF32, tile.factor);
+    F32 sum = hn::Zero(kF32);
+    for (int32_t v = tile.begin; v < tile.end; ++v) {
+      const F32 weight = exp2_non_positive(hn::MulSub(hn::Load(kF32, s + v * kLanes), factor, top));
+      sum = hn::Add(sum, weight);
+      hn::Store(weight, kF32, s + v * kLanes);
+    }
+    float* l = tile.l_lanes + r * kPadFloats;
+    hn::Store(hn::MulAdd(hn::Load(kF32, l), hn::Set(kF32, tile.decay[r]), sum), kF32, l);
+    if (!tile.v_scales) continue;
+    for (int32_t v = tile.begin; v < tile.end; ++v) {
+      const F32 scale = hn::Load(kF32, tile.v_scales + v * kLanes);
+      hn::Store(hn::Mul(hn::Load(kF32, s + v * kLanes), scale), kF32, s + v * kLanes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
