@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every checkpoint of testdata/models against what transformers computed from it: logits, 64 greedy
+// tokens and perplexity, on every CPU backend, however the prompts are cut and batched.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "model_runner.h"
+#include "parity_limits.h"
+
+namespace fovea {
+namespace {
+
+constexpr size_t kGreedyTokens = 64;
+const ParityLimits kLimits;
+
+struct Prompt {
+  std::vector<int32_t> tokens, greedy;
+  std::vector<float> last_logits;
+  std::vector<float> logits;  // [tokens, vocabulary], of short prompts only
+};
+
+template <typename T>
+std::vector<T> values_of(const SafetensorsFile& file, const std::string& name) {
+  const StoredTensor* tensor = file.find(name);
+  if (tensor == nullptr) return {};
+  std::vector<T> values(tensor->bytes / sizeof(T));
+  std::memcpy(values.data(), tensor->data, tensor->bytes);
+  return values;
+}
+
+std::string folder_of(const std::string& model) {
+  return FOVEA_SOURCE_DIR "/testdata/models/" + model;
+}
+
+std::vector<Prompt> read_prompts(const SafetensorsFile& file) {
+  std::vector<Prompt> prompts;
+  for (int i = 0;; ++i) {
+    const std::string prefix = "prompt_" + std::to_string(i) + ".";
+    if (!file.contains(prefix + "input_ids")) return prompts;
+    prompts.push_back({values_of<int32_t>(file, prefix + "input_ids"),
+                       values_of<int32_t>(file, prefix + "greedy_64"),
+                       values_of<float>(file, prefix + "last_logits"),
+                       values_of<float>(file, prefix + "logits")});
+  }
+}
+
+float largest_difference(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  float largest = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    const float difference = std::fabs(a[i] - b[i]);
+    if (!(difference <= largest)) largest = difference;  // NaN counts as larger
+  }
+  return largest;
+}
+
+int32_t largest_index(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+double log_probability(std::span<const float> logits, int32_t token) {
+  const float most = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - most));
+  return logits[static_cast<size_t>(token)] - most - std::log(sum);
+}
+
+int test_scale() {
+  const char* text = std::getenv("FOVEA_TEST_SCALE");
+  return text == nullptr ? 1 : std::max(1, std::atoi(text));
+}
+
+struct Case {
+  std::string model;
+  std::string backend;
+};
+
+void PrintTo(const Case& test, std::ostream* out) { *out << test.model << " on " << test.backend; }
+
+class Parity : public testing::TestWithParam<Case> {
+ protected:
+  Parity()
+      : reference_(SafetensorsFile::open(folder_of(GetParam().model) + "/reference.safetensors")),
+        prompts_(read_prompts(reference_)),
+        runner_(folder_of(GetParam().model), {.backend = GetParam().backend}, threads_) {}
+
+  // Largest difference over a prompt, fed in pieces of `piece` tokens.
+  float prompt_difference(const Prompt& prompt, size_t piece) {
+    const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
+    const int32_t request = runner_.open();
+    const std::span<const int32_t> tokens(prompt.tokens);
+    float largest = 0;
+    for (size_t begin = 0; begin < tokens.size(); begin += piece) {
+      const size_t count = std::min(piece, tokens.size() - begin);
+      const std::vector<ModelRunner::Work> work = {{request, tokens.subspan(begin, count)}};
+      const std::span<const float> logits = runner_.run(work, true);
+      if (!prompt.logits.empty()) {
+        const auto want = std::span(prompt.logits).subspan(begin * vocabulary, logits.size());
+        largest = std::max(largest, largest_difference(logits, want));
+      }
+      if (begin + count == tokens.size()) {
+        largest =
+            std::max(largest, largest_difference(logits.last(vocabulary), prompt.last_logits));
+      }
+    }
+    runner_.close(request);
+    return largest;
+  }
+
+  ThreadPool threads_;
+  SafetensorsFile reference_;
+  std::vector<Prompt> prompts_;
+  ModelRunner runner_;
+};
+
+TEST_P(Parity, PromptsGiveTheReferenceLogits) {
+  ASSERT_EQ(prompts_.size(), 5u);
+  for (const Prompt& prompt : prompts_) {
+    const float difference = prompt_difference(prompt, prompt.tokens.size());
+    EXPECT_LE(difference, kLimits.logit) << prompt.tokens.size() << " tokens";
+    RecordProperty("tokens_" + std::to_string(prompt.tokens.size()), std::to_string(difference));
+  }
+}
+
+TEST_P(Parity, PiecesOfPromptsGiveTheReferenceLogits) {
+  EXPECT_LE(prompt_difference(prompts_[1], 1), kLimits.logit);
+  EXPECT_LE(prompt_difference(prompts_[2], 1), kLimits.logit);
+  EXPECT_LE(prompt_difference(prompts_[3], 113), kLimits.logit);
+}
+
+// All prompts at once, in pieces: requests that still read their prompt share passes with others
+// that already decode.
+TEST_P(Parity, BatchesGiveTheReferenceTokens) {
+  constexpr size_t kPiece = 150;
+  const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
+  struct State {
+    int32_t request = 0;
+    std::vector<int32_t> tokens;  // prompt and generated
+    size_t done = 0;
+  };
+  std::vector<State> states;
+  for (const Prompt& prompt : prompts_) states.push_back({runner_.open(), prompt.tokens, 0});
+
+  for (;;) {
+    std::vector<ModelRunner::Work> work;
+    std::vector<size_t> owners;
+    for (size_t i = 0; i < states.size(); ++i) {
+      State& state = states[i];
+      if (state.tokens.size() == prompts_[i].tokens.size() + kGreedyTokens) continue;
+      const size_t count = std::min(kPiece, state.tokens.size() - state.done);
+      work.push_back({state.request, std::span(state.tokens).subspan(state.done, count)});
+      owners.push_back(i);
+      state.done += count;
+    }
+    if (work.empty()) break;
+    const std::span<const float> logits = runner_.run(work, false);
+    for (size_t i = 0; i < owners.size(); ++i) {
+      State& state = states[owners[i]];
+      if (state.done < state.tokens.size()) continue;
+      const auto row = logits.subspan(i * vocabulary, vocabulary);
+      const Prompt& prompt = prompts_[owners[i]];
+      if (state.done == prompt.tokens.size()) {
+        EXPECT_LE(largest_difference(row, prompt.last_logits), kLimits.logit);
+      }
+      state.tokens.push_back(largest_index(row));
+    }
+  }
+  for (size_t i = 0; i < states.size(); ++i) {
+    const std::vector<int32_t> generated(states[i].tokens.end() - kGreedyTokens,
+                                         states[i].tokens.end());
+    EXPECT_EQ(generated, prompts_[i].greedy) << "prompt " << i;
+  }
+}
+
+// Over 16 windows of 1024 tokens: minutes on `reference`, so that one is for larger scales.
+TEST_P(Parity, ValidationTextHasTheReferencePerplexity) {
+  if (GetParam().backend == "reference" && test_scale() < 2) GTEST_SKIP() << "FOVEA_TEST_SCALE";
+  const Config validation =
+      Config::open(folder_of(GetParam().model) + "/reference.json").object("validation");
+  const auto windows = static_cast<size_t>(validation.integer("windows", 1, 1000));
+  const auto length = static_cast<size_t>(validation.integer("tokens_per_window", 2, 1024));
+  const std::vector<int32_t> tokens = values_of<int32_t>(reference_, "validation.input_ids");
+  ASSERT_EQ(tokens.size(), windows * length);
+
+  const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
+  double nll = 0;
+  for (size_t window = 0; window < windows; ++window) {
+    const int32_t request = runner_.open();
+    const std::span<const int32_t> text = std::span(tokens).subspan(window * length, length);
+    const std::vector<ModelRunner::Work> work = {{request, text}};
+    const std::span<const float> logits = runner_.run(work, true);
+    for (size_t i = 0; i + 1 < length; ++i) {
+      nll -= log_probability(logits.subspan(i * vocabulary, vocabulary), text[i + 1]);
+    }
+    runner_.close(request);
+  }
+  const double perplexity = std::exp(nll / static_cast<double>(windows * (length - 1)));
+  const double expected = validation.number("perplexity");
+  EXPECT_NEAR(perplexity, expected, kLimits.perplexity * expected);
+  RecordProperty("perplexity", std::to_string(perplexity));
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* backend : {"reference"}) {
+    for (const char* model : {"llama", "qwen3", "gemma2", "gpt_oss", "llama4_text"}) {
+      all.push_back({model, backend});
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases()), [](const auto& test) {
+  return test.param.model + "_" + test.param.backend;
+});
+
+}  // namespace
+}  // namespace fovea
