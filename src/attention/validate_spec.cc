@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.h"
+#include "kernels/mla_row.h"
 
 namespace fovea {
 namespace {
@@ -112,6 +113,12 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
                  cache.head_dim, spec.head_dim);
   check_argument(cache.head_dim_v == spec.head_dim_v, "cache head_dim_v is {}, the layers have {}",
                  cache.head_dim_v, spec.head_dim_v);
+  check_argument(
+      cache.layout != KvLayout::mla_fp8_rows ||
+          (spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope &&
+           cache.dtype == DType::f8e4m3),
+      "cache layout mla_fp8_rows holds {} + {} values of fp8_e4m3, the layers have {} + {}",
+      kernels::kMlaRowLatent, kernels::kMlaRowRope, spec.kv_lora_rank, spec.rope_dim);
   check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
   if (cache.window == 0) return;
   const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };

@@ -3,14 +3,17 @@
 
 #include <limits>
 
+#include "attention/backends/host_linear.h"
 #include "attention/backends/host_mha.h"
+#include "attention/backends/host_mla.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 
 namespace fovea {
 namespace {
 
-constexpr AttentionKind kKinds[] = {AttentionKind::mha};
+constexpr AttentionKind kKinds[] = {AttentionKind::mha, AttentionKind::mla,
+                                    AttentionKind::gated_delta_net, AttentionKind::mamba2};
 constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::encoder,
                                       AttentionScope::encoder_cache, AttentionScope::cross};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
@@ -22,11 +25,15 @@ constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::pe
 constexpr KvLayout kKvLayouts[] = {KvLayout::mha, KvLayout::mla, KvLayout::mla_fp8_rows};
 
 size_t workspace_bytes(const HostShape& shape, const BatchLimits& limits) {
+  if (is_linear(shape.spec.kind)) return host_linear_workspace_bytes(shape, limits);
+  if (shape.spec.kind == AttentionKind::mla) return host_mla_workspace_bytes(shape, limits);
   return host_mha_workspace_bytes(shape, limits);
 }
 
 std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
                                          const BackendContext& context) {
+  if (is_linear(context.spec.kind)) return make_host_linear(kernels, context);
+  if (context.spec.kind == AttentionKind::mla) return make_host_mla(kernels, context);
   return make_host_mha(kernels, context);
 }
 

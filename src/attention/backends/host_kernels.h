@@ -37,4 +37,7 @@ struct HostKernels {
   void (*mamba2)(const kernels::Mamba2Params&, ThreadPool&);
 };
 
+// The tables, defined beside the rows that use them.
+const HostKernels& reference_kernels();
+
 }  // namespace fovea

@@ -34,6 +34,8 @@ const HostKernels kReferenceKernels = {
 
 }  // namespace
 
+const HostKernels& reference_kernels() { return kReferenceKernels; }
+
 BackendEntry reference_backend() {
   return host_entry({.name = "reference",
                      .role = "the oracle: every feature on any CPU, fp64 inside, slow",

@@ -6,15 +6,9 @@
 
 #include "fovea/kv_cache.h"
 #include "fovea/tensor.h"
+#include "kernels/mla_row.h"
 
 namespace fovea::kernels::reference {
-
-// The bytes of a KvLayout::mla_fp8_rows row: latent codes, their scales, the rotary key.
-inline constexpr int kMlaRowLatent = 512;
-inline constexpr int kMlaRowScaleGroup = 128;
-inline constexpr int kMlaRowScaleOffset = 512;
-inline constexpr int kMlaRowRopeOffset = 528;
-inline constexpr int kMlaRowRope = 64;
 
 // to[0, dim) = row (token, head) of a packed tensor.
 void load_row(const HeadRows& rows, int64_t token, int64_t head, int32_t dim, double* to);

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/host_mla.h"
+
+#include <algorithm>
+
+#include "attention/backends/host_pages.h"
+#include "attention/backends/mla_absorbed.h"
+#include "attention/backends/mla_up_projected.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+struct MlaBuffers {
+  PageTable pages;
+  int32_t* absorbed = nullptr;      // [max_requests] requests of the absorbed pass
+  int32_t* up_projected = nullptr;  // [max_requests] the others
+  int32_t* q_indptr = nullptr;      // [max_requests + 1] of the absorbed pass
+  int32_t* kv_lens = nullptr;       // [max_requests]
+  AbsorbedMla absorbed_form;
+  UpProjectedMla up_projected_form;
+};
+
+MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits,
+                     const MlaOptions& options) {
+  MlaBuffers buffers;
+  buffers.pages = carve_page_table(workspace, limits, shape.cache.page_size);
+  buffers.absorbed = workspace.take<int32_t>(limits.max_requests);
+  buffers.up_projected = workspace.take<int32_t>(limits.max_requests);
+  buffers.q_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
+  buffers.kv_lens = workspace.take<int32_t>(limits.max_requests);
+  buffers.absorbed_form.carve(workspace, shape, limits);
+  if (can_up_project(shape.spec)) {
+    buffers.up_projected_form.carve(workspace, shape, limits, options.chunk_rows);
+  }
+  return buffers;
+}
+
+class HostMla final : public HostBackend {
+ public:
+  HostMla(const HostKernels& kernels, const BackendContext& context, const MlaOptions& options)
+      : HostBackend(kernels, context), options_(options) {}
+
+ private:
+  size_t count_bytes(const BatchLimits& limits) const override {
+    return host_mla_workspace_bytes(shape(), limits, options_);
+  }
+
+  void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override {
+    buffers_ = carve_mla(workspace, shape(), limits, options_);
+  }
+
+  void plan_batch(const BatchView& batch) override {
+    build_batch_pages(batch, spec(), *pool(), buffers_.pages);
+    choose_forms(batch);
+    AbsorbedBatch absorbed;
+    absorbed.requests = {buffers_.absorbed, static_cast<size_t>(absorbed_count_)};
+    absorbed.whole_batch = up_projected_count_ == 0;
+    absorbed.pages = buffers_.pages;
+    if (absorbed.whole_batch) {
+      absorbed.tokens = batch.tokens;
+      absorbed.q_indptr = batch.q_indptr;
+      absorbed.kv_lens = batch.kv_lens;
+    } else {
+      pack_absorbed(batch);
+      absorbed.tokens = buffers_.q_indptr[absorbed_count_];
+      absorbed.q_indptr = buffers_.q_indptr;
+      absorbed.kv_lens = buffers_.kv_lens;
+    }
+    buffers_.absorbed_form.plan(shape(), batch, absorbed, mask());
+  }
+
+  void choose_forms(const BatchView& batch) {
+    absorbed_count_ = up_projected_count_ = 0;
+    for (int32_t request = 0; request < batch.requests; ++request) {
+      const int32_t q_len = batch.q_indptr[request + 1] - batch.q_indptr[request];
+      if (form_of(q_len, batch.kv_lens[request]) == MlaForm::up_projected) {
+        buffers_.up_projected[up_projected_count_++] = request;
+      } else {
+        buffers_.absorbed[absorbed_count_++] = request;
+      }
+    }
+  }
+
+  MlaForm form_of(int32_t q_len, int32_t kv_len) const {
+    if (kv_len == 0 || !can_up_project(spec())) return MlaForm::absorbed;
+    return options_.form != MlaForm::automatic ? options_.form
+                                               : choose_mla_form(spec(), q_len, kv_len);
+  }
+
+  // Moves the absorbed requests to the front: lengths, rows of q and rows of the page table.
+  void pack_absorbed(const BatchView& batch) {
+    const PageTable& pages = buffers_.pages;
+    buffers_.q_indptr[0] = 0;
+    for (int32_t i = 0; i < absorbed_count_; ++i) {
+      const int32_t request = buffers_.absorbed[i];
+      buffers_.q_indptr[i + 1] =
+          buffers_.q_indptr[i] + batch.q_indptr[request + 1] - batch.q_indptr[request];
+      buffers_.kv_lens[i] = batch.kv_lens[request];
+      if (i == request) continue;
+      std::copy_n(pages.table + request * pages.stride, pages.stride,
+                  pages.table + i * pages.stride);
+    }
+  }
+
+  void run_layer(const LayerTensors& layer) override {
+    const KvLayerView cache = pool()->layer(layer.layer);
+    store(layer, cache, spec().kv_lora_rank, spec().rope_dim);
+    if (!layer.q) return;
+    check_weights(layer.mla_weights);
+    buffers_.absorbed_form.run(layer, cache, threads());
+    for (int32_t i = 0; i < up_projected_count_; ++i) {
+      buffers_.up_projected_form.run(batch(), buffers_.up_projected[i], layer, cache, threads());
+    }
+  }
+
+  void check_weights(const MlaWeights& weights) const {
+    const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
+    const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
+    check_argument(spec().nope_dim > 0 ? given : none,
+                   "mla_weights {}, but the spec's nope_dim is {}",
+                   given ? "are given" : "are null", spec().nope_dim);
+  }
+
+  MlaOptions options_;
+  MlaBuffers buffers_;
+  int32_t absorbed_count_ = 0, up_projected_count_ = 0;
+};
+
+}  // namespace
+
+size_t host_mla_workspace_bytes(const HostShape& shape, const BatchLimits& limits,
+                                const MlaOptions& options) {
+  WorkspaceCarver counter(nullptr);
+  carve_mla(counter, shape, limits, options);
+  return counter.bytes();
+}
+
+std::unique_ptr<AttentionBackend> make_host_mla(const HostKernels& kernels,
+                                                const BackendContext& context,
+                                                const MlaOptions& options) {
+  check_argument(options.chunk_rows > 0, "chunk_rows is {}, must be positive", options.chunk_rows);
+  return std::make_unique<HostMla>(kernels, context, options);
+}
+
+}  // namespace fovea

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two ways to compute multi-head latent attention (arXiv:2405.04434), and when each is cheaper.
+//
+// Absorbed: scores are taken against the cached latent itself, with q_nope * W_UK as the query; the
+// result is a latent that W_UV turns into values. Nothing is computed per cached token.
+// Up-projected: K and V of every head are computed from the latents first; then it is plain MHA
+// over much narrower heads.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/attention_spec.h"
+
+namespace fovea {
+
+enum class MlaForm : uint8_t { automatic, absorbed, up_projected };
+
+// Latents up-projected at a time: bounds the workspace at q_heads * (nope_dim + rope_dim + v_dim)
+// floats each, whatever the context.
+inline constexpr int32_t kMlaChunkRows = 512;
+
+struct MlaOptions {
+  MlaForm form = MlaForm::automatic;  // for specs that allow both
+  int32_t chunk_rows = kMlaChunkRows;
+};
+
+// Whether the up-projected form exists for this spec: it needs the weights, and it knows no masks
+// but the causal one. batch_invariant keeps to the absorbed form, in which a row's bits do not
+// depend on how its prompt was chunked.
+bool can_up_project(const AttentionSpec& spec);
+
+// Multiply-adds of one head decide, from one request's lengths and the spec's dims alone:
+//   absorbed:      pairs * (2 * kv_lora_rank + rope_dim) + q_len * kv_lora_rank * (nope_dim +
+//   v_dim) up-projected:  pairs * (nope_dim + rope_dim + v_dim) + kv_len * kv_lora_rank * (nope_dim
+//   + v_dim)
+// with pairs = visible (query, key) pairs. Extends of fewer than kMinUpProjected tokens stay
+// absorbed: they share one pass over the cache with the decodes.
+inline constexpr int32_t kMinUpProjected = 16;
+MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len);
+
+}  // namespace fovea

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/row_copy.h"
+
+#include <cstring>
+
+#include "core/float_types.h"
+#include "kernels/mla_row.h"
+
+namespace fovea {
+namespace {
+
+void convert(const char* from, DType from_dtype, char* to, DType to_dtype, int32_t dim) {
+  if (from_dtype == to_dtype) {
+    std::memcpy(to, from, static_cast<size_t>(dim) * dtype_bytes(to_dtype));
+    return;
+  }
+  for (int32_t d = 0; d < dim; ++d) store_float(to, to_dtype, d, load_float(from, from_dtype, d));
+}
+
+void load_scaled(const char* from, DType dtype, float scale, int32_t dim, float* to) {
+  convert(from, dtype, reinterpret_cast<char*>(to), DType::f32, dim);
+  if (scale == 1.0f) return;
+  for (int32_t d = 0; d < dim; ++d) to[d] *= scale;
+}
+
+float scale_of(const KvLayerView& cache, int64_t slot) {
+  if (cache.scale == KvScale::none) return 1.0f;
+  return cache.k_scale[cache.scale == KvScale::per_token_head ? slot : 0];
+}
+
+void load_fp8_row(const char* row, float* to) {
+  using namespace kernels;
+  for (int32_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
+    const float scale = load_float(row + kMlaRowScaleOffset, DType::f32, group);
+    const int32_t at = group * kMlaRowScaleGroup;
+    load_scaled(row + at, DType::f8e4m3, scale, kMlaRowScaleGroup, to + at);
+  }
+  load_scaled(row + kMlaRowRopeOffset, DType::bf16, 1.0f, kMlaRowRope, to + kMlaRowLatent);
+}
+
+}  // namespace
+
+HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim) {
+  HeadRows later = rows;
+  later.data = row_address(rows, token, 0) + dim * static_cast<int64_t>(dtype_bytes(rows.dtype));
+  return later;
+}
+
+void copy_rows(const RowCopy& copy, ThreadPool& threads) {
+  threads.parallel_for(copy.tokens, [&](int64_t token, int) {
+    for (int32_t head = 0; head < copy.heads; ++head) {
+      convert(row_address(copy.from, token, head), copy.from.dtype,
+              row_address(copy.to, token, head), copy.to.dtype, copy.dim);
+    }
+  });
+}
+
+void gather_latents(const LatentGather& gather, ThreadPool& threads) {
+  threads.parallel_for(gather.rows, [&](int64_t row, int) {
+    const int64_t slot = gather.slots[row];
+    const char* from = k_address(gather.cache, slot, 0);
+    float* to = gather.to + row * gather.dim;
+    if (gather.cache.layout == KvLayout::mla_fp8_rows) {
+      load_fp8_row(from, to);
+    } else {
+      load_scaled(from, gather.cache.dtype, scale_of(gather.cache, slot), gather.dim, to);
+    }
+  });
+}
+
+}  // namespace fovea

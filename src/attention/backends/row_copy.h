@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows moved between layouts and dtypes, with no arithmetic but the conversion.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/kv_cache.h"
+#include "fovea/tensor.h"
+#include "fovea/thread_pool.h"
+
+namespace fovea {
+
+// The same array from a later token or dim on.
+HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim = 0);
+
+struct RowCopy {
+  HeadRows from, to;
+  int64_t tokens = 0;
+  int32_t heads = 0;
+  int32_t dim = 0;
+};
+void copy_rows(const RowCopy& copy, ThreadPool& threads);
+
+// to[i, 0, dim) = the cached row of slot slots[i] as f32; layouts mla and mla_fp8_rows.
+struct LatentGather {
+  KvLayerView cache;
+  const int32_t* slots = nullptr;  // [rows]
+  int64_t rows = 0;
+  int32_t dim = 0;
+  float* to = nullptr;  // [rows, dim]
+};
+void gather_latents(const LatentGather& gather, ThreadPool& threads);
+
+}  // namespace fovea

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of a KvLayout::mla_fp8_rows row: e4m3 latent, its f32 scales, the bf16 rotary key.
+#pragma once
+
+namespace fovea::kernels {
+
+inline constexpr int kMlaRowLatent = 512;
+inline constexpr int kMlaRowScaleGroup = 128;
+inline constexpr int kMlaRowScaleOffset = 512;
+inline constexpr int kMlaRowRopeOffset = 528;
+inline constexpr int kMlaRowRope = 64;
+
+}  // namespace fovea::kernels
