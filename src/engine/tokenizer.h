@@ -14,16 +14,18 @@ namespace fovea {
 
 class Tokenizer {
  public:
+  // Error{io} and {corrupt_file} name the file and the field, Error{unsupported} what is refused.
   static Tokenizer open(const std::string& path);
   static Tokenizer parse(std::string_view json, std::string_view name);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Ids of the text; added tokens ("<|eos|>") in it are recognised. Any bytes are accepted: what is
-  // not UTF-8 is first replaced by U+FFFD.
+  // Ids of the text, up to 1 GiB of it, with what the file's post-processor puts around it (a
+  // begin-of-text token). Added tokens ("<|eos|>") in the text are recognised. Any bytes are
+  // accepted: what is not UTF-8 is first replaced by U+FFFD. Safe to call from several threads.
   std::vector<int32_t> encode(std::string_view text) const;
-  // Text of the ids; special tokens are left out, incomplete UTF-8 becomes U+FFFD.
+  // Text of the ids; special tokens and unknown ids are left out, broken UTF-8 becomes U+FFFD.
   std::string decode(std::span<const int32_t> tokens) const;
   // The raw bytes of one token, empty for special tokens and unknown ids.
   std::string_view token_bytes(int32_t token) const;

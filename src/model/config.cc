@@ -62,7 +62,11 @@ Config Config::open(const std::string& path) {
 }
 
 Config Config::parse(std::string_view text, std::string_view name) {
-  auto document = std::make_shared<json>(parse_json(text, name, JsonLimits{}));
+  return parse(text, name, JsonLimits{});
+}
+
+Config Config::parse(std::string_view text, std::string_view name, const JsonLimits& limits) {
+  auto document = std::make_shared<json>(parse_json(text, name, limits));
   if (!document->is_object()) {
     fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", name, json_shown(*document));
   }
@@ -126,14 +130,31 @@ std::vector<int64_t> Config::integers(std::string_view field, int64_t low, int64
   return values;
 }
 
-Config Config::object(std::string_view field) const {
-  const json& value = node_->need(field);
-  if (!value.is_object()) node_->refuse(field, value, "an object");
+Config Config::child(const json& object, std::string_view field) const {
+  if (!object.is_object()) node_->refuse(field, object, "an object");
   Config config;
   config.node_ = std::make_shared<Node>(
-      Node{node_->document, &value, node_->name, fmt::format("{}{}.", node_->path, field)});
+      Node{node_->document, &object, node_->name, fmt::format("{}{}.", node_->path, field)});
   return config;
 }
+
+Config Config::object(std::string_view field) const { return child(node_->need(field), field); }
+
+std::vector<Config> Config::objects(std::string_view field) const {
+  std::vector<Config> objects;
+  for (const json& item : node_->array(field)) {
+    objects.push_back(child(item, fmt::format("{}[{}]", field, objects.size())));
+  }
+  return objects;
+}
+
+std::vector<std::string> Config::fields() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : node_->object->items()) names.push_back(name);
+  return names;
+}
+
+const json& Config::value(std::string_view field) const { return node_->need(field); }
 
 std::vector<int64_t> Config::integer_or_list(std::string_view field, int64_t low,
                                              int64_t high) const {

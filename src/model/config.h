@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,12 +12,15 @@
 
 namespace fovea {
 
+struct JsonLimits;
+
 // A JSON object of a config. Missing, null or out-of-range values throw Error{corrupt_file} with
 // the path of the field ("rope_parameters.factor"), its value and the limit.
 class Config {
  public:
   static Config open(const std::string& path);
   static Config parse(std::string_view text, std::string_view name);
+  static Config parse(std::string_view text, std::string_view name, const JsonLimits& limits);
 
   bool has(std::string_view field) const;  // present and not null
   int64_t integer(std::string_view field, int64_t low, int64_t high) const;
@@ -29,11 +33,17 @@ class Config {
   std::vector<std::string> texts(std::string_view field) const;
   std::vector<int64_t> integers(std::string_view field, int64_t low, int64_t high) const;
   Config object(std::string_view field) const;
+  std::vector<Config> objects(std::string_view field) const;  // of an array
+  std::vector<std::string> fields() const;                    // the names in this object
+  // What the accessors above do not cover, in any type but null.
+  const nlohmann::json& value(std::string_view field) const;
   // An integer or a list of them (eos_token_id).
   std::vector<int64_t> integer_or_list(std::string_view field, int64_t low, int64_t high) const;
 
  private:
   struct Node;
+  Config child(const nlohmann::json& object, std::string_view field) const;
+
   std::shared_ptr<const Node> node_;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/json.h"
 
-#include <set>
+#include <functional>
+#include <unordered_set>
 #include <vector>
 
 #include "core/check.h"
@@ -44,7 +45,7 @@ class Guard {
  private:
   std::string_view name_;
   int max_depth_;
-  std::vector<std::set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
 };
 
 }  // namespace

@@ -103,7 +103,8 @@ KvLayerView LentPool::layer(int32_t index) const {
   if (spec_.scale != KvScale::none) {
     // The views hand out writable scales of a pool that is const here.
     view.k_scale = const_cast<float*>(k_scales_[static_cast<size_t>(index)].data());
-    view.v_scale = const_cast<float*>(v_scales_[static_cast<size_t>(index)].data());
+    const auto& v_scales = spec_.layout == KvLayout::mha ? v_scales_ : k_scales_;
+    view.v_scale = const_cast<float*>(v_scales[static_cast<size_t>(index)].data());
   }
   return view;
 }
@@ -114,9 +115,7 @@ bool LentPool::same_content(const LentPool& other) const {
   };
   for (size_t layer = 0; layer < k_scales_.size(); ++layer) {
     if (!same_floats(k_scales_[layer], other.k_scales_[layer])) return false;
-    // mla has one row and one scale: V's is nobody's.
-    const bool has_v = spec_.layout == KvLayout::mha;
-    if (has_v && !same_floats(v_scales_[layer], other.v_scales_[layer])) return false;
+    if (!same_floats(v_scales_[layer], other.v_scales_[layer])) return false;
   }
   return mapped_bytes_ == other.mapped_bytes_ &&
          std::memcmp(memory_, other.memory_, mapped_bytes_) == 0;

@@ -5,13 +5,15 @@
 
 namespace fovea::test {
 
-BackendRequest request_of(const AttentionCase& test) {
-  return {test.spec, complete_cache(test), limits_of(test), cpu_device()};
+BackendRequest request_of(const AttentionCase& test, int threads) {
+  BackendRequest request = {test.spec, complete_cache(test), limits_of(test), cpu_device()};
+  request.device.cores = threads;
+  return request;
 }
 
 BackendUnderTest::BackendUnderTest(const BackendEntry& entry, const AttentionCase& test,
                                    PagedStore* store, ThreadPool& threads, Fill fill)
-    : workspace_(entry.workspace_bytes(request_of(test)), fill) {
+    : workspace_(entry.workspace_bytes(request_of(test, threads.size())), fill) {
   BackendContext context;
   context.spec = test.spec;
   context.kv = store ? &store->pool() : nullptr;

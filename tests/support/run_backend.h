@@ -11,7 +11,7 @@
 
 namespace fovea::test {
 
-BackendRequest request_of(const AttentionCase& test);
+BackendRequest request_of(const AttentionCase& test, int threads = 1);
 
 class BackendUnderTest {
  public:

@@ -39,6 +39,25 @@ std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
 
 }  // namespace
 
+namespace {
+
+void refuse(std::string_view name, std::span<const Reason> reasons) {
+  if (reasons.empty()) return;
+  fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
+       reject_code_name(reasons.front().code), reasons.front().text);
+}
+
+// What a context asks for; selection has looked at the limits before.
+BackendRequest request_of(const BackendContext& context) {
+  BackendRequest request;
+  request.spec = context.spec;
+  if (context.kv != nullptr) request.cache = context.kv->spec();
+  request.device = cpu_device();
+  return request;
+}
+
+}  // namespace
+
 Capability host_capability() {
   Capability can;
   can.device = DeviceKind::cpu;
@@ -65,14 +84,15 @@ BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
   entry.workspace_bytes = [reject = entry.reject, name = entry.name,
                            &kernels](const BackendRequest& request) {
     validate_request(request);
-    for (const Reason& reason : reject(request)) {
-      fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
-           reject_code_name(reason.code), reason.text);
-    }
+    refuse(name, reject(request));
     return workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
                            request.limits);
   };
-  entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
+  entry.create = [reject = entry.reject, name = entry.name,
+                  &kernels](const BackendContext& context) {
+    refuse(name, reject(request_of(context)));
+    return create(kernels, context);
+  };
   return entry;
 }
 

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/tokenizer.h"
+
+#include <utility>
+
+#include "core/check.h"
+#include "core/mapped_file.h"
+#include "engine/tokenizer_file.h"
+#include "engine/tokenizer_nfc.h"
+#include "engine/tokenizer_utf8.h"
+
+namespace fovea {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
+// Encodes the pieces of one text.
+class Encoder {
+ public:
+  Encoder(const TokenizerFile& file, std::vector<int32_t>& tokens) : file_(file), tokens_(tokens) {}
+
+  void encode_text(std::string_view text) {
+    for (const TextPart& part : file_.raw_added.split(text)) {
+      if (part.token >= 0) {
+        tokens_.push_back(part.token);
+      } else if (file_.nfc) {
+        encode_normalized(to_nfc(part.text));
+      } else {
+        encode_normalized(part.text);
+      }
+    }
+  }
+
+ private:
+  void encode_normalized(std::string_view text) {
+    for (const TextPart& part : file_.normalized_added.split(text)) {
+      if (part.token >= 0) {
+        tokens_.push_back(part.token);
+      } else {
+        run_stage(0, part.text);
+      }
+    }
+  }
+
+  void run_stage(size_t index, std::string_view piece) {
+    if (piece.empty()) return;
+    if (index == file_.stages.size()) return encode_word(piece);
+    const SplitStage& stage = file_.stages[index];
+    std::string prefixed;
+    if (stage.prefix_space && !piece.starts_with(' ')) {
+      prefixed.append(" ").append(piece);
+      piece = prefixed;
+    }
+    if (!stage.pattern) return run_stage(index + 1, piece);
+    size_t done = 0;
+    while (const auto match = stage.pattern->find(piece, done, scratch_)) {
+      const auto [begin, end] = *match;
+      if (stage.keep_rests) run_stage(index + 1, piece.substr(done, begin - done));
+      if (stage.keep_matches) run_stage(index + 1, piece.substr(begin, end - begin));
+      done = end;
+    }
+    if (stage.keep_rests) run_stage(index + 1, piece.substr(done));
+  }
+
+  void encode_word(std::string_view word) {
+    if (file_.ignore_merges) {
+      const auto found = file_.ids.find(word);
+      if (found != file_.ids.end()) return tokens_.push_back(found->second);
+    }
+    file_.merger.encode(word, tokens_);
+  }
+
+  const TokenizerFile& file_;
+  std::vector<int32_t>& tokens_;
+  PatternScratch scratch_;
+};
+
+}  // namespace
+
+struct Tokenizer::Data {
+  TokenizerFile file;
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<Data> data) : data_(std::move(data)) {}
+Tokenizer::~Tokenizer() = default;
+Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
+Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
+
+Tokenizer Tokenizer::open(const std::string& path) {
+  const MappedFile file(path);
+  return parse(file.text(), path);
+}
+
+Tokenizer Tokenizer::parse(std::string_view json, std::string_view name) {
+  return Tokenizer(std::make_unique<Data>(Data{read_tokenizer_file(json, name)}));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  check_argument(text.size() <= kMaxTextBytes, "text has {} bytes, the limit is {}", text.size(),
+                 kMaxTextBytes);
+  const TokenizerFile& file = data_->file;
+  std::vector<int32_t> tokens = file.prefix;
+  Encoder(file, tokens).encode_text(replace_broken_utf8(text));
+  tokens.insert(tokens.end(), file.suffix.begin(), file.suffix.end());
+  return tokens;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> tokens) const {
+  std::string bytes;
+  for (const int32_t token : tokens) bytes += token_bytes(token);
+  return replace_broken_utf8(bytes);
+}
+
+std::string_view Tokenizer::token_bytes(int32_t token) const {
+  const TokenizerFile& file = data_->file;
+  if (token < 0 || token >= size() || file.special[token]) return {};
+  return file.bytes[token];
+}
+
+int32_t Tokenizer::size() const { return static_cast<int32_t>(data_->file.bytes.size()); }
+
+}  // namespace fovea

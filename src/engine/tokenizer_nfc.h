@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unicode normalisation form C (Unicode Standard Annex 15).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace fovea {
+
+// Whether this build can normalise (it found utf8proc).
+bool has_nfc();
+
+// `text` is valid UTF-8. Time is O(n log n) for any text. Error{unsupported} without has_nfc().
+std::string to_nfc(std::string_view text);
+
+}  // namespace fovea

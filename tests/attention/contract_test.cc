@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// What AttentionBackend promises, for every built-in backend and every case of the shared list:
+// a backend says why it does not serve a case, or its result is right.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fovea/error.h"
+#include "support/cases.h"
+#include "support/expect_close.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::CaseData;
+using test::Fill;
+using test::Output;
+
+struct Contract {
+  BackendEntry entry;
+  AttentionCase test;
+};
+
+void PrintTo(const Contract& contract, std::ostream* to) {
+  *to << contract.entry.name << " on " << contract.test.name;
+}
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+std::vector<Contract> contracts() {
+  std::vector<Contract> contracts;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    for (AttentionCase& test : test::attention_cases()) {
+      if (entry.reject(test::request_of(test)).empty()) {
+        contracts.push_back({entry, std::move(test)});
+      }
+    }
+  }
+  return contracts;
+}
+
+std::string contract_name(const ::testing::TestParamInfo<Contract>& param) {
+  return param.param.entry.name + "_" + param.param.test.name;
+}
+
+// Calls check(request, out, lse) with the rows of each request of the whole case.
+template <typename Check>
+void for_each_request(const AttentionCase& test, const Output& output, Check&& check) {
+  size_t row = 0;
+  const auto heads = static_cast<size_t>(test.spec.q_heads);
+  const auto width = static_cast<size_t>(test::out_width(test.spec));
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    const size_t rows = test.requests[request].q_len * heads;
+    const std::span<const float> out(output.out.data() + row * width, rows * width);
+    std::span<const float> lse;
+    if (!output.lse.empty()) lse = {output.lse.data() + row, rows};
+    check(request, out, lse);
+    row += rows;
+  }
+}
+
+class Served : public ::testing::TestWithParam<Contract> {
+ protected:
+  const BackendEntry& entry() const { return GetParam().entry; }
+  const AttentionCase& test() const { return GetParam().test; }
+};
+
+TEST_P(Served, MatchesTheOracle) {
+  const CaseData data = make_data(test());
+  const Output got = run_case(entry(), test(), data, {.fill = Fill::poison});
+  for_each_request(test(), got, [&](size_t request, auto out, auto lse) {
+    EXPECT_TRUE(is_close(test().spec, oracle(test(), data, request), out, lse))
+        << "request " << request;
+  });
+}
+
+TEST_P(Served, ForeignBytesAndThreadCountsChangeNoBit) {
+  const CaseData data = make_data(test());
+  const Output clean = run_case(entry(), test(), data, {.fill = Fill::zero, .threads = 1});
+  for (int threads : {1, 2, 3}) {
+    const Output poisoned =
+        run_case(entry(), test(), data, {.fill = Fill::poison, .threads = threads});
+    EXPECT_TRUE(same_bits(clean, poisoned)) << threads << " threads";
+  }
+}
+
+TEST_P(Served, OneByteLessOfWorkspaceIsRefusedByName) {
+  const BackendRequest request = test::request_of(test());
+  const size_t bytes = entry().workspace_bytes(request);
+  if (bytes == 0) GTEST_SKIP() << "needs no workspace";
+  ThreadPool threads(1);
+  const CaseData data = make_data(test());
+  std::optional<test::PagedStore> store;
+  if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
+  BackendContext context;
+  context.spec = test().spec;
+  context.kv = store ? &store->pool() : nullptr;
+  context.threads = &threads;
+  const auto backend = entry().create(context);
+  EXPECT_EQ(backend->workspace_bytes(request.limits), bytes);
+  test::GuardedBuffer workspace(bytes - 1, Fill::poison);
+  try {
+    backend->reserve(request.limits, workspace.bytes());
+    FAIL() << "accepted " << bytes - 1 << " of " << bytes << " bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::workspace_too_small);
+    EXPECT_TRUE(contains(error.what(), std::to_string(bytes))) << error.what();
+  }
+  EXPECT_TRUE(workspace.guards_intact());
+}
+
+// A second batch over the same reserve, then the first again: nothing stays behind.
+TEST_P(Served, PlansLeaveNothingBehind) {
+  const CaseData data = make_data(test());
+  const std::vector<test::Piece> whole = whole_case(test());
+  const std::vector<test::Piece> half(whole.begin(), whole.begin() + (whole.size() + 1) / 2);
+  std::vector<test::Piece> backwards(whole.rbegin(), whole.rend());
+  const std::vector<Output> outputs =
+      run_batches(entry(), test(), data, {whole, half, backwards, {}, whole});
+  EXPECT_TRUE(same_bits(outputs.front(), outputs.back()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), contract_name);
+
+class Refused : public ::testing::TestWithParam<AttentionCase> {};
+
+// The reasons come before anything is built, and nothing gets round them.
+TEST_P(Refused, SayWhyAndCannotBeForced) {
+  const AttentionCase& test = GetParam();
+  const BackendRequest request = test::request_of(test);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  ThreadPool threads(1);
+  std::optional<test::PagedStore> store;
+  if (test::is_cached(test.spec)) store.emplace(test, make_data(test), Fill::zero);
+  BackendContext context;
+  context.spec = test.spec;
+  context.kv = store ? &store->pool() : nullptr;
+  context.threads = &threads;
+
+  for (const BackendEntry& entry : registry.entries()) {
+    const std::vector<Reason> reasons = entry.reject(request);
+    if (reasons.empty()) continue;
+    SCOPED_TRACE(entry.name);
+    EXPECT_THROW(entry.workspace_bytes(request), Error);
+    EXPECT_THROW(entry.create(context), Error) << "created although it rejects";
+    try {
+      select_backend(registry, request, {Policy::require, entry.name});
+      ADD_FAILURE() << "chosen although it rejects";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      for (const Reason& reason : reasons) {
+        EXPECT_FALSE(reason.text.empty());
+        EXPECT_TRUE(contains(error.what(), reason.text)) << error.what();
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, Refused, ::testing::ValuesIn(test::attention_cases()),
+                         [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace fovea

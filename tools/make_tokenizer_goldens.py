@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes testdata/tokenizer/: small tokenizers in the styles of known models, texts, and the ids
+that the PyPI package `tokenizers` gives them. The test that reads them needs no Python.
+
+The vocabularies are trained across the borders that the patterns draw, so that a border in the
+wrong place changes ids.
+"""
+import json
+import pathlib
+import random
+import re
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OUT = ROOT / "testdata" / "tokenizer"
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL)
+QWEN = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + TAIL
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT4O = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|"
+         rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + TAIL)
+DEEPSEEK = [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?"""
+            r"[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + TAIL]
+
+WORDS = ("the of and Israel don't I'll WE'RE you've It's 'S 'LL 'ſ 123 4567 3.14 x1y2 "
+         "http://x.y/z?a=b foo_bar camelCase HTTPServer naïve cafe\u0301 日本語テスト 你好 привет МИР "
+         "नमस्ते שלום สวัสดี 👩‍👩‍👧 🇩🇪 ½ Ⅷ ٣٤ !!! ... --- == (a) [b] {c} <x> \u180e \u0085 \u00a0 \u2028 \u3000 "
+         "<|begin|> <|end|> <|think|> \ufeff \x00 \x7f").split(" ")
+SPACES = ["", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", " \n", "\n "]
+
+
+def texts():
+    rng = random.Random(1)
+    result = ["", " ", "a", "\n", "Hello, world!", "  leading", "trailing  ", "a<|end|> b", "<|end|>",
+              "<|end|><|end|>", "<|en", "a  <|think|>  b", "e\u0301\u0323 \u212b \uac01", "x" * 300,
+              " " * 50 + "x", "\n" * 40, "A" * 30 + "b" * 30, "1" * 20, "!" * 20, "🙂" * 9]
+    for _ in range(70):
+        result.append("".join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(rng.randrange(1, 9))))
+    for _ in range(60):
+        # What changed after Unicode 14 is left to the code point test.
+        points = [rng.choice([rng.randrange(0x20, 0x7f), rng.randrange(0xa0, 0x530),
+                              rng.randrange(0x900, 0x940), rng.randrange(0x4e00, 0x9fa0),
+                              rng.randrange(0x1f600, 0x1f640), 0x20, 0x0a, 0x301])
+                  for _ in range(rng.randrange(1, 16))]
+        result.append("".join(map(chr, points)))
+    return result
+
+
+def split(pattern, behavior="Isolated", invert=False):
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+def byte_level(**options):
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
+            **options}
+
+
+def sequence(*steps):
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def added(first_id, **think):
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True}
+    return [{"id": first_id, "content": "<|begin|>", **flags},
+            {"id": first_id + 1, "content": "<|end|>", **flags},
+            {"id": first_id + 2, "content": "<|think|>", **flags, "special": False, **think}]
+
+
+def trained(corpus):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(corpus, trainer)
+    return json.loads(tokenizer.to_str())
+
+
+def main():
+    OUT.mkdir(parents=True, exist_ok=True)
+    strings = texts()
+    base = trained(re.sub(r"<\|\w+\|>", "", text) for text in strings[:-60])
+    size = len(base["model"]["vocab"])
+    begin = {"type": "TemplateProcessing",
+             "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}},
+                        {"Sequence": {"id": "A", "type_id": 0}}],
+             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+             "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [size], "tokens": ["<|begin|>"]}}}
+    around = json.loads(json.dumps(begin))
+    around["single"].append({"SpecialToken": {"id": "<|begin|>", "type_id": 0}})
+    styles = {
+        "gpt2": {"pre_tokenizer": byte_level(use_regex=True, add_prefix_space=True),
+                 "added_tokens": added(size, normalized=True, lstrip=True)},
+        "llama3": {"pre_tokenizer": sequence(split(LLAMA3), byte_level()), "ignore_merges": True,
+                   "post_processor": {"type": "Sequence", "processors": [byte_level(), begin]}},
+        "qwen": {"pre_tokenizer": sequence(split(QWEN), byte_level()), "normalizer": {"type": "NFC"}},
+        "gpt4o": {"pre_tokenizer": sequence(split(GPT4O, "Removed", True), byte_level()),
+                  "added_tokens": added(size, rstrip=True), "post_processor": around},
+        "deepseek": {"pre_tokenizer": sequence(*map(split, DEEPSEEK), byte_level())},
+        "digits": {"pre_tokenizer": sequence(
+            {"type": "Digits", "individual_digits": True},
+            {"type": "Split", "pattern": {"String": "a."}, "behavior": "Removed", "invert": False},
+            byte_level(use_regex=True))},
+    }
+    goldens = {"texts": strings, "ids": {}, "decoded": {}}
+    for name, style in styles.items():
+        model = {**base["model"], "ignore_merges": style.pop("ignore_merges", False)}
+        if name == "gpt4o":  # the older spelling of merges
+            model["merges"] = [" ".join(pair) for pair in model["merges"]]
+        data = {**base, "model": model, "decoder": byte_level(), "added_tokens": added(size), **style}
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        tokenizer = Tokenizer.from_str(text)
+        goldens["ids"][name] = [e.ids for e in tokenizer.encode_batch(strings)]
+        goldens["decoded"][name] = [tokenizer.decode(ids) for ids in goldens["ids"][name]]
+    for name in styles:
+        # Most texts come back as they were.
+        pairs = zip(strings, goldens["decoded"][name])
+        goldens["decoded"][name] = {str(i): d for i, (t, d) in enumerate(pairs) if t != d}
+    text = json.dumps(goldens, ensure_ascii=True, separators=(",", ":"))
+    (OUT / "goldens.json").write_text(text.replace('],[', '],\n[') + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
