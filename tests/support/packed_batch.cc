@@ -198,7 +198,9 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
 
 BatchView PackedBatch::view() const {
   BatchView view;
-  view.mode = test_.mode;
+  // A mixed case whose pieces are all single tokens is a decode batch.
+  view.mode =
+      test_.mode == ForwardMode::mixed && max_q_len_ == 1 ? ForwardMode::decode : test_.mode;
   view.requests = requests_;
   view.tokens = tokens_;
   view.max_q_len = max_q_len_;

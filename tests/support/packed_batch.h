@@ -58,7 +58,7 @@ class PackedBatch {
   PackedBatch(const AttentionCase& test, const CaseData& data, const PagedStore* store,
               const std::vector<Piece>& pieces, Fill fill);
 
-  BatchView view() const;
+  BatchView view() const;  // points into this object
   LayerTensors tensors();
   Output output() const;
   // Rows beyond the batch's tokens and gaps between rows.

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batch-invariant mode: the bits of a row depend on its own tokens only. Not on the rest of the
+// batch, its order or the limits, not on how a prompt was cut, not on what was cached before, not
+// on the threads.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "support/cases.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::CaseData;
+using test::Fill;
+using test::Output;
+using test::Piece;
+
+struct Invariant {
+  BackendEntry entry;
+  AttentionCase test;
+};
+
+void PrintTo(const Invariant& invariant, std::ostream* to) {
+  *to << invariant.entry.name << " on " << invariant.test.name;
+}
+
+// What may bring an order of summation of its own.
+std::vector<AttentionCase> invariant_cases() {
+  std::vector<AttentionCase> cases;
+  for (const char* name :
+       {"mixed", "q_bf16_kv_bf16", "q_fp32_kv_fp8_e4m3_per_token_head", "window_16", "chunk_48",
+        "sinks_window", "alibi", "logit_cap", "prefix_spans", "group_7", "group_28",
+        "head_dim_192_128", "mla_page_16", "mla_bf16", "mla_weights"}) {
+    AttentionCase test = test::attention_case(name);
+    test.spec.batch_invariant = true;
+    test.mode = ForwardMode::mixed;
+    cases.push_back(test);
+  }
+  return cases;
+}
+
+std::vector<Invariant> invariants() {
+  std::vector<Invariant> invariants;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    for (const AttentionCase& test : invariant_cases()) {
+      if (entry.reject(test::request_of(test)).empty()) invariants.push_back({entry, test});
+    }
+  }
+  return invariants;
+}
+
+// The rows of one piece of a batch.
+struct Rows {
+  std::vector<float> out, lse;
+  bool operator==(const Rows&) const = default;
+};
+
+Rows rows_of(const AttentionCase& test, const Output& output, const std::vector<Piece>& pieces,
+             size_t piece) {
+  const auto heads = static_cast<size_t>(test.spec.q_heads);
+  const auto width = static_cast<size_t>(test::out_width(test.spec));
+  size_t begin = 0;
+  for (size_t before = 0; before < piece; ++before) {
+    begin += static_cast<size_t>(pieces[before].end - pieces[before].begin) * heads;
+  }
+  const size_t rows = static_cast<size_t>(pieces[piece].end - pieces[piece].begin) * heads;
+  const auto slice = [&](const std::vector<float>& from, size_t size) {
+    return std::vector<float>(from.begin() + begin * size, from.begin() + (begin + rows) * size);
+  };
+  return {slice(output.out, width), slice(output.lse, 1)};
+}
+
+class BatchInvariance : public ::testing::TestWithParam<Invariant> {
+ protected:
+  const BackendEntry& entry() const { return GetParam().entry; }
+};
+
+// Requests of every length, alone and in company, in any order.
+TEST_P(BatchInvariance, CompanyChangesNoBit) {
+  AttentionCase test = GetParam().test;
+  const int32_t count = test::is_mla(test.spec) ? 16 : 64;
+  test.requests.clear();
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t q_len = i % 4 == 3 ? 1 + i % 9 : 1;
+    test.requests.push_back({q_len, q_len + (i * 37) % 150});
+  }
+  const CaseData data = make_data(test);
+  const std::vector<Piece> whole = whole_case(test);
+  std::mt19937 random(7);
+  std::vector<std::vector<Piece>> batches = {whole};
+  for (size_t size : {size_t{1}, size_t{2}, size_t{7}, whole.size()}) {
+    std::vector<Piece> shuffled = whole;
+    std::shuffle(shuffled.begin(), shuffled.end(), random);
+    for (size_t begin = 0; begin < shuffled.size(); begin += size) {
+      const size_t end = std::min(begin + size, shuffled.size());
+      batches.emplace_back(shuffled.begin() + begin, shuffled.begin() + end);
+    }
+  }
+  const std::vector<Output> outputs = run_batches(entry(), test, data, batches);
+  for (size_t batch = 1; batch < batches.size(); ++batch) {
+    for (size_t piece = 0; piece < batches[batch].size(); ++piece) {
+      const size_t request = batches[batch][piece].request;
+      ASSERT_EQ(rows_of(test, outputs[batch], batches[batch], piece),
+                rows_of(test, outputs[0], whole, request))
+          << "request " << request << " in a batch of " << batches[batch].size();
+    }
+  }
+}
+
+// The same prompt in pieces of any size, down to one token at a time, on any number of threads.
+TEST_P(BatchInvariance, ChunkingChangesNoBit) {
+  AttentionCase test = GetParam().test;
+  if (test.spec.mask == MaskKind::prefix_spans) {
+    GTEST_SKIP() << "a span must not be cut: its tokens see each other";
+  }
+  constexpr int32_t kLength = 150;
+  test.requests = {{kLength, kLength}};
+  const CaseData data = make_data(test);
+  const Output whole = run_case(entry(), test, data, {.fill = Fill::zero, .threads = 1});
+  int threads = 1;
+  for (int32_t size : {1, 7, 16, 64, 149}) {
+    std::vector<std::vector<Piece>> batches;
+    for (int32_t begin = 0; begin < kLength; begin += size) {
+      batches.push_back({{0, begin, std::min(begin + size, kLength)}});
+    }
+    const std::vector<Output> outputs =
+        run_batches(entry(), test, data, batches, {.fill = Fill::poison, .threads = threads});
+    Output joined;
+    for (const Output& output : outputs) {
+      joined.out.insert(joined.out.end(), output.out.begin(), output.out.end());
+      joined.lse.insert(joined.lse.end(), output.lse.begin(), output.lse.end());
+    }
+    EXPECT_TRUE(same_bits(whole, joined)) << "chunks of " << size << ", " << threads << " threads";
+    threads = threads % 3 + 1;
+  }
+}
+
+// A request that finds its prefix cached, under limits of its own, continues with the same bits.
+TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
+  AttentionCase test = GetParam().test;
+  test.requests = {{130, 130}, {65, 65}, {1, 1}};
+  const CaseData data = make_data(test);
+  const Output cold = run_case(entry(), test, data);
+
+  AttentionCase warm = test;
+  warm.requests = {{21, 130}};
+  CaseData tail;
+  tail.w_uk = data.w_uk;
+  tail.w_uv = data.w_uv;
+  tail.sinks = data.sinks;
+  tail.alibi_slopes = data.alibi_slopes;
+  tail.requests = {data.requests[0]};
+  test::RequestData& request = tail.requests[0];
+  request.q_len = 21;
+  const size_t q_row = request.q.size() / 130;
+  request.q.erase(request.q.begin(), request.q.begin() + static_cast<int64_t>(q_row * 109));
+  const Output hit = run_case(entry(), warm, tail);
+
+  const std::vector<Piece> pieces = {{0, 0, 109}, {0, 109, 130}};
+  EXPECT_EQ(rows_of(test, cold, pieces, 1), rows_of(warm, hit, whole_case(warm), 0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Builtin, BatchInvariance, ::testing::ValuesIn(invariants()),
+                         [](const auto& param) {
+                           return param.param.entry.name + "_" + param.param.test.name;
+                         });
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tree of drafts must give what each of its root-to-leaf paths gives as a plain causal request.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "support/cases.h"
+#include "support/expect_close.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::CaseData;
+using test::Output;
+using test::RequestData;
+
+struct Tree {
+  BackendEntry entry;
+  AttentionCase test;
+};
+
+void PrintTo(const Tree& tree, std::ostream* to) {
+  *to << tree.entry.name << " on " << tree.test.name;
+}
+
+std::vector<Tree> trees() {
+  std::vector<Tree> trees;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    for (AttentionCase& test : test::attention_cases()) {
+      if (test.spec.mask != MaskKind::tree) continue;
+      if (entry.reject(test::request_of(test)).empty()) trees.push_back({entry, std::move(test)});
+    }
+  }
+  return trees;
+}
+
+// The path that ends in `leaf`, root first.
+std::vector<int32_t> path_to(const RequestData& request, int32_t leaf) {
+  std::vector<int32_t> path;
+  for (int32_t node = leaf; node >= 0; node = request.parents[node]) path.push_back(node);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+// rows[i] of a tensor of `count` rows.
+std::vector<float> gather(const std::vector<float>& tensor, int32_t count,
+                          const std::vector<int32_t>& rows) {
+  const size_t size = tensor.size() / static_cast<size_t>(count);
+  std::vector<float> gathered;
+  for (int32_t row : rows) {
+    const auto begin = tensor.begin() + static_cast<int64_t>(row * size);
+    gathered.insert(gathered.end(), begin, begin + static_cast<int64_t>(size));
+  }
+  return gathered;
+}
+
+// The cached tokens followed by one path, causal.
+RequestData path_request(const RequestData& tree, const std::vector<int32_t>& path) {
+  std::vector<int32_t> keys;
+  for (int32_t key = 0; key < tree.cached(); ++key) keys.push_back(key);
+  for (int32_t node : path) keys.push_back(tree.cached() + node);
+  RequestData request;
+  request.q_len = static_cast<int32_t>(path.size());
+  request.kv_len = static_cast<int32_t>(keys.size());
+  request.q = gather(tree.q, tree.q_len, path);
+  request.k = gather(tree.k, tree.kv_len, keys);
+  if (!tree.v.empty()) request.v = gather(tree.v, tree.kv_len, keys);
+  return request;
+}
+
+class Speculation : public ::testing::TestWithParam<Tree> {};
+
+TEST_P(Speculation, TreeEqualsItsPaths) {
+  const AttentionCase& test = GetParam().test;
+  const CaseData data = make_data(test);
+  const Output output = run_case(GetParam().entry, test, data);
+  AttentionCase causal = test;
+  causal.spec.mask = MaskKind::none;
+  int32_t first_row = 0;
+  for (const RequestData& tree : data.requests) {
+    for (int32_t leaf = 0; leaf < tree.q_len; ++leaf) {
+      const bool inner = std::count(tree.parents.begin(), tree.parents.end(), leaf) > 0;
+      if (inner) continue;
+      const std::vector<int32_t> path = path_to(tree, leaf);
+      CaseData alone = data;
+      alone.requests = {path_request(tree, path)};
+      const test::OracleResult want = oracle(causal, alone, 0);
+      std::vector<int32_t> rows;
+      for (int32_t node : path) rows.push_back(first_row + node);
+      const auto tokens = static_cast<int32_t>(output.lse.size() / test.spec.q_heads);
+      EXPECT_TRUE(is_close(causal.spec, want, gather(output.out, tokens, rows),
+                           gather(output.lse, tokens, rows)))
+          << "path to node " << leaf;
+    }
+    first_row += tree.q_len;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Builtin, Speculation, ::testing::ValuesIn(trees()), [](const auto& param) {
+  return param.param.entry.name + "_" + param.param.test.name;
+});
+
+}  // namespace
+}  // namespace fovea

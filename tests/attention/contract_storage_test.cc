@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses and scales: caches beyond 2^31 elements, slots that do not exist, linear scales.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "fovea/error.h"
+#include "support/cases.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::CaseData;
+using test::Fill;
+using test::Output;
+
+class Storage : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Null: the backend does not serve the case.
+  const BackendEntry* serving(const AttentionCase& test) const {
+    const BackendEntry* entry = registry_.find(GetParam());
+    return entry->reject(test::request_of(test)).empty() ? entry : nullptr;
+  }
+
+ private:
+  const BackendRegistry registry_ = BackendRegistry::builtin();
+};
+
+TEST_P(Storage, HugePageStrideChangesNoBit) {
+  AttentionCase test = test::attention_case("huge_page_stride");
+  const BackendEntry* entry = serving(test);
+  ASSERT_NE(entry, nullptr);
+  const CaseData data = make_data(test);
+  const Output huge = run_case(*entry, test, data);
+  test.page_stride = 0;
+  EXPECT_TRUE(same_bits(huge, run_case(*entry, test, data)));
+}
+
+// An entry in use that names no slot of the pool is refused before anything is read.
+TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
+  const AttentionCase test = test::attention_case("mixed");
+  const BackendEntry* entry = serving(test);
+  ASSERT_NE(entry, nullptr);
+  const CaseData data = make_data(test);
+  ThreadPool threads(1);
+  test::PagedStore store(test, data, Fill::poison);
+  test::BackendUnderTest under_test(*entry, test, &store, threads, Fill::poison);
+  test::PackedBatch batch(test, data, &store, whole_case(test), Fill::poison);
+  const auto rows = static_cast<int64_t>(test.requests.size()) + 2;
+  const int64_t slots = store.pool().pages() * test.cache.page_size;
+  for (int64_t wild : {int64_t{-1}, int64_t{std::numeric_limits<int32_t>::min()}, slots,
+                       int64_t{std::numeric_limits<int32_t>::max()}}) {
+    std::vector<int32_t> table(store.table(), store.table() + rows * store.table_stride());
+    // The first token of a page of the first request, whose tokens are all visible.
+    table[static_cast<size_t>(store.row(0) * store.table_stride() + 16)] =
+        static_cast<int32_t>(wild);
+    BatchView view = batch.view();
+    view.request_slots = table.data();
+    try {
+      under_test.backend().plan(view);
+      ADD_FAILURE() << "accepted slot " << wild;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(std::to_string(wild)), std::string::npos)
+          << error.what();
+    }
+  }
+  // The backend is as good as before.
+  under_test.run(batch);
+  EXPECT_TRUE(same_bits(batch.output(), run_case(*entry, test, data)));
+}
+
+// The result is linear in v_scale, and k_scale acts like the softmax scale.
+TEST_P(Storage, ScalesActAsFactors) {
+  AttentionCase test = test::attention_case("q_fp32_kv_fp8_e4m3_per_tensor");
+  test.prewritten = true;
+  const BackendEntry* entry = serving(test);
+  ASSERT_NE(entry, nullptr);
+  const CaseData data = make_data(test);
+  const auto run = [&](float k_factor, float v_factor) {
+    ThreadPool threads(1);
+    test::PagedStore store(test, data, Fill::poison);
+    const KvLayerView view = store.pool().layer(test::PagedStore::kLayer);
+    view.k_scale[0] *= k_factor;
+    view.v_scale[0] *= v_factor;
+    test::BackendUnderTest under_test(*entry, test, &store, threads);
+    test::PackedBatch batch(test, data, &store, whole_case(test), Fill::poison);
+    under_test.run(batch);
+    return batch.output();
+  };
+  const Output once = run(1, 1);
+  const Output four_times = run(1, 4);
+  for (size_t i = 0; i < once.out.size(); ++i) EXPECT_EQ(four_times.out[i], 4 * once.out[i]);
+  EXPECT_EQ(four_times.lse, once.lse);
+
+  const Output sharper = run(4, 1);
+  test.spec.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
+  EXPECT_TRUE(same_bits(sharper, run(1, 1)));
+}
+
+std::vector<std::string> built_backends() {
+  std::vector<std::string> names;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    if (entry.reject(test::request_of(test::attention_case("mixed"))).empty()) {
+      names.push_back(entry.name);
+    }
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Builtin, Storage, ::testing::ValuesIn(built_backends()),
+                         [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace fovea
