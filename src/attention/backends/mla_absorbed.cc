@@ -17,9 +17,6 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
   out.kv_heads = 1;
   out.head_dim = shape.spec.head_dim;
   out.head_dim_v = shape.spec.head_dim_v;
-  out.q_dtype = shape.spec.nope_dim > 0 ? DType::f32 : shape.spec.q_dtype;
-  out.kv_dtype = shape.cache.dtype;
-  out.batch_invariant = shape.spec.batch_invariant;
   return out;
 }
 
