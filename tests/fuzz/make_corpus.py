@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes tests/fuzz/corpus: one small file for every way a file can be wrong, and some good ones.
+
+A name that starts with bad_ promises an Error; safetensors files promise that it names the tensor
+'weights', unless the name starts with bad_file_.
+"""
+import json
+import pathlib
+import struct
+
+OUT = pathlib.Path(__file__).resolve().parent / "corpus"
+
+
+def write(folder, name, data):
+    (OUT / folder).mkdir(parents=True, exist_ok=True)
+    (OUT / folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+def stored(header, data=b"", length=None):
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def safetensors():
+    def put(name, *args, **options):
+        write("safetensors", name + ".safetensors", stored(*args, **options))
+
+    good = tensor("F32", [2], 0, 8)
+    data = bytes(range(8))
+    put("good", {"__metadata__": {"format": "pt"}, "weights": good,
+                 "scale": tensor("BF16", [1, 2], 8, 12), "empty": tensor("I64", [0, 5], 12, 12),
+                 "mask": tensor("BOOL", [4], 12, 16)}, bytes(16))
+    put("good_no_tensors", {})
+    # 4 * 2^62 and 4 * 2^32 * 2^32 are 0 in 64 bits; 2 * (2^63 + 2) is 4.
+    put("bad_product_overflow", {"weights": tensor("F32", [2**62], 0, 0)})
+    put("bad_product_overflow_two", {"weights": tensor("F32", [2**32, 2**32], 0, 0)})
+    put("bad_product_wraps_to_4", {"weights": tensor("U8", [2, 2**63 + 2], 0, 4)}, bytes(4))
+    put("bad_begin_after_end", {"weights": tensor("F32", [2], 8, 0)}, data)
+    put("bad_begin_after_end_wraps", {"weights": tensor("F32", [2], 2**64 - 8, 0)}, data)
+    put("bad_negative_offset", {"weights": tensor("F32", [2], -8, 0)}, data)
+    put("bad_negative_dimension", {"weights": tensor("F32", [-2], 0, 8)}, data)
+    put("bad_float_offset", {"weights": tensor("F32", [2], 0.0, 8.0)}, data)
+    put("bad_huge_offset", {"weights": tensor("F32", [2], 0, 10**30)}, data)
+    put("bad_overlap", {"first": good, "weights": tensor("F32", [2], 4, 12)}, bytes(12))
+    put("bad_overlap_same", {"first": good, "weights": good}, data)
+    put("bad_gap", {"first": good, "weights": tensor("F32", [1], 12, 16)}, bytes(16))
+    put("bad_data_left_over", {"weights": good}, bytes(9))
+    put("bad_truncated_data", {"weights": good}, bytes(7))
+    put("bad_wrong_bytes", {"weights": tensor("F32", [3], 0, 8)}, data)
+    put("bad_wrong_dtype", {"weights": tensor("F33", [2], 0, 8)}, data)
+    put("bad_dtype_number", {"weights": tensor(32, [2], 0, 8)}, data)
+    put("bad_no_shape", {"weights": {"dtype": "F32", "data_offsets": [0, 8]}}, data)
+    put("bad_third_offset", {"weights": {**good, "data_offsets": [0, 8, 16]}}, data)
+    put("bad_many_dimensions", {"weights": tensor("F32", [1] * 17 + [2], 0, 8)}, data)
+    put("bad_duplicate_name", '{"weights":%s,"weights":%s}' %
+        (json.dumps(good), json.dumps(tensor("F32", [2], 8, 16))), bytes(16))
+    put("bad_duplicate_field", '{"weights":{"dtype":"F32","dtype":"F32","shape":[2],'
+        '"data_offsets":[0,8]}}', data)
+    put("bad_depth_bomb", '{"weights":' + "[" * 5000)
+    put("bad_depth_bomb_objects", '{"weights":' + '{"shape":' * 1000)
+    put("bad_truncated_header_text", '{"weights":{"dtype":"F3')
+    put("bad_not_utf8", b'{"weights":{"dtype":"\xff'.decode("latin-1"))
+    put("bad_file_header_length_100mb_and_1", {"weights": good}, data, length=100_000_001)
+    put("bad_file_header_length_max", {"weights": good}, data, length=2**64 - 1)
+    put("bad_file_header_past_the_end", {"weights": good}, data, length=1000)
+    put("bad_file_no_header", "", length=0)
+    put("bad_file_array", "[]")
+    put("bad_file_gap_of_all", {}, data)
+    put("bad_file_metadata_number", {"__metadata__": {"format": 1}})
+    write("safetensors", "bad_file_7_bytes.safetensors", bytes(7))
+    write("safetensors", "bad_file_empty.safetensors", b"")
+
+
+def config():
+    def put(name, text):
+        write("config", name + ".json", text)
+
+    put("good", json.dumps({"architectures": ["LlamaForCausalLM"], "n": 4, "big": 2**64 - 1, "f": 1e4,
+                            "minus": -2**63, "none": None, "eos": [1, 2], "tied": True,
+                            "rope": {"factor": 8.0, "list": [{"a": 1}, {"b": [[]]}]}}))
+    put("bad_empty", "")
+    put("bad_array", "[1]")
+    put("bad_truncated", '{"a": [1, 2')
+    put("bad_depth_bomb", '{"a":' + "[" * 5000)
+    put("bad_depth_bomb_objects", '{"a":' * 1000)
+    put("bad_duplicate_key", '{"a": 1, "a": 2}')
+    put("bad_number", '{"a": 1e999}')
+    put("bad_not_utf8", b'{"a": "\xff"}')
+    put("bad_nan", '{"a": NaN}')
+    put("bad_trailing", '{"a": 1} {}')
+
+
+def tokenizer():
+    def put(name, data, text=""):
+        write("tokenizer", name, json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\0" + text)
+
+    printable = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    letters = {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+    vocab = {letters[b]: b for b in range(256)}
+    vocab.update({"ab": 256, "abc": 257})
+    good = {
+        "added_tokens": [{"id": 258, "content": "<e>", "special": True, "lstrip": True}],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": r"\p{L}{1,3}|\s+(?!\S)|(?i:'s)"},
+             "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]},
+        "post_processor": {"type": "TemplateProcessing",
+                           "single": [{"SpecialToken": {"id": "<e>"}}, {"Sequence": {"id": "A"}}],
+                           "special_tokens": {"<e>": {"ids": [258]}}},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": ["a b", ["ab", "c"]]}}
+    put("good.json", good, "abcabc  <e> it's\n")
+
+    def changed(**fields):
+        return {**good, **fields}
+
+    model = good["model"]
+    put("bad_merge_unknown.json", changed(model={**model, "merges": ["a zz"]}))
+    put("bad_merge_number.json", changed(model={**model, "merges": [1]}))
+    put("bad_ids_twice.json", changed(model={**model, "vocab": {**vocab, "zz": 0}}))
+    put("bad_id_huge.json", changed(model={**model, "vocab": {**vocab, "zz": 2**40}}))
+    put("bad_vocabulary_short.json", changed(model={**model, "vocab": {"a": 0}, "merges": []}))
+    put("bad_pattern.json", changed(pre_tokenizer={
+        "type": "Split", "pattern": {"Regex": "(" * 500}, "behavior": "Isolated"}))
+    put("bad_pattern_empty.json", changed(pre_tokenizer={
+        "type": "Split", "pattern": {"Regex": ""}, "behavior": "Isolated"}))
+    put("bad_added_id.json", changed(added_tokens=[{"id": 3, "content": "<e>"}]))
+    put("bad_template.json", changed(post_processor={"type": "TemplateProcessing", "single": []}))
+    write("tokenizer", "bad_depth_bomb.json", '{"model":' + "[" * 5000)
+    write("tokenizer", "text_words", "It's 12345 WE'RE camelCase  \n\n naïve 日本語 🙂!!! ")
+    write("tokenizer", "text_bytes", bytes(range(1, 256)))
+    write("tokenizer", "text_special", "<|begin|>a <|think|>  <|end|><|en")
+
+
+if __name__ == "__main__":
+    safetensors()
+    config()
+    tokenizer()

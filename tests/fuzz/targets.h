@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fuzzers do with their bytes. Bad bytes throw Error; anything else that is wrong aborts.
+// The ordinary tests run the same functions over the committed corpus.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "engine/tokenizer.h"
+#include "engine/tokenizer_utf8.h"
+#include "fovea/error.h"
+#include "model/config.h"
+#include "model/safetensors.h"
+
+namespace fovea::fuzz {
+
+inline void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Every byte of every tensor lies in the file.
+inline void read_safetensors(std::span<const uint8_t> data) {
+  const auto file = SafetensorsFile::parse(std::as_bytes(data), "fuzz.safetensors");
+  for (const auto& [name, tensor] : file.tensors()) {
+    const auto* begin = reinterpret_cast<const uint8_t*>(tensor.data);
+    require(begin >= data.data() && begin + tensor.bytes <= data.data() + data.size());
+    size_t elements = 1;
+    for (const int64_t dimension : tensor.shape) elements *= static_cast<size_t>(dimension);
+    require(elements * dtype_bytes(tensor.dtype) == tensor.bytes);
+    require(file.find(name) == &tensor);
+  }
+}
+
+// Every accessor on every field: a value or an Error.
+inline void read_config(const Config& config) {
+  for (const std::string& field : config.fields()) {
+    const std::array<std::function<void()>, 10> accessors = {
+        [&] { require(std::abs(config.integer(field, -5, 5)) <= 5); },
+        [&] { config.integer_or(field, 0, INT64_MIN, INT64_MAX); },
+        [&] { config.number_or(field, 0); },
+        [&] { config.boolean_or(field, true); },
+        [&] { config.text_or(field, ""); },
+        [&] { config.texts(field); },
+        [&] { config.integers(field, 0, 9); },
+        [&] { config.integer_or_list(field, 0, 9); },
+        [&] { read_config(config.object(field)); },
+        [&] {
+          for (const Config& object : config.objects(field)) read_config(object);
+        }};
+    for (const auto& access : accessors) {
+      try {
+        access();
+      } catch (const Error& error) {
+        require(error.code() == ErrorCode::corrupt_file);
+      }
+    }
+  }
+}
+
+inline void read_config(std::span<const uint8_t> data) {
+  const std::string_view text(reinterpret_cast<const char*>(data.data()), data.size());
+  read_config(Config::parse(text, "fuzz.json"));
+}
+
+// A text goes through tokenizers and comes back.
+inline void encode_text(std::string_view text) {
+  static const std::array<Tokenizer, 3> tokenizers = {
+      Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/tokenizer/llama3.json"),
+      Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/tokenizer/gpt4o.json"),
+      Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/models/llama/tokenizer.json")};
+  for (const Tokenizer& tokenizer : tokenizers) {
+    const std::string back = tokenizer.decode(tokenizer.encode(text));
+    // Special tokens in the text are not decoded.
+    if (text.find("<|") == text.npos) require(back == replace_broken_utf8(text));
+  }
+}
+
+// A file that starts with '{' is a tokenizer.json, a zero byte, and a text for it; any other is a
+// text.
+inline void read_tokenizer(std::span<const uint8_t> data) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  if (!bytes.starts_with('{')) return encode_text(bytes);
+  const size_t end = std::min(bytes.find('\0'), bytes.size());
+  const auto tokenizer = Tokenizer::parse(bytes.substr(0, end), "fuzz.json");
+  const auto tokens = tokenizer.encode(bytes.substr(std::min(end + 1, bytes.size())));
+  for (const int32_t token : tokens) require(token >= 0 && token < tokenizer.size());
+  const std::string text = tokenizer.decode(tokens);
+  require(replace_broken_utf8(text) == text);
+}
+
+}  // namespace fovea::fuzz
