@@ -12,7 +12,7 @@
 
 namespace fovea::kernels::cpu {
 
-void kv_write(const KvWriteParams& params, ThreadPool& threads);
+void kv_write(const KvWriteParams& params, ThreadPool& threads, Isa isa = best_isa());
 void merge_states(const MergeStatesParams& params, ThreadPool& threads);
 void gemm(const GemmParams& params, ThreadPool& threads, Isa isa = best_isa());
 void causal_conv(const CausalConvParams& params, ThreadPool& threads);

@@ -41,12 +41,29 @@ HWY_INLINE F32 load(const Bf16* from) {
   return hn::BitCast(kF32, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
 }
 
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+// Highway's emulation of f16 truncates and knows no infinities.
+HWY_INLINE F32 load(const F16* from) {
+  const hn::Rebind<uint16_t, F32Tag> d16;
+  const hn::Rebind<uint32_t, F32Tag> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000)));
+  const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fff));
+  // In the place of an f32 the number is too small by 2^112, subnormal or not.
+  const F32 value =
+      hn::Mul(hn::BitCast(kF32, hn::ShiftLeft<13>(magnitude)), hn::Set(kF32, 0x1p112f));
+  const auto not_finite =
+      hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(d32, 0x7bff)), hn::Set(d32, 0x7f800000));
+  return hn::BitCast(kF32, hn::Or(hn::Or(hn::BitCast(d32, value), not_finite), sign));
+}
+#else
 HWY_INLINE F32 load(const F16* from) {
   const hn::Rebind<uint16_t, F32Tag> d16;
   const hn::Rebind<hwy::float16_t, F32Tag> half;
   const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
   return hn::PromoteTo(kF32, hn::BitCast(half, bits));
 }
+#endif
 
 // The bits of an e4m3 number, moved into an f16, are that number times 2^-8: exact, subnormals
 // included. Only the NaN needs care; it would read as 480.
@@ -85,11 +102,38 @@ HWY_INLINE void store(F32 value, Bf16* to) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(s32, upper)), d16, reinterpret_cast<uint16_t*>(to));
 }
 
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+HWY_INLINE void store(F32 value, F16* to) {
+  const hn::Rebind<uint32_t, F32Tag> d32;
+  const hn::Rebind<int32_t, F32Tag> s32;
+  const hn::Rebind<uint16_t, F32Tag> d16;
+  const auto bits = hn::BitCast(d32, value);
+  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 0x8000));
+  const F32 magnitude = hn::Abs(value);
+  const auto wide = hn::BitCast(d32, magnitude);
+  const auto odd = hn::And(hn::ShiftRight<13>(wide), hn::Set(d32, 1));
+  const auto rounded = hn::ShiftRight<13>(hn::Add(hn::Add(wide, hn::Set(d32, 0xfff)), odd));
+  const auto normal = hn::Sub(rounded, hn::Set(d32, 112 << 10));
+  // Beside 0.5 one ulp is the step of the subnormals, so the addition rounds to it.
+  const F32 half = hn::Set(kF32, 0.5f);
+  const auto subnormal =
+      hn::Sub(hn::BitCast(d32, hn::Add(magnitude, half)), hn::BitCast(d32, half));
+  const auto is_subnormal = hn::Lt(wide, hn::Set(d32, 0x38800000));
+  const auto is_large = hn::Gt(wide, hn::Set(d32, 0x477fefff));  // rounds to infinity
+  const auto is_nan = hn::Gt(wide, hn::Set(d32, 0x7f800000));
+  auto code = hn::IfThenElse(is_subnormal, subnormal, normal);
+  code = hn::IfThenElse(is_large, hn::Set(d32, 0x7c00), code);
+  code = hn::IfThenElse(is_nan, hn::Set(d32, 0x7e00), code);
+  const auto demoted = hn::DemoteTo(d16, hn::BitCast(s32, hn::Or(sign, code)));
+  hn::StoreU(demoted, d16, reinterpret_cast<uint16_t*>(to));
+}
+#else
 HWY_INLINE void store(F32 value, F16* to) {
   const hn::Rebind<uint16_t, F32Tag> d16;
   const hn::Rebind<hwy::float16_t, F32Tag> half;
   hn::StoreU(hn::BitCast(d16, hn::DemoteTo(half, value)), d16, reinterpret_cast<uint16_t*>(to));
 }
+#endif
 
 // The first `count` < kLanes elements; the others are zero and their memory is not touched.
 template <typename T>
