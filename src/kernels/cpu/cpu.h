@@ -13,7 +13,7 @@
 namespace fovea::kernels::cpu {
 
 void kv_write(const KvWriteParams& params, ThreadPool& threads, Isa isa = best_isa());
-void merge_states(const MergeStatesParams& params, ThreadPool& threads);
+void merge_states(const MergeStatesParams& params, ThreadPool& threads, Isa isa = best_isa());
 void gemm(const GemmParams& params, ThreadPool& threads, Isa isa = best_isa());
 void causal_conv(const CausalConvParams& params, ThreadPool& threads);
 void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
