@@ -3,10 +3,9 @@
 // has internal linkage, so that code for one instruction set is never picked for another.
 #pragma once
 
+#include <hwy/highway.h>
 #include <stdint.h>
 #include <string.h>
-
-#include "hwy/highway.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
