@@ -167,5 +167,13 @@ TEST_P(Refused, SayWhyAndCannotBeForced) {
 INSTANTIATE_TEST_SUITE_P(Cases, Refused, ::testing::ValuesIn(test::attention_cases()),
                          [](const auto& param) { return param.param.name; });
 
+// Every shared case has at least one backend, so that none passes by being refused everywhere.
+TEST(Contract, EveryCaseIsServed) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const AttentionCase& test : test::attention_cases()) {
+    EXPECT_NO_THROW(select_backend(registry, test::request_of(test))) << test.name;
+  }
+}
+
 }  // namespace
 }  // namespace fovea
