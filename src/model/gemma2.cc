@@ -21,12 +21,12 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
   const int32_t hidden = parts.info.hidden;
   // The factor of a model that runs in fp32; one that runs in bf16 rounds it.
   parts.embedding_factor = std::sqrt(static_cast<float>(hidden));
-  parts.logit_cap = static_cast<float>(config.number_or("final_logit_softcapping", 0));
+  parts.logit_cap = static_cast<float>(config.number("final_logit_softcapping"));
 
   AttentionSpec full = read_attention(config);
   full.softmax_scale =
       1 / std::sqrt(static_cast<float>(read_size(config, "query_pre_attn_scalar")));
-  full.logit_cap = static_cast<float>(config.number_or("attn_logit_softcapping", 0));
+  full.logit_cap = static_cast<float>(config.number("attn_logit_softcapping"));
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
   const int32_t width = read_size(config, "intermediate_size");
   const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);

@@ -3,8 +3,6 @@
 // attend inside aligned chunks; every few layers there is one without positions that sees
 // everything and scales its queries up with their position (arXiv:2501.19399). Every second layer
 // or so is a mixture of experts whose router scales the expert's input, next to a shared expert.
-#include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/check.h"
@@ -139,7 +137,6 @@ std::unique_ptr<Block> read_llama4_attention(const Config& config, SelfAttention
 std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpoint,
                                         ThreadPool& threads) {
   constexpr std::string_view kFull = "full_attention", kChunked = "chunked_attention";
-  constexpr std::array kPattern = {kChunked, kChunked, kChunked, kFull};
   require_text(config, "model_type", "llama4_text");
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint));
@@ -147,8 +144,10 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
   const AttentionSpec full = read_attention(config);
   const Rotary rotary =
       make_rotary(read_rope(config, full.head_dim), parts.info, kernels::RopeLayout::interleaved);
-  const auto types = read_layer_types(config, {kFull, kChunked}, kPattern);
   const std::vector<bool> has_rope = read_rope_layers(config, parts.info.layers);
+  std::vector<std::string_view> pattern;
+  for (const bool rotates : has_rope) pattern.push_back(rotates ? kChunked : kFull);
+  const auto types = read_layer_types(config, {kFull, kChunked}, pattern);
   const std::vector<bool> is_moe = read_moe_layers(config, parts.info.layers);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {

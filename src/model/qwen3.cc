@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Qwen3 (arXiv:2505.09388): Llama with an RMSNorm over every head of q and k before the rotation,
 // and optionally sliding windows on some layers.
+#include <algorithm>
+
 #include "model/architectures.h"
 #include "model/from_config.h"
 
@@ -15,7 +17,13 @@ std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");
-  const auto types = read_layer_types(config, {kFull, kSliding}, {&kFull, 1});
+  std::vector<std::string_view> pattern(static_cast<size_t>(parts.info.layers), kFull);
+  if (config.boolean_or("use_sliding_window", false)) {
+    const int64_t first = config.integer_or("max_window_layers", 28, 0, 1 << 20);
+    std::fill(pattern.begin() + std::min<int64_t>(first, parts.info.layers), pattern.end(),
+              kSliding);
+  }
+  const auto types = read_layer_types(config, {kFull, kSliding}, pattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];

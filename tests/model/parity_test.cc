@@ -5,13 +5,13 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "model_runner.h"
 #include "parity_limits.h"
+#include "reference_file.h"
 
 namespace fovea {
 namespace {
@@ -24,19 +24,6 @@ struct Prompt {
   std::vector<float> last_logits;
   std::vector<float> logits;  // [tokens, vocabulary], of short prompts only
 };
-
-template <typename T>
-std::vector<T> values_of(const SafetensorsFile& file, const std::string& name) {
-  const StoredTensor* tensor = file.find(name);
-  if (tensor == nullptr) return {};
-  std::vector<T> values(tensor->bytes / sizeof(T));
-  std::memcpy(values.data(), tensor->data, tensor->bytes);
-  return values;
-}
-
-std::string folder_of(const std::string& model) {
-  return FOVEA_SOURCE_DIR "/testdata/models/" + model;
-}
 
 std::vector<Prompt> read_prompts(const SafetensorsFile& file) {
   std::vector<Prompt> prompts;
@@ -86,9 +73,9 @@ void PrintTo(const Case& test, std::ostream* out) { *out << test.model << " on "
 class Parity : public testing::TestWithParam<Case> {
  protected:
   Parity()
-      : reference_(SafetensorsFile::open(folder_of(GetParam().model) + "/reference.safetensors")),
+      : reference_(reference_file(GetParam().model)),
         prompts_(read_prompts(reference_)),
-        runner_(folder_of(GetParam().model), {.backend = GetParam().backend}, threads_) {}
+        runner_(model_folder(GetParam().model), {.backend = GetParam().backend}, threads_) {}
 
   // Largest difference over a prompt, fed in pieces of `piece` tokens.
   float prompt_difference(const Prompt& prompt, size_t piece) {
@@ -178,11 +165,11 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
   }
 }
 
-// Over 16 windows of 1024 tokens: minutes on `reference`, so that one is for larger scales.
-TEST_P(Parity, ValidationTextHasTheReferencePerplexity) {
-  if (GetParam().backend == "reference" && test_scale() < 2) GTEST_SKIP() << "FOVEA_TEST_SCALE";
+class Perplexity : public Parity {};
+
+TEST_P(Perplexity, OfTheValidationTextIsTheReferences) {
   const Config validation =
-      Config::open(folder_of(GetParam().model) + "/reference.json").object("validation");
+      Config::open(model_folder(GetParam().model) + "/reference.json").object("validation");
   const auto windows = static_cast<size_t>(validation.integer("windows", 1, 1000));
   const auto length = static_cast<size_t>(validation.integer("tokens_per_window", 2, 1024));
   const std::vector<int32_t> tokens = values_of<int32_t>(reference_, "validation.input_ids");
@@ -206,9 +193,9 @@ TEST_P(Parity, ValidationTextHasTheReferencePerplexity) {
   RecordProperty("perplexity", std::to_string(perplexity));
 }
 
-std::vector<Case> cases() {
+std::vector<Case> cases_on(std::initializer_list<const char*> backends) {
   std::vector<Case> all;
-  for (const char* backend : {"reference"}) {
+  for (const char* backend : backends) {
     for (const char* model : {"llama", "qwen3", "gemma2", "gpt_oss", "llama4_text"}) {
       all.push_back({model, backend});
     }
@@ -216,9 +203,18 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases()), [](const auto& test) {
+// Sixteen windows of 1024 tokens take `reference` half a minute per model.
+std::vector<Case> perplexity_cases() {
+  return test_scale() > 1 ? cases_on({"reference"}) : std::vector<Case>{};
+}
+
+std::string case_name(const testing::TestParamInfo<Case>& test) {
   return test.param.model + "_" + test.param.backend;
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases_on({"reference"})), case_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Perplexity);
+INSTANTIATE_TEST_SUITE_P(Models, Perplexity, testing::ValuesIn(perplexity_cases()), case_name);
 
 }  // namespace
 }  // namespace fovea

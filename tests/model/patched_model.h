@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace fovea {
+
+// A folder with the checkpoint of testdata/models/NAME and its config changed by a JSON merge patch
+// (null removes a field). Gone with the object.
+class PatchedModel {
+ public:
+  PatchedModel(const std::string& name, const nlohmann::json& patch) {
+    namespace fs = std::filesystem;
+    static int count = 0;
+    folder_ = fs::temp_directory_path() /
+              ("fovea_model_" + std::to_string(getpid()) + "_" + std::to_string(count++));
+    fs::create_directory(folder_);
+    const fs::path source = fs::path(FOVEA_SOURCE_DIR) / "testdata/models" / name;
+    fs::create_symlink(source / "model.safetensors", folder_ / "model.safetensors");
+    std::ifstream file(source / "config.json");
+    nlohmann::json config = nlohmann::json::parse(file);
+    config.merge_patch(patch);
+    std::ofstream(folder_ / "config.json") << config;
+  }
+  ~PatchedModel() { std::filesystem::remove_all(folder_); }
+  PatchedModel(const PatchedModel&) = delete;
+  PatchedModel& operator=(const PatchedModel&) = delete;
+
+  std::string folder() const { return folder_.string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+}  // namespace fovea

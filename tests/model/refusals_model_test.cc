@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Configs that do not fit their weights or ask for what is not implemented are refused by name.
+#include <gtest/gtest.h>
+
+#include <ostream>
+#include <string>
+
+#include "fovea/error.h"
+#include "model/model.h"
+#include "patched_model.h"
+
+namespace fovea {
+namespace {
+
+struct Refusal {
+  const char* name;
+  const char* model;
+  const char* patch;
+  ErrorCode code;
+  const char* message;  // part of it
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+
+class Refusals : public testing::TestWithParam<Refusal> {};
+
+TEST_P(Refusals, NameTheField) {
+  const Refusal& refusal = GetParam();
+  const PatchedModel model(refusal.model, nlohmann::json::parse(refusal.patch));
+  ThreadPool threads(1);
+  try {
+    load_model(model.folder(), threads);
+    FAIL() << "loaded";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), refusal.code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(refusal.message), std::string::npos) << error.what();
+  }
+}
+
+constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file, kUnsupported = ErrorCode::unsupported;
+
+constexpr Refusal kRefusals[] = {
+    {"UnknownArchitecture", "llama", R"({"architectures": ["MambaForCausalLM"]})", kUnsupported,
+     "the architecture is 'MambaForCausalLM'; known are LlamaForCausalLM, Qwen3ForCausalLM"},
+    {"NoArchitecture", "llama", R"({"architectures": []})", kUnsupported, "the architecture is ''"},
+    {"Quantised", "gpt_oss", R"({"quantization_config": {"quant_method": "mxfp4"}})", kUnsupported,
+     "quantization_config"},
+    {"Activation", "llama", R"({"hidden_act": "relu"})", kUnsupported,
+     "hidden_act is 'relu'; supported is 'silu'"},
+    {"RopeType", "qwen3", R"({"rope_parameters": {"rope_type": "longrope"}})", kUnsupported,
+     "rope_type is 'longrope'; supported are default, linear, llama3, yarn"},
+    {"RopeFactor", "gpt_oss", R"({"rope_parameters": {"factor": 0.0}})", kCorrupt, "factor is 0"},
+    {"LayerTypes", "gemma2", R"({"layer_types": ["full_attention"]})", kCorrupt,
+     "layer_types has 1 entries, must have 4"},
+    {"LayerType", "qwen3_next", R"({"num_hidden_layers": 1, "layer_types": ["mamba"]})",
+     kUnsupported, "layer_types holds 'mamba'"},
+    {"HiddenSize", "llama", R"({"hidden_size": 256})", kCorrupt,
+     "'model.embed_tokens.weight' has shape [2048, 128], must be [2048, 256]"},
+    {"TooManyLayers", "llama", R"({"num_hidden_layers": 5})", kCorrupt,
+     "'model.layers.4.self_attn.q_proj.weight' is missing"},
+    {"NegativeSize", "llama", R"({"intermediate_size": -1})", kCorrupt, "intermediate_size is -1"},
+    {"Groups", "llama", R"({"num_key_value_heads": 3})", kCorrupt,
+     "num_attention_heads is 4, must be a multiple of num_key_value_heads, 3"},
+    {"Bias", "llama", R"({"attention_bias": true})", kCorrupt,
+     "'model.layers.0.self_attn.q_proj.bias' is missing"},
+    {"Head", "gpt_oss", R"({"vocab_size": 1000})", kCorrupt, "must be [1000, 128]"},
+    {"TopK", "gpt_oss", R"({"num_experts_per_tok": 5})", kCorrupt, "num_experts_per_tok is 5"},
+    {"ExpertGroups", "deepseek_v3", R"({"n_group": 3})", kCorrupt,
+     "n_routed_experts is 8, must be a multiple of n_group, 3"},
+    {"LatentRank", "deepseek_v3", R"({"kv_lora_rank": 256})", kCorrupt,
+     "'model.layers.0.self_attn.kv_a_proj_with_mqa.weight' has shape [576, 128], must be [320, "
+     "128]"},
+    {"NotText", "llama4_text", R"({"model_type": "llama4"})", kUnsupported,
+     "model_type is 'llama4'; supported is 'llama4_text'"},
+    {"RopeLayers", "llama4_text", R"({"no_rope_layers": [1, 1]})", kCorrupt,
+     "no_rope_layers has 2 entries, must have 4"},
+    {"Rotary", "qwen3_next", R"({"rope_parameters": {"partial_rotary_factor": 1.5}})", kCorrupt,
+     "partial_rotary_factor is 1.5"},
+    {"DeltaHeads", "qwen3_next", R"({"linear_num_key_heads": 3})", kCorrupt,
+     "linear_num_value_heads is 4, must be a multiple of linear_num_key_heads, 3"},
+    {"Convolution", "qwen3_next", R"({"linear_conv_kernel_dim": 3})", kCorrupt,
+     "'model.layers.0.linear_attn.conv1d.weight' has shape [512, 1, 4], must be [512, 1, 3]"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, Refusals, testing::ValuesIn(kRefusals),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Options of the configs that the checkpoints of testdata/models leave at their usual values. Each
+// case changes a config and holds some logits against those transformers 5.17 computes from the
+// same weights with the same config, in eager fp32.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <ostream>
+#include <string>
+
+#include "model_runner.h"
+#include "parity_limits.h"
+#include "patched_model.h"
+#include "reference_file.h"
+
+namespace fovea {
+namespace {
+
+struct Variant {
+  const char* name;
+  const char* model;
+  const char* patch;
+  // Of the last token of prompt 2, of vocabulary entries 100, 356, 612, ...
+  std::array<float, 8> logits;
+};
+
+void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+
+class Variants : public testing::TestWithParam<Variant> {};
+
+TEST_P(Variants, GiveTheReferenceLogits) {
+  const Variant& variant = GetParam();
+  const PatchedModel model(variant.model, nlohmann::json::parse(variant.patch));
+  ThreadPool threads;
+  ModelRunner runner(model.folder(), {.backend = "reference", .max_requests = 1}, threads);
+  const std::vector<int32_t> tokens =
+      values_of<int32_t>(reference_file(variant.model), "prompt_2.input_ids");
+  const std::vector<ModelRunner::Work> work = {{runner.open(), tokens}};
+  const std::span<const float> logits = runner.run(work, false);
+  for (size_t i = 0; i < variant.logits.size(); ++i) {
+    EXPECT_NEAR(logits[100 + 256 * i], variant.logits[i], ParityLimits{}.logit);
+  }
+}
+
+constexpr Variant kVariants[] = {
+    {"Llama3Frequencies",
+     "llama",
+     R"({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}})",
+     {-5.171464f, 2.482192f, -5.175011f, -0.669363f, -1.145381f, -0.021195f, 0.62634f, -2.477005f}},
+    {"LinearFrequenciesInTheOlderSpelling",
+     "llama",
+     R"({"rope_parameters": null, "rope_theta": 10000.0,
+         "rope_scaling": {"type": "linear", "factor": 4.0}})",
+     {-5.103834f, 2.25496f, -5.657396f, -1.048139f, -1.269758f, -0.425151f, 0.583278f, -2.660483f}},
+    {"WindowsOnSomeLayersOfQwen3",
+     "qwen3",
+     R"({"layer_types": ["sliding_attention", "full_attention", "full_attention",
+                         "sliding_attention"], "sliding_window": 32, "use_sliding_window": true})",
+     {-5.984063f, 1.179535f, -5.186357f, -2.210886f, -0.999767f, -0.895328f, -0.180144f,
+      -1.720992f}},
+    {"CapsAndScaleOfGemma2",
+     "gemma2",
+     R"({"layer_types": null, "sliding_window": 20, "attn_logit_softcapping": 5.0,
+         "final_logit_softcapping": 9.0, "query_pre_attn_scalar": 100})",
+     {-5.39204f, 0.769508f, -3.942435f, -2.087304f, -1.456203f, -1.097096f, 0.645178f, -1.731176f}},
+    {"TruncatedYarn",
+     "gpt_oss",
+     R"({"sliding_window": 48, "num_experts_per_tok": 3, "rope_parameters": {"truncate": null,
+         "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64,
+         "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.1}})",
+     {-4.295444f, 1.919463f, -3.881775f, -1.723002f, -2.587826f, -0.998598f, -0.346126f,
+      -1.269632f}},
+    {"TemperatureOfLlama4",
+     "llama4_text",
+     R"({"floor_scale": 16, "attn_scale": 0.5, "moe_layers": null, "no_rope_layers": [1, 0, 1, 0],
+         "layer_types": null, "attention_chunk_size": 32, "num_experts_per_tok": 2})",
+     {-7.69481f, 1.880464f, -3.981345f, -0.862074f, -2.834099f, -1.394868f, -1.352407f,
+      -1.068873f}},
+    {"Llama4WithoutNormOfQAndK",
+     "llama4_text",
+     R"({"use_qk_norm": false, "attn_temperature_tuning": false})",
+     {-7.953959f, -0.088496f, -4.824151f, -3.3422f, -2.925592f, -0.515308f, 1.432305f, -1.133464f}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, Variants, testing::ValuesIn(kVariants),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace fovea
