@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/batch_index.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kContext = 70;
+constexpr int32_t kWild = -123456;
+
+// Requests with pages in random order; what a table may not be read beyond is wild.
+struct Table {
+  int32_t page_size = 1;
+  int64_t pages = 0;
+  std::vector<int32_t> slots, rows, lens, first_tokens;
+  std::vector<std::vector<int32_t>> pages_of;  // [request]
+  std::vector<int64_t> slot_map;               // of a window pool; else empty
+
+  TokenSlots tokens() const {
+    TokenSlots tokens;
+    tokens.slots = slots.data();
+    tokens.stride = kContext;
+    tokens.rows = rows.data();
+    tokens.lens = lens.data();
+    tokens.first_tokens = first_tokens.empty() ? nullptr : first_tokens.data();
+    tokens.requests = static_cast<int32_t>(lens.size());
+    tokens.slot_map = slot_map;
+    tokens.page_size = page_size;
+    tokens.pages = pages;
+    tokens.check = PageCheck::every_slot;
+    return tokens;
+  }
+};
+
+Table make_table(int32_t page_size, const std::vector<int32_t>& lens, uint32_t seed) {
+  Table table;
+  table.page_size = page_size;
+  table.lens = lens;
+  std::mt19937 random(seed);
+  int64_t owned = 0;
+  for (const int32_t len : lens) owned += (len + page_size - 1) / page_size;
+  table.pages = owned + 4;
+  std::vector<int32_t> free(static_cast<size_t>(table.pages - 1));
+  std::iota(free.begin(), free.end(), 1);
+  std::shuffle(free.begin(), free.end(), random);
+  const auto requests = static_cast<int32_t>(lens.size());
+  table.rows.resize(lens.size());
+  std::iota(table.rows.begin(), table.rows.end(), 1);
+  std::shuffle(table.rows.begin(), table.rows.end(), random);
+  table.slots.assign(static_cast<size_t>((requests + 1) * kContext), kWild);
+  for (int32_t i = 0; i < requests; ++i) {
+    table.pages_of.emplace_back();
+    for (int32_t token = 0; token < lens[i]; ++token) {
+      if (token % page_size == 0) {
+        table.pages_of.back().push_back(free.back());
+        free.pop_back();
+      }
+      table.slots[table.rows[i] * kContext + token] =
+          table.pages_of.back().back() * page_size + token % page_size;
+    }
+  }
+  return table;
+}
+
+Table any_table() {
+  const int32_t page_size = *rc::gen::element(1, 2, 3, 16, 64);
+  const auto lens = *rc::gen::container<std::vector<int32_t>>(*rc::gen::inRange<size_t>(0, 6),
+                                                              rc::gen::inRange(0, kContext + 1));
+  return make_table(page_size, lens, *rc::gen::arbitrary<uint32_t>());
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
+std::string page_table_error(const TokenSlots& tokens) {
+  std::vector<int32_t> table(static_cast<size_t>(tokens.requests) * kContext);
+  return error_of([&] { build_page_table(tokens, kContext, table); });
+}
+
+TEST(BatchIndex, PageTableHoldsThePagesAndZeros) {
+  RC_ASSERT(rc::check([] {
+    const Table table = any_table();
+    const int64_t stride = kContext + *rc::gen::inRange(0, 3);
+    std::vector<int32_t> out(table.lens.size() * static_cast<size_t>(stride), kWild);
+    build_page_table(table.tokens(), stride, out);
+    for (size_t i = 0; i < table.lens.size(); ++i) {
+      for (size_t column = 0; column < static_cast<size_t>(stride); ++column) {
+        const std::vector<int32_t>& pages = table.pages_of[i];
+        const int32_t want = column < pages.size() ? pages[column] : 0;
+        RC_ASSERT(out[i * static_cast<size_t>(stride) + column] == want);
+      }
+    }
+  }));
+}
+
+TEST(BatchIndex, PageIndicesConcatenateThePages) {
+  RC_ASSERT(rc::check([] {
+    const Table table = any_table();
+    std::vector<int32_t> indptr(table.lens.size() + 1, kWild), last(table.lens.size(), kWild);
+    std::vector<int32_t> indices(static_cast<size_t>(table.pages), kWild), want;
+    build_page_indices(table.tokens(), {indptr, indices, last});
+    RC_ASSERT(indptr[0] == 0);
+    for (size_t i = 0; i < table.lens.size(); ++i) {
+      want.insert(want.end(), table.pages_of[i].begin(), table.pages_of[i].end());
+      RC_ASSERT(indptr[i + 1] == static_cast<int32_t>(want.size()));
+      const int32_t rest = table.lens[i] % table.page_size;
+      RC_ASSERT(last[i] == (table.lens[i] == 0 ? 1 : rest == 0 ? table.page_size : rest));
+    }
+    RC_ASSERT(std::equal(want.begin(), want.end(), indices.begin()));
+  }));
+}
+
+TEST(BatchIndex, SlotIndicesStartAtTheFirstToken) {
+  RC_ASSERT(rc::check([] {
+    Table table = any_table();
+    for (const int32_t len : table.lens) {
+      table.first_tokens.push_back(*rc::gen::inRange(0, len + 1));
+    }
+    std::vector<int32_t> indptr(table.lens.size() + 1, kWild), want;
+    std::vector<int32_t> indices(static_cast<size_t>(table.pages * table.page_size), kWild);
+    build_slot_indices(table.tokens(), indptr, indices);
+    for (size_t i = 0; i < table.lens.size(); ++i) {
+      RC_ASSERT(indptr[i] == static_cast<int32_t>(want.size()));
+      for (int32_t token = table.first_tokens[i]; token < table.lens[i]; ++token) {
+        want.push_back(table.slots[table.rows[i] * kContext + token]);
+      }
+    }
+    RC_ASSERT(indptr.back() == static_cast<int32_t>(want.size()));
+    RC_ASSERT(std::equal(want.begin(), want.end(), indices.begin()));
+  }));
+}
+
+// A window pool keeps the pages that hold the window, at places of its own.
+TEST(BatchIndex, WindowPoolsTranslateSlotsAndForgetTheRest) {
+  RC_ASSERT(rc::check([] {
+    Table table = any_table();
+    const Table full = table;
+    table.slot_map.assign(static_cast<size_t>(full.pages * full.page_size), -1);
+    const int64_t shift = *rc::gen::inRange(0, 5);
+    for (size_t i = 0; i < table.lens.size(); ++i) {
+      const int32_t first = *rc::gen::inRange(0, table.lens[i] + 1);
+      table.first_tokens.push_back(first);
+      for (int32_t token = first; token < table.lens[i]; ++token) {
+        const int64_t slot = table.slots[table.rows[i] * kContext + token];
+        table.slot_map[slot] = slot + shift * table.page_size;
+      }
+    }
+    table.pages += shift;
+    std::vector<int32_t> out(table.lens.size() * kContext, kWild);
+    build_page_table(table.tokens(), kContext, out);
+    for (size_t i = 0; i < table.lens.size(); ++i) {
+      for (int32_t column = 0; column < static_cast<int32_t>(table.pages_of[i].size()); ++column) {
+        const int32_t end = std::min((column + 1) * table.page_size, table.lens[i]);
+        const bool seen = end > table.first_tokens[i];
+        const int64_t want = seen ? table.pages_of[i][column] + shift : 0;
+        RC_ASSERT(out[i * kContext + column] == want);
+      }
+    }
+  }));
+}
+
+TEST(BatchIndex, IndptrSumsLengths) {
+  const std::vector<int32_t> lens = {3, 0, 5, 1};
+  std::vector<int32_t> indptr(5, kWild);
+  build_indptr(lens, indptr);
+  EXPECT_EQ(indptr, (std::vector<int32_t>{0, 3, 3, 8, 9}));
+  build_indptr({}, std::span(indptr).first(1));
+  EXPECT_EQ(indptr[0], 0);
+  const std::vector<int32_t> huge(3, 1 << 30);
+  EXPECT_NE(error_of([&] { build_indptr(huge, indptr); }), "");
+}
+
+TEST(BatchIndex, AddressesAre64Bit) {
+  // Row 40 of a table of 2^27 columns begins at 5 * 2^30 entries.
+  constexpr int64_t kStride = int64_t{1} << 27;
+  const std::vector<int32_t> row = {32, 33};
+  const int32_t rows[] = {40}, lens[] = {2};
+  TokenSlots tokens;
+  tokens.slots = row.data() - 40 * kStride;
+  tokens.stride = kStride;
+  tokens.rows = rows;
+  tokens.lens = lens;
+  tokens.requests = 1;
+  tokens.page_size = 16;
+  tokens.pages = 3;
+  std::vector<int32_t> table(1);
+  build_page_table(tokens, 1, table);
+  EXPECT_EQ(table[0], 2);
+}
+
+TEST(BatchIndex, DummyRowsAreLegalAtAnyLength) {
+  Table table = make_table(16, {40}, 1);
+  std::fill(table.slots.begin(), table.slots.end(), 0);
+  table.rows = {0};
+  std::vector<int32_t> out(kContext, kWild);
+  build_page_table(table.tokens(), kContext, out);
+  EXPECT_EQ(out, std::vector<int32_t>(kContext, 0));
+}
+
+// Check 6: every way in which a used entry can be wrong is an error that names it.
+TEST(BatchIndex, UsedEntriesThatAreWrongAreNamed) {
+  const std::vector<int32_t> lens = {40, 33};
+  for (const int32_t wrong :
+       {-1, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()}) {
+    for (const int32_t token : {0, 5, 15, 16, 32}) {
+      Table table = make_table(16, lens, 3);
+      table.slots[table.rows[1] * kContext + token] = wrong;
+      const std::string text = page_table_error(table.tokens());
+      EXPECT_NE(text.find("request 1, column " + std::to_string(token / 16)), std::string::npos)
+          << text;
+      EXPECT_NE(text.find(std::to_string(wrong)), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(BatchIndex, PagesOutsideThePoolAreNamed) {
+  Table table = make_table(16, {40}, 3);
+  for (int32_t token = 16; token < 32; ++token) {
+    table.slots[table.rows[0] * kContext + token] =
+        static_cast<int32_t>(table.pages) * 16 + token - 16;
+  }
+  const std::string text = page_table_error(table.tokens());
+  EXPECT_NE(text.find("request 0, column 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("pool of " + std::to_string(table.pages)), std::string::npos) << text;
+}
+
+TEST(BatchIndex, LengthsBeyondTheOwnedPagesAreNamed) {
+  for (const int32_t page_size : {1, 16}) {
+    Table table = make_table(page_size, {32}, 3);
+    int32_t* row = table.slots.data() + table.rows[0] * kContext;
+    std::fill(row + 32, row + kContext, 0);
+    table.lens = {33};
+    const std::string text = page_table_error(table.tokens());
+    EXPECT_NE(text.find("token 32 has no page"), std::string::npos) << text;
+  }
+}
+
+// E-20: 300 tokens at slots 14... with pages of 128 straddle pages; here in small.
+TEST(BatchIndex, SlotsThatStraddlePagesAreRefused) {
+  Table table = make_table(16, {30}, 3);
+  int32_t* row = table.slots.data() + table.rows[0] * kContext;
+  std::iota(row, row + 30, 14);
+  for (const PageCheck check : {PageCheck::ends, PageCheck::every_slot}) {
+    TokenSlots tokens = table.tokens();
+    tokens.check = check;
+    const std::string text = page_table_error(tokens);
+    EXPECT_NE(text.find("slot % 16 == token % 16"), std::string::npos) << text;
+  }
+}
+
+TEST(BatchIndex, OnlyTheFullCheckSeesInnerSlots) {
+  Table table = make_table(16, {16}, 3);
+  std::swap(table.slots[table.rows[0] * kContext + 3], table.slots[table.rows[0] * kContext + 4]);
+  TokenSlots tokens = table.tokens();
+  EXPECT_NE(page_table_error(tokens), "");
+  tokens.check = PageCheck::ends;
+  EXPECT_EQ(page_table_error(tokens), "");
+}
+
+TEST(BatchIndex, ShortBuffersAreRefused) {
+  const Table table = make_table(16, {40, 20}, 3);
+  std::vector<int32_t> small(4), large(64);
+  EXPECT_NE(error_of([&] { build_page_table(table.tokens(), 3, small); }), "");
+  EXPECT_NE(error_of([&] { build_page_table(table.tokens(), 2, large); }), "");
+  EXPECT_NE(error_of([&] { build_page_indices(table.tokens(), {large, small, large}); }), "");
+  EXPECT_NE(error_of([&] { build_slot_indices(table.tokens(), large, small); }), "");
+}
+
+}  // namespace
+}  // namespace fovea
