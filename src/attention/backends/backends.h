@@ -11,6 +11,7 @@ namespace fovea {
 // backends.cc: THE list, in order of preference.
 std::vector<BackendEntry> builtin_backends();
 
+BackendEntry cpu_backend();
 BackendEntry reference_backend();
 
 // Known names without code in this build: GPU roles, other vendors and compositions.

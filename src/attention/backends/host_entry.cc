@@ -37,10 +37,6 @@ std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
   return make_host_mha(kernels, context);
 }
 
-}  // namespace
-
-namespace {
-
 void refuse(std::string_view name, std::span<const Reason> reasons) {
   if (reasons.empty()) return;
   fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
@@ -78,8 +74,13 @@ Capability host_capability() {
 BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
                         const Capability& capability) {
   entry.graphs = GraphSupport::never;  // a CPU has no graphs
-  entry.reject = [capability](const BackendRequest& request) {
-    return capability_reasons(capability, request);
+  entry.reject = [capability, &kernels](const BackendRequest& request) {
+    std::vector<Reason> reasons = capability_reasons(capability, request);
+    if (kernels.needs_isa && kernels.isa() == kernels::cpu::Isa::none) {
+      reasons.push_back(
+          {RejectCode::device, "this processor or this build has neither AVX2 nor AVX-512"});
+    }
+    return reasons;
   };
   entry.workspace_bytes = [reject = entry.reject, name = entry.name,
                            &kernels](const BackendRequest& request) {

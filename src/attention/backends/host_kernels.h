@@ -24,6 +24,7 @@ struct HostKernels {
 
   std::string_view name;
   kernels::cpu::Isa (*isa)();
+  bool needs_isa = false;  // isa() none: this processor cannot run them
   // As in kernels/cpu/attention.h.
   size_t (*attention_workspace_bytes)(const Shape&, const BatchLimits&);
   Schedule (*plan_attention)(const Shape&, const kernels::AttentionParams&, std::span<std::byte>);
@@ -39,5 +40,6 @@ struct HostKernels {
 
 // The tables, defined beside the rows that use them.
 const HostKernels& reference_kernels();
+const HostKernels& cpu_kernels();
 
 }  // namespace fovea
