@@ -196,7 +196,8 @@ TEST_P(Perplexity, OfTheValidationTextIsTheReferences) {
 std::vector<Case> cases_on(std::initializer_list<const char*> backends) {
   std::vector<Case> all;
   for (const char* backend : backends) {
-    for (const char* model : {"llama", "qwen3", "gemma2", "gpt_oss", "llama4_text"}) {
+    for (const char* model :
+         {"llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text", "qwen3_next"}) {
       all.push_back({model, backend});
     }
   }
