@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kvcache/prefix_key.h"
-
 namespace fovea {
 
 size_t PrefixTree::KeyHash::operator()(const PrefixKey& key) const {
@@ -31,7 +29,7 @@ int32_t PrefixTree::find_root(const PrefixDomain& domain) {
 }
 
 int32_t PrefixTree::find_child(int32_t parent, std::span<const int32_t> tokens) {
-  const auto found = by_key_.find(hash_page(hash_, node(parent).key, tokens));
+  const auto found = by_key_.find(page_key_(hash_, node(parent).key, tokens));
   if (found == by_key_.end() || node(found->second).parent != parent) return -1;
   const auto stored = tokens_.begin() + int64_t{found->second} * page_size_;
   return std::equal(tokens.begin(), tokens.end(), stored) ? found->second : -1;
@@ -64,7 +62,7 @@ int32_t PrefixTree::add_root(const PrefixDomain& domain) {
 }
 
 int32_t PrefixTree::add_child(int32_t parent, std::span<const int32_t> tokens, int64_t page) {
-  const int32_t index = add(hash_page(hash_, node(parent).key, tokens));
+  const int32_t index = add(page_key_(hash_, node(parent).key, tokens));
   if (index < 0) return -1;
   std::ranges::copy(tokens, tokens_.begin() + int64_t{index} * page_size_);
   update(parent, [](Node& node) { ++node.children; });

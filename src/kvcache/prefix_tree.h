@@ -12,6 +12,7 @@
 
 #include "core/sha256.h"
 #include "fovea/prefix_cache.h"
+#include "kvcache/prefix_key.h"
 
 namespace fovea {
 
@@ -28,7 +29,11 @@ class PrefixTree {
     int32_t state_slot = -1;
   };
 
-  explicit PrefixTree(int32_t page_size) : page_size_(page_size) {}
+  // Keys of pages; keys may collide, which costs reuse, never correctness.
+  using PageKey = PrefixKey (*)(Sha256&, const PrefixKey& parent, std::span<const int32_t> tokens);
+
+  explicit PrefixTree(int32_t page_size, PageKey page_key = hash_page)
+      : page_size_(page_size), page_key_(page_key) {}
 
   // -1 where there is none.
   int32_t find_root(const PrefixDomain& domain);
@@ -73,6 +78,7 @@ class PrefixTree {
   void update(int32_t index, Change change);
 
   int32_t page_size_;
+  PageKey page_key_;
   int64_t now_ = 0;
   Sha256 hash_;
   std::vector<Node> nodes_;
