@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cache_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace fovea {
+
+CacheSet::CacheSet(CacheSetOptions options)
+    : options_(std::move(options)),
+      pages_(options_.plan.pages, options_.page_size),
+      table_(options_.max_requests + 1, options_.plan.max_context) {
+  const int64_t slots = options_.plan.pages * options_.page_size;
+  for (size_t g = 0; g < options_.groups.size(); ++g) {
+    const CacheGroup& group = options_.groups[g];
+    KvPool* pool = nullptr;
+    if (group.state) {
+      if (state_)
+        fail(ErrorCode::unsupported, "the model has two groups of linear layers, one fits");
+      state_ = make_state_pool(*group.state, options_.plan.state_slots);
+    } else if (group.kv->window > 0) {
+      window_pools_.push_back(make_window_kv_pool(*group.kv, options_.plan.window_pages[g], slots));
+      windows_.emplace_back(*window_pools_.back());
+      pool = window_pools_.back().get();
+    } else {
+      full_pools_.push_back(make_kv_pool(*group.kv, options_.plan.pages));
+      pool = full_pools_.back().get();
+    }
+    kv_.push_back(pool);
+  }
+  if (options_.prefix_cache) prefix_ = std::make_unique<PrefixCache>(pages_, state_.get());
+}
+
+StatePool* CacheSet::state(size_t group) const {
+  return options_.groups[group].state ? state_.get() : nullptr;
+}
+
+std::optional<CacheLease> CacheSet::admit(const CachedText& text, bool reuse, int64_t spare_pages) {
+  const std::optional<int32_t> row = table_.allocate();
+  if (!row) return std::nullopt;
+  CacheLease lease;
+  lease.row = *row;
+  lease.windows.resize(windows_.size());
+  const bool taken = take_state(lease) && (!reuse || !prefix_ || reuse_prefix(lease, text)) &&
+                     grow(lease, static_cast<int32_t>(text.tokens.size()), spare_pages);
+  if (!taken) {
+    release(lease);
+    return std::nullopt;
+  }
+  if (reuse && prefix_) {
+    stats_.prefix_queries += static_cast<int64_t>(text.tokens.size());
+    stats_.prefix_hits += lease.cached_tokens;
+  }
+  return lease;
+}
+
+bool CacheSet::take_state(CacheLease& lease) {
+  if (!state_) return true;
+  std::optional<int32_t> slot = state_->allocate();
+  if (!slot && prefix_ && prefix_->evict_state()) slot = state_->allocate();
+  lease.state_slot = slot.value_or(-1);
+  return slot.has_value();
+}
+
+bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
+  const PrefixMatch found = match(text);
+  const std::span<int32_t> row = table_.row(lease.row);
+  int32_t position = 0;
+  for (const int64_t page : found.pages)
+    for (int32_t i = 0; i < options_.page_size; ++i)
+      row[static_cast<size_t>(position++)] = static_cast<int32_t>(page * options_.page_size + i);
+  lease.tokens = lease.cached_tokens = found.tokens;
+  if (found.tokens > 0 && state_) state_->copy(found.state_slot, lease.state_slot);
+  return hold_windows(lease, found.tokens, found.tokens);
+}
+
+PrefixMatch CacheSet::match(const CachedText& text) {
+  const PrefixDomain where = domain(text.salt);
+  // The last token is always computed: its logits are wanted.
+  auto limit = static_cast<int32_t>(text.tokens.size()) - 1;
+  while (true) {
+    PrefixMatch found = prefix_->match(where, text.tokens, limit);
+    limit = usable(found.pages);
+    if (limit == found.tokens) return found;
+    for (const int64_t page : found.pages) pages_.release(page);
+  }
+}
+
+int32_t CacheSet::usable(std::span<const int64_t> pages) const {
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  size_t count = pages.size();
+  for (size_t before = count + 1; count < before;) {
+    before = count;
+    for (const WindowPages& window : windows_)
+      count = static_cast<size_t>(window.usable(pages.first(count))) / page_size;
+  }
+  return static_cast<int32_t>(count * page_size);
+}
+
+bool CacheSet::extend(CacheLease& lease, int32_t begin, int32_t end) {
+  return grow(lease, end, 0) && hold_windows(lease, begin, end);
+}
+
+bool CacheSet::grow(CacheLease& lease, int32_t length, int64_t spare_pages) {
+  if (length <= lease.tokens) return true;
+  const int64_t page_size = options_.page_size;
+  const int64_t needed =
+      (length + page_size - 1) / page_size - (lease.tokens + page_size - 1) / page_size;
+  if (!make_free(needed + spare_pages)) return false;
+  const std::span<int32_t> row = table_.row(lease.row);
+  const auto held = static_cast<size_t>(lease.tokens);
+  slots_.clear();
+  if (!pages_.extend(lease.tokens, length, held > 0 ? row[held - 1] : -1, slots_)) return false;
+  std::ranges::transform(slots_, row.begin() + lease.tokens,
+                         [](int64_t slot) { return static_cast<int32_t>(slot); });
+  lease.tokens = length;
+  return true;
+}
+
+bool CacheSet::make_free(int64_t pages) {
+  const int64_t missing = pages - pages_.free_pages();
+  if (missing > 0 && prefix_) forget(prefix_->evict(missing));
+  return pages_.free_pages() >= pages;
+}
+
+bool CacheSet::hold_windows(CacheLease& lease, int32_t begin, int32_t end) {
+  for (size_t w = 0; w < windows_.size(); ++w) {
+    CacheLease::Pages& pages = lease.windows[w];
+    const int32_t first = std::max(0, begin - windows_[w].window() + 1) / options_.page_size;
+    const int32_t last =
+        static_cast<int32_t>((int64_t{end} + options_.page_size - 1) / options_.page_size);
+    if (pages.end == 0) pages.begin = pages.end = first;
+    for (; pages.begin < std::min(first, pages.end); ++pages.begin)
+      windows_[w].drop(page_of(lease, pages.begin));
+    held_.clear();
+    for (int32_t i = pages.end; i < last; ++i) held_.push_back(page_of(lease, i));
+    if (!windows_[w].hold(held_)) return false;
+    pages.end = std::max(pages.end, last);
+  }
+  return true;
+}
+
+void CacheSet::publish(const CacheLease& lease, const CachedText& text) {
+  if (!prefix_) return;
+  const auto page_size = static_cast<size_t>(options_.page_size);
+  const size_t full = text.tokens.size() / page_size;
+  if (full == 0) return;
+  int32_t snapshot = -1;
+  if (state_) {
+    if (full * page_size != text.tokens.size()) return;
+    std::optional<int32_t> slot = state_->allocate();
+    if (!slot && prefix_->evict_state()) slot = state_->allocate();
+    if (!slot) return;
+    snapshot = *slot;
+    state_->copy(lease.state_slot, snapshot);
+  }
+  held_.clear();
+  for (size_t i = 0; i < full; ++i) held_.push_back(page_of(lease, static_cast<int32_t>(i)));
+  prefix_->insert(domain(text.salt), text.tokens.first(full * page_size), held_, snapshot);
+}
+
+void CacheSet::release(CacheLease& lease) {
+  for (size_t w = 0; w < lease.windows.size(); ++w)
+    for (int32_t i = lease.windows[w].begin; i < lease.windows[w].end; ++i)
+      windows_[w].drop(page_of(lease, i));
+  for (int32_t position = 0; position < lease.tokens; position += options_.page_size) {
+    const int64_t page = page_of(lease, position / options_.page_size);
+    pages_.release(page);
+    if (pages_.references(page) == 0) forget({&page, 1});
+  }
+  if (lease.state_slot >= 0) state_->release(lease.state_slot);
+  if (lease.row > 0) table_.release(lease.row);
+  lease = {};
+}
+
+void CacheSet::clear() {
+  if (prefix_) forget(prefix_->clear());
+}
+
+void CacheSet::forget(std::span<const int64_t> pages) {
+  for (WindowPages& window : windows_)
+    for (const int64_t page : pages) window.forget(page);
+}
+
+int64_t CacheSet::page_of(const CacheLease& lease, int32_t index) {
+  const auto position = static_cast<size_t>(index) * static_cast<size_t>(options_.page_size);
+  return table_.row(lease.row)[position] / options_.page_size;
+}
+
+PrefixDomain CacheSet::domain(std::string_view salt) const {
+  return {options_.model, {}, options_.kv_format, salt};
+}
+
+bool CacheSet::empty() const {
+  const auto window_is_empty = [](const auto& pool) {
+    return pool->free_pages() == pool->pages() - 1;
+  };
+  return pages_.free_pages() == pages_.pages() - 1 &&
+         table_.available() == table_.max_requests() - 1 &&
+         std::ranges::all_of(window_pools_, window_is_empty) &&
+         (!state_ || state_->free_slots() == state_->slots() - 1);
+}
+
+}  // namespace fovea

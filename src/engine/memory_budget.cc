@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/memory_budget.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+// Pages worth having per page that the running requests could fill; more would only be of use to a
+// prefix cache over more conversations than this.
+constexpr int64_t kCachedConversations = 4;
+constexpr int32_t kSnapshotsPerRequest = 3;
+constexpr size_t kAlignmentSlack = 2 * 64;  // of the two arrays of a state layer
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The largest value of [low, high] that satisfies a condition that low satisfies and that, once
+// false, stays false.
+template <typename Condition>
+int64_t largest(int64_t low, int64_t high, const Condition& condition) {
+  while (low < high) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    if (condition(middle)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// How many requests the window pools and states are made for.
+struct Width {
+  int32_t running = 1;
+  int32_t cached = 0;  // finished ones whose last window or state is kept
+};
+
+int64_t window_pages(const MemoryDemand& demand, const KvCacheSpec& spec, int64_t pages,
+                     Width width) {
+  const int64_t before = ceil_div(spec.window - 1, demand.page_size);
+  const int64_t requests = int64_t{width.running} + width.cached;
+  // A request's window and its new tokens each may begin and end inside a page.
+  const int64_t wanted =
+      1 + requests * (before + 2) + ceil_div(demand.max_batch_tokens, demand.page_size);
+  return std::min(pages, wanted);
+}
+
+MemoryPlan sized(const MemoryDemand& demand, int64_t pages, Width width) {
+  MemoryPlan plan;
+  plan.pages = pages;
+  plan.max_context = demand.max_context;
+  plan.window_pages.resize(demand.groups.size());
+  for (size_t g = 0; g < demand.groups.size(); ++g) {
+    const CacheGroup& group = demand.groups[g];
+    if (group.state) {
+      plan.state_slots = 1 + width.running + kSnapshotsPerRequest * width.cached;
+      plan.bytes += static_cast<size_t>(plan.state_slots) * group.state->bytes_per_slot() +
+                    static_cast<size_t>(group.state->layers) * kAlignmentSlack;
+    } else if (group.kv->window > 0) {
+      plan.window_pages[g] = window_pages(demand, *group.kv, pages, width);
+      plan.bytes += kv_pool_bytes(*group.kv, plan.window_pages[g], pages * demand.page_size);
+    } else {
+      plan.bytes += kv_pool_bytes(*group.kv, pages);
+    }
+  }
+  return plan;
+}
+
+int64_t pages_of_context(const MemoryDemand& demand, int64_t context) {
+  return 1 + ceil_div(context, demand.page_size);
+}
+
+// The least that serves one request of `context` tokens.
+MemoryPlan smallest(const MemoryDemand& demand, int64_t context) {
+  return sized(demand, pages_of_context(demand, context), {});
+}
+
+int32_t affordable_context(const MemoryDemand& demand) {
+  const size_t need = smallest(demand, demand.max_context).bytes;
+  if (need <= demand.budget) return demand.max_context;
+  const size_t least = smallest(demand, 1).bytes;
+  if (least > demand.budget) {
+    fail(ErrorCode::out_of_memory,
+         "the KV budget is {} bytes; one page of {} tokens of this model needs {} bytes",
+         demand.budget, demand.page_size, least);
+  }
+  const auto fitting = static_cast<int32_t>(largest(1, demand.max_context, [&](int64_t context) {
+    return smallest(demand, context).bytes <= demand.budget;
+  }));
+  if (!demand.shrink_context) {
+    fail(ErrorCode::out_of_memory,
+         "max_context is {}, which needs {} bytes of KV memory; the budget is {} bytes, enough for "
+         "{} tokens",
+         demand.max_context, need, demand.budget, fitting);
+  }
+  return fitting;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const MemoryDemand& wish) {
+  MemoryDemand demand = wish;
+  const int64_t most_pages = std::numeric_limits<int32_t>::max() / demand.page_size;
+  check_argument(pages_of_context(demand, demand.max_context) <= most_pages,
+                 "max_context is {}, must stay below 2^31 slots with a page_size of {}",
+                 demand.max_context, demand.page_size);
+  demand.max_context = affordable_context(demand);
+
+  const int64_t least_pages = pages_of_context(demand, demand.max_context);
+  const auto width_for = [&](int64_t requests) {
+    const auto running = static_cast<int32_t>(requests);
+    return Width{running, demand.prefix_cache ? running : 0};
+  };
+  const auto fits = [&](int64_t pages, Width width, size_t budget) {
+    return sized(demand, pages, width).bytes <= budget;
+  };
+  // Half of what one request leaves goes to the width, the other half to length.
+  const size_t least = sized(demand, least_pages, {}).bytes;
+  const size_t half = least + (demand.budget - least) / 2;
+  Width width;
+  if (fits(least_pages, width_for(1), half)) {
+    width = width_for(largest(1, demand.max_requests, [&](int64_t requests) {
+      return fits(least_pages, width_for(requests), half);
+    }));
+  }
+  const int64_t useful =
+      (demand.prefix_cache ? kCachedConversations : 1) * demand.max_requests * (least_pages - 1);
+  const int64_t high = std::max(least_pages, std::min(most_pages, 1 + useful));
+  const int64_t pages =
+      largest(least_pages, high, [&](int64_t count) { return fits(count, width, demand.budget); });
+  return sized(demand, pages, width);
+}
+
+}  // namespace fovea

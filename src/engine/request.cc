@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/request.h"
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+constexpr float kMaxTemperature = 100;
+constexpr int32_t kMaxLogprobs = 20;  // bounds what a request makes the engine return
+constexpr size_t kMaxStopStrings = 64;
+constexpr size_t kMaxStopBytes = 1024;
+constexpr size_t kMaxStopTokens = 1024;
+
+bool is_utf8(const std::string& text) {
+  Utf8Stream stream;
+  std::string whole = stream.push(text);
+  whole += stream.finish();
+  return whole == text;
+}
+
+void check_stops(const SamplingParams& params, int32_t vocabulary) {
+  check_argument(params.stop.size() <= kMaxStopStrings, "stop has {} strings, at most {}",
+                 params.stop.size(), kMaxStopStrings);
+  for (const std::string& stop : params.stop) {
+    check_argument(!stop.empty() && stop.size() <= kMaxStopBytes,
+                   "a stop string has {} bytes, must have 1 to {}", stop.size(), kMaxStopBytes);
+    check_argument(is_utf8(stop), "a stop string of {} bytes is not UTF-8", stop.size());
+  }
+  check_argument(params.stop_tokens.size() <= kMaxStopTokens, "stop_tokens has {} ids, at most {}",
+                 params.stop_tokens.size(), kMaxStopTokens);
+  for (const int32_t token : params.stop_tokens) {
+    check_argument(token >= 0 && token < vocabulary, "stop_tokens contains {}, must be in [0, {})",
+                   token, vocabulary);
+  }
+}
+
+}  // namespace
+
+// NaN fails every comparison, so each check says what must hold.
+void check_sampling_params(const SamplingParams& params, int32_t vocabulary) {
+  check_argument(params.max_new_tokens >= 1, "max_new_tokens is {}, must be at least 1",
+                 params.max_new_tokens);
+  check_argument(params.temperature >= 0 && params.temperature <= kMaxTemperature,
+                 "temperature is {}, must be in [0, {}]", params.temperature, kMaxTemperature);
+  check_argument(params.top_k >= 0, "top_k is {}, must be at least 0 (off)", params.top_k);
+  check_argument(params.top_p > 0 && params.top_p <= 1, "top_p is {}, must be in (0, 1]",
+                 params.top_p);
+  check_argument(params.min_p >= 0 && params.min_p <= 1, "min_p is {}, must be in [0, 1]",
+                 params.min_p);
+  check_argument(params.logprobs >= -1 && params.logprobs <= kMaxLogprobs,
+                 "logprobs is {}, must be -1 (off) or in [0, {}]", params.logprobs, kMaxLogprobs);
+  check_stops(params, vocabulary);
+}
+
+void check_prompt(const std::vector<int32_t>& tokens, const RequestLimits& limits) {
+  check_argument(!tokens.empty(), "the prompt has 0 tokens, must have at least 1");
+  check_argument(tokens.size() < static_cast<size_t>(limits.max_context),
+                 "the prompt has {} tokens; with one new token it must fit the context of {}",
+                 tokens.size(), limits.max_context);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    check_argument(tokens[i] >= 0 && tokens[i] < limits.vocabulary,
+                   "token {} of the prompt is {}, must be in [0, {})", i, tokens[i],
+                   limits.vocabulary);
+  }
+}
+
+}  // namespace fovea

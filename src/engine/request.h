@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// One request from add() to its last token.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/cache_set.h"
+#include "engine/stop_matcher.h"
+#include "engine/tokenizer.h"
+#include "fovea/engine.h"
+
+namespace fovea {
+
+struct Request {
+  int64_t id = 0;
+  SamplingParams sampling;
+  std::string salt;
+  std::vector<int32_t> tokens;  // the prompt, then what was generated
+  int32_t prompt_tokens = 0;
+  int32_t computed = 0;  // of tokens, already in the caches
+  CacheLease lease;
+  std::optional<int32_t> cached_tokens;  // of the prompt, at the first admission
+  std::vector<float> prompt_logprobs;    // [prompt_tokens], with sampling.prompt_logprobs
+  Utf8Stream characters;
+  StopMatcher stops{{}};
+
+  int32_t length() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t generated() const { return length() - prompt_tokens; }
+  int32_t remaining() const { return length() - computed; }
+  // The first pass over the prompt also scores its tokens.
+  bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
+};
+
+struct RequestLimits {
+  int32_t vocabulary = 0;
+  int32_t max_context = 0;
+};
+
+// Throws Error{invalid_argument} naming the field, its value and the limit.
+void check_sampling_params(const SamplingParams& params, int32_t vocabulary);
+void check_prompt(const std::vector<int32_t>& tokens, const RequestLimits& limits);
+
+}  // namespace fovea

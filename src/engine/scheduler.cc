@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace fovea {
+
+void Scheduler::add(std::unique_ptr<Request> request) { waiting_.push_back(std::move(request)); }
+
+std::span<const Chunk> Scheduler::schedule() {
+  chunks_.clear();
+  tokens_left_ = limits_.max_batch_tokens;
+  prompt_rows_left_ = limits_.max_prompt_rows;
+  const int64_t preemptions = preemptions_;
+  schedule_running(true);
+  schedule_running(false);
+  // Whoever was preempted just now would only be admitted to be preempted again.
+  if (preemptions_ == preemptions) admit_waiting();
+  return chunks_;
+}
+
+void Scheduler::schedule_running(bool decodes) {
+  // Preemption shortens running_ from its end.
+  for (size_t i = 0; i < running_.size() && tokens_left_ > 0; ++i) {
+    Request& request = *running_[i];
+    if ((request.remaining() == 1) != decodes) continue;
+    const Chunk chunk = next_chunk(request);
+    if (chunk.begin < chunk.end && make_room(request, chunk)) accept(chunk);
+  }
+}
+
+bool Scheduler::make_room(const Request& request, const Chunk& chunk) {
+  while (!caches_.extend(chunk.request->lease, chunk.begin, chunk.end)) {
+    if (running_.size() == 1) {
+      fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens of request {} alone",
+           chunk.end, request.id);
+    }
+    const bool itself = running_.back().get() == &request;
+    preempt_youngest();
+    if (itself) return false;
+  }
+  return true;
+}
+
+void Scheduler::admit_waiting() {
+  while (!waiting_.empty() && tokens_left_ > 0 &&
+         running_.size() < static_cast<size_t>(limits_.max_running)) {
+    Request& request = *waiting_.front();
+    if (request.scores_prompt() && prompt_rows_left_ == 0) return;
+    if (!admit(request)) {
+      if (!running_.empty()) return;
+      fail(ErrorCode::out_of_memory, "the pools cannot hold the {} tokens of request {} alone",
+           request.length(), request.id);
+    }
+    if (!request.cached_tokens) request.cached_tokens = request.lease.cached_tokens;
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+bool Scheduler::admit(Request& request) {
+  // One page for each running request, so that admission does not force a preemption at once.
+  std::optional<CacheLease> lease =
+      caches_.admit({request.tokens, request.salt}, !request.scores_prompt(),
+                    static_cast<int64_t>(running_.size()));
+  if (!lease) return false;
+  request.lease = std::move(*lease);
+  request.computed = request.lease.cached_tokens;
+  const Chunk chunk = next_chunk(request);
+  if (caches_.extend(request.lease, chunk.begin, chunk.end)) {
+    accept(chunk);
+    return true;
+  }
+  caches_.release(request.lease);
+  request.computed = 0;
+  return false;
+}
+
+Chunk Scheduler::next_chunk(Request& request) const {
+  const int32_t begin = request.computed;
+  int32_t most = tokens_left_;
+  if (request.scores_prompt()) most = std::min(most, prompt_rows_left_);
+  int32_t end = begin + std::min(most, request.remaining());
+  if (caches_.has_state() && caches_.prefix_cache()) {
+    // States can be snapshotted at page boundaries only. The last one a later request with the same
+    // tokens can use is the one before the last token.
+    const int32_t page_size = caches_.page_size();
+    const int32_t last_boundary = (request.length() - 1) / page_size * page_size;
+    const int32_t aligned = std::min(end, last_boundary) / page_size * page_size;
+    if (aligned > begin) end = aligned;
+  }
+  return {&request, begin, end};
+}
+
+void Scheduler::accept(const Chunk& chunk) {
+  chunks_.push_back(chunk);
+  tokens_left_ -= chunk.end - chunk.begin;
+  if (chunk.request->scores_prompt()) prompt_rows_left_ -= chunk.end - chunk.begin;
+}
+
+bool Scheduler::preempt_youngest() {
+  if (running_.empty()) return false;
+  Request* const youngest = running_.back().get();
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.request != youngest) continue;
+    tokens_left_ += chunk.end - chunk.begin;
+    if (youngest->scores_prompt()) prompt_rows_left_ += chunk.end - chunk.begin;
+  }
+  std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == youngest; });
+  caches_.release(youngest->lease);
+  youngest->computed = 0;
+  waiting_.push_front(std::move(running_.back()));
+  running_.pop_back();
+  ++preemptions_;
+  return true;
+}
+
+Request* Scheduler::find(int64_t id) {
+  const auto has_id = [&](const std::unique_ptr<Request>& request) { return request->id == id; };
+  if (const auto found = std::ranges::find_if(running_, has_id); found != running_.end())
+    return found->get();
+  const auto found = std::ranges::find_if(waiting_, has_id);
+  return found == waiting_.end() ? nullptr : found->get();
+}
+
+std::unique_ptr<Request> Scheduler::remove(int64_t id) {
+  const auto take = [&](auto& requests) -> std::unique_ptr<Request> {
+    const auto found = std::ranges::find_if(
+        requests, [&](const std::unique_ptr<Request>& request) { return request->id == id; });
+    if (found == requests.end()) return nullptr;
+    std::unique_ptr<Request> taken = std::move(*found);
+    requests.erase(found);
+    return taken;
+  };
+  std::unique_ptr<Request> request = take(running_);
+  if (!request) request = take(waiting_);
+  if (request) caches_.release(request->lease);
+  return request;
+}
+
+}  // namespace fovea

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tokens of which requests the next pass computes.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/cache_set.h"
+#include "engine/request.h"
+
+namespace fovea {
+
+struct SchedulerLimits {
+  int32_t max_running = 1;
+  int32_t max_batch_tokens = 1;
+  int32_t max_prompt_rows = 1;  // prompt tokens scored in one pass: each needs a row of logits
+};
+
+// Tokens [begin, end) of one request.
+struct Chunk {
+  Request* request = nullptr;
+  int32_t begin = 0, end = 0;
+};
+
+// Continuous batching. Requests are served in the order of their ids: an older one never waits for
+// a younger one. When the pools run out although every cached prefix is gone, the youngest gives
+// its memory back and is computed again later; so the oldest always makes progress.
+class Scheduler {
+ public:
+  // caches outlives this and holds one request of its longest context.
+  Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {}
+
+  void add(std::unique_ptr<Request> request);  // ids ascend
+
+  // The next pass: one token of every running request that needs no more, then parts of prompts,
+  // then new requests, within the limits. Their cache slots are ready. Valid until the next call of
+  // any member. Throws Error{out_of_memory} when a request that runs alone finds no memory.
+  std::span<const Chunk> schedule();
+
+  // Takes a request out and frees what it holds; null when unknown.
+  std::unique_ptr<Request> remove(int64_t id);
+  Request* find(int64_t id);
+
+  // Gives back the memory of the youngest running request, which will be computed again. False:
+  // none runs.
+  bool preempt_youngest();
+
+  bool idle() const { return waiting_.empty() && running_.empty(); }
+  int64_t preemptions() const { return preemptions_; }
+
+ private:
+  void schedule_running(bool decodes);
+  void admit_waiting();
+  bool admit(Request& request);
+  bool make_room(const Request& request, const Chunk& chunk);
+  Chunk next_chunk(Request& request) const;
+  void accept(const Chunk& chunk);
+
+  CacheSet& caches_;
+  SchedulerLimits limits_;
+  std::deque<std::unique_ptr<Request>> waiting_;   // ascending ids, all above those running
+  std::vector<std::unique_ptr<Request>> running_;  // ascending ids
+  std::vector<Chunk> chunks_;
+  int32_t tokens_left_ = 0;
+  int32_t prompt_rows_left_ = 0;
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace fovea

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/memory_budget.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "engine/available_memory.h"
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+KvCacheSpec kv_spec(int32_t page_size, int32_t window) {
+  KvCacheSpec spec;
+  spec.layers = 2;
+  spec.kv_heads = 2;
+  spec.head_dim = spec.head_dim_v = 64;
+  spec.page_size = page_size;
+  spec.window = window;
+  return spec;
+}
+
+StateCacheSpec state_spec() {
+  StateCacheSpec spec;
+  spec.layers = 3;
+  spec.conv_dim = 96;
+  spec.conv_width = 4;
+  spec.heads = 4;
+  spec.rows = spec.columns = 32;
+  return spec;
+}
+
+MemoryDemand demand_for(int32_t page_size, bool full, bool window, bool state) {
+  MemoryDemand demand;
+  demand.page_size = page_size;
+  demand.max_requests = 8;
+  demand.max_batch_tokens = 256;
+  demand.max_context = 4096;
+  if (full) demand.groups.push_back({kv_spec(page_size, 0), {}});
+  if (window) demand.groups.push_back({kv_spec(page_size, 100), {}});
+  if (state) demand.groups.push_back({{}, state_spec()});
+  return demand;
+}
+
+// Bytes the pools really take.
+size_t built_bytes(const MemoryDemand& demand, const MemoryPlan& plan) {
+  size_t bytes = 0;
+  for (size_t g = 0; g < demand.groups.size(); ++g) {
+    const CacheGroup& group = demand.groups[g];
+    if (group.state) {
+      bytes += static_cast<size_t>(plan.state_slots) * group.state->bytes_per_slot();
+    } else {
+      const bool window = plan.window_pages[g] > 0;
+      bytes += kv_pool_bytes(*group.kv, window ? plan.window_pages[g] : plan.pages,
+                             window ? plan.pages * demand.page_size : 0);
+    }
+  }
+  return bytes;
+}
+
+TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
+  EXPECT_TRUE(rc::check([] {
+    const auto shape = *rc::gen::inRange(1, 8);
+    MemoryDemand demand =
+        demand_for(*rc::gen::element(1, 3, 16, 64), shape & 1, shape & 2, shape & 4);
+    demand.max_requests = *rc::gen::inRange(1, 100);
+    demand.max_batch_tokens = *rc::gen::inRange(1, 2000);
+    demand.max_context = *rc::gen::inRange(1, 20000);
+    demand.prefix_cache = *rc::gen::arbitrary<bool>();
+    demand.shrink_context = *rc::gen::arbitrary<bool>();
+    demand.budget = *rc::gen::inRange<size_t>(1 << 12, 1 << 28);
+    MemoryPlan plan;
+    try {
+      plan = plan_memory(demand);
+    } catch (const Error& error) {
+      RC_ASSERT(error.code() == ErrorCode::out_of_memory);
+      RC_ASSERT(std::string(error.what()).find(std::to_string(demand.budget)) != std::string::npos);
+      return;
+    }
+    RC_ASSERT(plan.bytes <= demand.budget);
+    RC_ASSERT(built_bytes(demand, plan) <= plan.bytes);
+    RC_ASSERT(plan.max_context >= 1 && plan.max_context <= demand.max_context);
+    if (!demand.shrink_context) RC_ASSERT(plan.max_context == demand.max_context);
+    const int64_t context_pages = (plan.max_context + demand.page_size - 1) / demand.page_size;
+    RC_ASSERT(plan.pages - 1 >= context_pages);
+    for (size_t g = 0; g < demand.groups.size(); ++g) {
+      if (demand.groups[g].state) {
+        RC_ASSERT(plan.state_slots >= 2);
+      } else if (const int32_t window = demand.groups[g].kv->window; window > 0) {
+        const int64_t one_request =
+            (window - 1 + demand.max_batch_tokens + demand.page_size - 1) / demand.page_size + 1;
+        RC_ASSERT(plan.window_pages[g] - 1 >= std::min(one_request, context_pages));
+      }
+    }
+  }));
+}
+
+TEST(MemoryBudget, MoreMemoryNeverShortensTheContext) {
+  MemoryDemand demand = demand_for(16, true, true, true);
+  demand.shrink_context = true;
+  int32_t context = 0;
+  for (size_t budget = 600'000; budget < 64'000'000; budget += 300'000) {
+    demand.budget = budget;
+    const int32_t next = plan_memory(demand).max_context;
+    EXPECT_GE(next, context) << budget;
+    context = next;
+  }
+  EXPECT_EQ(context, demand.max_context);
+}
+
+TEST(MemoryBudget, TakesNoMoreThanCouldBeUsed) {
+  MemoryDemand demand = demand_for(16, true, true, false);
+  demand.budget = size_t{1} << 40;
+  const MemoryPlan plan = plan_memory(demand);
+  EXPECT_EQ(plan.pages, 1 + 8 * 4096 / 16);
+  EXPECT_LT(plan.bytes, size_t{200} << 20);
+}
+
+TEST(MemoryBudget, ImpossibleBudgetsNameNeedAndHave) {
+  MemoryDemand demand = demand_for(16, true, false, false);
+  demand.budget = 5 << 20;
+  try {
+    plan_memory(demand);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+    const std::string message = error.what();
+    EXPECT_NE(message.find("max_context is 4096"), std::string::npos) << message;
+    EXPECT_NE(message.find(std::to_string(demand.budget)), std::string::npos) << message;
+    EXPECT_NE(message.find(std::to_string(kv_pool_bytes(*demand.groups[0].kv, 257))),
+              std::string::npos)
+        << message;
+  }
+  demand.shrink_context = true;
+  demand.budget = 100;
+  EXPECT_THROW(plan_memory(demand), Error);
+}
+
+class FakeRoot : public ::testing::Test {
+ protected:
+  FakeRoot()
+      : root_(std::filesystem::temp_directory_path() /
+              ("fovea_memory_budget_test_" + std::to_string(getpid()))) {}
+  ~FakeRoot() override { std::filesystem::remove_all(root_); }
+
+  void write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  size_t available() const { return available_memory(root_.string()); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(FakeRoot, ReadsMeminfoWithoutCgroups) {
+  EXPECT_THROW((void)available(), Error);
+  write("proc/meminfo", "MemTotal:  100 kB\nMemFree: 7 kB\nMemAvailable:      64 kB\n");
+  EXPECT_EQ(available(), 64u * 1024);
+}
+
+TEST_F(FakeRoot, TakesTheTightestCgroup) {
+  write("proc/meminfo", "MemAvailable: 1000000 kB\n");
+  write("proc/self/cgroup", "0::/a/b\n");
+  write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  write("sys/fs/cgroup/a/b/memory.current", "5000\n");
+  EXPECT_EQ(available(), 1024000000u);
+  write("sys/fs/cgroup/a/memory.max", "90000\n");
+  write("sys/fs/cgroup/a/memory.current", "50000\n");
+  write("sys/fs/cgroup/a/memory.stat", "anon 10\ninactive_file 20000\n");
+  EXPECT_EQ(available(), 60000u);
+  write("sys/fs/cgroup/memory.max", "10\n");
+  write("sys/fs/cgroup/memory.current", "50\n");
+  EXPECT_EQ(available(), 0u);
+}
+
+TEST_F(FakeRoot, ReadsVersionOne) {
+  write("proc/meminfo", "MemAvailable: 1000000 kB\n");
+  write("proc/self/cgroup", "5:cpu,memory:/x\n4:devices:/y\n");
+  write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000\n");
+  write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "300\n");
+  EXPECT_EQ(available(), 700u);
+}
+
+TEST(AvailableMemory, ThisMachineHasSome) { EXPECT_GT(available_memory(), size_t{1} << 20); }
+
+}  // namespace
+}  // namespace fovea
