@@ -64,6 +64,11 @@ struct TokenEvent {
   float logprob = 0;   // with SamplingParams::logprobs >= 0
   std::vector<TokenLogprob> top;
   FinishReason finish = FinishReason::none;
+  // In the event that ends the request.
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;           // of the prompt, served by the prefix cache
+  std::vector<float> prompt_logprobs;  // [prompt_tokens], first 0, with
+                                       // SamplingParams::prompt_logprobs
 };
 
 struct GenerateRequest {
@@ -92,6 +97,7 @@ struct EngineStats {
   size_t weight_bytes = 0, kv_bytes = 0, workspace_bytes = 0;
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
   int64_t preemptions = 0;
+  int64_t kv_pages = 0, kv_pages_free = 0;  // of the full pools, without the reserved page
 };
 
 // Not thread-safe: one thread calls it.
@@ -109,7 +115,12 @@ class Engine {
   virtual bool idle() const = 0;
 
   // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
+  // Throws when a request's logits are not numbers: that request is gone (its last event says
+  // cancelled), the others continue with the next call, which returns their events.
   virtual std::vector<TokenEvent> step() = 0;
+
+  // Forgets every cached prefix that no running request uses.
+  virtual void clear_prefix_cache() = 0;
 
   // add() for all, step() until all have finished. Results in the order of the requests.
   virtual std::vector<GenerateResult> generate(

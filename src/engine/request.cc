@@ -53,16 +53,19 @@ void check_sampling_params(const SamplingParams& params, int32_t vocabulary) {
   check_stops(params, vocabulary);
 }
 
-void check_prompt(const std::vector<int32_t>& tokens, const RequestLimits& limits) {
+void check_tokens(std::span<const int32_t> tokens, int32_t vocabulary) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    check_argument(tokens[i] >= 0 && tokens[i] < vocabulary, "token {} is {}, must be in [0, {})",
+                   i, tokens[i], vocabulary);
+  }
+}
+
+void check_prompt(std::span<const int32_t> tokens, const RequestLimits& limits) {
   check_argument(!tokens.empty(), "the prompt has 0 tokens, must have at least 1");
   check_argument(tokens.size() < static_cast<size_t>(limits.max_context),
                  "the prompt has {} tokens; with one new token it must fit the context of {}",
                  tokens.size(), limits.max_context);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    check_argument(tokens[i] >= 0 && tokens[i] < limits.vocabulary,
-                   "token {} of the prompt is {}, must be in [0, {})", i, tokens[i],
-                   limits.vocabulary);
-  }
+  check_tokens(tokens, limits.vocabulary);
 }
 
 }  // namespace fovea

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct RequestLimits {
 
 // Throws Error{invalid_argument} naming the field, its value and the limit.
 void check_sampling_params(const SamplingParams& params, int32_t vocabulary);
-void check_prompt(const std::vector<int32_t>& tokens, const RequestLimits& limits);
+void check_tokens(std::span<const int32_t> tokens, int32_t vocabulary);
+void check_prompt(std::span<const int32_t> tokens, const RequestLimits& limits);
 
 }  // namespace fovea

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/group_backends.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+bool is_linear(const AttentionSpec& spec) {
+  return spec.kind == AttentionKind::gated_delta_net || spec.kind == AttentionKind::mamba2;
+}
+
+// How far back a query of these layers can see; 0: to the beginning. A chunk never reaches further
+// than a window of its length.
+int32_t reach(const AttentionSpec& spec) {
+  if (spec.window == 0 || spec.chunk == 0) return std::max(spec.window, spec.chunk);
+  return std::min(spec.window, spec.chunk);
+}
+
+void check_kv_dtype(const EngineOptions& options) {
+  const bool is_float = options.kv_dtype == DType::f32 || options.kv_dtype == DType::f16 ||
+                        options.kv_dtype == DType::bf16 || is_fp8(options.kv_dtype);
+  check_argument(is_float, "kv_dtype is {}, must be fp32, fp16, bf16, fp8_e4m3 or fp8_e5m2",
+                 dtype_name(options.kv_dtype));
+  check_argument(is_fp8(options.kv_dtype) || options.kv_scale == KvScale::none,
+                 "kv_scale needs an fp8 kv_dtype, which is {}", dtype_name(options.kv_dtype));
+}
+
+void set_mla_layout(KvCacheSpec& cache, const AttentionSpec& spec, const EngineOptions& options) {
+  cache.layout = KvLayout::mla;
+  if (!is_fp8(options.kv_dtype)) return;
+  if (options.kv_dtype != DType::f8e4m3 || options.kv_scale != KvScale::none ||
+      spec.kv_lora_rank != 512 || spec.rope_dim != 64) {
+    fail(ErrorCode::unsupported,
+         "an fp8 cache of latent attention stores e4m3 rows with scales of their own and needs "
+         "kv_lora_rank 512 and rope_dim 64; here kv_dtype is {}, kv_scale {}, kv_lora_rank {} and "
+         "rope_dim {}",
+         dtype_name(options.kv_dtype), options.kv_scale == KvScale::none ? "unset" : "set",
+         spec.kv_lora_rank, spec.rope_dim);
+  }
+  cache.layout = KvLayout::mla_fp8_rows;
+}
+
+KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options) {
+  KvCacheSpec cache;
+  cache.dtype = options.kv_dtype;
+  cache.layers = static_cast<int32_t>(group.layers.size());
+  cache.kv_heads = group.spec.kv_heads;
+  cache.head_dim = group.spec.head_dim;
+  cache.head_dim_v = group.spec.head_dim_v;
+  cache.page_size = options.page_size;
+  cache.window = reach(group.spec);
+  if (group.spec.kind == AttentionKind::mla) {
+    set_mla_layout(cache, group.spec, options);
+  } else if (is_fp8(options.kv_dtype)) {
+    cache.scale = options.kv_scale == KvScale::none ? KvScale::per_token_head : options.kv_scale;
+  }
+  return cache;
+}
+
+std::unique_ptr<AttentionBackend> create_one(const Selection& selection,
+                                             const BackendContext& context) {
+  return selection.chosen->create(context);
+}
+
+}  // namespace
+
+std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options) {
+  check_kv_dtype(options);
+  std::vector<CacheGroup> groups;
+  for (const LayerGroup& group : model.groups) {
+    if (is_linear(group.spec)) {
+      groups.push_back({{}, group.state});
+    } else {
+      groups.push_back({kv_cache_spec(group, options), {}});
+    }
+  }
+  const auto linear = std::ranges::count_if(
+      groups, [](const CacheGroup& group) { return group.state.has_value(); });
+  if (linear > 1) {
+    fail(ErrorCode::unsupported, "{} has {} groups of linear layers, at most 1 is supported",
+         model.architecture, linear);
+  }
+  return groups;
+}
+
+std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
+                                                  const std::vector<CacheGroup>& caches,
+                                                  const EngineOptions& options,
+                                                  const BatchLimits& limits) {
+  std::vector<GroupSelection> selections;
+  for (size_t g = 0; g < model.groups.size(); ++g) {
+    const LayerGroup& group = model.groups[g];
+    GroupSelection selection;
+    selection.layers = fmt::format("layers {}", fmt::join(group.layers, ", "));
+    selection.request.spec = group.spec;
+    selection.request.spec.batch_invariant = options.batch_invariant;
+    if (caches[g].kv) selection.request.cache = *caches[g].kv;
+    selection.request.limits = limits;
+    selection.request.device = cpu_device();
+    const BackendRegistry& registry = *options.registry;
+    const bool linear = is_linear(group.spec);
+    selection.prefill =
+        select_backend(registry, selection.request, linear ? BackendWish{} : options.backend);
+    if (options.decode_backend && !linear) {
+      Selection decode = select_backend(registry, selection.request, *options.decode_backend);
+      if (decode.chosen != selection.prefill.chosen) selection.decode = std::move(decode);
+    }
+    check_argument(!options.batch_invariant || !selection.decode,
+                   "batch_invariant needs one backend for all batches: backend is {}, "
+                   "decode_backend is {}",
+                   selection.prefill.chosen->name,
+                   selection.decode ? selection.decode->chosen->name : "");
+    selections.push_back(std::move(selection));
+  }
+  return selections;
+}
+
+std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
+                                                       const BackendContext& context) {
+  std::unique_ptr<AttentionBackend> backend = create_one(selection.prefill, context);
+  if (selection.decode)
+    backend = compose_by_phase(std::move(backend), create_one(*selection.decode, context));
+  backend->reserve(selection.request.limits);
+  return backend;
+}
+
+std::string explain(const GroupSelection& selection) {
+  if (!selection.decode)
+    return fmt::format("{}\n{}", selection.layers, selection.prefill.explain());
+  return fmt::format("{}, prefill and mixed batches\n{}{}, decode batches\n{}", selection.layers,
+                     selection.prefill.explain(), selection.layers, selection.decode->explain());
+}
+
+}  // namespace fovea

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engine::load: everything is checked, sized and selected before anything is allocated.
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "core/check.h"
+#include "engine/available_memory.h"
+#include "engine/text_engine.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kMaxPageSize = 65536;
+constexpr int32_t kMaxRequests = 65535;
+constexpr int32_t kMaxBatchTokens = 1 << 20;
+constexpr int kMaxThreads = 1024;
+// Logits of scored prompts are a buffer of this size, not one of max_batch_tokens rows: 512 rows of
+// a vocabulary of 150,000 would be 300 MB.
+constexpr size_t kPromptLogitBytes = size_t{16} << 20;
+
+void check_options(const EngineOptions& options) {
+  const auto check = [](const char* name, int64_t value, int64_t low, int64_t high) {
+    check_argument(value >= low && value <= high, "{} is {}, must be in [{}, {}]", name, value, low,
+                   high);
+  };
+  check_argument(!options.model_path.empty(), "model_path is empty");
+  check("page_size", options.page_size, 1, kMaxPageSize);
+  check("max_requests", options.max_requests, 1, kMaxRequests);
+  check("max_batch_tokens", options.max_batch_tokens, 1, kMaxBatchTokens);
+  check("max_context", options.max_context, 0, std::numeric_limits<int32_t>::max() - 1);
+  check("threads", options.threads, 0, kMaxThreads);
+}
+
+int32_t wanted_context(const EngineOptions& options, const ModelInfo& model) {
+  check_argument(options.max_context <= model.max_context,
+                 "max_context is {}, the model was made for {}", options.max_context,
+                 model.max_context);
+  return options.max_context > 0 ? options.max_context : model.max_context;
+}
+
+CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& model) {
+  CacheSetOptions caches;
+  caches.groups = cache_groups(model, options);
+  caches.page_size = options.page_size;
+  caches.max_requests = std::min(options.max_requests, options.max_batch_tokens);
+  caches.prefix_cache = options.prefix_cache;
+  caches.model = options.model_path;
+  caches.kv_format =
+      fmt::format("{}/{}", dtype_name(options.kv_dtype), static_cast<int>(options.kv_scale));
+  MemoryDemand demand;
+  demand.groups = caches.groups;
+  demand.page_size = caches.page_size;
+  demand.max_requests = caches.max_requests;
+  demand.max_batch_tokens = options.max_batch_tokens;
+  demand.max_context = wanted_context(options, model);
+  demand.shrink_context = options.max_context == 0;
+  demand.prefix_cache = caches.prefix_cache;
+  demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : available_memory() / 2;
+  caches.plan = plan_memory(demand);
+  return caches;
+}
+
+BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& caches) {
+  BatchLimits limits;
+  limits.max_requests = caches.max_requests;
+  limits.max_tokens = options.max_batch_tokens;
+  limits.max_q_len = std::min(options.max_batch_tokens, caches.plan.max_context);
+  limits.max_kv_len = caches.plan.max_context;
+  return limits;
+}
+
+int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
+  const size_t row_bytes = static_cast<size_t>(model.vocabulary) * sizeof(float);
+  const auto rows = static_cast<int64_t>(kPromptLogitBytes / row_bytes);
+  return static_cast<int32_t>(std::clamp<int64_t>(rows, 1, options.max_batch_tokens));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
+  check_options(given);
+  EngineOptions options = given;
+  std::unique_ptr<BackendRegistry> own_registry;
+  if (options.registry == nullptr) {
+    own_registry = std::make_unique<BackendRegistry>(BackendRegistry::builtin());
+    options.registry = own_registry.get();
+  }
+  auto threads = std::make_unique<ThreadPool>(options.threads);
+  std::unique_ptr<Model> model = load_model(options.model_path, *threads);
+  const std::filesystem::path folder = options.model_path;
+  Tokenizer tokenizer = Tokenizer::open((folder / "tokenizer.json").string());
+
+  const ModelInfo& info = model->info();
+  CacheSetOptions caching = cache_options(options, info);
+  const BatchLimits limits = batch_limits(options, caching);
+  std::vector<GroupSelection> selections =
+      select_group_backends(info, caching.groups, options, limits);
+
+  EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
+                    std::move(tokenizer)};
+  parts.selections = std::move(selections);
+  parts.request_limits = {info.vocabulary, caching.plan.max_context};
+  parts.limits = {caching.max_requests, options.max_batch_tokens, prompt_rows(options, info)};
+  parts.stats.kv_bytes = caching.plan.bytes;
+  parts.stats.weight_bytes = Checkpoint::open(options.model_path).bytes();
+  parts.caches = std::make_unique<CacheSet>(std::move(caching));
+  parts.runner = std::make_unique<ModelRunner>(*parts.model, *parts.caches, *parts.threads,
+                                               parts.selections, limits);
+  parts.stats.workspace_bytes = parts.runner->workspace_bytes();
+  return std::make_unique<TextEngine>(std::move(parts));
+}
+
+}  // namespace fovea

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/model_runner.h"
+
+#include <algorithm>
+
+namespace fovea {
+
+ModelRunner::ModelRunner(Model& model, CacheSet& caches, ThreadPool& threads,
+                         const std::vector<GroupSelection>& selections, const BatchLimits& limits)
+    : model_(model), caches_(caches) {
+  for (size_t g = 0; g < selections.size(); ++g) {
+    const BackendContext context{selections[g].request.spec, caches.kv(g), caches.state(g),
+                                 &threads};
+    backends_.push_back(create_group_backend(selections[g], context));
+    backend_pointers_.push_back(backends_.back().get());
+    workspace_bytes_ += backends_.back()->workspace_bytes(limits);
+  }
+  workspace_bytes_ += model.reserve(limits.max_tokens);
+  const auto tokens = static_cast<size_t>(limits.max_tokens);
+  const auto requests = static_cast<size_t>(limits.max_requests);
+  tokens_.reserve(tokens);
+  positions_.reserve(tokens);
+  logit_rows_.reserve(tokens);
+  out_slots_.reserve(tokens);
+  q_indptr_.reserve(requests + 1);
+  kv_lens_.reserve(requests);
+  rows_.reserve(requests);
+  state_slots_.reserve(requests);
+}
+
+void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
+  for (std::vector<int32_t>* array :
+       {&tokens_, &positions_, &logit_rows_, &kv_lens_, &rows_, &state_slots_})
+    array->clear();
+  out_slots_.clear();
+  q_indptr_.assign(1, 0);
+  max_q_len_ = max_kv_len_ = decodes_ = 0;
+  for (const PassPart& part : parts) add(part);
+
+  const BatchView view = batch();
+  for (AttentionBackend* backend : backend_pointers_) backend->plan(view);
+  model_.forward({tokens_, positions_, logit_rows_}, backend_pointers_, logits);
+}
+
+void ModelRunner::add(const PassPart& part) {
+  const auto count = static_cast<int32_t>(part.tokens.size());
+  const std::span<const int32_t> slots = caches_.table().row(part.lease->row);
+  tokens_.insert(tokens_.end(), part.tokens.begin(), part.tokens.end());
+  for (int32_t position = part.begin; position < part.begin + count; ++position) {
+    positions_.push_back(position);
+    out_slots_.push_back(slots[static_cast<size_t>(position)]);
+  }
+  const auto end = static_cast<int32_t>(tokens_.size());
+  for (int32_t row = end - part.logit_rows; row < end; ++row) logit_rows_.push_back(row);
+  q_indptr_.push_back(end);
+  kv_lens_.push_back(part.begin + count);
+  rows_.push_back(part.lease->row);
+  state_slots_.push_back(part.lease->state_slot);
+  max_q_len_ = std::max(max_q_len_, count);
+  max_kv_len_ = std::max(max_kv_len_, part.begin + count);
+  decodes_ += count == 1;
+}
+
+BatchView ModelRunner::batch() const {
+  BatchView view;
+  view.requests = static_cast<int32_t>(kv_lens_.size());
+  view.tokens = static_cast<int32_t>(tokens_.size());
+  view.mode = decodes_ == view.requests ? ForwardMode::decode
+              : decodes_ == 0           ? ForwardMode::extend
+                                        : ForwardMode::mixed;
+  view.max_q_len = max_q_len_;
+  view.max_kv_len = max_kv_len_;
+  view.q_indptr = q_indptr_.data();
+  view.kv_lens = kv_lens_.data();
+  view.request_rows = rows_.data();
+  view.request_slots = caches_.table().data();
+  view.request_slots_stride = caches_.table().row_stride();
+  view.out_slots = out_slots_.data();
+  view.state_slots = state_slots_.data();
+  return view;
+}
+
+}  // namespace fovea

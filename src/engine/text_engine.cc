@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/text_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The first tokens of the request, all computed.
+CachedText computed_text(const Request& request) {
+  return {std::span(request.tokens).first(static_cast<size_t>(request.computed)), request.salt};
+}
+
+bool is_decode(const Chunk& chunk) {
+  return chunk.end - chunk.begin == 1 && chunk.begin >= chunk.request->prompt_tokens;
+}
+
+bool contains(std::span<const int32_t> tokens, int32_t token) {
+  return std::ranges::find(tokens, token) != tokens.end();
+}
+
+}  // namespace
+
+TextEngine::TextEngine(EngineParts parts)
+    : parts_(std::move(parts)),
+      scheduler_(*parts_.caches, parts_.limits),
+      samplers_(static_cast<size_t>(parts_.threads->size()),
+                Sampler(parts_.request_limits.vocabulary)),
+      logits_((static_cast<size_t>(parts_.limits.max_running) +
+               static_cast<size_t>(parts_.limits.max_prompt_rows)) *
+              static_cast<size_t>(parts_.request_limits.vocabulary)),
+      stats_(parts_.stats) {}
+
+int64_t TextEngine::add(const GenerateRequest& request) {
+  check_sampling_params(request.sampling, vocabulary());
+  auto added = std::make_unique<Request>();
+  added->tokens = request.tokens.empty() ? encode(request.prompt) : request.tokens;
+  check_prompt(added->tokens, parts_.request_limits);
+  added->sampling = request.sampling;
+  added->salt = request.salt;
+  added->prompt_tokens = added->length();
+  added->stops = StopMatcher(request.sampling.stop);
+  if (request.sampling.prompt_logprobs) added->prompt_logprobs.resize(added->tokens.size());
+  added->id = next_id_++;
+  const int64_t id = added->id;
+  scheduler_.add(std::move(added));
+  return id;
+}
+
+void TextEngine::cancel(int64_t request) {
+  if (scheduler_.find(request) == nullptr) return;
+  TokenEvent event;
+  event.finish = FinishReason::cancelled;
+  end_request(request, std::move(event));
+}
+
+std::vector<TokenEvent> TextEngine::step() {
+  const std::span<const Chunk> chunks = scheduler_.schedule();
+  if (chunks.empty()) return std::exchange(events_, {});
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    run_pass(chunks);
+  } catch (...) {
+    // Linear states may be half updated: everything of this pass is computed anew.
+    while (scheduler_.preempt_youngest()) {
+    }
+    throw;
+  }
+  sample_pass();
+  count_pass(seconds_since(start));
+  for (Outcome& outcome : outcomes_) deliver(outcome);
+  for (const Outcome& outcome : outcomes_)
+    if (outcome.error) std::rethrow_exception(outcome.error);
+  return std::exchange(events_, {});
+}
+
+void TextEngine::run_pass(std::span<const Chunk> chunks) {
+  outcomes_.clear();
+  pass_.clear();
+  size_t rows = 0;
+  for (const Chunk& chunk : chunks) {
+    Request& request = *chunk.request;
+    Outcome outcome;
+    outcome.chunk = chunk;
+    outcome.first_row = rows;
+    if (request.scores_prompt()) {
+      outcome.logit_rows = chunk.end - chunk.begin;
+    } else if (chunk.end == request.length()) {
+      outcome.logit_rows = 1;
+    }
+    rows += static_cast<size_t>(outcome.logit_rows);
+    const auto tokens = std::span<const int32_t>(request.tokens)
+                            .subspan(static_cast<size_t>(chunk.begin),
+                                     static_cast<size_t>(chunk.end - chunk.begin));
+    pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows});
+    outcomes_.push_back(std::move(outcome));
+  }
+  parts_.runner->run(pass_, std::span(logits_).first(rows * static_cast<size_t>(vocabulary())));
+}
+
+std::span<const float> TextEngine::logit_row(size_t row) const {
+  const auto width = static_cast<size_t>(vocabulary());
+  return std::span(logits_).subspan(row * width, width);
+}
+
+void TextEngine::sample_pass() {
+  parts_.threads->parallel_for(static_cast<int64_t>(outcomes_.size()), [this](int64_t index,
+                                                                              int worker) {
+    Outcome& outcome = outcomes_[static_cast<size_t>(index)];
+    try {
+      sample(outcome, samplers_[static_cast<size_t>(worker)]);
+    } catch (const Error& error) {
+      outcome.error = std::make_exception_ptr(Error(
+          error.code(), fmt::format("request {}: {}", outcome.chunk.request->id, error.what())));
+    }
+  });
+}
+
+void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
+  Request& request = *outcome.chunk.request;
+  if (request.scores_prompt()) {
+    for (int32_t row = 0; row < outcome.logit_rows; ++row) {
+      const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
+      if (scored >= request.tokens.size()) break;
+      request.prompt_logprobs[scored] = Sampler::logprob(
+          logit_row(outcome.first_row + static_cast<size_t>(row)), request.tokens[scored]);
+    }
+  }
+  if (outcome.chunk.end != request.length()) return;
+  const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
+  outcome.sampled =
+      sampler.sample(logit_row(last), request.sampling, static_cast<uint64_t>(request.length()));
+}
+
+void TextEngine::count_pass(double seconds) {
+  int64_t decoded = 0, total = 0;
+  for (const Outcome& outcome : outcomes_) {
+    total += outcome.chunk.end - outcome.chunk.begin;
+    decoded += is_decode(outcome.chunk);
+  }
+  const double share = static_cast<double>(decoded) / static_cast<double>(total);
+  ++stats_.steps;
+  stats_.decode_tokens += decoded;
+  stats_.prefill_tokens += total - decoded;
+  stats_.decode_seconds += seconds * share;
+  stats_.prefill_seconds += seconds * (1 - share);
+}
+
+void TextEngine::deliver(Outcome& outcome) {
+  Request& request = *outcome.chunk.request;
+  if (outcome.error) {
+    TokenEvent event;
+    event.finish = FinishReason::cancelled;
+    end_request(request.id, std::move(event));
+    return;
+  }
+  request.computed = outcome.chunk.end;
+  if (!is_decode(outcome.chunk)) parts_.caches->publish(request.lease, computed_text(request));
+  if (request.remaining() == 0) emit(request, std::move(outcome.sampled));
+}
+
+void TextEngine::emit(Request& request, SampledToken sampled) {
+  TokenEvent event;
+  event.request = request.id;
+  event.token = sampled.token;
+  event.logprob = sampled.logprob;
+  event.top = std::move(sampled.top);
+  request.tokens.push_back(sampled.token);
+  event.finish = finish_reason(request, sampled.token);
+  if (event.finish != FinishReason::stop) {
+    const std::string_view bytes = parts_.tokenizer.token_bytes(sampled.token);
+    event.text = request.stops.push(request.characters.push(bytes));
+    if (request.stops.matched()) event.finish = FinishReason::stop;
+  }
+  if (event.finish == FinishReason::none) {
+    events_.push_back(std::move(event));
+    return;
+  }
+  event.text += request.stops.push(request.characters.finish());
+  event.text += request.stops.finish();
+  parts_.caches->publish(request.lease, computed_text(request));
+  end_request(request.id, std::move(event));
+}
+
+// Without stop strings, which depend on the text.
+FinishReason TextEngine::finish_reason(const Request& request, int32_t token) const {
+  const SamplingParams& sampling = request.sampling;
+  if (!sampling.ignore_eos && contains(parts_.model->info().eos_tokens, token))
+    return FinishReason::stop;
+  if (contains(sampling.stop_tokens, token)) return FinishReason::stop;
+  if (request.generated() >= sampling.max_new_tokens || request.length() >= max_context())
+    return FinishReason::length;
+  return FinishReason::none;
+}
+
+void TextEngine::end_request(int64_t id, TokenEvent event) {
+  const std::unique_ptr<Request> request = scheduler_.remove(id);
+  event.request = id;
+  event.prompt_tokens = request->prompt_tokens;
+  event.cached_tokens = request->cached_tokens.value_or(0);
+  event.prompt_logprobs = std::move(request->prompt_logprobs);
+  events_.push_back(std::move(event));
+}
+
+std::vector<float> TextEngine::logits(std::span<const int32_t> tokens) {
+  check_tokens(tokens, vocabulary());
+  check_argument(tokens.size() <= static_cast<size_t>(max_context()),
+                 "the sequence has {} tokens, the context is {}", tokens.size(), max_context());
+  std::vector<float> result(tokens.size() * static_cast<size_t>(vocabulary()));
+  if (tokens.empty()) return result;
+
+  struct Alone {
+    CacheSet& caches;
+    CacheLease lease;
+    ~Alone() { caches.release(lease); }
+  } alone{*parts_.caches, admit_alone(tokens)};
+  const auto length = static_cast<int32_t>(tokens.size());
+  for (int32_t begin = 0; begin < length; begin += parts_.limits.max_batch_tokens) {
+    const int32_t end = std::min(length, begin + parts_.limits.max_batch_tokens);
+    while (!parts_.caches->extend(alone.lease, begin, end)) {
+      if (!scheduler_.preempt_youngest())
+        fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens alone", end);
+    }
+    const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(end - begin);
+    const PassPart part{tokens.subspan(first, count), begin, &alone.lease, end - begin};
+    const auto width = static_cast<size_t>(vocabulary());
+    parts_.runner->run({&part, 1}, std::span(result).subspan(first * width, count * width));
+  }
+  return result;
+}
+
+CacheLease TextEngine::admit_alone(std::span<const int32_t> tokens) {
+  while (true) {
+    std::optional<CacheLease> lease = parts_.caches->admit({tokens, {}}, false, 0);
+    if (lease) return std::move(*lease);
+    if (!scheduler_.preempt_youngest())
+      fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens alone", tokens.size());
+  }
+}
+
+std::vector<int32_t> TextEngine::encode(std::string_view text) const {
+  return parts_.tokenizer.encode(text);
+}
+
+std::string TextEngine::decode(std::span<const int32_t> tokens) const {
+  return parts_.tokenizer.decode(tokens);
+}
+
+const EngineStats& TextEngine::stats() const {
+  stats_.prefix_queries = parts_.caches->stats().prefix_queries;
+  stats_.prefix_hits = parts_.caches->stats().prefix_hits;
+  stats_.preemptions = scheduler_.preemptions();
+  stats_.kv_pages = parts_.caches->pages().pages() - 1;
+  stats_.kv_pages_free = parts_.caches->pages().free_pages();
+  return stats_;
+}
+
+std::string TextEngine::explain() const {
+  std::string text;
+  for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
+  return text;
+}
+
+}  // namespace fovea

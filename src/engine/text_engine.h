@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine: requests become chunks, chunks become logits, logits become tokens and text.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/cache_set.h"
+#include "engine/model_runner.h"
+#include "engine/request.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/tokenizer.h"
+#include "fovea/engine.h"
+#include "fovea/thread_pool.h"
+
+namespace fovea {
+
+// What Engine::load builds, from the bottom up.
+struct EngineParts {
+  std::unique_ptr<BackendRegistry> own_registry;  // without EngineOptions::registry
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<Model> model;
+  Tokenizer tokenizer;
+  std::unique_ptr<CacheSet> caches;
+  std::vector<GroupSelection> selections;
+  std::unique_ptr<ModelRunner> runner;
+  SchedulerLimits limits;
+  RequestLimits request_limits;
+  EngineStats stats;  // the sizes
+};
+
+class TextEngine final : public Engine {
+ public:
+  explicit TextEngine(EngineParts parts);
+
+  int64_t add(const GenerateRequest& request) override;
+  void cancel(int64_t request) override;
+  bool idle() const override { return scheduler_.idle() && events_.empty(); }
+  std::vector<TokenEvent> step() override;
+  void clear_prefix_cache() override { parts_.caches->clear(); }
+  std::vector<GenerateResult> generate(
+      std::span<const GenerateRequest> requests,
+      const std::function<void(const TokenEvent&)>& on_token) override;
+  std::vector<float> logits(std::span<const int32_t> tokens) override;
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> tokens) const override;
+  int32_t vocabulary() const override { return parts_.request_limits.vocabulary; }
+  int32_t max_context() const override { return parts_.request_limits.max_context; }
+  const EngineStats& stats() const override;
+  std::string explain() const override;
+
+ private:
+  // A chunk of the current pass and what came out of it.
+  struct Outcome {
+    Chunk chunk;
+    int32_t logit_rows = 0;
+    size_t first_row = 0;
+    SampledToken sampled;
+    std::exception_ptr error;
+  };
+
+  void run_pass(std::span<const Chunk> chunks);
+  void sample_pass();
+  void sample(Outcome& outcome, Sampler& sampler);
+  void count_pass(double seconds);
+  void deliver(Outcome& outcome);
+  void emit(Request& request, SampledToken sampled);
+  FinishReason finish_reason(const Request& request, int32_t token) const;
+  void end_request(int64_t id, TokenEvent event);
+  std::span<const float> logit_row(size_t row) const;
+  CacheLease admit_alone(std::span<const int32_t> tokens);
+
+  EngineParts parts_;
+  Scheduler scheduler_;
+  std::vector<Sampler> samplers_;  // per thread
+  std::vector<float> logits_;      // [max_running + max_prompt_rows, vocabulary]
+  std::vector<Outcome> outcomes_;
+  std::vector<PassPart> pass_;
+  std::vector<TokenEvent> events_;  // not yet returned
+  int64_t next_id_ = 1;
+  mutable EngineStats stats_;
+};
+
+}  // namespace fovea
