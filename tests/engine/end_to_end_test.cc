@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every model of testdata continues the reference prompts exactly as the reference does.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "fovea/engine.h"
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+int test_scale() {
+  const char* scale = std::getenv("FOVEA_TEST_SCALE");
+  return scale != nullptr ? std::max(1, std::atoi(scale)) : 1;
+}
+
+EngineOptions options_for(const std::string& model, const std::string& backend) {
+  EngineOptions options;
+  options.model_path = model_folder(model);
+  options.backend = parse_backend_wish(backend);
+  options.kv_memory_bytes = size_t{64} << 20;
+  options.max_context = 1024;
+  options.max_requests = 8;
+  options.max_batch_tokens = 256;
+  options.threads = 2;
+  return options;
+}
+
+class EndToEnd : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+ protected:
+  std::string model() const { return std::get<0>(GetParam()); }
+  std::string backend() const { return std::get<1>(GetParam()); }
+  std::unique_ptr<Engine> load() const { return Engine::load(options_for(model(), backend())); }
+
+  // The reference backend computes in fp64 loops: it gets the prompts that are cheap.
+  std::vector<ReferencePrompt> prompts() const {
+    std::vector<ReferencePrompt> all = read_reference(model());
+    if (backend() == "reference" && test_scale() == 1) {
+      all.resize(3);
+      for (ReferencePrompt& prompt : all) prompt.greedy.resize(12);
+    }
+    return all;
+  }
+};
+
+void expect_no_leak(Engine& engine) {
+  engine.clear_prefix_cache();
+  EXPECT_EQ(engine.stats().kv_pages_free, engine.stats().kv_pages);
+}
+
+TEST_P(EndToEnd, LogitsMatchTheReference) {
+  const std::unique_ptr<Engine> engine = load();
+  for (const ReferencePrompt& prompt : prompts()) {
+    const std::vector<float> logits = engine->logits(prompt.tokens);
+    const size_t width = static_cast<size_t>(engine->vocabulary());
+    ASSERT_EQ(logits.size(), prompt.tokens.size() * width);
+    float worst = 0;
+    for (size_t i = 0; i < width; ++i)
+      worst = std::max(worst, std::fabs(logits[logits.size() - width + i] - prompt.last_logits[i]));
+    EXPECT_LT(worst, 2e-3f) << prompt.tokens.size() << " tokens";
+  }
+  expect_no_leak(*engine);
+}
+
+TEST_P(EndToEnd, GreedyTextAloneColdAndWarm) {
+  const std::unique_ptr<Engine> engine = load();
+  for (const ReferencePrompt& prompt : prompts()) {
+    const GenerateRequest request = greedy_request(prompt);
+    for (const bool warm : {false, true}) {
+      const GenerateResult result = engine->generate({&request, 1}).front();
+      EXPECT_EQ(result.tokens, prompt.greedy) << prompt.tokens.size() << (warm ? " warm" : " cold");
+      EXPECT_EQ(result.finish, FinishReason::length);
+      EXPECT_EQ(result.prompt_tokens, static_cast<int32_t>(prompt.tokens.size()));
+      const int32_t cacheable = (result.prompt_tokens - 1) / 16 * 16;
+      if (warm) {
+        EXPECT_EQ(result.cached_tokens, cacheable);
+      }
+    }
+  }
+  expect_no_leak(*engine);
+}
+
+TEST_P(EndToEnd, GreedyTextBatched) {
+  const std::unique_ptr<Engine> engine = load();
+  const std::vector<ReferencePrompt> all = prompts();
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : all) requests.push_back(greedy_request(prompt));
+  for (const bool warm : {false, true}) {
+    const std::vector<GenerateResult> results = engine->generate(requests);
+    for (size_t i = 0; i < all.size(); ++i)
+      EXPECT_EQ(results[i].tokens, all[i].greedy) << i << (warm ? " warm" : " cold");
+  }
+  EXPECT_GT(engine->stats().prefix_hits, 0);
+  expect_no_leak(*engine);
+}
+
+std::string case_name(const ::testing::TestParamInfo<EndToEnd::ParamType>& info) {
+  return fmt::format("{}_{}", std::get<0>(info.param), std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, EndToEnd,
+                         ::testing::Combine(::testing::Values("llama", "qwen3", "gemma2", "gpt_oss",
+                                                              "llama4_text"),
+                                            ::testing::Values("reference")),
+                         case_name);
+
+}  // namespace
+}  // namespace fovea
