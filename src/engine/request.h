@@ -23,6 +23,7 @@ struct Request {
   int32_t prompt_tokens = 0;
   int32_t computed = 0;  // of tokens, already in the caches
   CacheLease lease;
+  int32_t retried_at = -1;               // computed when it last ran out of memory alone
   std::optional<int32_t> cached_tokens;  // of the prompt, at the first admission
   std::vector<float> prompt_logprobs;    // [prompt_tokens], with sampling.prompt_logprobs
   Utf8Stream characters;

@@ -32,11 +32,16 @@ void Scheduler::schedule_running(bool decodes) {
   }
 }
 
-bool Scheduler::make_room(const Request& request, const Chunk& chunk) {
-  while (!caches_.extend(chunk.request->lease, chunk.begin, chunk.end)) {
+bool Scheduler::make_room(Request& request, const Chunk& chunk) {
+  while (!caches_.extend(request.lease, chunk.begin, chunk.end)) {
     if (running_.size() == 1) {
-      fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens of request {} alone",
-           chunk.end, request.id);
+      // The prefix cache may hold a second copy of its beginning, which cannot be evicted while the
+      // request holds what was cached behind it. Admitted again, it uses that copy.
+      if (request.computed <= request.retried_at) {
+        fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens of request {} alone",
+             chunk.end, request.id);
+      }
+      request.retried_at = request.computed;
     }
     const bool itself = running_.back().get() == &request;
     preempt_youngest();

@@ -55,7 +55,7 @@ class Scheduler {
   void schedule_running(bool decodes);
   void admit_waiting();
   bool admit(Request& request);
-  bool make_room(const Request& request, const Chunk& chunk);
+  bool make_room(Request& request, const Chunk& chunk);
   Chunk next_chunk(Request& request) const;
   void accept(const Chunk& chunk);
 

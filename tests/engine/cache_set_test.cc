@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cache_set.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "engine/tiny_caches.h"
+
+namespace fovea {
+namespace {
+
+std::vector<int32_t> numbered(int32_t count, int32_t first = 0) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+std::vector<int32_t> slots_of(CacheSet& caches, const CacheLease& lease) {
+  const auto row = caches.table().row(lease.row);
+  return {row.begin(), row.begin() + lease.tokens};
+}
+
+// Computes all of `tokens` as one request would and leaves them cached.
+void compute(CacheSet& caches, const std::vector<int32_t>& tokens, std::string_view salt = {}) {
+  std::optional<CacheLease> lease = caches.admit({tokens, salt}, true, 0);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(caches.extend(*lease, lease->cached_tokens, static_cast<int32_t>(tokens.size())));
+  caches.publish(*lease, {tokens, salt});
+  caches.release(*lease);
+}
+
+TEST(CacheSet, SlotsKeepTheirPlaceInThePage) {
+  CacheSet caches(tiny_cache_options({}));
+  const std::vector<int32_t> tokens = numbered(10);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(lease->tokens, 10);
+  EXPECT_EQ(lease->cached_tokens, 0);
+  ASSERT_TRUE(caches.extend(*lease, 10, 11));
+  const std::vector<int32_t> slots = slots_of(caches, *lease);
+  ASSERT_EQ(slots.size(), 11u);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_EQ(slots[i] % 4, static_cast<int32_t>(i % 4));
+    EXPECT_GE(slots[i], 4) << "page 0 is reserved";
+  }
+  EXPECT_EQ(std::set<int32_t>(slots.begin(), slots.end()).size(), slots.size());
+  caches.release(*lease);
+  EXPECT_EQ(lease->row, 0);
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheSet, ReusesAllButTheLastToken) {
+  CacheSet caches(tiny_cache_options({}));
+  for (const int32_t length : {7, 8, 9}) {
+    const std::vector<int32_t> tokens = numbered(length, 100 * length);
+    compute(caches, tokens);
+    std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+    ASSERT_TRUE(lease);
+    EXPECT_EQ(lease->cached_tokens, (length - 1) / 4 * 4);
+    caches.release(*lease);
+    lease = caches.admit({tokens, ""}, false, 0);
+    ASSERT_TRUE(lease);
+    EXPECT_EQ(lease->cached_tokens, 0) << "reuse was declined";
+    caches.release(*lease);
+  }
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheSet, OtherSaltsShareNothing) {
+  CacheSet caches(tiny_cache_options({}));
+  const std::vector<int32_t> tokens = numbered(9);
+  compute(caches, tokens, "a");
+  for (const bool same : {false, true}) {
+    std::optional<CacheLease> lease = caches.admit({tokens, same ? "a" : "b"}, true, 0);
+    ASSERT_TRUE(lease);
+    EXPECT_EQ(lease->cached_tokens, same ? 8 : 0);
+    caches.release(*lease);
+  }
+  EXPECT_EQ(caches.stats().prefix_hits, 8);
+  EXPECT_EQ(caches.stats().prefix_queries, 27);
+}
+
+TEST(CacheSet, FailedAdmissionTakesNothing) {
+  for (const TinyCaches tiny : {TinyCaches{.pages = 3}, TinyCaches{.window_pages = 1},
+                                TinyCaches{.state_slots = 1}, TinyCaches{.max_requests = 1}}) {
+    CacheSet caches(tiny_cache_options(tiny));
+    const std::vector<int32_t> small = numbered(4), large = numbered(14, 50);
+    std::optional<CacheLease> first = caches.admit({small, ""}, true, 0);
+    ASSERT_TRUE(first);
+    ASSERT_TRUE(caches.extend(*first, 0, 4));
+    const int64_t free = caches.pages().free_pages();
+    const int32_t rows = caches.table().available();
+    std::optional<CacheLease> second = caches.admit({large, ""}, true, 0);
+    if (second) {  // the window is taken by extend
+      EXPECT_FALSE(caches.extend(*second, 0, 14));
+      caches.release(*second);
+    }
+    EXPECT_EQ(caches.pages().free_pages(), free);
+    EXPECT_EQ(caches.table().available(), rows);
+    caches.release(*first);
+    EXPECT_TRUE(caches.empty());
+  }
+}
+
+TEST(CacheSet, SparePagesStayFree) {
+  CacheSet caches(tiny_cache_options({.pages = 4}));
+  const std::vector<int32_t> tokens = numbered(12);
+  EXPECT_FALSE(caches.admit({tokens, ""}, true, 2));
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 1);
+  EXPECT_TRUE(lease);
+  caches.release(*lease);
+}
+
+TEST(CacheSet, EvictsCachedPrefixesForNewRequests) {
+  CacheSet caches(tiny_cache_options({.pages = 4}));
+  for (int32_t i = 0; i < 5; ++i) compute(caches, numbered(16, 100 * i));
+  EXPECT_EQ(caches.pages().free_pages(), 0);
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheSet, WindowsSlide) {
+  // A window of 6 over pages of 4: 3 pages suffice for any length by single steps.
+  CacheSet caches(tiny_cache_options({.window_pages = 3, .prefix_cache = false}));
+  const std::vector<int32_t> tokens = numbered(1);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  const KvPool& window = *caches.kv(1);
+  for (int32_t end = 1; end <= 40; ++end) {
+    ASSERT_TRUE(caches.extend(*lease, end - 1, end)) << end;
+    const std::vector<int32_t> slots = slots_of(caches, *lease);
+    for (int32_t i = std::max(0, end - 6); i < end; ++i) {
+      const int64_t here = window.slot_map()[static_cast<size_t>(slots[static_cast<size_t>(i)])];
+      EXPECT_GE(here, 4) << "token " << i << " of " << end;
+    }
+  }
+  caches.release(*lease);
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheSet, HitsNeedTheLastWindow) {
+  CacheSet caches(tiny_cache_options({.pages = 40, .window_pages = 7}));
+  const std::vector<int32_t> tokens = numbered(25);
+  compute(caches, tokens);
+  std::optional<CacheLease> hit = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(hit);
+  EXPECT_EQ(hit->cached_tokens, 24);
+  caches.release(*hit);
+  // Another text pushes the first one's pages out of the window pool.
+  const std::vector<int32_t> other = numbered(25, 500);
+  compute(caches, other);
+  std::optional<CacheLease> miss = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(miss);
+  EXPECT_EQ(miss->cached_tokens, 0) << "the full pool has the prefix, the window pool has not";
+  caches.release(*miss);
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(CacheSet, SharedWindowPagesOutliveTheFirstUser) {
+  CacheSet caches(tiny_cache_options({.pages = 40, .window_pages = 8}));
+  const std::vector<int32_t> tokens = numbered(9);
+  compute(caches, tokens);
+  std::optional<CacheLease> slides = caches.admit({tokens, ""}, true, 0);
+  std::optional<CacheLease> stays = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(slides && stays);
+  ASSERT_TRUE(caches.extend(*slides, 8, 9) && caches.extend(*stays, 8, 9));
+  for (int32_t end = 10; end <= 30; ++end) ASSERT_TRUE(caches.extend(*slides, end - 1, end));
+  const std::vector<int32_t> slots = slots_of(caches, *stays);
+  for (size_t i = 3; i < 9; ++i)
+    EXPECT_GE(caches.kv(1)->slot_map()[static_cast<size_t>(slots[i])], 4) << i;
+  caches.release(*slides);
+  caches.release(*stays);
+}
+
+TEST(CacheSet, SnapshotsRestoreStates) {
+  CacheSet caches(tiny_cache_options({.state_slots = 3}));
+  StatePool& states = *caches.state(1);
+  const std::vector<int32_t> tokens = numbered(12);
+  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  ASSERT_TRUE(caches.extend(*lease, 0, 8));
+  states.layer(0).state[lease->state_slot] = 8;
+  caches.publish(*lease, {std::span(tokens).first(8), ""});
+  ASSERT_TRUE(caches.extend(*lease, 8, 11));
+  states.layer(0).state[lease->state_slot] = 11;
+  caches.publish(*lease, {std::span(tokens).first(11), ""});  // not at a page boundary: ignored
+  caches.release(*lease);
+
+  lease = caches.admit({tokens, ""}, true, 0);
+  ASSERT_TRUE(lease);
+  EXPECT_EQ(lease->cached_tokens, 8);
+  EXPECT_EQ(states.layer(0).state[lease->state_slot], 8);
+  caches.release(*lease);
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+// Random requests over few texts. Every slot has a shadow of who wrote what there; what a request
+// reads must be its own tokens, in every pool.
+class Churn {
+ public:
+  Churn(const TinyCaches& tiny, uint32_t seed)
+      : tiny_(tiny), caches_(tiny_cache_options(tiny)), random_(seed) {}
+
+  void run(int steps) {
+    for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
+      switch (random_() % 8) {
+        case 0:
+        case 1:
+          admit();
+          break;
+        case 2:
+          if (!active_.empty()) release(random_() % active_.size());
+          break;
+        case 3:
+          if (random_() % 50 == 0) caches_.clear();
+          break;
+        default:
+          if (!active_.empty()) advance(random_() % active_.size());
+      }
+    }
+    while (!active_.empty()) release(0);
+    caches_.clear();
+    EXPECT_TRUE(caches_.empty());
+    EXPECT_GT(caches_.stats().prefix_hits, 0);
+    EXPECT_GT(refused_, 0) << "the pools were never full";
+  }
+
+ private:
+  struct Active {
+    CacheLease lease;
+    std::vector<int32_t> tokens;
+    int32_t computed = 0;
+  };
+
+  // What the KV of a token stands for: the whole prefix up to it.
+  static uint64_t content(const std::vector<int32_t>& tokens, int32_t position) {
+    uint64_t hash = 1469598103934665603u;
+    for (int32_t i = 0; i <= position; ++i)
+      hash = (hash ^ static_cast<uint64_t>(tokens[static_cast<size_t>(i)])) * 1099511628211u;
+    return hash;
+  }
+
+  void admit() {
+    Active request;
+    const auto length = static_cast<int32_t>(1 + random_() % 24);
+    const auto fork = static_cast<int32_t>(random_() % 24);
+    const auto text = static_cast<int32_t>(random_() % 3);
+    for (int32_t i = 0; i < length; ++i)
+      request.tokens.push_back(i < fork ? text : static_cast<int32_t>(random_() % 3));
+    std::optional<CacheLease> lease = caches_.admit({request.tokens, ""}, true, 0);
+    if (!lease) {
+      ++refused_;
+      return;
+    }
+    request.lease = std::move(*lease);
+    request.computed = request.lease.cached_tokens;
+    if (caches_.has_state() && request.computed > 0) {
+      EXPECT_EQ(state(request),
+                static_cast<float>(content(request.tokens, request.computed - 1) % 65536));
+    }
+    active_.push_back(std::move(request));
+  }
+
+  float& state(const Active& request) {
+    return caches_.state(caches_.kv(1) != nullptr ? 2 : 1)
+        ->layer(0)
+        .state[request.lease.state_slot];
+  }
+
+  void advance(size_t index) {
+    Active& request = active_[index];
+    auto length = static_cast<int32_t>(request.tokens.size());
+    if (request.computed == length && length < tiny_.max_context) {
+      request.tokens.push_back(static_cast<int32_t>(random_() % 3));
+      ++length;
+    }
+    if (request.computed == length) return;
+    const int32_t begin = request.computed;
+    int32_t end = begin + 1 + static_cast<int32_t>(random_()) % (length - begin);
+    end = std::clamp(end, begin + 1, length);
+    if (!caches_.extend(request.lease, begin, end)) {
+      ++refused_;
+      release(random_() % active_.size());
+      return;
+    }
+    write(request, begin, end);
+    read(request, begin, end);
+    request.computed = end;
+    if (caches_.has_state())
+      state(request) = static_cast<float>(content(request.tokens, end - 1) % 65536);
+    if (random_() % 2 == 0)
+      caches_.publish(request.lease,
+                      {std::span(request.tokens).first(static_cast<size_t>(end)), ""});
+  }
+
+  void write(const Active& request, int32_t begin, int32_t end) {
+    const auto row = caches_.table().row(request.lease.row);
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t slot = row[static_cast<size_t>(i)];
+      EXPECT_EQ(caches_.pages().references(slot / tiny_.page_size), 1)
+          << "a shared page is written";
+      full_[slot] = content(request.tokens, i);
+      if (tiny_.window_pages > 0) {
+        const int64_t here = caches_.kv(1)->slot_map()[static_cast<size_t>(slot)];
+        ASSERT_GE(here, tiny_.page_size);
+        window_[here] = content(request.tokens, i);
+      }
+    }
+  }
+
+  void read(const Active& request, int32_t begin, int32_t end) {
+    const auto row = caches_.table().row(request.lease.row);
+    for (int32_t i = 0; i < end; ++i) {
+      const int32_t slot = row[static_cast<size_t>(i)];
+      EXPECT_EQ(full_[slot], content(request.tokens, i)) << i;
+      if (tiny_.window_pages == 0 || i < begin - tiny_.window + 1) continue;
+      const int64_t here = caches_.kv(1)->slot_map()[static_cast<size_t>(slot)];
+      ASSERT_GE(here, tiny_.page_size) << "token " << i << " of a pass from " << begin;
+      EXPECT_EQ(window_[here], content(request.tokens, i)) << i;
+    }
+  }
+
+  void release(size_t index) {
+    caches_.release(active_[index].lease);
+    active_.erase(active_.begin() + static_cast<int64_t>(index));
+  }
+
+  TinyCaches tiny_;
+  CacheSet caches_;
+  std::mt19937 random_;
+  std::vector<Active> active_;
+  std::map<int64_t, uint64_t> full_, window_;
+  int refused_ = 0;
+};
+
+TEST(CacheSet, RandomRequestsReadTheirOwnTokens) {
+  const char* scale = std::getenv("FOVEA_TEST_SCALE");
+  const int steps = 20000 * (scale != nullptr ? std::max(1, std::atoi(scale)) : 1);
+  Churn({.pages = 20}, 1).run(steps);
+  Churn({.page_size = 1, .pages = 60}, 2).run(steps);
+  Churn({.pages = 24, .window_pages = 12}, 3).run(steps);
+  Churn({.page_size = 3, .pages = 30, .window_pages = 10, .window = 5}, 4).run(steps);
+  Churn({.pages = 20, .state_slots = 6}, 5).run(steps);
+  Churn({.pages = 20, .window_pages = 10, .state_slots = 5}, 6).run(steps);
+}
+
+}  // namespace
+}  // namespace fovea

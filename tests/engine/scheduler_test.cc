@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "engine/tiny_caches.h"
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+std::unique_ptr<Request> make_request(int64_t id, int32_t prompt, int32_t new_tokens,
+                                      int32_t token = 1) {
+  auto request = std::make_unique<Request>();
+  request->id = id;
+  request->tokens.assign(static_cast<size_t>(prompt), token);
+  request->prompt_tokens = prompt;
+  request->sampling.max_new_tokens = new_tokens;
+  return request;
+}
+
+// Runs one pass without a model: the next token is 1. Returns how many tokens it computed.
+int32_t run_pass(Scheduler& scheduler, CacheSet& caches) {
+  int32_t computed = 0;
+  const std::span<const Chunk> chunks = scheduler.schedule();
+  for (const Chunk& chunk : std::vector<Chunk>(chunks.begin(), chunks.end())) {
+    Request& request = *chunk.request;
+    EXPECT_EQ(chunk.begin, request.computed);
+    EXPECT_LT(chunk.begin, chunk.end);
+    EXPECT_LE(chunk.end, request.length());
+    EXPECT_GE(request.lease.tokens, chunk.end);
+    computed += chunk.end - chunk.begin;
+    request.computed = chunk.end;
+    caches.publish(request.lease,
+                   {std::span(request.tokens).first(static_cast<size_t>(chunk.end)), request.salt});
+    if (request.remaining() > 0) continue;
+    request.tokens.push_back(1);
+    if (request.generated() == request.sampling.max_new_tokens) scheduler.remove(request.id);
+  }
+  return computed;
+}
+
+TEST(Scheduler, DecodesComeBeforePromptsAndPromptsAreChunked) {
+  CacheSet caches(tiny_cache_options({.pages = 100, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 8, 8});
+  scheduler.add(make_request(1, 3, 10));
+  ASSERT_EQ(scheduler.schedule().size(), 1u);
+  run_pass(scheduler, caches);
+  scheduler.add(make_request(2, 20, 10));
+  std::vector<int32_t> lengths;
+  for (int pass = 0; pass < 3; ++pass) {
+    const std::span<const Chunk> chunks = scheduler.schedule();
+    ASSERT_EQ(chunks.size(), 2u);
+    EXPECT_EQ(chunks[0].request->id, 1);
+    EXPECT_EQ(chunks[0].end - chunks[0].begin, 1);
+    lengths.push_back(chunks[1].end - chunks[1].begin);
+    run_pass(scheduler, caches);
+  }
+  EXPECT_EQ(lengths, (std::vector<int32_t>{7, 7, 6}));
+}
+
+TEST(Scheduler, AdmitsInOrder) {
+  CacheSet caches(tiny_cache_options({.pages = 10, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 64, 8});
+  scheduler.add(make_request(1, 24, 4));
+  scheduler.add(make_request(2, 24, 4));  // does not fit beside the first
+  scheduler.add(make_request(3, 2, 4));   // would fit, but is younger
+  const std::span<const Chunk> chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 1u);
+  EXPECT_EQ(chunks[0].request->id, 1);
+}
+
+TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
+  CacheSet caches(tiny_cache_options({.pages = 100}));
+  Scheduler scheduler(caches, {4, 64, 5});
+  auto scored = make_request(1, 12, 1);
+  scored->sampling.prompt_logprobs = true;
+  scheduler.add(std::move(scored));
+  scheduler.add(make_request(2, 12, 1));
+  const std::span<const Chunk> chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[0].end, 5);
+  EXPECT_EQ(chunks[1].end, 12);
+}
+
+TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
+  CacheSet caches(tiny_cache_options({.pages = 100, .state_slots = 20}));
+  Scheduler scheduler(caches, {4, 10, 8});
+  scheduler.add(make_request(1, 17, 1));
+  std::vector<int32_t> ends;
+  while (!scheduler.idle()) {
+    ends.push_back(scheduler.schedule()[0].end);
+    run_pass(scheduler, caches);
+  }
+  EXPECT_EQ(ends, (std::vector<int32_t>{8, 16, 17}));
+  scheduler.add(make_request(2, 17, 1));
+  EXPECT_EQ(scheduler.schedule()[0].begin, 16);
+}
+
+TEST(Scheduler, PreemptsTheYoungestAndNeverTheOldest) {
+  CacheSet caches(tiny_cache_options({.pages = 9, .max_context = 36, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 64, 8});
+  for (int64_t id = 1; id <= 3; ++id) scheduler.add(make_request(id, 4, 30));
+  int64_t oldest = 1;
+  int passes = 0;
+  for (; !scheduler.idle(); ++passes) {
+    ASSERT_LT(passes, 500);
+    while (scheduler.find(oldest) == nullptr) ++oldest;
+    const int32_t before = scheduler.find(oldest)->length();
+    run_pass(scheduler, caches);
+    const Request* after = scheduler.find(oldest);
+    EXPECT_TRUE(after == nullptr || after->length() == before + 1)
+        << "request " << oldest << " made no progress";
+  }
+  EXPECT_GT(scheduler.preemptions(), 0);
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(Scheduler, RemovalFreesWhatWasHeldInAnyState) {
+  CacheSet caches(tiny_cache_options({.pages = 10, .prefix_cache = false}));
+  Scheduler scheduler(caches, {2, 6, 8});
+  for (int64_t id = 1; id <= 3; ++id) scheduler.add(make_request(id, 8, 4));
+  run_pass(scheduler, caches);  // 1 is inside its prompt
+  EXPECT_NE(scheduler.remove(1), nullptr);
+  EXPECT_TRUE(caches.empty());
+  EXPECT_NE(scheduler.remove(3), nullptr);  // waits
+  EXPECT_EQ(scheduler.remove(3), nullptr);
+  run_pass(scheduler, caches);
+  run_pass(scheduler, caches);  // 2 decodes
+  EXPECT_NE(scheduler.remove(2), nullptr);
+  EXPECT_TRUE(caches.empty());
+  EXPECT_TRUE(scheduler.idle());
+}
+
+TEST(Scheduler, ARequestThatCanNeverFitIsAnError) {
+  CacheSet caches(tiny_cache_options({.pages = 3, .max_context = 40}));
+  Scheduler scheduler(caches, {4, 64, 8});
+  scheduler.add(make_request(1, 30, 1));
+  EXPECT_THROW((void)scheduler.schedule(), Error);
+}
+
+// Random arrivals and cancels over every kind of cache, in pools for little more than one request.
+void churn(const TinyCaches& tiny, int32_t batch, uint32_t seed) {
+  SCOPED_TRACE(seed);
+  CacheSet caches(tiny_cache_options(tiny));
+  Scheduler scheduler(caches, {tiny.max_requests, batch, 8});
+  std::mt19937 random(seed);
+  int64_t next = 1, added = 0;
+  int empty_passes = 0;
+  for (int passes = 0; added < 300 || !scheduler.idle(); ++passes) {
+    ASSERT_LT(passes, 100000) << "no progress";
+    if (added < 300 && random() % 4 == 0) {
+      const auto prompt = static_cast<int32_t>(1 + random() % 30);
+      const auto room = static_cast<uint32_t>(tiny.max_context - prompt);
+      scheduler.add(make_request(next++, prompt, static_cast<int32_t>(1 + random() % room),
+                                 static_cast<int32_t>(random() % 3)));
+      ++added;
+    }
+    if (random() % 16 == 0) scheduler.remove(static_cast<int64_t>(1 + random() % next));
+    const bool idle = scheduler.idle();
+    const int32_t computed = run_pass(scheduler, caches);
+    EXPECT_LE(computed, batch);
+    // Only a pass in which the last request gives everything back may compute nothing.
+    empty_passes = computed == 0 && !idle ? empty_passes + 1 : 0;
+    EXPECT_LE(empty_passes, 1);
+  }
+  caches.clear();
+  EXPECT_TRUE(caches.empty());
+}
+
+TEST(Scheduler, ChurnInTinyPools) {
+  churn({.pages = 12}, 16, 1);
+  churn({.page_size = 1, .pages = 48}, 16, 2);
+  churn({.pages = 12, .prefix_cache = false}, 5, 3);
+  churn({.pages = 16, .window_pages = 8}, 16, 4);
+  churn({.pages = 12, .state_slots = 5}, 16, 5);
+  churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, 6);
+}
+
+}  // namespace
+}  // namespace fovea
