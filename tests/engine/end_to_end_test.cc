@@ -108,9 +108,8 @@ std::string case_name(const ::testing::TestParamInfo<EndToEnd::ParamType>& info)
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EndToEnd,
-                         ::testing::Combine(::testing::Values("llama", "qwen3", "gemma2", "gpt_oss",
-                                                              "llama4_text"),
-                                            ::testing::Values("reference")),
+                         ::testing::Combine(::testing::ValuesIn(kTestModels),
+                                            ::testing::Values("cpu", "reference")),
                          case_name);
 
 }  // namespace
