@@ -118,8 +118,8 @@ class ModelRunner {
       kv_pools_.push_back(make_kv_pool(cache, pages_.pages()));
       context.kv = kv_pools_.back().get();
     }
-    const Selection selection =
-        select_backend(registry_, request, {Policy::require, options_.backend});
+    const Selection selection = select_backend(
+        registry_, request, {is_linear ? Policy::prefer : Policy::require, options_.backend});
     backends_.push_back(selection.chosen->create(context));
     backends_.back()->reserve(request.limits);
   }
