@@ -10,6 +10,9 @@
 namespace fovea::kernels::reference {
 namespace {
 
+// States are rounded to f32 after every token, as they lie in the pool, so that the bits do not
+// depend on how a prompt is cut into batches.
+
 struct Request {
   int64_t begin = 0, end = 0;  // tokens
   int64_t slot = -1;
@@ -24,34 +27,24 @@ Request request_of(const StateBatch& batch, int32_t index) {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
-// The state a request brings along, in fp64.
-std::vector<double> load_state(const float* from, int64_t size, bool zero) {
-  if (zero) return std::vector<double>(static_cast<size_t>(size), 0.0);
-  return std::vector<double>(from, from + size);
-}
-
-void store_state(const std::vector<double>& state, float* to) {
-  std::transform(state.begin(), state.end(), to, [](double x) { return static_cast<float>(x); });
-}
-
 // One channel of one request: `taps` slides over the last width inputs, oldest first.
 void convolve(const CausalConvParams& params, const Request& request, int32_t channel) {
   const int32_t width = params.width;
   float* state = params.state + request.slot * params.state_slot_stride +
                  static_cast<int64_t>(channel) * (width - 1);
-  std::vector<double> taps = load_state(state, width - 1, request.starts_from_zero);
-  taps.insert(taps.begin(), 0.0);  // pushed out by the first input
+  std::vector<float> taps(static_cast<size_t>(width), 0.0f);  // the first is pushed out at once
+  if (!request.starts_from_zero) std::copy_n(state, width - 1, taps.begin() + 1);
   for (int64_t token = request.begin; token < request.end; ++token) {
     std::rotate(taps.begin(), taps.begin() + 1, taps.end());
     taps.back() = params.x[token * params.dim + channel];
     double sum = params.bias ? params.bias[channel] : 0.0;
     for (int32_t i = 0; i < width; ++i) {
-      sum += params.weight[static_cast<int64_t>(channel) * width + i] * taps[i];
+      sum += static_cast<double>(params.weight[static_cast<int64_t>(channel) * width + i]) *
+             static_cast<double>(taps[static_cast<size_t>(i)]);
     }
     params.y[token * params.dim + channel] = static_cast<float>(silu(sum));
   }
-  taps.erase(taps.begin());
-  store_state(taps, state);
+  std::copy_n(taps.begin() + 1, width - 1, state);
 }
 
 void clear_rows(float* out, const Request& request, int64_t token_stride, int64_t size) {
@@ -76,9 +69,9 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
   const int64_t key_head = static_cast<int64_t>(head) * params.key_heads / params.value_heads;
   const int64_t keys = params.key_heads * key_dim;
   const int64_t row_size = 2 * keys + params.value_heads * value_dim;
-  float* stored =
+  float* state =
       params.state + request.slot * params.state_slot_stride + head * value_dim * key_dim;
-  std::vector<double> state = load_state(stored, value_dim * key_dim, request.starts_from_zero);
+  if (request.starts_from_zero) std::fill_n(state, value_dim * key_dim, 0.0f);
 
   for (int64_t token = request.begin; token < request.end; ++token) {
     const float* row = params.qkv + token * row_size;
@@ -92,21 +85,17 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
     const double beta = params.beta[gate];
     float* out = params.out + token * params.out_token_stride + head * value_dim;
     for (int64_t i = 0; i < value_dim; ++i) {
-      double* s = &state[static_cast<size_t>(i * key_dim)];
+      float* s = state + i * key_dim;
       double recalled = 0;  // what the decayed state holds under k
-      for (int64_t j = 0; j < key_dim; ++j) {
-        s[j] *= alpha;
-        recalled += s[j] * k[j];
-      }
+      for (int64_t j = 0; j < key_dim; ++j) recalled += alpha * s[j] * k[j];
       double o = 0;
       for (int64_t j = 0; j < key_dim; ++j) {
-        s[j] += beta * (v[i] - recalled) * k[j];
+        s[j] = static_cast<float>(alpha * s[j] + beta * (v[i] - recalled) * k[j]);
         o += s[j] * q[j];
       }
       out[i] = static_cast<float>(params.scale * o);
     }
   }
-  store_state(state, stored);
 }
 
 void mamba2_head(const Mamba2Params& params, const Request& request, int32_t head) {
@@ -114,9 +103,9 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
   const int64_t state_dim = params.state_dim;
   const int64_t group = static_cast<int64_t>(head) * params.groups / params.heads;
   const int64_t row_size = params.heads * head_dim + 2 * params.groups * state_dim;
-  float* stored =
+  float* state =
       params.state + request.slot * params.state_slot_stride + head * head_dim * state_dim;
-  std::vector<double> state = load_state(stored, head_dim * state_dim, request.starts_from_zero);
+  if (request.starts_from_zero) std::fill_n(state, head_dim * state_dim, 0.0f);
 
   for (int64_t token = request.begin; token < request.end; ++token) {
     const float* row = params.xbc + token * row_size;
@@ -129,16 +118,15 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
     const double skip = params.skip ? params.skip[head] : 0.0;
     float* out = params.out + token * params.out_token_stride + head * head_dim;
     for (int64_t i = 0; i < head_dim; ++i) {
-      double* h = &state[static_cast<size_t>(i * state_dim)];
+      float* h = state + i * state_dim;
       double y = skip * x[i];
       for (int64_t j = 0; j < state_dim; ++j) {
-        h[j] = decay * h[j] + dt * x[i] * b[j];
+        h[j] = static_cast<float>(decay * h[j] + dt * x[i] * b[j]);
         y += h[j] * c[j];
       }
       out[i] = static_cast<float>(y);
     }
   }
-  store_state(state, stored);
 }
 
 }  // namespace

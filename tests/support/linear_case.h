@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers: whole sequences, and what they must give.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "fovea/attention_spec.h"
+#include "fovea/kv_cache.h"
+#include "support/oracle.h"
+
+namespace fovea::test {
+
+struct LinearCase {
+  std::string name;
+  AttentionSpec spec;
+  std::vector<int32_t> lengths;  // of the sequences, from their first token
+  bool conv_bias = true;
+  bool skip = true;          // mamba2
+  bool l2_normalise = true;  // gated_delta_net
+  uint32_t seed = 1;
+};
+
+inline void PrintTo(const LinearCase& test, std::ostream* to) { *to << test.name; }
+
+std::vector<LinearCase> linear_cases();
+
+int32_t conv_dim(const AttentionSpec& spec);
+StateCacheSpec state_spec(const LinearCase& test);
+
+struct LinearSequence {
+  std::vector<float> mixed;            // [length, conv_dim]
+  std::vector<float> log_decay, beta;  // [length, kv_heads]
+};
+
+struct LinearData {
+  std::vector<LinearSequence> sequences;
+  std::vector<float> conv_weight;  // [conv_dim, conv_width]
+  std::vector<float> conv_bias;    // [conv_dim]
+  std::vector<float> skip;         // [kv_heads]
+};
+
+LinearData make_data(const LinearCase& test);
+
+// Outputs [length, kv_heads, head_dim_v] of one sequence, by formulas that are not the kernels':
+// the delta rule as products of matrices, mamba2 as attention without softmax.
+OracleResult oracle(const LinearCase& test, const LinearData& data, size_t sequence);
+
+}  // namespace fovea::test
