@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fovea/error.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+namespace {
+
+// Writes down what it was asked to do.
+class Recorder : public AttentionBackend {
+ public:
+  Recorder(std::string name, size_t bytes, std::vector<std::string>& log)
+      : name_(std::move(name)), bytes_(bytes), log_(log) {}
+
+  std::string_view name() const override { return name_; }
+  size_t workspace_bytes(const BatchLimits&) const override { return bytes_; }
+  void reserve(const BatchLimits&, std::span<std::byte> workspace) override {
+    workspace_ = workspace;
+    log_.push_back(name_ + " reserve " + std::to_string(workspace.size()));
+  }
+  void plan(const BatchView&, Stream) override { log_.push_back(name_ + " plan"); }
+  void forward(const LayerTensors& layer, Stream) override {
+    log_.push_back(name_ + " layer " + std::to_string(layer.layer));
+  }
+
+  std::span<std::byte> workspace_;
+
+ private:
+  std::string name_;
+  size_t bytes_;
+  std::vector<std::string>& log_;
+};
+
+using Log = std::vector<std::string>;
+
+TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
+  for (const bool verify_with_decode : {false, true}) {
+    Log log;
+    const auto both =
+        compose_by_phase(std::make_unique<Recorder>("prefill", 100, log),
+                         std::make_unique<Recorder>("decode", 300, log), verify_with_decode);
+    EXPECT_EQ(both->name(), "hybrid(prefill, decode)");
+    EXPECT_THROW(both->forward({}), Error);
+    for (const ForwardMode mode : {ForwardMode::decode, ForwardMode::extend, ForwardMode::mixed,
+                                   ForwardMode::draft_extend, ForwardMode::target_verify}) {
+      both->plan({.mode = mode});
+      both->forward({.layer = 5});
+    }
+    const std::string verify = verify_with_decode ? "decode" : "prefill";
+    EXPECT_EQ(log, (Log{"decode plan", "decode layer 5", "prefill plan", "prefill layer 5",
+                        "prefill plan", "prefill layer 5", "prefill plan", "prefill layer 5",
+                        verify + " plan", verify + " layer 5"}));
+  }
+}
+
+TEST(ComposeByPhase, PartsTakeTurnsInOneWorkspace) {
+  Log log;
+  auto prefill = std::make_unique<Recorder>("prefill", 100, log);
+  auto decode = std::make_unique<Recorder>("decode", 300, log);
+  const Recorder &first = *prefill, &second = *decode;
+  const auto both = compose_by_phase(std::move(prefill), std::move(decode));
+  EXPECT_EQ(both->workspace_bytes({}), 300u);
+  alignas(64) std::byte memory[300];
+  both->reserve({}, memory);
+  EXPECT_EQ(first.workspace_.data(), memory);
+  EXPECT_EQ(second.workspace_.data(), memory);
+  EXPECT_THROW(both->reserve({}, std::span(memory).first(299)), Error);
+  both->reserve({});
+  EXPECT_EQ(first.workspace_.data(), second.workspace_.data());
+  EXPECT_EQ(first.workspace_.size(), 300u);
+}
+
+TEST(ComposeByLayer, RoutesLayersAndPlansAll) {
+  Log log;
+  std::vector<std::unique_ptr<AttentionBackend>> parts;
+  parts.push_back(std::make_unique<Recorder>("full", 100, log));
+  parts.push_back(std::make_unique<Recorder>("linear", 70, log));
+  const auto all = compose_by_layer(std::move(parts), {1, 1, 0, 1}, {0, 1, 0, 2});
+  EXPECT_EQ(all->name(), "hybrid(full, linear)");
+  all->plan({});
+  for (int32_t layer = 0; layer < 4; ++layer) all->forward({.layer = layer});
+  EXPECT_EQ(log, (Log{"full plan", "linear plan", "linear layer 0", "linear layer 1",
+                      "full layer 0", "linear layer 2"}));
+  EXPECT_THROW(all->forward({.layer = 4}), Error);
+  EXPECT_THROW(all->forward({.layer = -1}), Error);
+}
+
+TEST(ComposeByLayer, PartsHaveBytesOfTheirOwn) {
+  Log log;
+  auto full = std::make_unique<Recorder>("full", 100, log);
+  auto linear = std::make_unique<Recorder>("linear", 70, log);
+  const Recorder &first = *full, &second = *linear;
+  std::vector<std::unique_ptr<AttentionBackend>> parts;
+  parts.push_back(std::move(full));
+  parts.push_back(std::move(linear));
+  const auto all = compose_by_layer(std::move(parts), {0, 1}, {0, 0});
+  EXPECT_EQ(all->workspace_bytes({}), 256u);
+  alignas(64) std::byte memory[256];
+  all->reserve({}, memory);
+  EXPECT_GE(first.workspace_.size(), 100u);
+  EXPECT_GE(second.workspace_.size(), 70u);
+  EXPECT_GE(second.workspace_.data(), first.workspace_.data() + first.workspace_.size());
+  EXPECT_LE(second.workspace_.data() + second.workspace_.size(), memory + sizeof(memory));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(second.workspace_.data()) % 64, 0u);
+  EXPECT_THROW(all->reserve({}, std::span(memory).first(255)), Error);
+}
+
+TEST(Compose, RefusesPartsThatDoNotFit) {
+  Log log;
+  EXPECT_THROW(compose_by_phase(nullptr, std::make_unique<Recorder>("decode", 1, log)), Error);
+  EXPECT_THROW(compose_by_layer({}, {}, {}), Error);
+  const auto one_part = [&] {
+    std::vector<std::unique_ptr<AttentionBackend>> parts;
+    parts.push_back(std::make_unique<Recorder>("full", 1, log));
+    return parts;
+  };
+  EXPECT_THROW(compose_by_layer(one_part(), {0, 1}, {0, 0}), Error);
+  EXPECT_THROW(compose_by_layer(one_part(), {0}, {0, 0}), Error);
+  EXPECT_THROW(compose_by_layer(one_part(), {0}, {-1}), Error);
+}
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two forms of MLA against the oracle and each other, however the context is chunked.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "attention/backends/backends.h"
+#include "attention/backends/host_mla.h"
+#include "kernels/cpu/isa.h"
+#include "support/cases.h"
+#include "support/expect_close.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::CaseData;
+using test::Output;
+
+// A row of the table that always takes one form.
+BackendEntry forced(const HostKernels& kernels, const MlaOptions& options) {
+  BackendEntry entry = reference_backend();
+  entry.name = std::string(kernels.name);
+  entry.workspace_bytes = [&kernels, options](const BackendRequest& request) {
+    return host_mla_workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
+                                    request.limits, options);
+  };
+  entry.create = [&kernels, options](const BackendContext& context) {
+    return make_host_mla(kernels, context, options);
+  };
+  return entry;
+}
+
+std::vector<const HostKernels*> host_kernels() {
+  std::vector<const HostKernels*> all = {&reference_kernels()};
+  if (kernels::cpu::best_isa() != kernels::cpu::Isa::none) all.push_back(&cpu_kernels());
+  return all;
+}
+
+AttentionCase weights_case(std::string name) {
+  AttentionCase test = test::mla_case(std::move(name), 4);
+  test.spec.nope_dim = 32;
+  test.spec.v_dim = 24;
+  test.spec.softmax_scale = 0;
+  test.spec.needs_lse = true;
+  test.mode = ForwardMode::mixed;
+  test.requests = {{1, 40}, {20, 45}, {0, 5}, {17, 17}, {1, 0}, {5, 6}, {33, 34}};
+  return test;
+}
+
+std::vector<AttentionCase> weights_cases() {
+  std::vector<AttentionCase> cases = {weights_case("f32")};
+  AttentionCase test = weights_case("split_q_strided");
+  test.split_q = test.strided = true;
+  test.cache.page_size = 3;
+  cases.push_back(test);
+  test = weights_case("bf16_split_q");
+  test.spec.q_dtype = test.cache.dtype = DType::bf16;
+  test.split_q = true;
+  cases.push_back(test);
+  test = weights_case("fp8_rows");
+  test.spec.q_dtype = DType::bf16;
+  test.cache.layout = KvLayout::mla_fp8_rows;
+  test.cache.dtype = DType::f8e4m3;
+  cases.push_back(test);
+  test = weights_case("fp8_per_token");
+  test.cache.dtype = DType::f8e4m3;
+  test.cache.scale = KvScale::per_token_head;
+  cases.push_back(test);
+  test = weights_case("fp8_per_tensor");
+  test.cache.dtype = DType::f8e5m2;
+  test.cache.scale = KvScale::per_tensor;
+  cases.push_back(test);
+  test = weights_case("logit_cap");
+  test.spec.logit_cap = 30;
+  cases.push_back(test);
+  test = weights_case("no_rope");
+  test.spec.rope_dim = 0;
+  test.spec.head_dim = test.spec.kv_lora_rank;
+  cases.push_back(test);
+  return cases;
+}
+
+// The absorbed form, plainly in fp32. It sums over the whole latent where the up-projected form,
+// which the oracle computes, sums over a head, so it has a yardstick of its own.
+test::Expected plain_absorbed(const AttentionCase& test, const CaseData& data, size_t request) {
+  const AttentionSpec& spec = test.spec;
+  AttentionCase absorbed = test;
+  absorbed.spec.nope_dim = absorbed.spec.v_dim = 0;
+  absorbed.spec.softmax_scale = static_cast<float>(test::softmax_scale(spec));
+  absorbed.spec.q_dtype = DType::f32;
+  const auto rank = static_cast<size_t>(spec.kv_lora_rank);
+  const auto nope = static_cast<size_t>(spec.nope_dim), rope = static_cast<size_t>(spec.rope_dim);
+  const auto heads = static_cast<size_t>(spec.q_heads), width = static_cast<size_t>(spec.v_dim);
+  CaseData inputs = data;
+  test::RequestData& one = inputs.requests[request];
+  const size_t rows = static_cast<size_t>(one.q_len) * heads;
+  one.q.assign(rows * (rank + rope), 0);
+  for (size_t row = 0; row < rows; ++row) {
+    const float* from = &data.requests[request].q[row * (nope + rope)];
+    float* to = &one.q[row * (rank + rope)];
+    for (size_t d = 0; d < nope; ++d) {
+      const float* weight = &data.w_uk[(row % heads * nope + d) * rank];
+      for (size_t r = 0; r < rank; ++r) to[r] += from[d] * weight[r];
+    }
+    std::copy_n(from + nope, rope, to + rank);
+  }
+  test::Expected plain = test::oracle(absorbed, inputs, request).plain;
+  const std::vector<double> latents = std::move(plain.out);
+  plain.out.assign(rows * width, 0);
+  for (size_t i = 0; i < plain.out.size(); ++i) {
+    const size_t row = i / width;
+    const float* weight = &data.w_uv[(row % heads * width + i % width) * rank];
+    float sum = 0;
+    for (size_t r = 0; r < rank; ++r)
+      sum += static_cast<float>(latents[row * rank + r]) * weight[r];
+    plain.out[i] = sum;
+  }
+  return plain;
+}
+
+// What the oracle wants, with the plain computation of the form that errs more.
+test::OracleResult wanted_of(const AttentionCase& test, const CaseData& data, size_t request) {
+  test::OracleResult want = test::oracle(test, data, request);
+  const test::Expected absorbed = plain_absorbed(test, data, request);
+  const auto take_worse = [](const std::vector<double>& exact, const std::vector<double>& other,
+                             std::vector<double>& plain) {
+    for (size_t i = 0; i < exact.size(); ++i) {
+      if (std::fabs(other[i] - exact[i]) > std::fabs(plain[i] - exact[i])) plain[i] = other[i];
+    }
+  };
+  take_worse(want.exact.out, absorbed.out, want.plain.out);
+  take_worse(want.exact.lse, absorbed.lse, want.plain.lse);
+  return want;
+}
+
+using Wanted = std::vector<test::OracleResult>;  // [requests]
+
+Wanted wanted_of(const AttentionCase& test, const CaseData& data) {
+  Wanted wanted;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    wanted.push_back(wanted_of(test, data, request));
+  }
+  return wanted;
+}
+
+void expect_right(const AttentionCase& test, const Wanted& wanted, const Output& output) {
+  size_t row = 0;
+  const auto heads = static_cast<size_t>(test.spec.q_heads);
+  const size_t width = static_cast<size_t>(test::out_width(test.spec)) * heads;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    const auto rows = static_cast<size_t>(test.requests[request].q_len);
+    EXPECT_TRUE(test::is_close(test.spec, wanted[request],
+                               std::span(output.out).subspan(row * width, rows * width),
+                               std::span(output.lse).subspan(row * heads, rows * heads)))
+        << "request " << request;
+    row += rows;
+  }
+}
+
+class MlaForms : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(MlaForms, EachMatchesTheOracle) {
+  const AttentionCase& test = GetParam();
+  const CaseData data = test::make_data(test);
+  const Wanted wanted = wanted_of(test, data);
+  for (const HostKernels* kernels : host_kernels()) {
+    for (const MlaForm form : {MlaForm::absorbed, MlaForm::automatic}) {
+      SCOPED_TRACE(kernels->name);
+      expect_right(test, wanted,
+                   test::run_case(forced(*kernels, {form, kMlaChunkRows}), test, data));
+    }
+    for (const int32_t chunk_rows : {1, 16, 1000}) {
+      SCOPED_TRACE(std::string(kernels->name) + ", chunks of " + std::to_string(chunk_rows));
+      expect_right(test, wanted,
+                   test::run_case(forced(*kernels, {MlaForm::up_projected, chunk_rows}), test, data,
+                                  {.fill = test::Fill::poison}));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, MlaForms, ::testing::ValuesIn(weights_cases()),
+                         [](const auto& param) { return param.param.name; });
+
+// Invariance keeps to one form: chunking a prompt changes no bit.
+TEST(MlaForms, InvariantModeIgnoresChunking) {
+  AttentionCase test = weights_case("invariant");
+  test.spec.batch_invariant = true;
+  test.cache.dtype = DType::f8e4m3;
+  test.cache.scale = KvScale::per_token_head;
+  test.requests = {{64, 80}};
+  const CaseData data = test::make_data(test);
+  for (const HostKernels* kernels : host_kernels()) {
+    const BackendEntry entry = forced(*kernels, {});
+    const Output whole = test::run_case(entry, test, data);
+    const std::vector<Output> parts =
+        test::run_batches(entry, test, data, {{{0, 0, 20}}, {{0, 20, 21}}, {{0, 21, 64}}});
+    Output joined;
+    for (const Output& part : parts) {
+      joined.out.insert(joined.out.end(), part.out.begin(), part.out.end());
+      joined.lse.insert(joined.lse.end(), part.lse.begin(), part.lse.end());
+    }
+    EXPECT_TRUE(test::same_bits(whole, joined)) << kernels->name;
+  }
+}
+
+TEST(MlaCost, DependsOnLengthsAlone) {
+  const AttentionSpec deepseek{.kind = AttentionKind::mla,
+                               .q_heads = 128,
+                               .kv_heads = 1,
+                               .head_dim = 576,
+                               .head_dim_v = 512,
+                               .kv_lora_rank = 512,
+                               .rope_dim = 64,
+                               .nope_dim = 128,
+                               .v_dim = 128};
+  EXPECT_EQ(choose_mla_form(deepseek, 1, 4096), MlaForm::absorbed);
+  EXPECT_EQ(choose_mla_form(deepseek, 8, 8), MlaForm::absorbed);
+  EXPECT_EQ(choose_mla_form(deepseek, 512, 512), MlaForm::up_projected);
+  EXPECT_EQ(choose_mla_form(deepseek, 512, 8192), MlaForm::up_projected);
+  EXPECT_EQ(choose_mla_form(deepseek, 16, 65536), MlaForm::absorbed);
+  AttentionSpec few = deepseek;
+  few.q_heads = 2;
+  EXPECT_EQ(choose_mla_form(few, 512, 512), MlaForm::up_projected);
+  for (const auto& change : std::vector<void (*)(AttentionSpec&)>{
+           [](AttentionSpec& s) { s.batch_invariant = true; },
+           [](AttentionSpec& s) { s.mask = MaskKind::tree; },
+           [](AttentionSpec& s) { s.window = 64; }, [](AttentionSpec& s) { s.chunk = 64; },
+           [](AttentionSpec& s) { s.has_sinks = true; },
+           [](AttentionSpec& s) { s.has_alibi = true; }}) {
+    AttentionSpec spec = deepseek;
+    change(spec);
+    EXPECT_EQ(choose_mla_form(spec, 512, 512), MlaForm::absorbed);
+  }
+}
+
+// The workspace of the up-projected form is bounded by its chunk, not by the context.
+TEST(MlaCost, ContextCostsNoWorkspace) {
+  const AttentionCase test = weights_case("bounded");
+  HostShape shape{&reference_kernels(), test.spec, test::complete_cache(test), 1};
+  BatchLimits limits = test::limits_of(test);
+  limits.max_kv_len = 1024;
+  const size_t small = host_mla_workspace_bytes(shape, limits);
+  limits.max_kv_len = 1 << 20;
+  const size_t page_table = (1 << 20) / 16 * sizeof(int32_t) * limits.max_requests;
+  EXPECT_LE(host_mla_workspace_bytes(shape, limits), small + page_table);
+}
+
+}  // namespace
+}  // namespace fovea
