@@ -22,6 +22,8 @@ struct RunnerOptions {
   int32_t max_requests = 8;
   int32_t max_tokens = 1024;  // of one pass
   int32_t max_context = 1024;
+  bool batch_invariant = false;
+  void (*around_pass)(bool begins) = nullptr;  // called before plan and after forward
 };
 
 class ModelRunner {
@@ -72,8 +74,10 @@ class ModelRunner {
     }
     logits_.resize(logit_rows.size() * static_cast<size_t>(info().vocabulary));
     const BatchView view = view_of(batch);
+    if (options_.around_pass != nullptr) options_.around_pass(true);
     for (AttentionBackend* backend : backend_pointers_) backend->plan(view);
     model_->forward({batch.tokens, batch.positions, logit_rows}, backend_pointers_, logits_);
+    if (options_.around_pass != nullptr) options_.around_pass(false);
     return logits_;
   }
 
@@ -100,8 +104,9 @@ class ModelRunner {
     request.limits.max_tokens = options_.max_tokens;
     request.limits.max_q_len = options_.max_tokens;
     request.limits.max_kv_len = options_.max_context;
+    request.spec.batch_invariant = options_.batch_invariant;
     BackendContext context;
-    context.spec = group.spec;
+    context.spec = request.spec;
     context.threads = &threads;
     if (is_linear) {
       state_pools_.push_back(make_state_pool(group.state, options_.max_requests + 1));

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What holds of every pass of every model: nothing is allocated, and with batch_invariant the bits
+// of a row depend on its own tokens only.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "model_runner.h"
+#include "reference_file.h"
+
+namespace {
+
+std::atomic<bool> counts{false};
+std::atomic<int> allocations{0};
+
+void* allocate(size_t bytes, size_t alignment) {
+  if (counts) ++allocations;
+  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace fovea {
+namespace {
+
+class Passes : public testing::TestWithParam<const char*> {
+ protected:
+  Passes() : file_(reference_file(GetParam())) {}
+
+  std::vector<int32_t> prompt(int index) const {
+    return values_of<int32_t>(file_, "prompt_" + std::to_string(index) + ".input_ids");
+  }
+
+  SafetensorsFile file_;
+};
+
+TEST_P(Passes, AllocateNothing) {
+  ThreadPool threads(2);
+  const RunnerOptions options{.around_pass = [](bool begins) { counts = begins; }};
+  ModelRunner runner(model_folder(GetParam()), options, threads);
+  const std::vector<int32_t> a = prompt(2), b = prompt(3);
+  const int32_t first = runner.open(), second = runner.open();
+  allocations = 0;
+  runner.run(std::vector<ModelRunner::Work>{{first, a}, {second, b}}, true);
+  runner.run(std::vector<ModelRunner::Work>{{first, std::span(b).first(1)}}, false);
+  runner.run(std::vector<ModelRunner::Work>{{first, std::span(b).first(9)},
+                                            {second, std::span(a).first(1)}},
+             false);
+  EXPECT_EQ(allocations, 0);
+}
+
+TEST_P(Passes, RowsDependOnTheirOwnTokensOnly) {
+  const RunnerOptions options{.batch_invariant = true};
+  ThreadPool two(2), one(1);
+  const std::vector<int32_t> tokens = prompt(2), other = prompt(3);
+  const auto vocabulary = [](const ModelRunner& runner) {
+    return static_cast<size_t>(runner.info().vocabulary);
+  };
+
+  ModelRunner alone(model_folder(GetParam()), options, two);
+  const std::span<const float> view =
+      alone.run(std::vector<ModelRunner::Work>{{alone.open(), tokens}}, true);
+  const std::vector<float> whole(view.begin(), view.end());
+
+  ModelRunner mixed(model_folder(GetParam()), options, one);
+  const int32_t request = mixed.open(), companion = mixed.open();
+  for (size_t begin = 0; begin < tokens.size();) {
+    const size_t count = std::min<size_t>(begin == 0 ? 77 : begin % 3 + 1, tokens.size() - begin);
+    const std::vector<ModelRunner::Work> work = {
+        {companion, std::span(other).subspan(begin, begin % 2 + 1)},
+        {request, std::span(tokens).subspan(begin, count)}};
+    const std::span<const float> logits = mixed.run(work, true).last(count * vocabulary(mixed));
+    const auto want =
+        std::span<const float>(whole).subspan(begin * vocabulary(mixed), logits.size());
+    ASSERT_TRUE(std::equal(logits.begin(), logits.end(), want.begin())) << "tokens from " << begin;
+    begin += count;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Passes,
+                         testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
+                                         "llama4_text"),
+                         [](const auto& test) { return std::string(test.param); });
+
+}  // namespace
+}  // namespace fovea
