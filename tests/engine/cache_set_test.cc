@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <map>
 #include <numeric>
 #include <random>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "engine/tiny_caches.h"
+#include "support/cases.h"
 
 namespace fovea {
 namespace {
@@ -343,8 +343,7 @@ class Churn {
 };
 
 TEST(CacheSet, RandomRequestsReadTheirOwnTokens) {
-  const char* scale = std::getenv("FOVEA_TEST_SCALE");
-  const int steps = 20000 * (scale != nullptr ? std::max(1, std::atoi(scale)) : 1);
+  const int steps = 20000 * test::test_scale();
   Churn({.pages = 20}, 1).run(steps);
   Churn({.page_size = 1, .pages = 60}, 2).run(steps);
   Churn({.pages = 24, .window_pages = 12}, 3).run(steps);

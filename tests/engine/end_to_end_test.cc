@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -14,14 +13,10 @@
 #include "engine/reference_text.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
+#include "support/cases.h"
 
 namespace fovea {
 namespace {
-
-int test_scale() {
-  const char* scale = std::getenv("FOVEA_TEST_SCALE");
-  return scale != nullptr ? std::max(1, std::atoi(scale)) : 1;
-}
 
 EngineOptions options_for(const std::string& model, const std::string& backend) {
   EngineOptions options;
@@ -44,7 +39,7 @@ class EndToEnd : public ::testing::TestWithParam<std::tuple<const char*, const c
   // The reference backend computes in fp64 loops: it gets the prompts that are cheap.
   std::vector<ReferencePrompt> prompts() const {
     std::vector<ReferencePrompt> all = read_reference(model());
-    if (backend() == "reference" && test_scale() == 1) {
+    if (backend() == "reference" && test::test_scale() == 1) {
       all.resize(3);
       for (ReferencePrompt& prompt : all) prompt.greedy.resize(12);
     }
