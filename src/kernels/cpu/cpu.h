@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast CPU versions of the operations that need no plan. Each runs on best_isa(); results do
-// not depend on the number of threads.
+// The fast CPU versions of the operations that need no plan. Results do not depend on the number of
+// threads, nor those of a row or request on the rest of the batch; they do depend on the
+// instruction set. Isa::none runs what every processor has.
 #pragma once
 
 #include "fovea/thread_pool.h"
@@ -15,8 +16,8 @@ namespace fovea::kernels::cpu {
 void kv_write(const KvWriteParams& params, ThreadPool& threads, Isa isa = best_isa());
 void merge_states(const MergeStatesParams& params, ThreadPool& threads, Isa isa = best_isa());
 void gemm(const GemmParams& params, ThreadPool& threads, Isa isa = best_isa());
-void causal_conv(const CausalConvParams& params, ThreadPool& threads);
-void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads);
-void mamba2(const Mamba2Params& params, ThreadPool& threads);
+void causal_conv(const CausalConvParams& params, ThreadPool& threads, Isa isa = best_isa());
+void gated_delta_net(const GatedDeltaNetParams& params, ThreadPool& threads, Isa isa = best_isa());
+void mamba2(const Mamba2Params& params, ThreadPool& threads, Isa isa = best_isa());
 
 }  // namespace fovea::kernels::cpu

@@ -8,6 +8,7 @@
 // stack, then every tile of rows passes over them.
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/gemm.h"
+#include "kernels/cpu/simd/sums_of_lanes.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -28,43 +29,15 @@ struct Tile {
   int32_t columns;  // of kColumns that exist; the others repeat the last one
 };
 
-#if HWY_TARGET != HWY_SCALAR
-// Halves added until four lanes are left.
-template <typename D>
-HWY_INLINE auto add_halves(D, hn::Vec<D> sums) {
-  if constexpr (hn::MaxLanes(D()) == 4) {
-    return sums;
-  } else {
-    const hn::Half<D> half;
-    return add_halves(half, hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums)));
-  }
-}
-#endif
-
 // to[i] += the sum of the lanes of sums[i].
-HWY_INLINE void add_sums_of_lanes(const F32 (&sums)[kColumns], float* to, int32_t columns) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int32_t i = 0; i < columns; ++i) to[i] += hn::GetLane(sums[i]);
-#else
-  // Within each block of four lanes: pairs, then all four, transposing on the way.
-  const auto pairs = [](F32 a, F32 b) HWY_ATTR {
-    return hn::Add(hn::InterleaveLower(kF32, a, b), hn::InterleaveUpper(kF32, a, b));
-  };
-  const hn::Repartition<uint64_t, F32Tag> d64;
-  const auto first = hn::BitCast(d64, pairs(sums[0], sums[1]));
-  const auto second = hn::BitCast(d64, pairs(sums[2], sums[3]));
-  const F32 blocks = hn::Add(hn::BitCast(kF32, hn::InterleaveLower(d64, first, second)),
-                             hn::BitCast(kF32, hn::InterleaveUpper(d64, first, second)));
-  const hn::CappedTag<float, 4> d4;
-  const auto totals = add_halves(kF32, blocks);
+HWY_INLINE void add_sums_of_lanes(const F32* sums, float* to, int32_t columns) {
+  alignas(16) float totals[kColumns];
+  store_sums_of_lanes(sums, totals);
   if (columns == kColumns) {
-    hn::StoreU(hn::Add(hn::LoadU(d4, to), totals), d4, to);
+    for (int32_t i = 0; i < kColumns; ++i) to[i] += totals[i];
   } else {
-    alignas(16) float rest[4];
-    hn::Store(totals, d4, rest);
-    for (int32_t i = 0; i < columns; ++i) to[i] += rest[i];
+    for (int32_t i = 0; i < columns; ++i) to[i] += totals[i];
   }
-#endif
 }
 
 // out += x * w^T for rows rows. Every element: one multiply-add per kLanes terms, in order.
