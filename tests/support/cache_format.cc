@@ -27,6 +27,7 @@ float own_scale(std::span<const float> row, DType dtype) {
 void append(std::span<const float> row, DType dtype, float scale, StoredRow& to) {
   const size_t begin = to.bytes.size();
   to.bytes.resize(begin + row.size() * dtype_bytes(dtype));
+  to.values.reserve(to.values.size() + row.size());
   for (size_t d = 0; d < row.size(); ++d) {
     const auto index = static_cast<int64_t>(d);
     store_float(to.bytes.data() + begin, dtype, index, row[d] / scale);
@@ -81,13 +82,14 @@ std::vector<float> given_v_scales(const KvCacheSpec& cache) { return given_scale
 StoredToken store_token(const AttentionSpec& spec, const KvCacheSpec& cache,
                         const RequestData& request, int32_t token) {
   StoredToken stored;
+  const std::vector<float> k_scales = given_k_scales(cache), v_scales = given_v_scales(cache);
   const auto k_size = static_cast<size_t>(k_width(spec));
   const auto v_size = static_cast<size_t>(v_width(spec));
   for (int32_t head = 0; head < spec.kv_heads; ++head) {
     const size_t row = static_cast<size_t>(token) * spec.kv_heads + head;
     const std::span<const float> k(request.k.data() + row * k_size, k_size);
     const std::span<const float> v(request.v.data() + row * v_size, v_size);
-    const float k_scale = scale_of_head(given_k_scales(cache), head);
+    const float k_scale = scale_of_head(k_scales, head);
     if (is_mla(spec)) {
       std::vector<float> both(k.begin(), k.end());
       both.insert(both.end(), v.begin(), v.end());
@@ -95,7 +97,7 @@ StoredToken store_token(const AttentionSpec& spec, const KvCacheSpec& cache,
                                                                 : store_row(cache, both, k_scale));
     } else {
       stored.k.push_back(store_row(cache, k, k_scale));
-      stored.v.push_back(store_row(cache, v, scale_of_head(given_v_scales(cache), head)));
+      stored.v.push_back(store_row(cache, v, scale_of_head(v_scales, head)));
     }
   }
   return stored;

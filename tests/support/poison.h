@@ -49,12 +49,14 @@ class GuardedBuffer {
   std::span<std::byte> bytes() { return {memory_.data() + begin_, size_}; }
 
   ::testing::AssertionResult guards_intact() const {
-    for (size_t at = 0; at < memory_.size(); ++at) {
-      if (at >= begin_ && at < begin_ + size_) continue;
-      if (memory_[at] == kGuardByte) continue;
+    const auto written = [](std::byte byte) { return byte != kGuardByte; };
+    const auto front_end = memory_.begin() + static_cast<int64_t>(begin_);
+    const auto back_begin = front_end + static_cast<int64_t>(size_);
+    auto at = std::find_if(memory_.begin(), front_end, written);
+    if (at == front_end) at = std::find_if(back_begin, memory_.end(), written);
+    if (at != memory_.end()) {
       return ::testing::AssertionFailure()
-             << "byte " << static_cast<int64_t>(at) - static_cast<int64_t>(begin_)
-             << " of a buffer of " << size_ << " was written";
+             << "byte " << at - front_end << " of a buffer of " << size_ << " was written";
     }
     return ::testing::AssertionSuccess();
   }

@@ -44,7 +44,7 @@ std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& 
     EXPECT_TRUE(batch.untouched_outside()) << "rows of no token were written";
   }
   EXPECT_TRUE(under_test.guards_intact());
-  if (store && test.page_stride == 0) {
+  if (store && test.page_stride == 0 && options.fill == Fill::poison) {
     const PagedStore want(test, data, options.fill, Written::all);
     EXPECT_TRUE(store->pool().same_content(want.pool()))
         << "the cache does not hold exactly the case's tokens";
