@@ -8,8 +8,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "dist", "model", "engine",
          "surface"]
-# The surfaces see the public headers only; the CLI's measuring commands name what else they need.
-SURFACES = {"capi", "server", "cli"}
+# The surfaces see the public headers and each other only; bench/ measures what it likes.
+SURFACES = {"capi", "server", "cli", "bench"}
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]
 
@@ -38,6 +38,8 @@ def main():
                 errors.append(f"{relative}: {match.group(1)} is in no layer")
             elif ORDER.index(there) > ORDER.index(here):
                 errors.append(f"{relative}: {here}/ must not include {there}/")
+            elif here == "surface" and there not in ("include", "surface"):
+                errors.append(f"{relative}: a surface must not include {there}/")
             kinds = [k for k in KERNEL_KINDS if inside.startswith(f"kernels/{k}/")]
             target = [k for k in KERNEL_KINDS if match.group(1).startswith(f"kernels/{k}/")]
             if kinds and target and kinds != target:

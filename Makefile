@@ -1,0 +1,46 @@
+# The names people try. `make demo` and `make test` install what is missing, build, and run.
+BUILD ?= build
+MODEL ?= testdata/models/llama
+JOBS ?= $(shell nproc)
+
+.PHONY: help demo test build bench sanitize fuzz format deps clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: build ## generate text from a checkpoint of testdata/models (MODEL=folder for another)
+	$(BUILD)/fovea generate $(MODEL) --prompt "And God said unto him," --max-new-tokens 80 --stats
+
+test: build ## every test that needs no GPU
+	ctest --test-dir $(BUILD) -L cpu --output-on-failure -j $(JOBS)
+
+build: deps ## the library, the command line tool, the tests
+	cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS)
+	cmake --build $(BUILD) -j $(JOBS)
+
+deps: ## Debian packages this build needs
+	@tools/install_deps.sh
+
+bench: build ## attention against this machine's ceilings
+	$(BUILD)/fovea bench attention
+
+# One sanitizer per build folder: they cannot be mixed.
+sanitize: deps ## the tests under ASan+UBSan, then under TSan
+	cmake -S . -B build-asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_SANITIZE=address,undefined -DFOVEA_BENCH=OFF
+	cmake --build build-asan -j $(JOBS)
+	ctest --test-dir build-asan -L cpu --output-on-failure -j $(JOBS)
+	cmake -S . -B build-tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_SANITIZE=thread -DFOVEA_BENCH=OFF
+	cmake --build build-tsan -j $(JOBS)
+	ctest --test-dir build-tsan -L cpu --output-on-failure -j $(JOBS)
+
+fuzz: ## each fuzzer for a minute (FUZZ_SECONDS=n for another time)
+	@tools/install_deps.sh fuzz
+	cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_FUZZ=ON -DFOVEA_TESTS=OFF -DFOVEA_BENCH=OFF
+	cmake --build build-fuzz -j $(JOBS)
+	tools/run_fuzzers.sh build-fuzz $(or $(FUZZ_SECONDS),60)
+
+format: ## clang-format on every source
+	git ls-files '*.h' '*.cc' | xargs clang-format -i
+
+clean: ## remove every build folder
+	rm -rf build build-asan build-tsan build-fuzz

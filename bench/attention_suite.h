@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Times attention backends on paged caches: cold data, verified output, fractions of this machine's
+// ceilings.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/ceilings.h"
+#include "fovea/dtype.h"
+#include "fovea/select_backend.h"
+
+namespace fovea::bench {
+
+struct AttentionCase {
+  std::string phase;  // "prefill" (causal over its own tokens), "extend" or "decode"
+  int32_t batch = 1;
+  int32_t q_heads = 32, kv_heads = 8, head_dim = 128;
+  int32_t q_len = 1;   // new tokens of each request
+  int32_t kv_len = 1;  // tokens of each request, new ones included
+  int32_t page_size = 16;
+  DType q_dtype = DType::f32;
+  DType kv_dtype = DType::f32;
+
+  double flops() const;  // 4 * head_dim per visible (query, key, q head)
+  double bytes() const;  // keys and values once, q and out once
+};
+
+struct AttentionResult {
+  AttentionCase config;
+  std::string backend;
+  int threads = 1;
+  double seconds = 0;  // median of one forward(), which also stores the new keys
+  double seconds_min = 0;
+  double plan_seconds = 0;  // one plan(), shared by all layers of a pass
+  double fraction = 0;  // of the ceiling that binds: max(flops / peak, bytes / bandwidth) / seconds
+  bool compute_bound = false;
+  double error = 0;  // ||out - reference|| / ||reference|| over sampled rows, fp64 reference
+};
+
+// prefill D 64 and 128, 1k to 8k; decode batch 1 to 32, 1k to 16k, fp32, bf16 and fp8 caches.
+// `quick` keeps one small case of each kind.
+std::vector<AttentionCase> default_cases(bool quick);
+
+struct AttentionBenchOptions {
+  std::string backend = "auto";
+  double seconds_per_case = 1;
+  std::function<void(std::string_view)> progress;
+};
+
+// Error{unsupported} with the reasons when the backend refuses the case. Throws when the output is
+// wrong: a wrong result is never timed.
+AttentionResult run_attention_case(const AttentionCase& config, const Ceilings& ceilings,
+                                   ThreadPool& threads, const AttentionBenchOptions& options);
+
+std::string to_markdown(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
+std::string to_csv(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
+std::string to_json(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
+
+}  // namespace fovea::bench

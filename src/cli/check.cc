@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/check.h"
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+
+namespace fovea::cli {
+namespace {
+
+struct CheckFlags {
+  EngineFlags engine;
+  std::vector<std::string> backends;
+  std::vector<std::string> kv_dtypes;
+  bool no_perplexity = false;
+  bool json = false;
+};
+
+void print_table(const std::vector<CheckRow>& rows) {
+  fmt::print(
+      "| backend | kv dtype | max logit difference | greedy tokens equal | perplexity | change | "
+      "|\n"
+      "| --- | --- | ---: | ---: | ---: | ---: | --- |\n");
+  for (const CheckRow& row : rows) {
+    if (!row.unsupported.empty()) {
+      fmt::print("| {} | {} | | | | | refused: {} |\n", row.backend, dtype_name(row.kv_dtype),
+                 row.unsupported.substr(0, row.unsupported.find('\n')));
+      continue;
+    }
+    fmt::print("| {} | {} | {:.2e} | {}/{} | {:.3f} | {:+.3f} % | {} |\n", row.backend,
+               dtype_name(row.kv_dtype), row.max_logit_difference, row.greedy_equal,
+               row.greedy_total, row.perplexity, row.perplexity_change * 100,
+               row.pass ? "pass" : "FAIL");
+  }
+}
+
+void print_json(const std::vector<CheckRow>& rows) {
+  nlohmann::ordered_json report = nlohmann::ordered_json::array();
+  for (const CheckRow& row : rows) {
+    nlohmann::ordered_json entry{{"backend", row.backend}, {"kv_dtype", dtype_name(row.kv_dtype)}};
+    if (!row.unsupported.empty()) {
+      entry["unsupported"] = row.unsupported;
+    } else {
+      entry.update({{"max_logit_difference", row.max_logit_difference},
+                    {"greedy_equal", row.greedy_equal},
+                    {"greedy_total", row.greedy_total},
+                    {"perplexity", row.perplexity},
+                    {"perplexity_change", row.perplexity_change},
+                    {"pass", row.pass}});
+    }
+    report.push_back(std::move(entry));
+  }
+  fmt::print("{}\n", report.dump(2));
+}
+
+void run(const CheckFlags& flags) {
+  CheckOptions options;
+  options.engine = flags.engine.parsed();
+  options.backends = flags.backends;
+  if (!flags.kv_dtypes.empty()) {
+    options.kv_dtypes.clear();
+    for (const std::string& name : flags.kv_dtypes) {
+      options.kv_dtypes.push_back(parse_dtype_flag("--kv-dtypes", name));
+    }
+  }
+  options.perplexity = !flags.no_perplexity;
+  options.progress = show_progress;
+  const std::vector<CheckRow> rows = check_model(options);
+  clear_progress();
+  flags.json ? print_json(rows) : print_table(rows);
+  for (const CheckRow& row : rows) {
+    if (row.unsupported.empty() && !row.pass) throw CLI::RuntimeError(1);
+  }
+}
+
+}  // namespace
+
+void add_check(CLI::App& program) {
+  auto flags = std::make_shared<CheckFlags>();
+  CLI::App* command = program.add_subcommand(
+      "check", "compare a checkpoint with its reference outputs, for every backend and KV dtype");
+  add_engine_flags(*command, flags->engine);
+  command
+      ->add_option("--backends", flags->backends,
+                   "comma-separated; default all that accept the model")
+      ->delimiter(',');
+  command
+      ->add_option("--kv-dtypes", flags->kv_dtypes,
+                   "comma-separated; default fp32,bf16,fp16,fp8_e4m3")
+      ->delimiter(',');
+  command->add_flag("--no-perplexity", flags->no_perplexity, "prompts only");
+  command->add_flag("--json", flags->json);
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace fovea::cli

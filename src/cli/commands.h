@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// One function per subcommand; each adds itself to the program and runs when chosen.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+
+#include "fovea/engine.h"
+
+namespace fovea::cli {
+
+void add_generate(CLI::App& program);
+void add_check(CLI::App& program);
+void add_explain(CLI::App& program);
+void add_backends(CLI::App& program);
+void add_env(CLI::App& program);
+void add_bench(CLI::App& program);
+
+// The model argument and every flag of EngineOptions, read into `options` when parsed.
+struct EngineFlags {
+  EngineOptions options;
+  std::string backend = "auto";
+  std::string decode_backend;
+  std::string kv_dtype = "fp32";
+  bool no_prefix_cache = false;
+
+  EngineOptions parsed() const;
+};
+void add_engine_flags(CLI::App& command, EngineFlags& flags);
+
+// Error{invalid_argument} listing the known names.
+DType parse_dtype_flag(std::string_view flag, std::string_view value);
+
+// A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
+void show_progress(std::string_view what);
+void clear_progress();
+
+}  // namespace fovea::cli

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "fovea/device.h"
+
+namespace fovea::cli {
+namespace {
+
+nlohmann::ordered_json describe() {
+  const DeviceInfo cpu = cpu_device();
+  return {{"fovea", FOVEA_VERSION},
+          {"compiler", __VERSION__},
+          {"processor", cpu.name},
+          {"instruction_set", cpu.isa.empty() ? "none the cpu backend can use" : cpu.isa},
+          {"cores", cpu.cores},
+          {"memory_bytes", cpu.memory_bytes},
+          {"gpu", "not in this build"}};
+}
+
+}  // namespace
+
+void add_env(CLI::App& program) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = program.add_subcommand("env", "what this build and this machine are");
+  command->add_flag("--json", *json);
+  command->callback([json] {
+    const nlohmann::ordered_json facts = describe();
+    if (*json) {
+      fmt::print("{}\n", facts.dump(2));
+      return;
+    }
+    for (const auto& [name, value] : facts.items()) {
+      fmt::print("{:16} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  });
+}
+
+}  // namespace fovea::cli

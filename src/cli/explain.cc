@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "fovea/error.h"
+#include "fovea/select_backend.h"
+
+namespace fovea::cli {
+namespace {
+
+struct ExplainFlags {
+  std::string model;
+  BackendRequest request;
+  std::string backend = "auto";
+  std::string dtype = "fp32", kv_dtype = "fp32";
+  std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
+  bool json = false;
+};
+
+template <typename T>
+T named(std::string_view flag, const std::string& value, const std::map<std::string, T>& names) {
+  const auto found = names.find(value);
+  if (found != names.end()) return found->second;
+  std::string known;
+  for (const auto& [name, unused] : names) known += (known.empty() ? "" : ", ") + name;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is '{}', known: {}", flag, value, known));
+}
+
+void complete(ExplainFlags& flags) {
+  AttentionSpec& spec = flags.request.spec;
+  KvCacheSpec& cache = flags.request.cache;
+  using enum AttentionKind;
+  using enum AttentionScope;
+  spec.kind = named<AttentionKind>(
+      "--kind", flags.kind,
+      {{"mha", mha}, {"mla", mla}, {"gated_delta_net", gated_delta_net}, {"mamba2", mamba2}});
+  spec.scope = named<AttentionScope>("--scope", flags.scope,
+                                     {{"decoder", decoder},
+                                      {"encoder", encoder},
+                                      {"encoder_cache", encoder_cache},
+                                      {"cross", cross}});
+  spec.mask = named<MaskKind>("--mask", flags.mask,
+                              {{"none", MaskKind::none},
+                               {"tree", MaskKind::tree},
+                               {"custom", MaskKind::custom},
+                               {"prefix_spans", MaskKind::prefix_spans},
+                               {"multi_item", MaskKind::multi_item}});
+  cache.scale = named<KvScale>("--kv-scale", flags.scale,
+                               {{"none", KvScale::none},
+                                {"per_tensor", KvScale::per_tensor},
+                                {"per_head", KvScale::per_head},
+                                {"per_token_head", KvScale::per_token_head}});
+  spec.q_dtype = parse_dtype_flag("--dtype", flags.dtype);
+  cache.dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
+  if (spec.kind == mla) {
+    spec.kv_heads = 1;
+    spec.kv_lora_rank = spec.head_dim_v;
+    spec.rope_dim = spec.head_dim - spec.head_dim_v;
+    cache.layout = KvLayout::mla;
+    if (is_fp8(cache.dtype) && cache.scale == KvScale::none) cache.layout = KvLayout::mla_fp8_rows;
+  }
+  if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+  cache.layers = 1;
+  cache.kv_heads = spec.kv_heads;
+  cache.head_dim = spec.head_dim;
+  cache.head_dim_v = spec.head_dim_v;
+  flags.request.device = cpu_device();
+}
+
+void print_json(const Selection& selection) {
+  nlohmann::ordered_json report{{"chosen", selection.chosen->name},
+                                {"asked", selection.asked},
+                                {"workspace_bytes", selection.workspace_bytes},
+                                {"candidates", nlohmann::ordered_json::array()}};
+  for (const Candidate& candidate : selection.candidates) {
+    nlohmann::ordered_json reasons = nlohmann::ordered_json::array();
+    for (const Reason& reason : candidate.reasons) {
+      reasons.push_back({{"code", reject_code_name(reason.code)}, {"text", reason.text}});
+    }
+    report["candidates"].push_back({{"name", candidate.name}, {"reasons", std::move(reasons)}});
+  }
+  fmt::print("{}\n", report.dump(2));
+}
+
+void run(ExplainFlags& flags) {
+  if (!flags.model.empty()) {
+    EngineOptions options;
+    options.model_path = flags.model;
+    options.backend = parse_backend_wish(flags.backend);
+    options.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
+    fmt::print("{}", Engine::load(options)->explain());
+    return;
+  }
+  complete(flags);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const Selection selection =
+      select_backend(registry, flags.request, parse_backend_wish(flags.backend));
+  flags.json ? print_json(selection) : fmt::print("{}", selection.explain());
+}
+
+std::string graph_name(GraphSupport support) {
+  switch (support) {
+    case GraphSupport::never:
+      return "never";
+    case GraphSupport::uniform_single_token_decode:
+      return "uniform_single_token_decode";
+    case GraphSupport::uniform_batch:
+      return "uniform_batch";
+    case GraphSupport::always:
+      return "always";
+  }
+  return "?";
+}
+
+}  // namespace
+
+void add_explain(CLI::App& program) {
+  auto flags = std::make_shared<ExplainFlags>();
+  CLI::App* command = program.add_subcommand(
+      "explain", "which backend would be chosen, and every reason against every other");
+  AttentionSpec& spec = flags->request.spec;
+  BatchLimits& limits = flags->request.limits;
+  spec.q_heads = 32;
+  spec.kv_heads = 8;
+  spec.head_dim = 128;
+  flags->request.cache.page_size = 16;
+  limits = {.max_requests = 32, .max_tokens = 512, .max_q_len = 512, .max_kv_len = 8192};
+  command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
+  command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
+      ->capture_default_str();
+  command->add_option("--kind", flags->kind, "mha, mla, gated_delta_net or mamba2")
+      ->capture_default_str();
+  command->add_option("--scope", flags->scope, "decoder, encoder, encoder_cache or cross")
+      ->capture_default_str();
+  command->add_option("--mask", flags->mask, "none, tree, custom, prefix_spans or multi_item")
+      ->capture_default_str();
+  command->add_option("--q-heads", spec.q_heads)->capture_default_str();
+  command->add_option("--kv-heads", spec.kv_heads)->capture_default_str();
+  command->add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
+      ->capture_default_str();
+  command->add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
+  command->add_option("--dtype", flags->dtype, "of q, the new k and v, and out")
+      ->capture_default_str();
+  command->add_option("--kv-dtype", flags->kv_dtype)->capture_default_str();
+  command->add_option("--kv-scale", flags->scale, "none, per_tensor, per_head or per_token_head")
+      ->capture_default_str();
+  command->add_option("--page-size", flags->request.cache.page_size)->capture_default_str();
+  command->add_option("--window", spec.window, "0 is off");
+  command->add_option("--chunk", spec.chunk, "0 is off");
+  command->add_option("--logit-cap", spec.logit_cap, "0 is off");
+  command->add_flag("--sinks", spec.has_sinks);
+  command->add_flag("--alibi", spec.has_alibi);
+  command->add_flag("--lse", spec.needs_lse);
+  command->add_flag("--batch-invariant", spec.batch_invariant);
+  command->add_option("--max-requests", limits.max_requests)->capture_default_str();
+  command->add_option("--max-tokens", limits.max_tokens)->capture_default_str();
+  command->add_option("--max-q-len", limits.max_q_len)->capture_default_str();
+  command->add_option("--max-kv-len", limits.max_kv_len)->capture_default_str();
+  command->add_flag("--json", flags->json);
+  command->callback([flags] { run(*flags); });
+}
+
+void add_backends(CLI::App& program) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = program.add_subcommand("backends", "the table selection works from");
+  command->add_flag("--json", *json);
+  command->callback([json] {
+    const BackendRegistry registry = BackendRegistry::builtin();
+    nlohmann::ordered_json report = nlohmann::ordered_json::array();
+    for (const BackendEntry& entry : registry.entries()) {
+      report.push_back({{"name", entry.name},
+                        {"role", entry.role},
+                        {"aliases", entry.aliases},
+                        {"graphs", graph_name(entry.graphs)}});
+    }
+    if (*json) {
+      fmt::print("{}\n", report.dump(2));
+      return;
+    }
+    fmt::print("| backend | role | other names |\n| --- | --- | --- |\n");
+    for (const BackendEntry& entry : registry.entries()) {
+      fmt::print("| `{}` | {} | {} |\n", entry.name, entry.role, fmt::join(entry.aliases, ", "));
+    }
+  });
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "fovea/error.h"
+
+namespace fovea::cli {
+
+DType parse_dtype_flag(std::string_view flag, std::string_view value) {
+  const std::optional<DType> dtype = parse_dtype(value);
+  if (!dtype || !is_floating(*dtype)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} is '{}', known: fp32, fp16, bf16, fp8_e4m3, fp8_e5m2", flag, value));
+  }
+  return *dtype;
+}
+
+EngineOptions EngineFlags::parsed() const {
+  EngineOptions result = options;
+  result.backend = parse_backend_wish(backend);
+  if (!decode_backend.empty()) result.decode_backend = parse_backend_wish(decode_backend);
+  result.kv_dtype = parse_dtype_flag("--kv-dtype", kv_dtype);
+  result.prefix_cache = !no_prefix_cache;
+  return result;
+}
+
+void add_engine_flags(CLI::App& command, EngineFlags& flags) {
+  EngineOptions& options = flags.options;
+  command
+      .add_option("model", options.model_path,
+                  "folder with config.json, tokenizer.json and *.safetensors")
+      ->required();
+  command.add_option("--backend", flags.backend, "auto, NAME, or prefer:NAME")
+      ->capture_default_str();
+  command.add_option("--decode-backend", flags.decode_backend, "another backend for decode steps");
+  command.add_option("--kv-dtype", flags.kv_dtype, "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2")
+      ->capture_default_str();
+  command
+      .add_option("--kv-memory", options.kv_memory_bytes,
+                  "budget of all caches, e.g. 512MB; default half of the free memory")
+      ->transform(CLI::AsSizeValue(false));
+  command.add_option("--page-size", options.page_size, "tokens of a page")->capture_default_str();
+  command.add_option("--max-requests", options.max_requests, "running at once")
+      ->capture_default_str();
+  command.add_option("--max-batch-tokens", options.max_batch_tokens, "new tokens of one step")
+      ->capture_default_str();
+  command.add_option("--max-context", options.max_context,
+                     "tokens of one request; default the model's");
+  command.add_option("--threads", options.threads, "default one per core");
+  command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "do not reuse prefixes");
+  command.add_flag("--batch-invariant", options.batch_invariant,
+                   "a request's bits do not depend on the rest of the batch");
+}
+
+namespace {
+
+bool progress_shown = false;
+
+}  // namespace
+
+void show_progress(std::string_view what) {
+  if (!isatty(STDERR_FILENO)) return;
+  fmt::print(stderr, "\r\033[K{}", what);
+  std::fflush(stderr);
+  progress_shown = true;
+}
+
+void clear_progress() {
+  if (!progress_shown) return;
+  std::fputs("\r\033[K", stderr);
+  progress_shown = false;
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "fovea/error.h"
+
+namespace fovea::cli {
+namespace {
+
+struct GenerateFlags {
+  EngineFlags engine;
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::vector<int32_t> tokens;
+  SamplingParams sampling;
+  bool json = false;
+  bool stats = false;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(ErrorCode::io, fmt::format("--prompt-file {}: cannot be read", path));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<GenerateRequest> make_requests(const GenerateFlags& flags) {
+  std::vector<GenerateRequest> requests;
+  for (const std::string& prompt : flags.prompts) requests.push_back({.prompt = prompt});
+  if (!flags.prompt_file.empty()) requests.push_back({.prompt = read_file(flags.prompt_file)});
+  if (!flags.tokens.empty()) requests.push_back({.tokens = flags.tokens});
+  if (requests.empty()) {
+    throw Error(ErrorCode::invalid_argument, "no prompt: give --prompt, --prompt-file or --tokens");
+  }
+  for (GenerateRequest& request : requests) request.sampling = flags.sampling;
+  return requests;
+}
+
+const char* finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::none:
+      return "none";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+  }
+  return "?";
+}
+
+nlohmann::ordered_json to_json(const GenerateResult& result) {
+  nlohmann::ordered_json json{{"text", result.text},
+                              {"tokens", result.tokens},
+                              {"finish_reason", finish_name(result.finish)},
+                              {"prompt_tokens", result.prompt_tokens},
+                              {"cached_tokens", result.cached_tokens}};
+  if (!result.logprobs.empty()) json["logprobs"] = result.logprobs;
+  if (!result.top.empty()) {
+    json["top_logprobs"] = nlohmann::ordered_json::array();
+    for (const std::vector<TokenLogprob>& alternatives : result.top) {
+      nlohmann::ordered_json row = nlohmann::ordered_json::array();
+      for (const TokenLogprob& top : alternatives) {
+        row.push_back({{"token", top.token}, {"logprob", top.logprob}});
+      }
+      json["top_logprobs"].push_back(std::move(row));
+    }
+  }
+  if (!result.prompt_logprobs.empty()) json["prompt_logprobs"] = result.prompt_logprobs;
+  return json;
+}
+
+void print_stats(const EngineStats& stats) {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+  };
+  fmt::print(
+      stderr,
+      "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
+      "{} "
+      "tokens\nweights {:.1f} MB mapped, KV budget {:.1f} MB, workspace {:.1f} MB, {} steps, {} "
+      "preemptions\n",
+      stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
+      rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
+      static_cast<double>(stats.weight_bytes) / 1e6, static_cast<double>(stats.kv_bytes) / 1e6,
+      static_cast<double>(stats.workspace_bytes) / 1e6, stats.steps, stats.preemptions);
+}
+
+void run(const GenerateFlags& flags) {
+  const std::vector<GenerateRequest> requests = make_requests(flags);
+  show_progress("loading " + flags.engine.options.model_path);
+  const std::unique_ptr<Engine> engine = Engine::load(flags.engine.parsed());
+  clear_progress();
+  // One prompt streams; several are printed whole, in their order.
+  const bool stream = requests.size() == 1 && !flags.json;
+  bool started = false;
+  const std::vector<GenerateResult> results =
+      engine->generate(requests, [&](const TokenEvent& event) {
+        if (!stream) return;
+        if (!started && !requests[0].prompt.empty()) fmt::print("{}", requests[0].prompt);
+        started = true;
+        fmt::print("{}", event.text);
+        std::fflush(stdout);
+      });
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (flags.json) {
+      fmt::print("{}\n", to_json(results[i]).dump());
+    } else if (stream) {
+      fmt::print("\n");
+    } else {
+      fmt::print("[{}] {}{}\n", i, requests[i].prompt, results[i].text);
+    }
+  }
+  if (flags.stats) print_stats(engine->stats());
+}
+
+}  // namespace
+
+void add_generate(CLI::App& program) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = program.add_subcommand("generate", "text from a checkpoint");
+  add_engine_flags(*command, flags->engine);
+  command->add_option("--prompt,-p", flags->prompts, "text to continue; repeat it for a batch");
+  command->add_option("--prompt-file", flags->prompt_file, "text to continue, from a file");
+  command->add_option("--tokens", flags->tokens, "token ids to continue, comma-separated")
+      ->delimiter(',');
+  SamplingParams& sampling = flags->sampling;
+  command->add_option("--max-new-tokens,-n", sampling.max_new_tokens)->capture_default_str();
+  command->add_option("--temperature", sampling.temperature, "0 is greedy")->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "0 is off")->capture_default_str();
+  command->add_option("--top-p", sampling.top_p)->capture_default_str();
+  command->add_option("--min-p", sampling.min_p, "relative to the most likely token")
+      ->capture_default_str();
+  command->add_option("--seed", sampling.seed)->capture_default_str();
+  command->add_option("--stop", sampling.stop, "text that ends generation; repeatable");
+  command->add_flag("--ignore-eos", sampling.ignore_eos);
+  command->add_option("--logprobs", sampling.logprobs,
+                      "with --json: log-probabilities and this many alternatives");
+  command->add_flag("--prompt-logprobs", sampling.prompt_logprobs,
+                    "with --json: of the prompt too");
+  command->add_flag("--json", flags->json, "one JSON object a line");
+  command->add_flag("--stats", flags->stats, "speed and memory on stderr");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace fovea::cli

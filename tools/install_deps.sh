@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs the Debian packages this build needs and that are missing. Quiet when there is nothing to do.
+# Usage: install_deps.sh [fuzz]
+set -euo pipefail
+
+packages=(build-essential cmake ninja-build pkg-config python3 libfmt-dev nlohmann-json3-dev libcli11-dev
+          libssl-dev libpcre2-dev libhwy-dev libgtest-dev librapidcheck-dev libbenchmark-dev)
+[ "${1:-}" = fuzz ] && packages+=(clang libclang-rt-14-dev)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if ! command -v apt-get >/dev/null; then
+  echo "Fovea needs these packages (Debian 12 names): ${missing[*]}" >&2
+  exit 1
+fi
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "run as root, or install: ${missing[*]}" >&2; exit 1; }
+  sudo=(sudo)
+fi
+echo "installing ${missing[*]}"
+"${sudo[@]}" apt-get update -qq
+"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
