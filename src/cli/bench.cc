@@ -13,11 +13,34 @@ namespace {
 struct BenchFlags {
   std::string output = "md";
   std::string backend = "auto";
+  bench::AttentionCase config;  // used when --kv-len is given
   std::string phase;
+  std::string dtype = "fp32", kv_dtype = "fp32";
+  bool one_case = false;
   std::vector<int> threads;
   double seconds = 1;
   bool quick = false;
 };
+
+std::vector<bench::AttentionCase> chosen_cases(const BenchFlags& flags) {
+  if (flags.one_case) {
+    bench::AttentionCase config = flags.config;
+    config.phase = flags.phase.empty() ? "decode" : flags.phase;
+    config.q_dtype = parse_dtype_flag("--dtype", flags.dtype);
+    config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
+    if (config.q_len < 1 || config.q_len > config.kv_len) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("--q-len is {}, must be in [1, --kv-len {}]", config.q_len, config.kv_len));
+    }
+    return {config};
+  }
+  std::vector<bench::AttentionCase> cases = bench::default_cases(flags.quick);
+  if (!flags.phase.empty()) {
+    std::erase_if(cases, [&](const auto& config) { return config.phase != flags.phase; });
+  }
+  return cases;
+}
 
 void run(const BenchFlags& flags) {
   if (flags.output != "md" && flags.output != "csv" && flags.output != "json") {
@@ -30,8 +53,7 @@ void run(const BenchFlags& flags) {
     show_progress("measuring this machine's ceilings");
     const bench::Ceilings ceilings = bench::measure_ceilings(threads);
     std::vector<bench::AttentionResult> results;
-    for (const bench::AttentionCase& config : bench::default_cases(flags.quick)) {
-      if (!flags.phase.empty() && config.phase != flags.phase) continue;
+    for (const bench::AttentionCase& config : chosen_cases(flags)) {
       results.push_back(bench::run_attention_case(config, ceilings, threads,
                                                   {.backend = flags.backend,
                                                    .seconds_per_case = flags.seconds,
@@ -55,12 +77,29 @@ void add_bench(CLI::App& program) {
       "attention", "attention over paged caches, as fractions of this machine's ceilings");
   attention->add_option("--output,-o", flags->output, "md, csv or json")->capture_default_str();
   attention->add_option("--backend", flags->backend, "auto or NAME")->capture_default_str();
-  attention->add_option("--phase", flags->phase, "only prefill or only decode");
+  attention->add_option("--phase", flags->phase, "only prefill or only decode")
+      ->check(CLI::IsMember({"prefill", "extend", "decode"}));
+  bench::AttentionCase& config = flags->config;
+  const auto positive = CLI::Range(1, 1 << 24);
+  CLI::Option* kv_len =
+      attention->add_option("--kv-len", config.kv_len, "one case of this shape instead")
+          ->check(positive);
+  attention->add_option("--q-len", config.q_len)->check(positive)->needs(kv_len);
+  attention->add_option("--batch", config.batch)->check(positive)->needs(kv_len);
+  attention->add_option("--q-heads", config.q_heads)->check(positive)->needs(kv_len);
+  attention->add_option("--kv-heads", config.kv_heads)->check(positive)->needs(kv_len);
+  attention->add_option("--head-dim", config.head_dim)->check(positive)->needs(kv_len);
+  attention->add_option("--page-size", config.page_size)->check(positive)->needs(kv_len);
+  attention->add_option("--dtype", flags->dtype, "of q, the new k and v, and out")->needs(kv_len);
+  attention->add_option("--kv-dtype", flags->kv_dtype)->needs(kv_len);
   attention->add_option("--threads", flags->threads, "comma-separated counts; default one per core")
       ->delimiter(',');
   attention->add_option("--seconds", flags->seconds, "per case")->capture_default_str();
   attention->add_flag("--quick", flags->quick, "small cases only");
-  attention->callback([flags] { run(*flags); });
+  attention->callback([flags, kv_len] {
+    flags->one_case = kv_len->count() > 0;
+    run(*flags);
+  });
 }
 
 }  // namespace fovea::cli
