@@ -117,6 +117,7 @@ void run(const GenerateFlags& flags) {
       fmt::print("[{}] {}{}\n", i, requests[i].prompt, results[i].text);
     }
   }
+  std::fflush(stdout);
   if (flags.stats) print_stats(engine->stats());
 }
 
