@@ -83,12 +83,12 @@ class LatentAttention : public Block {
 AttentionSpec read_latent_spec(const Config& config, const kernels::RopeSpec& rope) {
   AttentionSpec spec;
   spec.kind = AttentionKind::mla;
-  spec.q_heads = read_size(config, "num_attention_heads");
+  spec.q_heads = read_heads(config, "num_attention_heads");
   spec.kv_heads = 1;
   spec.kv_lora_rank = read_size(config, "kv_lora_rank");
-  spec.rope_dim = read_size(config, "qk_rope_head_dim");
-  spec.nope_dim = read_size(config, "qk_nope_head_dim");
-  spec.v_dim = read_size(config, "v_head_dim");
+  spec.rope_dim = read_head_dim(config, "qk_rope_head_dim");
+  spec.nope_dim = read_head_dim(config, "qk_nope_head_dim");
+  spec.v_dim = read_head_dim(config, "v_head_dim");
   spec.head_dim = spec.kv_lora_rank + spec.rope_dim;
   spec.head_dim_v = spec.kv_lora_rank;
   double scale = 1 / std::sqrt(static_cast<double>(spec.nope_dim + spec.rope_dim));
@@ -145,9 +145,9 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   kernels::MoeRoutingParams& routing = parts.routing;
   routing.score = kernels::MoeScore::grouped_sigmoid;
   routing.normalise = config.boolean_or("norm_topk_prob", true);
-  routing.factor = static_cast<float>(config.number_or("routed_scaling_factor", 2.5));
-  routing.groups = static_cast<int32_t>(config.integer_or("n_group", 1, 1, experts));
-  routing.top_groups = static_cast<int32_t>(config.integer_or("topk_group", 1, 1, routing.groups));
+  routing.factor = static_cast<float>(config.number("routed_scaling_factor"));
+  routing.groups = static_cast<int32_t>(config.integer("n_group", 1, experts));
+  routing.top_groups = static_cast<int32_t>(config.integer("topk_group", 1, routing.groups));
   if (experts % routing.groups != 0) {
     fail(ErrorCode::corrupt_file,
          "config.json: n_routed_experts is {}, must be a multiple of n_group, {}", experts,
@@ -156,7 +156,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   const int32_t reachable = experts / routing.groups * routing.top_groups;
   routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, reachable));
   parts.experts = read_experts(weights, experts, hidden, width);
-  const int64_t shared = config.integer_or("n_shared_experts", 0, 0, kernels::kMaxExperts);
+  const int64_t shared = config.integer("n_shared_experts", 0, kernels::kMaxExperts);
   if (shared > 0) parts.shared = read_mlp(weights["shared_experts"], hidden, shared * width);
   return parts;
 }
@@ -166,15 +166,17 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
 std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpoint,
                                         ThreadPool& threads) {
   require_text(config, "hidden_act", "silu");
+  require_text(config, "scoring_func", "sigmoid");
+  require_text(config, "topk_method", "noaux_tc");
   DecoderParts parts = read_decoder(config, std::move(checkpoint));
   const int32_t hidden = parts.info.hidden;
-  const kernels::RopeSpec rope = read_rope(config, read_size(config, "qk_rope_head_dim"));
+  const kernels::RopeSpec rope = read_rope(config, read_head_dim(config, "qk_rope_head_dim"));
   const AttentionSpec spec = read_latent_spec(config, rope);
   const Rotary rotary =
       make_rotary(rope, parts.info,
                   config.boolean_or("rope_interleave", true) ? kernels::RopeLayout::interleaved
                                                              : kernels::RopeLayout::half_split);
-  const int64_t dense_layers = config.integer_or("first_k_dense_replace", 0, 0, parts.info.layers);
+  const int64_t dense_layers = config.integer("first_k_dense_replace", 0, parts.info.layers);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];

@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kLargestSize = 1 << 24;
+constexpr int32_t kLargestSize = 1 << 24, kMostHeads = 1 << 16, kLargestHead = 1024;
 // Positions that are served at most; tables of rotary positions are this long.
 constexpr int32_t kLongestContext = 1 << 18;
 
@@ -73,10 +73,23 @@ int32_t read_size(const Config& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kLargestSize));
 }
 
+int32_t read_heads(const Config& config, std::string_view field) {
+  return static_cast<int32_t>(config.integer(field, 1, kMostHeads));
+}
+
+int32_t read_head_dim(const Config& config, std::string_view field) {
+  return static_cast<int32_t>(config.integer(field, 1, kLargestHead));
+}
+
+float read_epsilon(const Config& config) {
+  config.number("rms_norm_eps");  // has no default: architectures differ
+  return static_cast<float>(read_positive(config, "rms_norm_eps", 0));
+}
+
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one) {
   return {.weight = weights[name].vector("weight", {dim}),
-          .epsilon = static_cast<float>(read_positive(config, "rms_norm_eps", 1e-6)),
+          .epsilon = read_epsilon(config),
           .plus_one = plus_one};
 }
 
@@ -108,13 +121,13 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
 }
 
 AttentionSpec read_attention(const Config& config) {
-  const int32_t heads = read_size(config, "num_attention_heads");
+  const int32_t heads = read_heads(config, "num_attention_heads");
   const int32_t hidden = read_size(config, "hidden_size");
   AttentionSpec spec;
   spec.q_heads = heads;
   spec.kv_heads = static_cast<int32_t>(config.integer_or("num_key_value_heads", heads, 1, heads));
   spec.head_dim = static_cast<int32_t>(
-      config.integer_or("head_dim", std::max(hidden / heads, 1), 1, kLargestSize));
+      config.integer_or("head_dim", std::clamp(hidden / heads, 1, kLargestHead), 1, kLargestHead));
   spec.head_dim_v = spec.head_dim;
   if (heads % spec.kv_heads != 0) {
     fail(ErrorCode::corrupt_file,
@@ -125,15 +138,17 @@ AttentionSpec read_attention(const Config& config) {
 }
 
 SelfAttentionParts read_self_attention(const Config& config, const Weights& weights,
-                                       const AttentionSpec& spec, bool has_output_gate) {
+                                       const AttentionSpec& spec,
+                                       const SelfAttentionOptions& options) {
   const int64_t hidden = read_size(config, "hidden_size");
   const int64_t q_width = int64_t{spec.q_heads} * spec.head_dim;
   const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
-  const bool has_bias = config.boolean_or("attention_bias", false);
+  const bool has_bias = config.boolean_or("attention_bias", options.bias_by_default);
   SelfAttentionParts parts;
   parts.spec = spec;
-  parts.has_output_gate = has_output_gate;
-  parts.q = weights.linear("q_proj", has_output_gate ? 2 * q_width : q_width, hidden, has_bias);
+  parts.has_output_gate = options.has_output_gate;
+  parts.q =
+      weights.linear("q_proj", options.has_output_gate ? 2 * q_width : q_width, hidden, has_bias);
   parts.k = weights.linear("k_proj", kv_width, hidden, has_bias);
   parts.v = weights.linear("v_proj", kv_width, hidden, has_bias);
   parts.o = weights.linear("o_proj", hidden, q_width, has_bias);

@@ -26,7 +26,8 @@ struct DecoderDefaults {
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
                           const DecoderDefaults& defaults = {});
 
-// NAME.weight as a norm with the epsilon of `rms_norm_eps`.
+float read_epsilon(const Config& config);  // rms_norm_eps
+// NAME.weight as a norm.
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one = false);
 
@@ -35,8 +36,13 @@ AttentionSpec read_attention(const Config& config);
 
 // q_proj, k_proj, v_proj, o_proj, with biases where `attention_bias` says so. Slot, norms and
 // positions are left to the architecture.
+struct SelfAttentionOptions {
+  bool bias_by_default = false;
+  bool has_output_gate = false;
+};
 SelfAttentionParts read_self_attention(const Config& config, const Weights& weights,
-                                       const AttentionSpec& spec, bool has_output_gate = false);
+                                       const AttentionSpec& spec,
+                                       const SelfAttentionOptions& options = {});
 
 // gate_proj, up_proj, down_proj.
 MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias = false);
@@ -61,6 +67,9 @@ double read_positive(const Config& config, std::string_view field, double fallba
 void require_text(const Config& config, std::string_view field, std::string_view value);
 void require_boolean(const Config& config, std::string_view field, bool value);
 
-int32_t read_size(const Config& config, std::string_view field);  // in [1, 2^24]
+// The ranges are far beyond what exists; they keep products of sizes inside their types.
+int32_t read_size(const Config& config, std::string_view field);      // in [1, 2^24]
+int32_t read_heads(const Config& config, std::string_view field);     // in [1, 2^16]
+int32_t read_head_dim(const Config& config, std::string_view field);  // in [1, 1024]
 
 }  // namespace fovea

@@ -10,11 +10,8 @@
 namespace fovea {
 namespace {
 
-// Row `index` of a stack of biases [count, dim].
-std::vector<float> bias_of(const Weights& weights, std::string_view name, int64_t index,
-                           int64_t count, int64_t dim) {
-  const std::vector<float> all = weights.vector(name, {count, dim});
-  return {all.begin() + index * dim, all.begin() + (index + 1) * dim};
+std::vector<float> row_of(const std::vector<float>& rows, int64_t index, int64_t dim) {
+  return {rows.begin() + index * dim, rows.begin() + (index + 1) * dim};
 }
 
 MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
@@ -25,12 +22,14 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   parts.router = weights.linear("router", experts, hidden, true);
   parts.routing.score = kernels::MoeScore::topk_softmax;
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
+  const auto gate_biases = stack.vector("gate_up_proj_bias", {experts, 2 * width});
+  const auto down_biases = stack.vector("down_proj_bias", {experts, hidden});
   for (int64_t e = 0; e < experts; ++e) {
     MlpParts& expert = parts.experts.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
-    expert.gate.bias = bias_of(stack, "gate_up_proj_bias", e, experts, 2 * width);
+    expert.gate.bias = row_of(gate_biases, e, 2 * width);
     expert.down = stack.stacked("down_proj", e, experts, width, hidden);
-    expert.down.bias = bias_of(stack, "down_proj_bias", e, experts, hidden);
+    expert.down.bias = row_of(down_biases, e, hidden);
     expert.alternates = true;
     expert.activation = kernels::Activation::clamped_swiglu;
   }
@@ -56,7 +55,8 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
     AttentionSpec spec = full;
     if (types[static_cast<size_t>(i)] == kSliding)
       spec.window = read_size(config, "sliding_window");
-    SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
+    SelfAttentionParts attention =
+        read_self_attention(config, weights["self_attn"], spec, {.bias_by_default = true});
     attention.slot = join_group(parts.info, i, spec);
     attention.rotary = rotary;
     attention.sinks = weights["self_attn"].vector("sinks", {spec.q_heads});

@@ -123,7 +123,7 @@ std::unique_ptr<Block> read_llama4_attention(const Config& config, SelfAttention
   const bool rotates = parts.rotary.table != nullptr;
   if (rotates && config.boolean_or("use_qk_norm", true)) {
     l2_norm.dim = parts.spec.head_dim;
-    l2_norm.epsilon = static_cast<float>(config.number("rms_norm_eps"));
+    l2_norm.epsilon = read_epsilon(config);
   }
   if (!rotates && config.boolean_or("attn_temperature_tuning", true)) {
     temperature.scale = static_cast<float>(config.number_or("attn_scale", 0.1));

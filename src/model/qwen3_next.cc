@@ -129,10 +129,10 @@ class GatedDeltaNet : public Block {
 AttentionSpec read_delta_net_spec(const Config& config) {
   AttentionSpec spec;
   spec.kind = AttentionKind::gated_delta_net;
-  spec.q_heads = read_size(config, "linear_num_key_heads");
-  spec.kv_heads = read_size(config, "linear_num_value_heads");
-  spec.head_dim = read_size(config, "linear_key_head_dim");
-  spec.head_dim_v = read_size(config, "linear_value_head_dim");
+  spec.q_heads = read_heads(config, "linear_num_key_heads");
+  spec.kv_heads = read_heads(config, "linear_num_value_heads");
+  spec.head_dim = read_head_dim(config, "linear_key_head_dim");
+  spec.head_dim_v = read_head_dim(config, "linear_value_head_dim");
   spec.conv_width = read_size(config, "linear_conv_kernel_dim");
   spec.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.head_dim));
   if (spec.kv_heads % spec.q_heads != 0) {
@@ -173,7 +173,7 @@ std::unique_ptr<Block> read_delta_net(const Config& config, const Weights& weigh
 std::unique_ptr<Block> read_gated_attention(const Config& config, const Weights& weights,
                                             const AttentionSpec& spec, LayerSlot slot,
                                             const Rotary& rotary) {
-  SelfAttentionParts parts = read_self_attention(config, weights, spec, /*has_output_gate=*/true);
+  SelfAttentionParts parts = read_self_attention(config, weights, spec, {.has_output_gate = true});
   parts.slot = slot;
   parts.rotary = rotary;
   parts.q_norm = read_norm(config, weights, "q_norm", spec.head_dim, true);

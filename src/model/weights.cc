@@ -3,7 +3,7 @@
 
 #include <fmt/core.h>
 
-#include <numeric>
+#include <limits>
 #include <span>
 
 #include "core/check.h"
@@ -11,6 +11,17 @@
 #include "kernels/cpu/cpu.h"
 
 namespace fovea {
+namespace {
+
+int32_t checked_size(std::string_view name, int64_t size) {
+  if (size > std::numeric_limits<int32_t>::max()) {
+    fail(ErrorCode::unsupported, "'{}' has a dimension of {}, at most 2^31 - 1 are supported", name,
+         size);
+  }
+  return static_cast<int32_t>(size);
+}
+
+}  // namespace
 
 void Linear::apply(Rows x, Rows out, int64_t rows, ThreadPool& threads) const {
   kernels::GemmParams params;
@@ -63,8 +74,8 @@ Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bia
   Linear linear;
   linear.weight = stored.data;
   linear.dtype = stored.dtype;
-  linear.n = static_cast<int32_t>(n);
-  linear.k = static_cast<int32_t>(k);
+  linear.n = checked_size(name, n);
+  linear.k = checked_size(name, k);
   linear.stride = k;
   if (has_bias) linear.bias = own.vector("bias", {n});
   return linear;
@@ -76,8 +87,8 @@ Linear Weights::stacked(std::string_view name, int64_t index, int64_t count, int
   Linear linear;
   linear.weight = stored.data + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
   linear.dtype = stored.dtype;
-  linear.n = static_cast<int32_t>(n);
-  linear.k = static_cast<int32_t>(k);
+  linear.n = checked_size(name, n);
+  linear.k = checked_size(name, k);
   linear.stride = n;
   linear.is_kn = true;
   return linear;

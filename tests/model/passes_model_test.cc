@@ -97,5 +97,38 @@ INSTANTIATE_TEST_SUITE_P(Models, Passes,
                                          "llama4_text"),
                          [](const auto& test) { return std::string(test.param); });
 
+struct BadInputs {
+  std::vector<int32_t> tokens, positions, logit_rows;
+  size_t logits = 0;
+  std::string message;
+};
+
+TEST(Inputs, OutsideTheirLimitsAreRefused) {
+  ThreadPool threads(1);
+  const std::unique_ptr<Model> model = load_model(model_folder("llama"), threads);
+  AttentionBackend* const none = nullptr;  // refused before any backend is called
+  const BadInputs cases[] = {
+      {{1, 2, 3, 4, 5}, {0, 1, 2, 3, 4}, {}, 0, "tokens holds 5, reserved are 4"},
+      {{1, 2}, {0}, {}, 0, "positions holds 1, must hold 2"},
+      {{1, 2}, {0, 8192}, {}, 0, "positions holds 8192, must be in [0, 8192)"},
+      {{1, 2}, {-1, 0}, {}, 0, "positions holds -1"},
+      {{1, 2}, {0, 1}, {2}, 2048, "logit_rows holds 2, must be in [0, 2)"},
+      {{1, 2}, {0, 1}, {1}, 2047, "logits holds 2047 floats, must hold 1 rows of 2048"},
+      {{1, 2048}, {0, 1}, {}, 0, "2048"},
+      {{1, -1}, {0, 1}, {}, 0, "-1"},
+  };
+  model->reserve(4);
+  for (const BadInputs& bad : cases) {
+    std::vector<float> logits(bad.logits);
+    try {
+      model->forward({bad.tokens, bad.positions, bad.logit_rows}, {&none, 1}, logits);
+      ADD_FAILURE() << "accepted: " << bad.message;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find(bad.message), std::string::npos) << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea
