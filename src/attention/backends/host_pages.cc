@@ -5,15 +5,6 @@
 #include "attention/validate_batch.h"
 
 namespace fovea {
-namespace {
-
-#ifdef NDEBUG
-constexpr PageCheck kPageCheck = PageCheck::ends;
-#else
-constexpr PageCheck kPageCheck = PageCheck::every_slot;
-#endif
-
-}  // namespace
 
 PageTable carve_page_table(WorkspaceCarver& workspace, const BatchLimits& limits,
                            int32_t page_size) {
@@ -32,7 +23,8 @@ void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const 
   tokens.slot_map = pool.slot_map();
   tokens.page_size = pool.spec().page_size;
   tokens.pages = pool.pages();
-  tokens.check = kPageCheck;
+  // 94 us instead of 55 for 32 requests of 4096 tokens in pages of 16, once per pass (2026-11-21).
+  tokens.check = PageCheck::every_slot;
   if (spec.scope == AttentionScope::cross) {
     tokens.slots = batch.encoder_slots;
     tokens.stride = batch.encoder_slots_stride;
