@@ -8,6 +8,7 @@ namespace fovea {
 std::vector<BackendEntry> builtin_backends() {
   std::vector<BackendEntry> list = gpu_backends();
   list.push_back(cpu_backend());
+  list.push_back(linear_backend());
   list.push_back(reference_backend());
   for (BackendEntry& entry : foreign_backends()) list.push_back(std::move(entry));
   return list;

@@ -12,6 +12,7 @@ namespace fovea {
 std::vector<BackendEntry> builtin_backends();
 
 BackendEntry cpu_backend();
+BackendEntry linear_backend();
 BackendEntry reference_backend();
 
 // Known names without code in this build: GPU roles, other vendors and compositions.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast CPU backend: SIMD kernels of the widest instruction set the processor has.
+// The fast backends on the CPU: `cpu` for softmax attention, `linear` for recurrent layers. Both
+// run the widest instruction set the processor has; only attention has no version without one.
 #include "kernels/cpu/cpu.h"
 
 #include "attention/backends/backends.h"
@@ -11,35 +12,64 @@ namespace {
 
 namespace cpu = kernels::cpu;
 
-const HostKernels kCpuKernels = {
-    .name = "cpu",
-    .isa = cpu::best_isa,
-    .needs_isa = true,
-    .attention_workspace_bytes = cpu::attention_workspace_bytes,
-    .plan_attention = cpu::plan_attention,
-    .attention = cpu::attention,
-    .kv_write = [](const kernels::KvWriteParams& params,
-                   ThreadPool& threads) { cpu::kv_write(params, threads); },
-    .merge_states = [](const kernels::MergeStatesParams& params,
-                       ThreadPool& threads) { cpu::merge_states(params, threads); },
-    .gemm = [](const kernels::GemmParams& params,
-               ThreadPool& threads) { cpu::gemm(params, threads); },
-};
+HostKernels simd_kernels(std::string_view name) {
+  return {
+      .name = name,
+      .isa = cpu::best_isa,
+      .attention_workspace_bytes = cpu::attention_workspace_bytes,
+      .plan_attention = cpu::plan_attention,
+      .attention = cpu::attention,
+      .kv_write = [](const kernels::KvWriteParams& params,
+                     ThreadPool& threads) { cpu::kv_write(params, threads); },
+      .merge_states = [](const kernels::MergeStatesParams& params,
+                         ThreadPool& threads) { cpu::merge_states(params, threads); },
+      .gemm = [](const kernels::GemmParams& params,
+                 ThreadPool& threads) { cpu::gemm(params, threads); },
+      .causal_conv = [](const kernels::CausalConvParams& params,
+                        ThreadPool& threads) { cpu::causal_conv(params, threads); },
+      .gated_delta_net = [](const kernels::GatedDeltaNetParams& params,
+                            ThreadPool& threads) { cpu::gated_delta_net(params, threads); },
+      .mamba2 = [](const kernels::Mamba2Params& params,
+                   ThreadPool& threads) { cpu::mamba2(params, threads); },
+  };
+}
 
-constexpr AttentionKind kKinds[] = {AttentionKind::mha, AttentionKind::mla};
+constexpr AttentionKind kSoftmax[] = {AttentionKind::mha, AttentionKind::mla};
+constexpr AttentionKind kLinear[] = {AttentionKind::gated_delta_net, AttentionKind::mamba2};
 
 }  // namespace
 
-const HostKernels& cpu_kernels() { return kCpuKernels; }
+const HostKernels& cpu_kernels() {
+  static const HostKernels kernels = [] {
+    HostKernels table = simd_kernels("cpu");
+    table.needs_isa = true;
+    return table;
+  }();
+  return kernels;
+}
+
+const HostKernels& linear_kernels() {
+  static const HostKernels kernels = simd_kernels("linear");
+  return kernels;
+}
 
 BackendEntry cpu_backend() {
   Capability can = host_capability();
-  can.kinds = kKinds;
+  can.kinds = kSoftmax;
   return host_entry(
       {.name = "cpu",
        .role = "softmax attention on CPUs with AVX2 or AVX-512; MLA forms by cost per request",
        .aliases = {"cpu_attn", "intel_amx"}},
-      kCpuKernels, can);
+      cpu_kernels(), can);
+}
+
+BackendEntry linear_backend() {
+  Capability can = host_capability();
+  can.kinds = kLinear;
+  return host_entry({.name = "linear",
+                     .role = "gated delta net and Mamba2 on CPUs",
+                     .aliases = {"gdn_attn", "mamba2", "mamba2_attn", "linear_attn"}},
+                    linear_kernels(), can);
 }
 
 }  // namespace fovea

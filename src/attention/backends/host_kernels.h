@@ -41,5 +41,6 @@ struct HostKernels {
 // The tables, defined beside the rows that use them.
 const HostKernels& reference_kernels();
 const HostKernels& cpu_kernels();
+const HostKernels& linear_kernels();
 
 }  // namespace fovea
