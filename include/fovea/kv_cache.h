@@ -126,9 +126,8 @@ std::optional<KvLayerView> split_pages(const KvLayerView& view, int32_t page_siz
 // window holds at most ceil((window - 1 + new tokens) / page_size) + 1 pages. Page 0 maps to page
 // 0.
 //
-// With shared prefixes: a full page that others own too (PageAllocator::references > 1) may still
-// be inside their windows, so its slots are unmapped by the owner who frees it, not by one who
-// slides.
+// The pool does not know windows of requests. Where full pages are shared, a page that one request
+// has left may still be inside another's window: whoever unmaps counts the users of a page.
 class WindowKvPool : public KvPool {
  public:
   // Gives each of the full pool's slots a place here; slots that have one keep it. False: nothing
