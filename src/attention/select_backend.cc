@@ -105,6 +105,7 @@ std::string Selection::explain() const {
     text += fmt::format(", asked for {}", asked);
   }
   text += fmt::format(", workspace {} bytes\n", workspace_bytes);
+  if (!chosen->role.empty()) text += fmt::format("  {}\n", chosen->role);
   for (const Candidate& candidate : candidates) {
     if (candidate.name == chosen->name) continue;
     text += candidate.reasons.empty() ? candidate.name +

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// After reserve() the fast CPU backend allocates nothing: global operator new is counted.
+// After reserve() the fast CPU backends allocate nothing: global operator new is counted.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <optional>
+#include <vector>
 
 #include "kernels/cpu/isa.h"
 #include "support/cases.h"
+#include "support/linear_case.h"
 #include "support/run_backend.h"
 
 namespace {
@@ -68,6 +71,39 @@ TEST(NoAllocation, PlanAndForwardAllocateNothing) {
     const int64_t before = allocations;
     under_test.backend().plan(view);
     under_test.backend().forward(tensors);
+    EXPECT_EQ(allocations, before) << test.name;
+  }
+}
+
+TEST(NoAllocation, LinearLayersAllocateNothing) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const test::LinearCase& test : test::linear_cases()) {
+    const test::LinearData data = test::make_data(test);
+    const test::LinearSequence& sequence = data.sequences.front();
+    const int32_t length = test.lengths.front(), slot = 1;
+    const BatchLimits limits{.max_tokens = length, .max_q_len = length, .max_kv_len = length};
+    ThreadPool threads(2);
+    const auto pool = make_state_pool(test::state_spec(test), 2);
+    const auto backend =
+        registry.find("linear")->create({test.spec, nullptr, pool.get(), &threads});
+    backend->reserve(limits);
+    const int32_t q_indptr[] = {0, length};
+    const BatchView view{.mode = ForwardMode::extend,
+                         .requests = 1,
+                         .tokens = length,
+                         .q_indptr = q_indptr,
+                         .kv_lens = &length,
+                         .state_slots = &slot};
+    std::vector<float> out(static_cast<size_t>(length) * test.spec.kv_heads * test.spec.head_dim_v);
+    LayerTensors layer;
+    layer.out = dense_rows(out.data(), DType::f32, test.spec.kv_heads, test.spec.head_dim_v);
+    layer.linear = {sequence.mixed.data(),     data.conv_weight.data(), data.conv_bias.data(),
+                    sequence.log_decay.data(), sequence.beta.data(),    data.skip.data(),
+                    test.l2_normalise};
+    if (test.spec.conv_width == 0) layer.linear.conv_weight = nullptr;
+    const int64_t before = allocations;
+    backend->plan(view);
+    backend->forward(layer);
     EXPECT_EQ(allocations, before) << test.name;
   }
 }

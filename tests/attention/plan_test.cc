@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What plan() and forward() refuse: every symptom has its message, and nothing wild is followed.
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
 #include <functional>
 #include <limits>
@@ -118,7 +119,10 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"tokens is 6, must be in [0, 5]", [](auto& f) { f.batch.tokens = 6; }},
       {"q_indptr is null", [](auto& f) { f.batch.q_indptr = nullptr; }},
       {"q_indptr[0] is 1", [](auto& f) { f.q_indptr[0] = 1; }},
-      {"not monotone", [](auto& f) { f.q_indptr = {0, 3, 2}; }},
+      {"not monotone",
+       [](auto& f) {
+         f.q_indptr = {0, 3, 2};
+       }},
       {"must be tokens = 5", [](auto& f) { f.q_indptr[2] = 4; }},
       {"request 1: q_len is 4, at most 3", [](auto& f) { f.q_indptr[1] = 1; }},
       {"mode decode takes 1", [](auto& f) { f.batch.mode = ForwardMode::decode; }},
@@ -205,6 +209,65 @@ TEST(Plan, RefusesEncodersThatDoNotFit) {
        {"request 0: encoder_lens is 9, must be in [0, 8]", [](auto& f) { f.encoder_lens[0] = 9; }},
        {"request 1: encoder_lens is -1", [](auto& f) { f.encoder_lens[1] = -1; }}},
       [](Fixture& f) { f.spec.scope = AttentionScope::cross; });
+}
+
+// Check 6 for every array at once: whatever one entry becomes, the plan is refused or the pass runs
+// inside its memory (the sanitizer build watches).
+TEST(Plan, OneWildEntryIsAnErrorOrHarmless) {
+  int refused = 0;
+  RC_ASSERT(rc::check([&refused] {
+    Fixture fixture;
+    fixture.spec.mask = *rc::gen::element(MaskKind::none, MaskKind::tree, MaskKind::custom,
+                                          MaskKind::prefix_spans, MaskKind::multi_item);
+    fixture.spec.window = *rc::gen::element(0, 1, 4);
+    fixture.create();
+    const auto wild = *rc::gen::element<int32_t>(-1, -2, 0, 1, 2, 7, 48, 64, 1 << 20,
+                                                 std::numeric_limits<int32_t>::min(),
+                                                 std::numeric_limits<int32_t>::max());
+    const auto damage = [&](auto& array) {
+      using Entry = typename std::decay_t<decltype(array)>::value_type;
+      array[*rc::gen::inRange<size_t>(0, array.size())] = static_cast<Entry>(wild);
+    };
+    switch (*rc::gen::inRange(0, 9)) {
+      case 0:
+        damage(fixture.q_indptr);
+        break;
+      case 1:
+        damage(fixture.kv_lens);
+        break;
+      case 2:
+        damage(fixture.slots);
+        break;
+      case 3:
+        damage(fixture.out_slots);
+        break;
+      case 4:
+        damage(fixture.positions);
+        break;
+      case 5:
+        damage(fixture.custom_indptr);
+        break;
+      case 6:
+        damage(fixture.spans);
+        break;
+      case 7:
+        damage(fixture.prefix_lens);
+        break;
+      default:
+        damage(fixture.in_items);
+    }
+    std::vector<float> rows(5 * 2 * 8);
+    const HeadRows q = dense_rows(rows.data(), DType::f32, 2, 8);
+    const HeadRows k = dense_rows(rows.data(), DType::f32, 1, 8);
+    try {
+      fixture.backend->plan(fixture.batch);
+    } catch (const Error&) {
+      ++refused;
+      return;
+    }
+    fixture.backend->forward({.q = q, .k = k, .v = k, .out = q});
+  }));
+  EXPECT_GT(refused, 0);
 }
 
 TEST(Plan, PagesBeforeTheWindowMayBeGone) {
