@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes testdata/tokenizer/: small tokenizers in the styles of known models, texts, and the ids
-that the PyPI package `tokenizers` gives them. The test that reads them needs no Python.
+that the PyPI package `tokenizers` 0.23 gives them. The test that reads them needs no Python.
 
 The vocabularies are trained across the borders that the patterns draw, so that a border in the
 wrong place changes ids.
@@ -10,6 +10,8 @@ import json
 import pathlib
 import random
 import re
+import struct
+import zlib
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -43,7 +45,6 @@ def texts():
     for _ in range(70):
         result.append("".join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(rng.randrange(1, 9))))
     for _ in range(60):
-        # What changed after Unicode 14 is left to the code point test.
         points = [rng.choice([rng.randrange(0x20, 0x7f), rng.randrange(0xa0, 0x530),
                               rng.randrange(0x900, 0x940), rng.randrange(0x4e00, 0x9fa0),
                               rng.randrange(0x1f600, 0x1f640), 0x20, 0x0a, 0x301])
@@ -82,6 +83,50 @@ def trained(corpus):
     return json.loads(tokenizer.to_str())
 
 
+CODE_POINT_BLOCK = 16384
+
+
+def code_point_text(point):
+    """Shows by its ids what a pattern takes the character for; the C++ test builds the same."""
+    c = chr(point)
+    return f"a{c}A{c}{c} {c}1{c}!{c}\n{c}"
+
+
+def code_point_goldens(base, styles):
+    """A vocabulary with tokens across every border of those texts, and for each pattern a CRC-32 of
+    the ids of every block of code points."""
+    alphabet = sorted(t for t in base["model"]["vocab"] if len(t) == 1)
+    letter = byte_letters()
+    around = [letter[b] for b in b"aA 1!\n"]
+    leads, tails = [letter[b] for b in range(0xc2, 0xf5)], [letter[b] for b in range(0x80, 0xc0)]
+    merges = [[t, a] for t in tails for a in around] + [[a, l] for a in around for l in leads]
+    vocab = {token: i for i, token in enumerate(alphabet + [a + b for a, b in merges])}
+    data = {**base, "decoder": byte_level(), "model": {"type": "BPE", "vocab": vocab,
+                                                       "merges": [" ".join(m) for m in merges]}}
+    (OUT / "codepoints.json").write_text(dump(data), encoding="utf-8")
+    result = {}
+    for name in ["gpt2", "llama3", "gpt4o", "deepseek"]:
+        tokenizer = Tokenizer.from_str(dump({**data, "pre_tokenizer": styles[name]["pre_tokenizer"]}))
+        checks = []
+        for first in range(0, 0x110000, CODE_POINT_BLOCK):
+            points = [p for p in range(first, first + CODE_POINT_BLOCK) if not 0xd800 <= p < 0xe000]
+            encoded = tokenizer.encode_batch([code_point_text(p) for p in points])
+            checks.append(zlib.crc32(b"".join(struct.pack(f"<{len(e.ids)}i", *e.ids)
+                                              for e in encoded)))
+        result[name] = checks
+    return result
+
+
+def byte_letters():
+    printable = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def dump(data):
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
     strings = texts()
@@ -114,8 +159,8 @@ def main():
         if name == "gpt4o":  # the older spelling of merges
             model["merges"] = [" ".join(pair) for pair in model["merges"]]
         data = {**base, "model": model, "decoder": byte_level(), "added_tokens": added(size), **style}
-        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-        (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        text = dump(data)
+        (OUT / f"{name}.json").write_text(text, encoding="utf-8")
         tokenizer = Tokenizer.from_str(text)
         goldens["ids"][name] = [e.ids for e in tokenizer.encode_batch(strings)]
         goldens["decoded"][name] = [tokenizer.decode(ids) for ids in goldens["ids"][name]]
@@ -123,6 +168,7 @@ def main():
         # Most texts come back as they were.
         pairs = zip(strings, goldens["decoded"][name])
         goldens["decoded"][name] = {str(i): d for i, (t, d) in enumerate(pairs) if t != d}
+    goldens["code_points"] = code_point_goldens(base, styles)
     text = json.dumps(goldens, ensure_ascii=True, separators=(",", ":"))
     (OUT / "goldens.json").write_text(text.replace('],[', '],\n[') + "\n", encoding="utf-8")
 

@@ -7,6 +7,7 @@
 #include "core/mapped_file.h"
 #include "engine/tokenizer_file.h"
 #include "engine/tokenizer_nfc.h"
+#include "engine/tokenizer_unicode.h"
 #include "engine/tokenizer_utf8.h"
 
 namespace fovea {
@@ -32,34 +33,46 @@ class Encoder {
   }
 
  private:
+  // A text, and the text of the same length that patterns are matched with.
+  struct Piece {
+    std::string_view text;
+    std::string_view pattern_text;
+
+    Piece part(size_t begin, size_t end) const {
+      return {text.substr(begin, end - begin), pattern_text.substr(begin, end - begin)};
+    }
+  };
+
   void encode_normalized(std::string_view text) {
     for (const TextPart& part : file_.normalized_added.split(text)) {
       if (part.token >= 0) {
         tokens_.push_back(part.token);
+      } else if (has_young_characters(part.text)) {
+        run_stage(0, {part.text, with_old_characters(part.text)});
       } else {
-        run_stage(0, part.text);
+        run_stage(0, {part.text, part.text});
       }
     }
   }
 
-  void run_stage(size_t index, std::string_view piece) {
-    if (piece.empty()) return;
-    if (index == file_.stages.size()) return encode_word(piece);
+  void run_stage(size_t index, Piece piece) {
+    if (piece.text.empty()) return;
+    if (index == file_.stages.size()) return encode_word(piece.text);
     const SplitStage& stage = file_.stages[index];
-    std::string prefixed;
-    if (stage.prefix_space && !piece.starts_with(' ')) {
-      prefixed.append(" ").append(piece);
-      piece = prefixed;
+    std::string prefixed, prefixed_pattern_text;
+    if (stage.prefix_space && !piece.text.starts_with(' ')) {
+      prefixed.append(" ").append(piece.text);
+      prefixed_pattern_text.append(" ").append(piece.pattern_text);
+      piece = {prefixed, prefixed_pattern_text};
     }
     if (!stage.pattern) return run_stage(index + 1, piece);
     size_t done = 0;
-    while (const auto match = stage.pattern->find(piece, done, scratch_)) {
-      const auto [begin, end] = *match;
-      if (stage.keep_rests) run_stage(index + 1, piece.substr(done, begin - done));
-      if (stage.keep_matches) run_stage(index + 1, piece.substr(begin, end - begin));
-      done = end;
+    while (const auto match = stage.pattern->find(piece.pattern_text, done, scratch_)) {
+      if (stage.keep_rests) run_stage(index + 1, piece.part(done, match->begin));
+      if (stage.keep_matches) run_stage(index + 1, piece.part(match->begin, match->end));
+      done = match->end;
     }
-    if (stage.keep_rests) run_stage(index + 1, piece.substr(done));
+    if (stage.keep_rests) run_stage(index + 1, piece.part(done, piece.text.size()));
   }
 
   void encode_word(std::string_view word) {

@@ -196,9 +196,6 @@ PatternScratch::PatternScratch() : data_(std::make_unique<Data>()) {
     fail(ErrorCode::out_of_memory, "no memory for pattern matching");
   }
   pcre2_set_match_limit(data_->context.get(), kMatchLimit);
-  // Null where PCRE2 has no JIT for this machine; matching is then interpreted.
-  data_->jit_stack.reset(pcre2_jit_stack_create(32 << 10, kJitStackBytes, nullptr));
-  pcre2_jit_stack_assign(data_->context.get(), nullptr, data_->jit_stack.get());
 }
 
 PatternScratch::~PatternScratch() = default;
@@ -253,9 +250,17 @@ Pattern Pattern::compile(const std::string& pcre, std::string_view shown, std::s
 std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
                                         PatternScratch& scratch) const {
   pcre2_match_data* match = scratch.data_->match.get();
-  const int count =
-      pcre2_match(data_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                  PCRE2_NO_UTF_CHECK, match, scratch.data_->context.get());
+  const auto run = [&] {
+    return pcre2_match(data_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                       from, PCRE2_NO_UTF_CHECK, match, scratch.data_->context.get());
+  };
+  int count = run();
+  if (count == PCRE2_ERROR_JIT_STACKLIMIT && scratch.data_->jit_stack == nullptr) {
+    // Rare, and mapping this stack for every text costs more than most texts.
+    scratch.data_->jit_stack.reset(pcre2_jit_stack_create(32 << 10, kJitStackBytes, nullptr));
+    pcre2_jit_stack_assign(scratch.data_->context.get(), nullptr, scratch.data_->jit_stack.get());
+    count = run();
+  }
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (count < 0) {
     fail(ErrorCode::unsupported, "the pattern '{}' cannot be matched: {}", data_->shown,
