@@ -13,7 +13,7 @@
 namespace fovea {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
+constexpr size_t kMaxTextBytes = 64 << 20;  // merging one word needs up to 24 bytes for each
 
 // Encodes the pieces of one text.
 class Encoder {

@@ -21,7 +21,7 @@ class Tokenizer {
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Ids of the text, up to 1 GiB of it, with what the file's post-processor puts around it (a
+  // Ids of the text, up to 64 MiB of it, with what the file's post-processor puts around it (a
   // begin-of-text token). Added tokens ("<|eos|>") in the text are recognised. Any bytes are
   // accepted: what is not UTF-8 is first replaced by U+FFFD. Safe to call from several threads.
   std::vector<int32_t> encode(std::string_view text) const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/json.h"
 
+#include <algorithm>
 #include <functional>
 #include <unordered_set>
 #include <vector>
@@ -78,15 +79,18 @@ std::string json_shown(const nlohmann::json& value) {
 
 std::string clipped(std::string_view text) {
   constexpr size_t kLongest = 200;
+  size_t end = std::min(text.size(), kLongest);
+  const auto is_continuation = [&] { return (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80; };
+  while (end < text.size() && end > 0 && is_continuation()) --end;
   std::string shown;
-  for (const char c : text.substr(0, kLongest)) {
+  for (const char c : text.substr(0, end)) {
     if (static_cast<unsigned char>(c) < 0x20) {
       shown += fmt::format("\\x{:02x}", c);
     } else {
       shown += c;
     }
   }
-  if (text.size() > kLongest) shown += fmt::format("... ({} bytes)", text.size());
+  if (end < text.size()) shown += fmt::format("... ({} bytes)", text.size());
   return shown;
 }
 

@@ -93,6 +93,13 @@ TEST(Config, RefusesBrokenText) {
   expect_corrupt([&] { parse("{\"a\":[" + deep + "]}"); }, {"deeper than 64"});
 }
 
+TEST(Config, CutsLongTextsBetweenCharacters) {
+  std::string name(199, 'n');
+  name += "\u00e9\u00e9";
+  expect_corrupt([&] { parse("{\"" + name + "\":1,\"" + name + "\":2}"); },
+                 {name.substr(0, 199) + "... (203 bytes)"});
+}
+
 TEST(Config, ReadsTheModelsOfTheRepository) {
   const Config config = Config::open(FOVEA_SOURCE_DIR "/testdata/models/llama/config.json");
   EXPECT_EQ(config.texts("architectures"), std::vector<std::string>{"LlamaForCausalLM"});

@@ -225,6 +225,16 @@ TEST_F(CheckpointTest, NamesMissingAndUnreadableFiles) {
   expect_error([&] { MappedFile file(pipe); }, ErrorCode::io, {"not a regular file"});
 }
 
+TEST_F(CheckpointTest, EmptyFilesAreMapped) {
+  write("empty", "");
+  MappedFile file((folder_ / "empty").string());
+  EXPECT_TRUE(file.bytes().empty());
+  write("full", "text");
+  file = MappedFile((folder_ / "full").string());
+  const MappedFile moved = std::move(file);
+  EXPECT_EQ(moved.text(), "text");
+}
+
 TEST(Checkpoint, ReadsTheModelsOfTheRepository) {
   const fs::path models = fs::path(FOVEA_SOURCE_DIR) / "testdata/models";
   for (const auto& entry : fs::directory_iterator(models)) {
