@@ -16,7 +16,7 @@
 namespace fovea {
 
 struct RunnerOptions {
-  std::string backend = "cpu";
+  std::string backend = "cpu";  // its linear layers go to `linear`
   DType kv_dtype = DType::f32;
   int32_t page_size = 16;
   int32_t max_requests = 8;
@@ -123,8 +123,9 @@ class ModelRunner {
       kv_pools_.push_back(make_kv_pool(cache, pages_.pages()));
       context.kv = kv_pools_.back().get();
     }
-    const Selection selection = select_backend(
-        registry_, request, {is_linear ? Policy::prefer : Policy::require, options_.backend});
+    const bool is_simd_linear = is_linear && options_.backend == "cpu";
+    const BackendWish wish{Policy::require, is_simd_linear ? "linear" : options_.backend};
+    const Selection selection = select_backend(registry_, request, wish);
     backends_.push_back(selection.chosen->create(context));
     backends_.back()->reserve(request.limits);
   }

@@ -94,7 +94,7 @@ TEST_P(Passes, RowsDependOnTheirOwnTokensOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Models, Passes,
                          testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
-                                         "llama4_text"),
+                                         "llama4_text", "qwen3_next"),
                          [](const auto& test) { return std::string(test.param); });
 
 struct BadInputs {
