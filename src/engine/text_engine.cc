@@ -34,9 +34,10 @@ TextEngine::TextEngine(EngineParts parts)
       scheduler_(*parts_.caches, parts_.limits),
       samplers_(static_cast<size_t>(parts_.threads->size()),
                 Sampler(parts_.request_limits.vocabulary)),
-      logits_((static_cast<size_t>(parts_.limits.max_running) +
-               static_cast<size_t>(parts_.limits.max_prompt_rows)) *
-              static_cast<size_t>(parts_.request_limits.vocabulary)),
+      logits_(std::make_unique_for_overwrite<float[]>(
+          (static_cast<size_t>(parts_.limits.max_running) +
+           static_cast<size_t>(parts_.limits.max_prompt_rows)) *
+          static_cast<size_t>(parts_.request_limits.vocabulary))),
       stats_(parts_.stats) {}
 
 int64_t TextEngine::add(const GenerateRequest& request) {
@@ -103,12 +104,12 @@ void TextEngine::run_pass(std::span<const Chunk> chunks) {
     pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows});
     outcomes_.push_back(std::move(outcome));
   }
-  parts_.runner->run(pass_, std::span(logits_).first(rows * static_cast<size_t>(vocabulary())));
+  parts_.runner->run(pass_, logit_rows(0, rows));
 }
 
-std::span<const float> TextEngine::logit_row(size_t row) const {
+std::span<float> TextEngine::logit_rows(size_t first, size_t count) const {
   const auto width = static_cast<size_t>(vocabulary());
-  return std::span(logits_).subspan(row * width, width);
+  return {logits_.get() + first * width, count * width};
 }
 
 void TextEngine::sample_pass() {
@@ -131,13 +132,13 @@ void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
       const auto scored = static_cast<size_t>(outcome.chunk.begin + row + 1);
       if (scored >= request.tokens.size()) break;
       request.prompt_logprobs[scored] = Sampler::logprob(
-          logit_row(outcome.first_row + static_cast<size_t>(row)), request.tokens[scored]);
+          logit_rows(outcome.first_row + static_cast<size_t>(row), 1), request.tokens[scored]);
     }
   }
   if (outcome.chunk.end != request.length()) return;
   const size_t last = outcome.first_row + static_cast<size_t>(outcome.logit_rows) - 1;
-  outcome.sampled =
-      sampler.sample(logit_row(last), request.sampling, static_cast<uint64_t>(request.length()));
+  outcome.sampled = sampler.sample(logit_rows(last, 1), request.sampling,
+                                   static_cast<uint64_t>(request.length()));
 }
 
 void TextEngine::count_pass(double seconds) {

@@ -74,13 +74,14 @@ class TextEngine final : public Engine {
   void emit(Request& request, SampledToken sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;
   void end_request(int64_t id, TokenEvent event);
-  std::span<const float> logit_row(size_t row) const;
+  std::span<float> logit_rows(size_t first, size_t count) const;
   CacheLease admit_alone(std::span<const int32_t> tokens);
 
   EngineParts parts_;
   Scheduler scheduler_;
   std::vector<Sampler> samplers_;  // per thread
-  std::vector<float> logits_;      // [max_running + max_prompt_rows, vocabulary]
+  // [max_running + max_prompt_rows, vocabulary]; rows no pass has used cost no memory.
+  std::unique_ptr<float[]> logits_;
   std::vector<Outcome> outcomes_;
   std::vector<PassPart> pass_;
   std::vector<TokenEvent> events_;  // not yet returned

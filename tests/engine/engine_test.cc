@@ -293,6 +293,23 @@ TEST(EngineRequests, CancelFreesAtEveryState) {
   }
 }
 
+TEST(EngineRequests, MayBeCancelledFromTheCallback) {
+  Engine& engine = shared_engine();
+  std::vector<GenerateRequest> requests(2, text_request(kPrompt, 20));
+  int64_t first = 0;
+  int tokens = 0;
+  const std::vector<GenerateResult> results =
+      engine.generate(requests, [&](const TokenEvent& event) {
+        if (first == 0) first = event.request;
+        if (event.request == first && event.token >= 0 && ++tokens == 5) engine.cancel(first);
+      });
+  EXPECT_EQ(results[0].finish, FinishReason::cancelled);
+  EXPECT_EQ(results[0].tokens.size(), 5u);
+  EXPECT_EQ(results[1].finish, FinishReason::length);
+  EXPECT_EQ(results[1].tokens.size(), 20u);
+  expect_no_leak(engine);
+}
+
 TEST(EngineOptions, AreCheckedByName) {
   const auto refused = [](const std::string& field, ErrorCode code,
                           const std::function<void(EngineOptions&)>& change) {
@@ -320,6 +337,17 @@ TEST(EngineOptions, AreCheckedByName) {
     o.kv_memory_bytes = 100;
     o.max_context = 0;
   });
+}
+
+TEST(EngineOptions, LatentCachesTakeTheirOwnFp8Format) {
+  for (const auto& [dtype, scale] :
+       {std::pair{DType::f8e5m2, KvScale::none}, {DType::f8e4m3, KvScale::per_head}}) {
+    EngineOptions options = small_options("deepseek_v3");
+    options.kv_dtype = dtype;
+    options.kv_scale = scale;
+    expect_error([&] { (void)Engine::load(options); }, ErrorCode::unsupported,
+                 {"kv_lora_rank 512 and rope_dim 64", std::string(dtype_name(dtype))});
+  }
 }
 
 TEST(EngineOptions, TheContextShrinksToTheBudget) {
