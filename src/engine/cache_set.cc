@@ -66,11 +66,8 @@ bool CacheSet::take_state(CacheLease& lease) {
 
 bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
   const PrefixMatch found = match(text);
-  const std::span<int32_t> row = table_.row(lease.row);
-  int32_t position = 0;
-  for (const int64_t page : found.pages)
-    for (int32_t i = 0; i < options_.page_size; ++i)
-      row[static_cast<size_t>(position++)] = static_cast<int32_t>(page * options_.page_size + i);
+  for (size_t i = 0; i < found.pages.size(); ++i)
+    list_page(lease, static_cast<int32_t>(i), found.pages[i]);
   lease.tokens = lease.cached_tokens = found.tokens;
   if (found.tokens > 0 && state_) state_->copy(found.state_slot, lease.state_slot);
   return hold_windows(lease, found.tokens, found.tokens);
@@ -142,7 +139,7 @@ bool CacheSet::hold_windows(CacheLease& lease, int32_t begin, int32_t end) {
   return true;
 }
 
-void CacheSet::publish(const CacheLease& lease, const CachedText& text) {
+void CacheSet::publish(CacheLease& lease, const CachedText& text) {
   if (!prefix_) return;
   const auto page_size = static_cast<size_t>(options_.page_size);
   const size_t full = text.tokens.size() / page_size;
@@ -158,7 +155,34 @@ void CacheSet::publish(const CacheLease& lease, const CachedText& text) {
   }
   held_.clear();
   for (size_t i = 0; i < full; ++i) held_.push_back(page_of(lease, static_cast<int32_t>(i)));
-  prefix_->insert(domain(text.salt), text.tokens.first(full * page_size), held_, snapshot);
+  const std::span<const int32_t> offered = text.tokens.first(full * page_size);
+  prefix_->insert(domain(text.salt), offered, held_, snapshot);
+  const PrefixMatch kept =
+      prefix_->match(domain(text.salt), offered, static_cast<int32_t>(offered.size()));
+  for (size_t i = 0; i < kept.pages.size(); ++i)
+    adopt(lease, static_cast<int32_t>(i), kept.pages[i]);
+}
+
+// `page`, retained for the lease, takes the place of the lease's own copy.
+void CacheSet::adopt(CacheLease& lease, int32_t index, int64_t page) {
+  const int64_t own = page_of(lease, index);
+  const auto in_window = [&](size_t w) {
+    return lease.windows[w].begin <= index && index < lease.windows[w].end;
+  };
+  bool usable = page != own;
+  for (size_t w = 0; w < windows_.size(); ++w)
+    usable = usable && (!in_window(w) || windows_[w].mapped(page));
+  if (!usable) {
+    pages_.release(page);
+    return;
+  }
+  for (size_t w = 0; w < windows_.size(); ++w) {
+    if (!in_window(w)) continue;
+    windows_[w].hold({&page, 1});  // needs no room: it is mapped
+    windows_[w].drop(own);
+  }
+  list_page(lease, index, page);
+  release_page(own);
 }
 
 void CacheSet::release(CacheLease& lease) {
@@ -166,13 +190,16 @@ void CacheSet::release(CacheLease& lease) {
     for (int32_t i = lease.windows[w].begin; i < lease.windows[w].end; ++i)
       windows_[w].drop(page_of(lease, i));
   for (int32_t position = 0; position < lease.tokens; position += options_.page_size) {
-    const int64_t page = page_of(lease, position / options_.page_size);
-    pages_.release(page);
-    if (pages_.references(page) == 0) forget({&page, 1});
+    release_page(page_of(lease, position / options_.page_size));
   }
   if (lease.state_slot >= 0) state_->release(lease.state_slot);
   if (lease.row > 0) table_.release(lease.row);
   lease = {};
+}
+
+void CacheSet::release_page(int64_t page) {
+  pages_.release(page);
+  if (pages_.references(page) == 0) forget({&page, 1});
 }
 
 void CacheSet::clear() {
@@ -187,6 +214,13 @@ void CacheSet::forget(std::span<const int64_t> pages) {
 int64_t CacheSet::page_of(const CacheLease& lease, int32_t index) {
   const auto position = static_cast<size_t>(index) * static_cast<size_t>(options_.page_size);
   return table_.row(lease.row)[position] / options_.page_size;
+}
+
+void CacheSet::list_page(const CacheLease& lease, int32_t index, int64_t page) {
+  const std::span<int32_t> row = table_.row(lease.row);
+  const int64_t first = int64_t{index} * options_.page_size;
+  for (int64_t i = 0; i < options_.page_size; ++i)
+    row[static_cast<size_t>(first + i)] = static_cast<int32_t>(page * options_.page_size + i);
 }
 
 PrefixDomain CacheSet::domain(std::string_view salt) const {

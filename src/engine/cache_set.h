@@ -67,8 +67,9 @@ class CacheSet {
   bool extend(CacheLease& lease, int32_t begin, int32_t end);
 
   // Offers the full pages of `text`, all of it computed, to later requests. With linear layers that
-  // takes a snapshot and needs a length at a page boundary; other lengths are ignored.
-  void publish(const CacheLease& lease, const CachedText& text);
+  // takes a snapshot and needs a length at a page boundary; other lengths are ignored. Where
+  // another request offered the same text before, the lease gives up its copy.
+  void publish(CacheLease& lease, const CachedText& text);
 
   void release(CacheLease& lease);  // afterwards it holds nothing
 
@@ -91,11 +92,14 @@ class CacheSet {
   bool reuse_prefix(CacheLease& lease, const CachedText& text);
   PrefixMatch match(const CachedText& text);
   int32_t usable(std::span<const int64_t> pages) const;
+  void adopt(CacheLease& lease, int32_t index, int64_t page);
   bool grow(CacheLease& lease, int32_t length, int64_t spare_pages);
   bool hold_windows(CacheLease& lease, int32_t begin, int32_t end);
   bool make_free(int64_t pages);
+  void release_page(int64_t page);
   void forget(std::span<const int64_t> pages);
   int64_t page_of(const CacheLease& lease, int32_t index);
+  void list_page(const CacheLease& lease, int32_t index, int64_t page);
 
   CacheSetOptions options_;
   PageAllocator pages_;

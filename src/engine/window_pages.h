@@ -22,6 +22,7 @@ class WindowPages {
   bool hold(std::span<const int64_t> pages);
   void drop(int64_t page);    // one user less
   void forget(int64_t page);  // the full pool's page is free; it has no users
+  bool mapped(int64_t page) const;
   // How much of a prefix (its pages, in order) has its last window mapped.
   int32_t usable(std::span<const int64_t> pages) const {
     return usable_window_prefix(pool_, pages);
@@ -36,7 +37,6 @@ class WindowPages {
     int32_t before = 0, after = 0;
   };
 
-  bool mapped(int64_t page) const;
   bool idle(int64_t page) const { return users_[static_cast<size_t>(page)] == 0 && mapped(page); }
   void append_idle(int64_t page);
   void remove_idle(int64_t page);

@@ -73,6 +73,28 @@ TEST(CacheSet, ReusesAllButTheLastToken) {
   EXPECT_TRUE(caches.empty());
 }
 
+TEST(CacheSet, EqualTextsComputedTogetherEndUpShared) {
+  for (const TinyCaches tiny : {TinyCaches{}, TinyCaches{.window_pages = 12}}) {
+    CacheSet caches(tiny_cache_options(tiny));
+    const std::vector<int32_t> tokens = numbered(13);
+    std::optional<CacheLease> first = caches.admit({tokens, ""}, true, 0);
+    std::optional<CacheLease> second = caches.admit({tokens, ""}, true, 0);
+    ASSERT_TRUE(first && second);
+    ASSERT_TRUE(caches.extend(*first, 0, 13) && caches.extend(*second, 0, 13));
+    EXPECT_EQ(caches.pages().free_pages(), 20 - 8);
+    caches.publish(*first, {tokens, ""});
+    caches.publish(*second, {tokens, ""});
+    EXPECT_EQ(caches.pages().free_pages(), 20 - 5) << "three full pages, two tails";
+    const std::vector<int32_t> one = slots_of(caches, *first), two = slots_of(caches, *second);
+    EXPECT_TRUE(std::equal(one.begin(), one.begin() + 12, two.begin()));
+    EXPECT_NE(one[12], two[12]);
+    caches.release(*first);
+    caches.release(*second);
+    caches.clear();
+    EXPECT_TRUE(caches.empty());
+  }
+}
+
 TEST(CacheSet, OtherSaltsShareNothing) {
   CacheSet caches(tiny_cache_options({}));
   const std::vector<int32_t> tokens = numbered(9);
