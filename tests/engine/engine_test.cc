@@ -400,7 +400,7 @@ TEST(EngineOptions, SplitBackendsGiveTheSameText) {
 // Batch-invariant mode: the bits of a request's logits do not depend on its company, on chunking or
 // on cache hits. Log-probabilities show them.
 TEST(EngineOptions, BatchInvariantBits) {
-  for (const char* model : {"llama", "gemma2", "deepseek_v3"}) {
+  for (const char* model : {"llama", "gemma2", "deepseek_v3", "qwen3_next"}) {
     EngineOptions options = small_options(model);
     options.batch_invariant = true;
     std::vector<GenerateRequest> requests;
