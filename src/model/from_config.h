@@ -17,7 +17,7 @@
 namespace fovea {
 
 // Sizes, context, eos tokens, the embedding, the final norm and the head: a matrix of its own, or
-// the embedding where `tie_word_embeddings` (missing: tied_by_default) says so. Layers and groups
+// the embedding where `tie_word_embeddings` (missing: `tied_embeddings`) says so. Layers and groups
 // are left to the architecture.
 struct DecoderDefaults {
   bool tied_embeddings = false;

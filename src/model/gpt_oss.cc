@@ -53,8 +53,9 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
     AttentionSpec spec = full;
-    if (types[static_cast<size_t>(i)] == kSliding)
+    if (types[static_cast<size_t>(i)] == kSliding) {
       spec.window = read_size(config, "sliding_window");
+    }
     SelfAttentionParts attention =
         read_self_attention(config, weights["self_attn"], spec, {.bias_by_default = true});
     attention.slot = join_group(parts.info, i, spec);

@@ -29,8 +29,9 @@ std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
     const Weights weights = parts.weights()["model.layers"][i];
     const Weights attention_weights = weights["self_attn"];
     AttentionSpec spec = full;
-    if (types[static_cast<size_t>(i)] == kSliding)
+    if (types[static_cast<size_t>(i)] == kSliding) {
       spec.window = read_size(config, "sliding_window");
+    }
     SelfAttentionParts attention = read_self_attention(config, attention_weights, spec);
     attention.slot = join_group(parts.info, i, spec);
     attention.rotary = rotary;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model_runner.h"
+#include "model_driver.h"
 #include "parity_limits.h"
 #include "reference_file.h"
 
@@ -75,18 +75,18 @@ class Parity : public testing::TestWithParam<Case> {
   Parity()
       : reference_(reference_file(GetParam().model)),
         prompts_(read_prompts(reference_)),
-        runner_(model_folder(GetParam().model), {.backend = GetParam().backend}, threads_) {}
+        driver_(model_folder(GetParam().model), {.backend = GetParam().backend}, threads_) {}
 
   // Largest difference over a prompt, fed in pieces of `piece` tokens.
   float prompt_difference(const Prompt& prompt, size_t piece) {
-    const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
-    const int32_t request = runner_.open();
+    const auto vocabulary = static_cast<size_t>(driver_.info().vocabulary);
+    const int32_t request = driver_.open();
     const std::span<const int32_t> tokens(prompt.tokens);
     float largest = 0;
     for (size_t begin = 0; begin < tokens.size(); begin += piece) {
       const size_t count = std::min(piece, tokens.size() - begin);
-      const std::vector<ModelRunner::Work> work = {{request, tokens.subspan(begin, count)}};
-      const std::span<const float> logits = runner_.run(work, true);
+      const std::vector<ModelDriver::Work> work = {{request, tokens.subspan(begin, count)}};
+      const std::span<const float> logits = driver_.run(work, true);
       if (!prompt.logits.empty()) {
         const auto want = std::span(prompt.logits).subspan(begin * vocabulary, logits.size());
         largest = std::max(largest, largest_difference(logits, want));
@@ -96,14 +96,14 @@ class Parity : public testing::TestWithParam<Case> {
             std::max(largest, largest_difference(logits.last(vocabulary), prompt.last_logits));
       }
     }
-    runner_.close(request);
+    driver_.close(request);
     return largest;
   }
 
   ThreadPool threads_;
   SafetensorsFile reference_;
   std::vector<Prompt> prompts_;
-  ModelRunner runner_;
+  ModelDriver driver_;
 };
 
 TEST_P(Parity, PromptsGiveTheReferenceLogits) {
@@ -125,17 +125,17 @@ TEST_P(Parity, PiecesOfPromptsGiveTheReferenceLogits) {
 // that already decode.
 TEST_P(Parity, BatchesGiveTheReferenceTokens) {
   constexpr size_t kPiece = 150;
-  const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
+  const auto vocabulary = static_cast<size_t>(driver_.info().vocabulary);
   struct State {
     int32_t request = 0;
     std::vector<int32_t> tokens;  // prompt and generated
     size_t done = 0;
   };
   std::vector<State> states;
-  for (const Prompt& prompt : prompts_) states.push_back({runner_.open(), prompt.tokens, 0});
+  for (const Prompt& prompt : prompts_) states.push_back({driver_.open(), prompt.tokens, 0});
 
   for (;;) {
-    std::vector<ModelRunner::Work> work;
+    std::vector<ModelDriver::Work> work;
     std::vector<size_t> owners;
     for (size_t i = 0; i < states.size(); ++i) {
       State& state = states[i];
@@ -146,7 +146,7 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
       state.done += count;
     }
     if (work.empty()) break;
-    const std::span<const float> logits = runner_.run(work, false);
+    const std::span<const float> logits = driver_.run(work, false);
     for (size_t i = 0; i < owners.size(); ++i) {
       State& state = states[owners[i]];
       if (state.done < state.tokens.size()) continue;
@@ -175,17 +175,17 @@ TEST_P(Perplexity, OfTheValidationTextIsTheReferences) {
   const std::vector<int32_t> tokens = values_of<int32_t>(reference_, "validation.input_ids");
   ASSERT_EQ(tokens.size(), windows * length);
 
-  const auto vocabulary = static_cast<size_t>(runner_.info().vocabulary);
+  const auto vocabulary = static_cast<size_t>(driver_.info().vocabulary);
   double nll = 0;
   for (size_t window = 0; window < windows; ++window) {
-    const int32_t request = runner_.open();
+    const int32_t request = driver_.open();
     const std::span<const int32_t> text = std::span(tokens).subspan(window * length, length);
-    const std::vector<ModelRunner::Work> work = {{request, text}};
-    const std::span<const float> logits = runner_.run(work, true);
+    const std::vector<ModelDriver::Work> work = {{request, text}};
+    const std::span<const float> logits = driver_.run(work, true);
     for (size_t i = 0; i + 1 < length; ++i) {
       nll -= log_probability(logits.subspan(i * vocabulary, vocabulary), text[i + 1]);
     }
-    runner_.close(request);
+    driver_.close(request);
   }
   const double perplexity = std::exp(nll / static_cast<double>(windows * (length - 1)));
   const double expected = validation.number("perplexity");

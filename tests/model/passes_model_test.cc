@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "model_runner.h"
+#include "model_driver.h"
 #include "reference_file.h"
 
 namespace {
@@ -51,37 +51,37 @@ class Passes : public testing::TestWithParam<const char*> {
 
 TEST_P(Passes, AllocateNothing) {
   ThreadPool threads(2);
-  const RunnerOptions options{.around_pass = [](bool begins) { counts = begins; }};
-  ModelRunner runner(model_folder(GetParam()), options, threads);
+  const DriverOptions options{.around_pass = [](bool begins) { counts = begins; }};
+  ModelDriver driver(model_folder(GetParam()), options, threads);
   const std::vector<int32_t> a = prompt(2), b = prompt(3);
-  const int32_t first = runner.open(), second = runner.open();
+  const int32_t first = driver.open(), second = driver.open();
   allocations = 0;
-  runner.run(std::vector<ModelRunner::Work>{{first, a}, {second, b}}, true);
-  runner.run(std::vector<ModelRunner::Work>{{first, std::span(b).first(1)}}, false);
-  runner.run(std::vector<ModelRunner::Work>{{first, std::span(b).first(9)},
+  driver.run(std::vector<ModelDriver::Work>{{first, a}, {second, b}}, true);
+  driver.run(std::vector<ModelDriver::Work>{{first, std::span(b).first(1)}}, false);
+  driver.run(std::vector<ModelDriver::Work>{{first, std::span(b).first(9)},
                                             {second, std::span(a).first(1)}},
              false);
   EXPECT_EQ(allocations, 0);
 }
 
 TEST_P(Passes, RowsDependOnTheirOwnTokensOnly) {
-  const RunnerOptions options{.batch_invariant = true};
+  const DriverOptions options{.batch_invariant = true};
   ThreadPool two(2), one(1);
   const std::vector<int32_t> tokens = prompt(2), other = prompt(3);
-  const auto vocabulary = [](const ModelRunner& runner) {
-    return static_cast<size_t>(runner.info().vocabulary);
+  const auto vocabulary = [](const ModelDriver& driver) {
+    return static_cast<size_t>(driver.info().vocabulary);
   };
 
-  ModelRunner alone(model_folder(GetParam()), options, two);
+  ModelDriver alone(model_folder(GetParam()), options, two);
   const std::span<const float> view =
-      alone.run(std::vector<ModelRunner::Work>{{alone.open(), tokens}}, true);
+      alone.run(std::vector<ModelDriver::Work>{{alone.open(), tokens}}, true);
   const std::vector<float> whole(view.begin(), view.end());
 
-  ModelRunner mixed(model_folder(GetParam()), options, one);
+  ModelDriver mixed(model_folder(GetParam()), options, one);
   const int32_t request = mixed.open(), companion = mixed.open();
   for (size_t begin = 0; begin < tokens.size();) {
     const size_t count = std::min<size_t>(begin == 0 ? 77 : begin % 3 + 1, tokens.size() - begin);
-    const std::vector<ModelRunner::Work> work = {
+    const std::vector<ModelDriver::Work> work = {
         {companion, std::span(other).subspan(begin, begin % 2 + 1)},
         {request, std::span(tokens).subspan(begin, count)}};
     const std::span<const float> logits = mixed.run(work, true).last(count * vocabulary(mixed));

@@ -9,7 +9,7 @@
 #include <ostream>
 #include <string>
 
-#include "model_runner.h"
+#include "model_driver.h"
 #include "parity_limits.h"
 #include "patched_model.h"
 #include "reference_file.h"
@@ -33,11 +33,11 @@ TEST_P(Variants, GiveTheReferenceLogits) {
   const Variant& variant = GetParam();
   const PatchedModel model(variant.model, nlohmann::json::parse(variant.patch));
   ThreadPool threads;
-  ModelRunner runner(model.folder(), {.backend = "reference", .max_requests = 1}, threads);
+  ModelDriver driver(model.folder(), {.backend = "reference", .max_requests = 1}, threads);
   const std::vector<int32_t> tokens =
       values_of<int32_t>(reference_file(variant.model), "prompt_2.input_ids");
-  const std::vector<ModelRunner::Work> work = {{runner.open(), tokens}};
-  const std::span<const float> logits = runner.run(work, false);
+  const std::vector<ModelDriver::Work> work = {{driver.open(), tokens}};
+  const std::span<const float> logits = driver.run(work, false);
   for (size_t i = 0; i < variant.logits.size(); ++i) {
     EXPECT_NEAR(logits[100 + 256 * i], variant.logits[i], ParityLimits{}.logit);
   }

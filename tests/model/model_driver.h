@@ -15,7 +15,7 @@
 
 namespace fovea {
 
-struct RunnerOptions {
+struct DriverOptions {
   std::string backend = "cpu";  // its linear layers go to `linear`
   DType kv_dtype = DType::f32;
   int32_t page_size = 16;
@@ -26,7 +26,7 @@ struct RunnerOptions {
   void (*around_pass)(bool begins) = nullptr;  // called before plan and after forward
 };
 
-class ModelRunner {
+class ModelDriver {
  public:
   // New tokens of one request in one pass.
   struct Work {
@@ -34,7 +34,7 @@ class ModelRunner {
     std::span<const int32_t> tokens;
   };
 
-  ModelRunner(const std::string& folder, const RunnerOptions& options, ThreadPool& threads)
+  ModelDriver(const std::string& folder, const DriverOptions& options, ThreadPool& threads)
       : options_(options),
         model_(load_model(folder, threads)),
         registry_(BackendRegistry::builtin()),
@@ -175,7 +175,7 @@ class ModelRunner {
     return view;
   }
 
-  RunnerOptions options_;
+  DriverOptions options_;
   std::unique_ptr<Model> model_;
   BackendRegistry registry_;
   RequestTable table_;
