@@ -55,7 +55,8 @@ struct Cache {
 
   bool operator==(const Cache& other) const {
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
-      return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
+      return a.size() == b.size() &&
+             (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
     };
     return k == other.k && v == other.v && same(k_scale, other.k_scale) &&
            same(v_scale, other.v_scale);
