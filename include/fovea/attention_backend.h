@@ -71,7 +71,8 @@ class AttentionBackend {
   // Exact upper bound over every batch within the limits.
   virtual size_t workspace_bytes(const BatchLimits& limits) const = 0;
 
-  // Fixes every buffer; addresses never change again and nothing is allocated later. An empty
+  // Fixes every buffer; addresses never change again and nothing is allocated later (`reference`
+  // alone, being loops over plain vectors, allocates inside its kernels). An empty
   // workspace is allocated by the backend; otherwise it needs at least workspace_bytes(limits)
   // bytes, 64-byte aligned, or Error{workspace_too_small} names how many.
   virtual void reserve(const BatchLimits& limits, std::span<std::byte> workspace = {}) = 0;

@@ -82,7 +82,8 @@ class BackendRegistry {
   // Error{invalid_argument} when a name or alias is taken, unless override_existing.
   void add(BackendEntry entry, bool override_existing = false);
 
-  std::span<const BackendEntry> entries() const { return entries_; }
+  std::span<const BackendEntry> entries() const& { return entries_; }
+  std::span<const BackendEntry> entries() const&& = delete;  // the rows would be gone
   // By name or alias; null when unknown.
   const BackendEntry* find(std::string_view name_or_alias) const;
   std::string known_names() const;  // comma-separated, for error messages

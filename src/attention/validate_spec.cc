@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/validate_spec.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
@@ -9,11 +10,18 @@
 namespace fovea {
 namespace {
 
+// Keeps products with lengths inside 64 bits; the largest models have 2^17.
+constexpr int64_t kMaxRowValues = int64_t{1} << 24;
+
 void validate_heads(const AttentionSpec& spec) {
   check_argument(spec.q_heads > 0, "q_heads is {}, must be positive", spec.q_heads);
   check_argument(spec.kv_heads > 0, "kv_heads is {}, must be positive", spec.kv_heads);
   check_argument(spec.head_dim > 0, "head_dim is {}, must be positive", spec.head_dim);
   check_argument(spec.head_dim_v > 0, "head_dim_v is {}, must be positive", spec.head_dim_v);
+  const int64_t row = int64_t{std::max(spec.q_heads, spec.kv_heads)} *
+                      std::max({spec.head_dim, spec.head_dim_v, spec.nope_dim, spec.v_dim});
+  check_argument(row <= kMaxRowValues, "a token has {} values in its heads, at most {}", row,
+                 kMaxRowValues);
   if (is_linear(spec.kind)) {
     check_argument(spec.kv_heads % spec.q_heads == 0,
                    "kv_heads (value heads) is {}, must be a multiple of q_heads (key heads) {}",

@@ -353,6 +353,46 @@ TEST(Forward, WithoutQueriesItOnlyStores) {
   }
 }
 
+// A cross cache is filled by a batch of the encoder's tokens without queries, then read.
+TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
+  Fixture fixture;
+  fixture.spec.scope = AttentionScope::cross;
+  fixture.create();
+  const int32_t q_indptr[] = {0, 3, 3}, no_keys[] = {0, 0};
+  fixture.encoder_lens = {3, 0};
+  BatchView fill = fixture.batch;
+  fill.tokens = 3;
+  fill.q_indptr = q_indptr;
+  fill.kv_lens = no_keys;
+  fill.encoder_lens = fixture.encoder_lens.data();
+  const std::vector<int64_t> out_slots(fixture.slots.begin() + kContext,
+                                       fixture.slots.begin() + kContext + 3);
+  fill.out_slots = out_slots.data();
+  std::vector<float> k(3 * 8, 0), v(3 * 8), q(5 * 2 * 8, 1), out(5 * 2 * 8, -1);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / 8 + 1);
+  fixture.backend->plan(fill);
+  fixture.backend->forward(
+      {.k = dense_rows(k.data(), DType::f32, 1, 8), .v = dense_rows(v.data(), DType::f32, 1, 8)});
+
+  BatchView decode = fixture.batch;
+  decode.encoder_lens = fixture.encoder_lens.data();
+  decode.out_slots = nullptr;
+  fixture.backend->plan(decode);
+  fixture.backend->forward({.q = dense_rows(q.data(), DType::f32, 2, 8),
+                            .out = dense_rows(out.data(), DType::f32, 2, 8)});
+  // Equal scores: the mean of 1, 2 and 3. The second request has no encoder tokens.
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_FLOAT_EQ(out[i], i < 2 * 2 * 8 ? 2.0f : 0.0f);
+}
+
+TEST(Reserve, RefusesLimitsNobodyCanMean) {
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  Fixture fixture;
+  fixture.create();
+  EXPECT_THROW((void)fixture.backend->workspace_bytes({kMost, kMost, kMost, kMost, kMost}), Error);
+  fixture.spec.q_heads = 1 << 22;
+  EXPECT_NE(error_of([&] { fixture.create(); }).find("at most 16777216"), std::string::npos);
+}
+
 TEST(Reserve, NamesTheBytesAWorkspaceNeeds) {
   Fixture fixture;
   fixture.create();

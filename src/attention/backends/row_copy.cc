@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/row_copy.h"
 
+#include <array>
 #include <cstring>
 
 #include "core/float_types.h"
@@ -17,8 +18,32 @@ void convert(const char* from, DType from_dtype, char* to, DType to_dtype, int32
   for (int32_t d = 0; d < dim; ++d) store_float(to, to_dtype, d, load_float(from, from_dtype, d));
 }
 
+// All codes of an fp8 format as f32: decoding one takes longer than looking it up.
+template <DType dtype>
+const std::array<float, 256>& fp8_values() {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> table;
+    for (int code = 0; code < 256; ++code) {
+      const auto byte = static_cast<uint8_t>(code);
+      table[static_cast<size_t>(code)] = load_float(&byte, dtype, 0);
+    }
+    return table;
+  }();
+  return values;
+}
+
+void load_fp8(const char* from, const std::array<float, 256>& values, int32_t dim, float* to) {
+  for (int32_t d = 0; d < dim; ++d) to[d] = values[static_cast<uint8_t>(from[d])];
+}
+
 void load_scaled(const char* from, DType dtype, float scale, int32_t dim, float* to) {
-  convert(from, dtype, reinterpret_cast<char*>(to), DType::f32, dim);
+  if (dtype == DType::f8e4m3) {
+    load_fp8(from, fp8_values<DType::f8e4m3>(), dim, to);
+  } else if (dtype == DType::f8e5m2) {
+    load_fp8(from, fp8_values<DType::f8e5m2>(), dim, to);
+  } else {
+    convert(from, dtype, reinterpret_cast<char*>(to), DType::f32, dim);
+  }
   if (scale == 1.0f) return;
   for (int32_t d = 0; d < dim; ++d) to[d] *= scale;
 }
