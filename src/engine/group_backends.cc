@@ -6,14 +6,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/validate_spec.h"
 #include "core/check.h"
 
 namespace fovea {
 namespace {
-
-bool is_linear(const AttentionSpec& spec) {
-  return spec.kind == AttentionKind::gated_delta_net || spec.kind == AttentionKind::mamba2;
-}
 
 // How far back a query of these layers can see; 0: to the beginning. A chunk never reaches further
 // than a window of its length.
@@ -63,18 +60,13 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   return cache;
 }
 
-std::unique_ptr<AttentionBackend> create_one(const Selection& selection,
-                                             const BackendContext& context) {
-  return selection.chosen->create(context);
-}
-
 }  // namespace
 
 std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options) {
   check_kv_dtype(options);
   std::vector<CacheGroup> groups;
   for (const LayerGroup& group : model.groups) {
-    if (is_linear(group.spec)) {
+    if (is_linear(group.spec.kind)) {
       groups.push_back({{}, group.state});
     } else {
       groups.push_back({kv_cache_spec(group, options), {}});
@@ -104,7 +96,7 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     selection.request.limits = limits;
     selection.request.device = cpu_device();
     const BackendRegistry& registry = *options.registry;
-    const bool linear = is_linear(group.spec);
+    const bool linear = is_linear(group.spec.kind);
     selection.prefill =
         select_backend(registry, selection.request, linear ? BackendWish{} : options.backend);
     if (options.decode_backend && !linear) {
@@ -123,9 +115,9 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
 
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
                                                        const BackendContext& context) {
-  std::unique_ptr<AttentionBackend> backend = create_one(selection.prefill, context);
+  std::unique_ptr<AttentionBackend> backend = selection.prefill.chosen->create(context);
   if (selection.decode)
-    backend = compose_by_phase(std::move(backend), create_one(*selection.decode, context));
+    backend = compose_by_phase(std::move(backend), selection.decode->chosen->create(context));
   backend->reserve(selection.request.limits);
   return backend;
 }
