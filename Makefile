@@ -36,7 +36,7 @@ sanitize: deps ## the tests under ASan+UBSan, then under TSan
 fuzz: ## each fuzzer for a minute (FUZZ_SECONDS=n for another time)
 	@tools/install_deps.sh fuzz
 	cmake -S . -B build-fuzz -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_FUZZ=ON -DFOVEA_TESTS=OFF -DFOVEA_BENCH=OFF
-	cmake --build build-fuzz -j $(JOBS)
+	cmake --build build-fuzz --target fuzz -j $(JOBS)
 	tools/run_fuzzers.sh build-fuzz $(or $(FUZZ_SECONDS),60)
 
 format: ## clang-format on every source
