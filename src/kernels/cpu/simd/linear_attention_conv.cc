@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Neighbouring channels in the lanes; the taps one after the other over a tile of tokens.
+#include <hwy/contrib/math/math-inl.h>
 #include <string.h>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/linear_attention.h"
 
