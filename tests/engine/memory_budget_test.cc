@@ -81,6 +81,7 @@ TEST(MemoryBudget, NeverExceedsTheBudgetAndServesOneFullRequest) {
     } catch (const Error& error) {
       RC_ASSERT(error.code() == ErrorCode::out_of_memory);
       RC_ASSERT(std::string(error.what()).find(std::to_string(demand.budget)) != std::string::npos);
+      ++refused;
       return;
     }
     ++accepted;
