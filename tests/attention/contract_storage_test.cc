@@ -11,6 +11,8 @@
 #include "core/float_types.h"
 #include "fovea/error.h"
 #include "support/cases.h"
+#include "support/error_budget.h"
+#include "support/oracle.h"
 #include "support/run_backend.h"
 
 namespace fovea {
@@ -144,6 +146,31 @@ TEST_P(Storage, ScalesActAsFactors) {
   const Output sharper = run(4, 1);
   test.spec.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
   EXPECT_TRUE(same_bits(sharper, run(1, 1)));
+}
+
+TEST_P(Storage, ScaledE4m3CostsLittle) {
+  for (const char* scale : {"per_tensor", "per_head", "per_token_head"}) {
+    const AttentionCase test = test::attention_case(std::string("q_fp32_kv_fp8_e4m3_") + scale);
+    const BackendEntry* entry = serving(test);
+    ASSERT_NE(entry, nullptr);
+    const CaseData data = make_data(test);
+    AttentionCase unquantised = test;
+    unquantised.cache.dtype = DType::f32;
+    unquantised.cache.scale = KvScale::none;
+    const Output got = run_case(*entry, test, data);
+    double error = 0, magnitude = 0;
+    size_t at = 0;
+    for (size_t request = 0; request < data.requests.size(); ++request) {
+      for (double want : oracle(unquantised, data, request).exact.out) {
+        const double difference = static_cast<double>(got.out[at++]) - want;
+        error += difference * difference;
+        magnitude += want * want;
+      }
+    }
+    EXPECT_EQ(at, got.out.size());
+    EXPECT_LT(std::sqrt(error / magnitude), test::kE4m3RelativeRms) << scale;
+    EXPECT_GT(error, 0) << scale << " stored nothing as fp8";
+  }
 }
 
 std::vector<std::string> built_backends() {
