@@ -3,10 +3,10 @@ BUILD ?= build
 MODEL ?= testdata/models/llama
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test build bench sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu build bench kernels sanitize fuzz format deps clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: build ## generate text from a checkpoint of testdata/models (MODEL=folder for another)
 	$(BUILD)/fovea generate $(MODEL) --prompt "And God said unto him," --max-new-tokens 80 --stats
@@ -20,6 +20,12 @@ build: deps ## the library, the command line tool, the tests
 
 deps: ## Debian packages this build needs
 	@tools/install_deps.sh
+
+test-gpu: build kernels ## the tests that need a GPU; without one they are skipped
+	FOVEA_KERNEL_PACK=$(CURDIR)/$(BUILD)/kernels.pack ctest --test-dir $(BUILD) -L gpu --output-on-failure
+
+kernels: build ## compile the GPU kernels for every architecture; needs no GPU
+	LD_LIBRARY_PATH=$$(tools/find_nvrtc.sh $(BUILD)/nvrtc) $(BUILD)/fovea kernels build --pack $(BUILD)/kernels.pack
 
 bench: build ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention

@@ -16,6 +16,7 @@ void add_explain(CLI::App& program);
 void add_backends(CLI::App& program);
 void add_env(CLI::App& program);
 void add_bench(CLI::App& program);
+void add_kernels(CLI::App& program);
 
 // The model argument and every flag of EngineOptions, read into `options` when parsed.
 struct EngineFlags {

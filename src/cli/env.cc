@@ -6,9 +6,19 @@
 
 #include "cli/commands.h"
 #include "fovea/device.h"
+#include "fovea/gpu.h"
 
 namespace fovea::cli {
 namespace {
+
+std::string describe_gpus() {
+  std::string names;
+  for (const DeviceInfo& gpu : gpu_devices()) {
+    names += fmt::format("{}{} (sm_{}, {:.0f} GB)", names.empty() ? "" : ", ", gpu.name, gpu.sm,
+                         static_cast<double>(gpu.memory_bytes) / 1e9);
+  }
+  return names.empty() ? why_no_gpu() : names;
+}
 
 nlohmann::ordered_json describe() {
   const DeviceInfo cpu = cpu_device();
@@ -18,7 +28,7 @@ nlohmann::ordered_json describe() {
           {"instruction_set", cpu.isa.empty() ? "none the cpu backend can use" : cpu.isa},
           {"cores", cpu.cores},
           {"memory_bytes", cpu.memory_bytes},
-          {"gpu", "not in this build"}};
+          {"gpu", describe_gpus()}};
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   fovea::cli::add_backends(program);
   fovea::cli::add_env(program);
   fovea::cli::add_bench(program);
+  fovea::cli::add_kernels(program);
   try {
     program.parse(argc, argv);
     return 0;

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which NVIDIA GPUs there are. The driver is found at run time; without one the library works on the
+// CPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fovea/device.h"
+
+namespace fovea {
+
+// Every device the driver shows; empty where why_no_gpu() is not.
+std::vector<DeviceInfo> gpu_devices();
+
+// Why there is no GPU to use: no driver, one that is too old, or no device. Empty: there is one.
+std::string why_no_gpu();
+
+}  // namespace fovea

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU kernels that ship compiled with the library. Building them needs NVRTC and no GPU.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fovea {
+
+// One kernel of the baked set.
+struct KernelListing {
+  std::string name;     // "portable/attention/128_128_bf16_bf16.sm80"
+  bool packed = false;  // up to date in the pack that was asked about
+  size_t cubin_bytes = 0;
+  int registers = 0;
+  int spill_bytes = 0;   // stored and loaded again, a thread
+  int shared_bytes = 0;  // static
+  double compile_seconds = 0;
+};
+
+struct KernelBuildOptions {
+  std::string pack_path;
+  std::string only;  // compile only names that contain this
+  int threads = 0;   // 0: one per core
+  std::function<void(std::string_view)> progress;
+};
+
+// Compiles what is missing or stale in the pack and writes it; what is up to date by content stays.
+// Error{unsupported} without NVRTC, or naming the kernel and the compiler's log.
+std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options);
+
+// The baked set, with figures where the pack at `pack_path` has them. An empty or missing pack is
+// legal.
+std::vector<KernelListing> list_kernels(const std::string& pack_path);
+
+}  // namespace fovea

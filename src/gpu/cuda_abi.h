@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of the CUDA driver's binary interface that Fovea calls, so that neither a toolkit nor
+// its headers are needed to build. Names and values are those of the driver API documentation (CUDA
+// 12 and later); sizes are checked where the driver depends on them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "fovea/device.h"
+
+struct CUctx_st;
+struct CUmod_st;
+struct CUfunc_st;
+struct CUevent_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
+
+namespace fovea::gpu {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = CUctx_st*;
+using CUmodule = CUmod_st*;
+using CUfunction = CUfunc_st*;
+using CUevent = CUevent_st*;
+using CUgraph = CUgraph_st*;
+using CUgraphExec = CUgraphExec_st*;
+
+inline constexpr CUresult kCudaSuccess = 0;
+inline constexpr CUresult kCudaErrorOutOfMemory = 2;
+inline constexpr CUresult kCudaErrorNotReady = 600;
+
+enum CUdevice_attribute : int {
+  kAttributeMultiprocessorCount = 16,
+  kAttributeComputeCapabilityMajor = 75,
+  kAttributeComputeCapabilityMinor = 76,
+  kAttributeMaxSharedMemoryPerBlockOptin = 97,
+};
+
+enum CUfunction_attribute : int {
+  kFunctionNumRegs = 4,
+  kFunctionLocalSizeBytes = 3,
+  kFunctionMaxDynamicSharedSizeBytes = 8,
+};
+
+enum CUstreamCaptureMode : int { kCaptureModeThreadLocal = 1 };
+enum CUevent_flags : unsigned { kEventDefault = 0, kEventDisableTiming = 2 };
+enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
+
+// Launch attributes: a tagged union of 64 bytes.
+enum CUlaunchAttributeID : int {
+  kLaunchAttributeClusterDimension = 4,
+  kLaunchAttributeProgrammaticStreamSerialization = 6,
+};
+struct CUlaunchAttribute {
+  CUlaunchAttributeID id;
+  char pad[8 - sizeof(CUlaunchAttributeID)];
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    int programmatic_stream_serialization;
+  } value;
+};
+static_assert(sizeof(CUlaunchAttribute) == 72);
+
+struct CUlaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  Stream stream;
+  CUlaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+// A tensor map, opaque; kernels take it by value as a __grid_constant__ parameter.
+struct alignas(64) CUtensorMap {
+  uint64_t opaque[16];
+};
+static_assert(sizeof(CUtensorMap) == 128);
+
+enum CUtensorMapDataType : int {
+  kTensorUint8 = 0,
+  kTensorFloat16 = 6,
+  kTensorFloat32 = 7,
+  kTensorBfloat16 = 9,
+};
+enum CUtensorMapSwizzle : int {
+  kSwizzleNone = 0,
+  kSwizzle32B = 1,
+  kSwizzle64B = 2,
+  kSwizzle128B = 3
+};
+enum CUtensorMapL2promotion : int {
+  kL2PromotionNone = 0,
+  kL2Promotion128B = 2,
+  kL2Promotion256B = 3
+};
+
+}  // namespace fovea::gpu

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA driver's entry points, found at run time. Without a driver the library works on the CPU
+// and says why the GPU is missing.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "gpu/cuda_abi.h"
+
+namespace fovea::gpu {
+
+// X(member, exported name, parameters). The exported names carry the version the parameters belong
+// to.
+#define FOVEA_DRIVER_FUNCTIONS(X)                                                                  \
+  X(init, "cuInit", (unsigned))                                                                    \
+  X(driver_version, "cuDriverGetVersion", (int*))                                                  \
+  X(error_name, "cuGetErrorName", (CUresult, const char**))                                        \
+  X(error_string, "cuGetErrorString", (CUresult, const char**))                                    \
+  X(device_count, "cuDeviceGetCount", (int*))                                                      \
+  X(device_get, "cuDeviceGet", (CUdevice*, int))                                                   \
+  X(device_name, "cuDeviceGetName", (char*, int, CUdevice))                                        \
+  X(device_attribute, "cuDeviceGetAttribute", (int*, CUdevice_attribute, CUdevice))                \
+  X(device_total_memory, "cuDeviceTotalMem_v2", (size_t*, CUdevice))                               \
+  X(context_retain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                            \
+  X(context_release, "cuDevicePrimaryCtxRelease_v2", (CUdevice))                                   \
+  X(context_set, "cuCtxSetCurrent", (CUcontext))                                                   \
+  X(memory_info, "cuMemGetInfo_v2", (size_t*, size_t*))                                            \
+  X(memory_allocate, "cuMemAlloc_v2", (CUdeviceptr*, size_t))                                      \
+  X(memory_free, "cuMemFree_v2", (CUdeviceptr))                                                    \
+  X(host_allocate, "cuMemHostAlloc", (void**, size_t, unsigned))                                   \
+  X(host_free, "cuMemFreeHost", (void*))                                                           \
+  X(copy_to_device, "cuMemcpyHtoDAsync_v2", (CUdeviceptr, const void*, size_t, Stream))            \
+  X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void*, CUdeviceptr, size_t, Stream))                    \
+  X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, size_t, Stream))            \
+  X(fill_bytes, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, Stream))                   \
+  X(stream_create, "cuStreamCreate", (Stream*, unsigned))                                          \
+  X(stream_destroy, "cuStreamDestroy_v2", (Stream))                                                \
+  X(stream_synchronize, "cuStreamSynchronize", (Stream))                                           \
+  X(stream_wait_event, "cuStreamWaitEvent", (Stream, CUevent, unsigned))                           \
+  X(stream_begin_capture, "cuStreamBeginCapture_v2", (Stream, CUstreamCaptureMode))                \
+  X(stream_end_capture, "cuStreamEndCapture", (Stream, CUgraph*))                                  \
+  X(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec*, CUgraph, unsigned long long)) \
+  X(graph_launch, "cuGraphLaunch", (CUgraphExec, Stream))                                          \
+  X(graph_exec_destroy, "cuGraphExecDestroy", (CUgraphExec))                                       \
+  X(graph_destroy, "cuGraphDestroy", (CUgraph))                                                    \
+  X(event_create, "cuEventCreate", (CUevent*, unsigned))                                           \
+  X(event_record, "cuEventRecord", (CUevent, Stream))                                              \
+  X(event_synchronize, "cuEventSynchronize", (CUevent))                                            \
+  X(event_elapsed, "cuEventElapsedTime", (float*, CUevent, CUevent))                               \
+  X(event_destroy, "cuEventDestroy_v2", (CUevent))                                                 \
+  X(module_load, "cuModuleLoadData", (CUmodule*, const void*))                                     \
+  X(module_unload, "cuModuleUnload", (CUmodule))                                                   \
+  X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                  \
+  X(module_global, "cuModuleGetGlobal_v2", (CUdeviceptr*, size_t*, CUmodule, const char*))         \
+  X(function_attribute, "cuFuncGetAttribute", (int*, CUfunction_attribute, CUfunction))            \
+  X(function_set_attribute, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))         \
+  X(launch, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))               \
+  X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                   \
+    (CUtensorMap*, CUtensorMapDataType, unsigned, void*, const uint64_t*, const uint64_t*,         \
+     const uint32_t*, const uint32_t*, int, CUtensorMapSwizzle, CUtensorMapL2promotion, int))
+
+struct Driver {
+#define FOVEA_DECLARE(member, name, parameters) CUresult(*member) parameters = nullptr;
+  FOVEA_DRIVER_FUNCTIONS(FOVEA_DECLARE)
+#undef FOVEA_DECLARE
+};
+
+// Empty when GPUs can be used; otherwise the reason: no driver library, one that is too old, no
+// device.
+const std::string& why_no_driver();
+
+// Error{unsupported} with why_no_driver() when there is none.
+const Driver& driver();
+
+// Throws Error naming the call, the driver's error name and its text. Out of memory keeps its code.
+void check(CUresult result, std::string_view call);
+
+}  // namespace fovea::gpu

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/gpu.h"
+
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "fovea/gpu.h"
+
+namespace fovea::gpu {
+namespace {
+
+int attribute(CUdevice_attribute which, CUdevice device) {
+  int value = 0;
+  check(driver().device_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+DeviceInfo describe(CUdevice device, int index) {
+  DeviceInfo info;
+  info.kind = DeviceKind::cuda;
+  info.index = index;
+  char name[256] = {};
+  check(driver().device_name(name, sizeof(name), device), "cuDeviceGetName");
+  info.name = name;
+  info.sm = attribute(kAttributeComputeCapabilityMajor, device) * 10 +
+            attribute(kAttributeComputeCapabilityMinor, device);
+  info.cores = attribute(kAttributeMultiprocessorCount, device);
+  check(driver().device_total_memory(&info.memory_bytes, device), "cuDeviceTotalMem");
+  return info;
+}
+
+CUdevice device_of(int index) {
+  CUdevice device = 0;
+  check(driver().device_get(&device, index), "cuDeviceGet");
+  return device;
+}
+
+CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+}  // namespace
+
+Context::Context(int device) {
+  int count = 0;
+  check(driver().device_count(&count), "cuDeviceGetCount");
+  check_argument(device >= 0 && device < count, "GPU {} does not exist, there are {}", device,
+                 count);
+  device_ = device_of(device);
+  info_ = describe(device_, device);
+  shared_bytes_ = attribute(kAttributeMaxSharedMemoryPerBlockOptin, device_);
+  check(driver().context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+  bind();
+}
+
+Context::~Context() { driver().context_release(device_); }
+
+void Context::bind() const { check(driver().context_set(context_), "cuCtxSetCurrent"); }
+
+DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  const CUresult result = driver().memory_allocate(&address_, bytes);
+  if (result == kCudaErrorOutOfMemory) {
+    size_t free = 0;
+    size_t total = 0;
+    driver().memory_info(&free, &total);
+    fail(ErrorCode::out_of_memory, "{} bytes of GPU memory asked for, {} of {} are free", bytes,
+         free, total);
+  }
+  check(result, "cuMemAlloc");
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (address_) driver().memory_free(address_);
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
+  if (bytes) check(driver().host_allocate(&data_, bytes, 0), "cuMemHostAlloc");
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_) driver().host_free(data_);
+}
+
+void copy_to_device(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes)
+    check(driver().copy_to_device(address_of(to), from, bytes, stream), "cuMemcpyHtoDAsync");
+}
+
+void copy_to_host(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes) check(driver().copy_to_host(to, address_of(from), bytes, stream), "cuMemcpyDtoHAsync");
+}
+
+void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream) {
+  if (bytes) check(driver().fill_bytes(address_of(to), value, bytes, stream), "cuMemsetD8Async");
+}
+
+void synchronize(Stream stream) {
+  check(driver().stream_synchronize(stream), "cuStreamSynchronize");
+}
+
+OwnedStream::OwnedStream() {
+  check(driver().stream_create(&stream_, kStreamNonBlocking), "cuStreamCreate");
+}
+OwnedStream::~OwnedStream() { driver().stream_destroy(stream_); }
+
+Event::Event() { check(driver().event_create(&event_, kEventDefault), "cuEventCreate"); }
+Event::~Event() { driver().event_destroy(event_); }
+void Event::record(Stream stream) { check(driver().event_record(event_, stream), "cuEventRecord"); }
+void Event::wait() const { check(driver().event_synchronize(event_), "cuEventSynchronize"); }
+float Event::milliseconds_since(const Event& start) const {
+  float milliseconds = 0;
+  check(driver().event_elapsed(&milliseconds, start.event_, event_), "cuEventElapsedTime");
+  return milliseconds;
+}
+
+Graph::~Graph() {
+  if (exec_) driver().graph_exec_destroy(exec_);
+}
+
+void Graph::begin_capture(Stream stream) {
+  check(driver().stream_begin_capture(stream, kCaptureModeThreadLocal), "cuStreamBeginCapture");
+}
+
+void Graph::abandon_capture(Stream stream) {
+  CUgraph graph = nullptr;
+  driver().stream_end_capture(stream, &graph);
+  if (graph) driver().graph_destroy(graph);
+}
+
+Graph Graph::end_capture(Stream stream) {
+  CUgraph graph = nullptr;
+  check(driver().stream_end_capture(stream, &graph), "cuStreamEndCapture");
+  Graph result;
+  const CUresult instantiated = driver().graph_instantiate(&result.exec_, graph, 0);
+  driver().graph_destroy(graph);
+  check(instantiated, "cuGraphInstantiate");
+  return result;
+}
+
+void Graph::launch(Stream stream) const {
+  check(driver().graph_launch(exec_, stream), "cuGraphLaunch");
+}
+
+}  // namespace fovea::gpu
+
+namespace fovea {
+
+std::vector<DeviceInfo> gpu_devices() {
+  std::vector<DeviceInfo> found;
+  if (!why_no_gpu().empty()) return found;
+  int count = 0;
+  gpu::check(gpu::driver().device_count(&count), "cuDeviceGetCount");
+  for (int index = 0; index < count; ++index) {
+    found.push_back(gpu::describe(gpu::device_of(index), index));
+  }
+  return found;
+}
+
+std::string why_no_gpu() { return gpu::why_no_driver(); }
+
+}  // namespace fovea

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// One GPU and the objects that live on it. Everything here is an owner: it frees what it made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "fovea/device.h"
+#include "gpu/driver.h"
+
+namespace fovea::gpu {
+
+// A device's primary context, shared with whatever else in the process uses CUDA. bind() makes it
+// current on the calling thread, which every other call of this folder needs.
+class Context {
+ public:
+  // Error{invalid_argument} when there is no such device.
+  explicit Context(int device);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  void bind() const;
+  const DeviceInfo& info() const { return info_; }
+  int shared_bytes_per_block() const { return shared_bytes_; }
+
+ private:
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+  DeviceInfo info_;
+  int shared_bytes_ = 0;
+};
+
+// Device memory, 256-byte aligned. Error{out_of_memory} names the bytes asked for and free.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(size_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept
+      : address_(std::exchange(other.address_, 0)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  template <typename T = void>
+  T* data() const {
+    return reinterpret_cast<T*>(address_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  CUdeviceptr address_ = 0;
+  size_t bytes_ = 0;
+};
+
+// Page-locked host memory: copies from and to it are asynchronous.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t bytes);
+  ~PinnedBuffer();
+  PinnedBuffer(PinnedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  template <typename T = void>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Copies are ordered by the stream; host memory must stay valid until it has reached them.
+void copy_to_device(void* to, const void* from, size_t bytes, Stream stream);
+void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
+void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
+void synchronize(Stream stream);
+
+class OwnedStream {
+ public:
+  OwnedStream();
+  ~OwnedStream();
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  Stream get() const { return stream_; }
+
+ private:
+  Stream stream_ = nullptr;
+};
+
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(Stream stream);
+  void wait() const;                                   // blocks the caller
+  float milliseconds_since(const Event& start) const;  // both recorded and reached
+
+ private:
+  CUevent event_ = nullptr;
+};
+
+// What a stream was told between begin and end of a capture, replayed with one call.
+class Graph {
+ public:
+  Graph() = default;
+  ~Graph();
+  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
+  Graph& operator=(Graph&& other) noexcept {
+    std::swap(exec_, other.exec_);
+    return *this;
+  }
+
+  // Captures what `work(stream)` enqueues. If it throws, the capture is ended and the error passes
+  // on.
+  template <typename Work>
+  static Graph capture(Stream stream, Work&& work) {
+    begin_capture(stream);
+    try {
+      work(stream);
+    } catch (...) {
+      abandon_capture(stream);
+      throw;
+    }
+    return end_capture(stream);
+  }
+  void launch(Stream stream) const;
+
+ private:
+  static void begin_capture(Stream stream);
+  static void abandon_capture(Stream stream);
+  static Graph end_capture(Stream stream);
+
+  CUgraphExec exec_ = nullptr;
+};
+
+}  // namespace fovea::gpu

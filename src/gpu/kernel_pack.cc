@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/kernel_pack.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "core/mapped_file.h"
+#include "core/sha256.h"
+
+namespace fovea::gpu {
+namespace {
+
+// File: magic, length of the index (8 bytes, little-endian), index as JSON, cubins back to back.
+constexpr std::string_view kMagic = "FOVEAPK1";
+
+// Every field with its length, so that no two fields can imitate each other.
+void add_field(Sha256& sha, std::string_view field) {
+  const uint64_t size = field.size();
+  sha.update(&size, sizeof(size)).update(field.data(), field.size());
+}
+
+std::string to_hex(const Sha256::Digest& digest) {
+  std::string text;
+  for (const uint8_t byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+void write_all(int file, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0) fail(ErrorCode::io, "{}: {}", path, std::strerror(errno));
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+void replace_file(const std::string& path, std::string_view bytes) {
+  const std::string temporary = fmt::format("{}.{}", path, getpid());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) fail(ErrorCode::io, "{}: {}", temporary, std::strerror(errno));
+  try {
+    write_all(file, bytes, temporary);
+  } catch (...) {
+    ::close(file);
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  const bool synced = ::fsync(file) == 0;
+  ::close(file);
+  if (!synced || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    const std::string why = std::strerror(errno);
+    ::unlink(temporary.c_str());
+    fail(ErrorCode::io, "{}: {}", path, why);
+  }
+}
+
+}  // namespace
+
+std::string content_hash(const KernelVariant& variant) {
+  Sha256 sha;
+  add_field(sha, fmt::format("sm_{}", variant.sm));
+  add_field(sha, variant.symbol);
+  add_field(sha, variant.program);
+  for (const auto& [name, text] : variant.headers) {
+    add_field(sha, name);
+    add_field(sha, text);
+  }
+  return to_hex(sha.finish());
+}
+
+CompiledKernel compile(const KernelVariant& variant) {
+  CompileOutput output = compile(CompileInput{.program = variant.program,
+                                              .name = variant.name,
+                                              .headers = variant.headers,
+                                              .sm = variant.sm});
+  CompiledKernel kernel;
+  kernel.resources = parse_resource_use(output.log, variant.symbol);
+  kernel.cubin = std::move(output.cubin);
+  kernel.seconds = output.seconds;
+  return kernel;
+}
+
+KernelPack KernelPack::open(const std::string& path) {
+  const MappedFile file(path);
+  const std::string_view bytes = file.text();
+  const size_t fixed = kMagic.size() + 8;
+  if (bytes.size() < fixed || bytes.substr(0, kMagic.size()) != kMagic) {
+    fail(ErrorCode::corrupt_file, "{}: not a kernel pack", path);
+  }
+  uint64_t index_bytes = 0;
+  std::memcpy(&index_bytes, bytes.data() + kMagic.size(), 8);
+  if (index_bytes > bytes.size() - fixed) {
+    fail(ErrorCode::corrupt_file, "{}: the index has {} bytes, {} are there", path, index_bytes,
+         bytes.size() - fixed);
+  }
+  const auto index = nlohmann::json::parse(bytes.substr(fixed, index_bytes), nullptr, false);
+  if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
+  const std::string_view cubins = bytes.substr(fixed + index_bytes);
+  KernelPack pack;
+  try {
+    for (const auto& item : index) {
+      const auto offset = item.at("offset").get<uint64_t>();
+      const auto size = item.at("size").get<uint64_t>();
+      const auto name = item.at("name").get<std::string>();
+      if (offset > cubins.size() || size > cubins.size() - offset) {
+        fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
+      }
+      Entry& entry = pack.entries_[name];
+      entry.hash = item.at("hash").get<std::string>();
+      entry.kernel.cubin = cubins.substr(offset, size);
+      entry.kernel.seconds = item.at("seconds").get<double>();
+      entry.kernel.resources = {.registers = item.at("registers").get<int>(),
+                                .spill_bytes = item.at("spill_bytes").get<int>(),
+                                .stack_bytes = item.at("stack_bytes").get<int>(),
+                                .shared_bytes = item.at("shared_bytes").get<int>()};
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorCode::corrupt_file, "{}: the index is malformed: {}", path, error.what());
+  }
+  return pack;
+}
+
+void KernelPack::save(const std::string& path) const {
+  nlohmann::json index = nlohmann::json::array();
+  std::string cubins;
+  for (const auto& [name, entry] : entries_) {
+    const ResourceUse& use = entry.kernel.resources;
+    index.push_back({{"name", name},
+                     {"hash", entry.hash},
+                     {"offset", cubins.size()},
+                     {"size", entry.kernel.cubin.size()},
+                     {"seconds", entry.kernel.seconds},
+                     {"registers", use.registers},
+                     {"spill_bytes", use.spill_bytes},
+                     {"stack_bytes", use.stack_bytes},
+                     {"shared_bytes", use.shared_bytes}});
+    cubins += entry.kernel.cubin;
+  }
+  const std::string text = index.dump();
+  const uint64_t size = text.size();
+  std::string bytes(kMagic);
+  bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
+  replace_file(path, bytes + text + cubins);
+}
+
+void KernelPack::set(const KernelVariant& variant, CompiledKernel kernel) {
+  entries_[variant.name] = {content_hash(variant), std::move(kernel)};
+}
+
+const CompiledKernel* KernelPack::find(const KernelVariant& variant) const {
+  const auto found = entries_.find(variant.name);
+  if (found == entries_.end() || found->second.hash != content_hash(variant)) return nullptr;
+  return &found->second.kernel;
+}
+
+void KernelPack::retain_only(const std::function<bool(std::string_view)>& keep) {
+  std::erase_if(entries_, [&](const auto& item) { return !keep(item.first); });
+}
+
+KernelStore::KernelStore(KernelStoreOptions options) : options_(std::move(options)) {
+  if (!options_.pack_path.empty()) pack_ = KernelPack::open(options_.pack_path);
+}
+
+// One pack of one entry per file; the compiler's version is part of the name.
+std::string KernelStore::cache_file(const KernelVariant& variant) const {
+  return fmt::format("{}/{}-nvrtc{}.pack", options_.cache_path, content_hash(variant),
+                     nvrtc_version());
+}
+
+std::string KernelStore::why_not(const KernelVariant& variant) const {
+  if (pack_.find(variant)) return {};
+  if (!options_.cache_path.empty() && std::filesystem::exists(cache_file(variant))) return {};
+  const std::string missing =
+      fmt::format("{} for sm_{} is not in the kernel pack", variant.name, variant.sm);
+  if (!options_.allow_compile) return missing + " and compiling at run time is forbidden";
+  if (!why_no_nvrtc().empty())
+    return fmt::format("{} and cannot be compiled: {}", missing, why_no_nvrtc());
+  return {};
+}
+
+CompiledKernel KernelStore::get(const KernelVariant& variant) {
+  if (const CompiledKernel* packed = pack_.find(variant)) return *packed;
+  const bool cached = !options_.cache_path.empty();
+  if (cached) {
+    const std::string file = cache_file(variant);
+    if (std::filesystem::exists(file)) {
+      const KernelPack one = KernelPack::open(file);
+      if (const CompiledKernel* kernel = one.find(variant)) return *kernel;
+    }
+  }
+  if (const std::string reason = why_not(variant); !reason.empty()) {
+    fail(ErrorCode::unsupported, "{}", reason);
+  }
+  if (options_.announce) {
+    options_.announce(
+        fmt::format("compiling {} for sm_{} (not in the kernel pack)", variant.name, variant.sm));
+  }
+  CompiledKernel kernel = compile(variant);
+  if (cached) {
+    std::filesystem::create_directories(options_.cache_path);
+    KernelPack one;
+    one.set(variant, kernel);
+    one.save(cache_file(variant));
+  }
+  return kernel;
+}
+
+}  // namespace fovea::gpu

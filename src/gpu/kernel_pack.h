@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Machine code of kernel variants: where it comes from and how it is kept. A variant is looked for
+// in the kernel pack that ships with the library, then in the disk cache, and is compiled
+// otherwise; that happens when a backend is built, never inside forward().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "gpu/nvrtc.h"
+
+namespace fovea::gpu {
+
+// One kernel to be: all that decides its machine code.
+struct KernelVariant {
+  std::string name;                                          // "sm90/attention/128_128_bf16_bf16"
+  std::string program;                                       // text of the translation unit
+  std::string symbol;                                        // extern "C" entry point
+  std::vector<std::pair<std::string, std::string>> headers;  // name as included -> text
+  int sm = 90;
+};
+
+struct CompiledKernel {
+  std::string cubin;
+  ResourceUse resources;
+  double seconds = 0;  // it took to compile
+};
+
+// SHA-256 in hex over everything in the variant. A pack entry with another hash is stale and not
+// used.
+std::string content_hash(const KernelVariant& variant);
+
+CompiledKernel compile(const KernelVariant& variant);
+
+// A file of compiled variants. Entries are found by name and hash.
+class KernelPack {
+ public:
+  struct Entry {
+    std::string hash;
+    CompiledKernel kernel;
+  };
+
+  // Error{corrupt_file} names what is wrong.
+  static KernelPack open(const std::string& path);
+  // Written to a temporary file, synced and renamed, so that a reader sees the old or the new one.
+  void save(const std::string& path) const;
+
+  const std::map<std::string, Entry, std::less<>>& entries() const { return entries_; }
+  void set(const KernelVariant& variant, CompiledKernel kernel);
+  // Null when absent or stale.
+  const CompiledKernel* find(const KernelVariant& variant) const;
+  // Drops every entry `keep` is false for.
+  void retain_only(const std::function<bool(std::string_view name)>& keep);
+
+ private:
+  std::map<std::string, Entry, std::less<>> entries_;
+};
+
+struct KernelStoreOptions {
+  std::string pack_path;   // empty: no pack
+  std::string cache_path;  // folder; empty: nothing is cached on disk
+  bool allow_compile = true;
+  std::function<void(std::string_view line)> announce;  // one line for each variant compiled
+};
+
+class KernelStore {
+ public:
+  explicit KernelStore(KernelStoreOptions options);
+
+  // Error{unsupported} says that it is neither packed nor cached and why it cannot be compiled.
+  CompiledKernel get(const KernelVariant& variant);
+  // The same answer without compiling: empty when get() will work.
+  std::string why_not(const KernelVariant& variant) const;
+
+ private:
+  std::string cache_file(const KernelVariant& variant) const;
+
+  KernelStoreOptions options_;
+  KernelPack pack_;
+};
+
+}  // namespace fovea::gpu

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of the attention kernels, read by host and device code alike.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "kernels/cuda/common/types.cuh"
+#else
+#include <cstdint>
+#endif
+
+namespace fovea::kernels::cuda {
+
+// Rows of 64 keys are the grain in which work is counted and split, whatever a kernel's tile is.
+constexpr int32_t kBlockKeys = 64;
+
+// Part of the keys of one row tile of one kv head. A tile's rows are its request's (token, q head
+// of the group) pairs in that order.
+struct WorkItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t first_row;  // of the request's packed rows
+  int32_t key_begin;  // a multiple of kBlockKeys, or the first visible key's block
+  int32_t key_end;    // exclusive
+  int32_t partial;    // slot of the partial result, -1: the item is the whole tile
+};
+
+// The parts of one row tile that several CTAs computed, to be merged in this order: partial slot
+// `first`, then `count - 1` slots from `first + 1` in steps of two. count 0: nothing to do.
+struct MergeItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t first_row;
+  int32_t first;
+  int32_t count;
+};
+
+// What plan writes and attention reads; device memory inside the workspace. The list is cut into
+// equally loaded contiguous ranges, one for each CTA, so a range begins and ends inside at most one
+// tile: two partial results a CTA bound the workspace, whatever the batch is.
+struct WorkList {
+  WorkItem* items;       // [tiles * kv_heads + ctas]; entries between two ranges are unused
+  int32_t* cta_begin;    // [ctas]
+  int32_t* cta_end;      // [ctas]
+  MergeItem* merges;     // [ctas]
+  int32_t* tile_indptr;  // [requests + 1] tiles before each request
+  float* partial_out;    // [2 * ctas, row_tile, head_dim_v]
+  float* partial_lse;    // [2 * ctas, row_tile]
+  int32_t ctas;
+};
+
+// Mask fields as in kernels::AttentionMask.
+struct MaskParams {
+  int32_t causal;
+  int32_t window;
+  int32_t chunk;
+  const int32_t* positions;
+  const uint64_t* tree;
+  const uint8_t* custom;
+  const int64_t* custom_indptr;
+  const int32_t* spans;
+  const int32_t* span_indptr;
+  const uint32_t* item_prefix_lens;
+  const uint16_t* token_pos_in_items;
+  int64_t token_pos_in_items_stride;
+};
+
+struct BatchParams {
+  const int32_t* q_indptr;  // [requests + 1]
+  const int32_t* kv_lens;   // [requests]
+  int32_t requests;
+  int32_t q_heads;
+  int32_t kv_heads;
+  MaskParams mask;
+};
+
+// Element (slot, head) of K: k + (page * k_page_stride + place * k_token_stride + head *
+// k_head_stride) elements. Packed keys: page_table is null, row kv_indptr[request] + n of k with
+// k_token_stride.
+struct KeyParams {
+  const void* k;
+  const void* v;
+  int64_t k_page_stride, k_token_stride, k_head_stride;
+  int64_t v_page_stride, v_token_stride, v_head_stride;
+  const int32_t* page_table;  // [requests, page_table_stride]
+  int64_t page_table_stride;
+  int32_t page_size;
+  const int32_t* kv_indptr;  // [requests + 1]
+  // Scale of (slot, head): k_scale[slot * scale_slot_stride + head * scale_head_stride], or null.
+  const float* k_scale;
+  const float* v_scale;
+  int32_t scale_slot_stride, scale_head_stride;
+};
+
+struct AttentionParams {
+  BatchParams batch;
+  KeyParams keys;
+  const void* q;  // [tokens, q_heads, head_dim]
+  int64_t q_token_stride, q_head_stride;
+  void* out;  // [tokens, q_heads, head_dim_v]
+  int64_t out_token_stride, out_head_stride;
+  float* lse;                    // [tokens, q_heads] or null
+  int32_t head_dim, head_dim_v;  // at most the variant's
+  float scale;
+  float logit_cap;
+  const float* sinks;         // [q_heads] or null
+  const float* alibi_slopes;  // [q_heads] or null
+  WorkList work;
+};
+
+struct PlanParams {
+  BatchParams batch;
+  WorkList work;
+};
+
+struct MergeParams {
+  BatchParams batch;
+  WorkList work;
+  void* out;
+  int64_t out_token_stride, out_head_stride;
+  float* lse;
+  const float* sinks;
+  int32_t head_dim_v;
+};
+
+// From one row per request of a request table to page ids (KV-11).
+struct PageTableParams {
+  const int32_t* request_slots;  // [rows, request_slots_stride]
+  int64_t request_slots_stride;
+  const int32_t* request_rows;  // [requests]
+  const int32_t* kv_lens;       // [requests]
+  const int64_t* slot_map;      // full slot -> window slot, -1: not held; or null
+  int32_t* page_table;          // [requests, page_table_stride]; entries past the end become 0
+  int64_t page_table_stride;
+  int32_t requests;
+  int32_t page_size;
+};
+
+// How a cache keeps scales; as KvScale.
+enum ScaleKind : int32_t { kScaleNone, kScalePerTensor, kScalePerHead, kScalePerTokenHead };
+
+struct KvWriteParams {
+  const void* k;  // [tokens, kv_heads, head_dim]
+  const void* v;  // [tokens, kv_heads, head_dim_v]
+  int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
+  const int64_t* slots;     // [tokens], -1 skips
+  const int64_t* slot_map;  // or null
+  const int32_t* q_indptr;  // tokens beyond q_indptr[requests] are padding
+  int32_t requests;
+  void* k_cache;
+  void* v_cache;
+  int64_t k_page_stride, k_place_stride, k_cache_head_stride;
+  int64_t v_page_stride, v_place_stride, v_cache_head_stride;
+  float* k_scale;
+  float* v_scale;
+  ScaleKind scale_kind;
+  int32_t page_size;
+  int32_t kv_heads;
+  int32_t head_dim, head_dim_v;
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/kernel.h"
+
+#include "core/check.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+// As KernelTraits in common/types.cuh.
+struct Traits {
+  int32_t threads;
+  int32_t shared_bytes;
+  int32_t row_tile;
+  int32_t key_tile;
+};
+
+// Above this a kernel must ask the driver for its shared memory.
+constexpr int kDefaultSharedBytes = 48 * 1024;
+
+}  // namespace
+
+Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
+  const gpu::Driver& driver = gpu::driver();
+  const gpu::CompiledKernel compiled = store.get(variant);
+  gpu::check(driver.module_load(&module_, compiled.cubin.data()), "cuModuleLoadData");
+  gpu::check(driver.module_function(&function_, module_, variant.symbol.c_str()),
+             "cuModuleGetFunction");
+  gpu::CUdeviceptr address = 0;
+  size_t bytes = 0;
+  gpu::check(driver.module_global(&address, &bytes, module_, "fovea_traits"), "cuModuleGetGlobal");
+  Traits traits{};
+  if (bytes != sizeof(traits)) {
+    fail(ErrorCode::unsupported, "{}: its traits have {} bytes, expected {}", variant.name, bytes,
+         sizeof(traits));
+  }
+  gpu::copy_to_host(&traits, reinterpret_cast<void*>(address), bytes, nullptr);
+  gpu::synchronize(nullptr);
+  threads_ = traits.threads;
+  shared_bytes_ = traits.shared_bytes;
+  row_tile_ = traits.row_tile;
+  if (shared_bytes_ > kDefaultSharedBytes) {
+    gpu::check(driver.function_set_attribute(function_, gpu::kFunctionMaxDynamicSharedSizeBytes,
+                                             shared_bytes_),
+               "cuFuncSetAttribute");
+  }
+}
+
+Kernel::~Kernel() {
+  if (module_) gpu::driver().module_unload(module_);
+}
+
+void Kernel::launch_with(GridSize grid, void** arguments, Stream stream) const {
+  if (grid.x == 0 || grid.y == 0) return;
+  const gpu::CUlaunchConfig config{.grid_x = grid.x,
+                                   .grid_y = grid.y,
+                                   .grid_z = 1,
+                                   .block_x = static_cast<unsigned>(threads_),
+                                   .block_y = 1,
+                                   .block_z = 1,
+                                   .shared_bytes = static_cast<unsigned>(shared_bytes_),
+                                   .stream = stream,
+                                   .attributes = nullptr,
+                                   .attribute_count = 0};
+  gpu::check(gpu::driver().launch(&config, function_, arguments, nullptr), "cuLaunchKernelEx");
+}
+
+}  // namespace fovea::kernels::cuda

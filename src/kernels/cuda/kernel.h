@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// A variant loaded onto the current GPU, ready to launch.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "gpu/gpu.h"
+#include "gpu/kernel_pack.h"
+
+namespace fovea::kernels::cuda {
+
+struct GridSize {
+  uint32_t x = 1, y = 1;
+};
+
+// Looked up once, when a backend is built. Needs the context it was loaded in to be current.
+class Kernel {
+ public:
+  Kernel() = default;
+  // Error{unsupported} when the machine code cannot be had (see KernelStore) or does not load.
+  Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store);
+  ~Kernel();
+  Kernel(Kernel&& other) noexcept
+      : module_(std::exchange(other.module_, nullptr)),
+        function_(other.function_),
+        threads_(other.threads_),
+        shared_bytes_(other.shared_bytes_),
+        row_tile_(other.row_tile_) {}
+  Kernel& operator=(Kernel&& other) noexcept {
+    std::swap(module_, other.module_);
+    std::swap(function_, other.function_);
+    std::swap(threads_, other.threads_);
+    std::swap(shared_bytes_, other.shared_bytes_);
+    std::swap(row_tile_, other.row_tile_);
+    return *this;
+  }
+
+  // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
+  template <typename Params>
+  void launch(GridSize grid, const Params& params, Stream stream) const {
+    void* arguments[] = {const_cast<Params*>(&params)};
+    launch_with(grid, arguments, stream);
+  }
+
+  int row_tile() const { return row_tile_; }
+  int shared_bytes() const { return shared_bytes_; }
+
+ private:
+  void launch_with(GridSize grid, void** arguments, Stream stream) const;
+
+  gpu::CUmodule module_ = nullptr;
+  gpu::CUfunction function_ = nullptr;
+  int threads_ = 0;
+  int shared_bytes_ = 0;
+  int row_tile_ = 0;
+};
+
+}  // namespace fovea::kernels::cuda

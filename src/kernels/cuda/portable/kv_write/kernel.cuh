@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stores new keys and values. A warp takes one (token, head) of K and then of V; per-token-head scales
+// need the largest magnitude of the row first.
+#pragma once
+
+#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kWriteWarps = 8;
+
+template <Type kType>
+__device__ inline float to_float(uint16_t bits) {
+  float value;
+  if constexpr (kType == bf16) {
+    value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
+  } else {
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  }
+  return value;
+}
+
+template <Type kType>
+constexpr float largest_fp8() {
+  return kType == f8e4m3 ? 448.0f : 57344.0f;
+}
+
+// Round to nearest even, saturated. In integers, because sm_80 has no instruction for it: the value is
+// rounded where its lowest kept mantissa bit lies, which for subnormals is fixed.
+template <Type kType>
+__device__ inline uint8_t to_fp8(float value) {
+  constexpr int kMantissa = kType == f8e4m3 ? 3 : 2;
+  constexpr int kBias = kType == f8e4m3 ? 7 : 15;
+  const uint32_t bits = __float_as_uint(value);
+  const uint8_t sign = bits >> 24 & 0x80;
+  const float magnitude = fabsf(value);
+  if (!(magnitude == magnitude)) return sign | 0x7f;
+  if (magnitude >= largest_fp8<kType>()) {
+    return sign | (kType == f8e4m3 ? 0x7e : 0x7b);
+  }
+  constexpr float kSmallestNormal = kType == f8e4m3 ? 0x1p-6f : 0x1p-14f;
+  if (magnitude < kSmallestNormal) {
+    // Units of the subnormals; rintf rounds to even, and the carry into the normals is right.
+    constexpr float kUnits = kType == f8e4m3 ? 0x1p9f : 0x1p16f;
+    return sign | static_cast<uint8_t>(rintf(magnitude * kUnits));
+  }
+  constexpr int kDropped = 23 - kMantissa;
+  const uint32_t even = bits >> kDropped & 1;
+  const uint32_t rounded = (bits & 0x7fffffff) + (1u << (kDropped - 1)) - 1 + even;
+  return sign | static_cast<uint8_t>((rounded >> kDropped) - ((127 - kBias) << kMantissa));
+}
+
+template <Type kNew, Type kCache>
+struct KvWriteConfig {
+  using Params = KvWriteParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
+
+  struct Side {
+    const uint16_t* from;  // the row
+    int64_t to;            // its element offset in the cache
+    void* cache;
+    float* scale;  // base of the scales, or null
+    int dim;
+  };
+
+  // Scale of a row; computed and kept for per_token_head.
+  __device__ static float row_scale(const Params& params, const Side& side, int64_t slot, int head) {
+    switch (params.scale_kind) {
+      case kScalePerTensor:
+        return side.scale[0];
+      case kScalePerHead:
+        return side.scale[head];
+      case kScalePerTokenHead: {
+        float most = 0;
+        for (int d = threadIdx.x % 32; d < side.dim; d += 32) {
+          most = fmaxf(most, fabsf(to_float<kNew>(side.from[d])));
+        }
+        for (int step = 16; step > 0; step /= 2) {
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        }
+        const float scale = most > 0 && most < infinity() ? most / largest_fp8<kCache>() : 1.0f;
+        if (threadIdx.x % 32 == 0) side.scale[slot * params.kv_heads + head] = scale;
+        return scale;
+      }
+      default:
+        return 1.0f;
+    }
+  }
+
+  __device__ static void write_row(const Params& params, const Side& side, int64_t slot, int head) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kCache == kNew) {
+      auto* cache = static_cast<uint16_t*>(side.cache) + side.to;
+      for (int d = lane; d < side.dim; d += 32) cache[d] = side.from[d];
+    } else {
+      const float scale = row_scale(params, side, slot, head);
+      auto* cache = static_cast<uint8_t*>(side.cache) + side.to;
+      for (int d = lane; d < side.dim; d += 32) {
+        cache[d] = to_fp8<kCache>(to_float<kNew>(side.from[d]) / scale);
+      }
+    }
+  }
+
+  __device__ static void run(const Params& params) {
+    const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
+    const int64_t token = warp / params.kv_heads;
+    const int head = static_cast<int>(warp % params.kv_heads);
+    if (token >= params.q_indptr[params.requests]) return;
+    int64_t slot = params.slots[token];
+    if (slot >= 0 && params.slot_map) slot = params.slot_map[slot];
+    if (slot < 0) return;
+    const int64_t page = slot / params.page_size;
+    const int64_t place = slot % params.page_size;
+    const Side k = {static_cast<const uint16_t*>(params.k) + token * params.k_token_stride +
+                        head * params.k_head_stride,
+                    page * params.k_page_stride + place * params.k_place_stride +
+                        head * params.k_cache_head_stride,
+                    params.k_cache, params.k_scale, params.head_dim};
+    const Side v = {static_cast<const uint16_t*>(params.v) + token * params.v_token_stride +
+                        head * params.v_head_stride,
+                    page * params.v_page_stride + place * params.v_place_stride +
+                        head * params.v_cache_head_stride,
+                    params.v_cache, params.v_scale, params.head_dim_v};
+    write_row(params, k, slot, head);
+    write_row(params, v, slot, head);
+  }
+};
+
+template <Type kNew, Type kCache>
+using Config = KvWriteConfig<kNew, kCache>;
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Joins the partial results of row tiles that several CTAs shared, in ascending order of keys. CTA c
+// looks at merges[c]; a warp takes a row, its lanes the columns.
+#pragma once
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/visibility.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kMergeWarps = 8;
+
+template <int kRowTile, Type kOut>
+struct MergeConfig {
+  using Params = MergeParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kMergeWarps * 32, 0, kRowTile, kBlockKeys};
+
+  __device__ static int64_t partial_row(const MergeItem& item, int part, int row) {
+    const int slot = part == 0 ? item.first : item.first + 2 * part - 1;
+    return static_cast<int64_t>(slot) * kRowTile + row;
+  }
+
+  __device__ static void merge_row(const Params& params, const MergeItem& item,
+                                   const RequestView& view, int row) {
+    const int lane = threadIdx.x % 32;
+    const int group = params.batch.q_heads / params.batch.kv_heads;
+    const int head = item.kv_head * group + (item.first_row + row) % group;
+    const int64_t token = view.q_begin + (item.first_row + row) / group;
+    float most = -infinity();
+    for (int part = 0; part < item.count; ++part) {
+      most = fmaxf(most, params.work.partial_lse[partial_row(item, part, row)]);
+    }
+    float total = 0;
+    for (int part = 0; part < item.count && most != -infinity(); ++part) {
+      total += __expf(params.work.partial_lse[partial_row(item, part, row)] - most);
+    }
+    const bool empty = total == 0;
+    const float lse = empty ? -infinity() : most + logf(total);
+    if (params.lse && lane == 0) params.lse[token * params.batch.q_heads + head] = lse;
+    const float base = params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
+    auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                head * params.out_head_stride;
+    for (int column = 2 * lane; column < params.head_dim_v; column += 64) {
+      float low = 0;
+      float high = 0;
+      for (int part = 0; part < item.count && !empty; ++part) {
+        const int64_t at = partial_row(item, part, row);
+        const float weight = __expf(params.work.partial_lse[at] - base);
+        const float2 value =
+            *reinterpret_cast<const float2*>(params.work.partial_out + at * params.head_dim_v + column);
+        low += weight * value.x;
+        high += weight * value.y;
+      }
+      *reinterpret_cast<uint32_t*>(out + column) = pack<kOut>(low, high);
+    }
+  }
+
+  __device__ static void run(const Params& params) {
+    const MergeItem item = params.work.merges[blockIdx.x];
+    if (item.count == 0) return;
+    const RequestView view = request_view(params.batch, item.request);
+    const int group = params.batch.q_heads / params.batch.kv_heads;
+    const int rows = min(kRowTile, view.q_len * group - item.first_row);
+    for (int row = threadIdx.x / 32; row < rows; row += kMergeWarps) {
+      merge_row(params, item, view, row);
+    }
+  }
+};
+
+template <int kRowTile, Type kOut>
+using Config = MergeConfig<kRowTile, kOut>;
+
+}  // namespace fovea::kernels::cuda

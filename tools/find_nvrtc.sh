@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Prints the folder of libnvrtc, which compiles GPU kernels and needs no GPU. Where there is none, the PyPI
+# package nvidia-cuda-nvrtc is unpacked into the folder given.
+# Usage: find_nvrtc.sh FOLDER
+set -euo pipefail
+
+for folder in /usr/local/cuda/lib64 "$1/nvidia/cu13/lib"; do
+  if [ -e "$folder/libnvrtc.so.13" ]; then
+    echo "$folder"
+    exit 0
+  fi
+done
+if ! python3 -m pip --version >/dev/null 2>&1; then
+  echo "installing python3-pip" >&2
+  sudo=(); [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+  "${sudo[@]}" apt-get update -qq >&2
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pip >&2
+fi
+echo "fetching NVRTC from PyPI" >&2
+python3 -m pip install --quiet --no-deps --upgrade --target "$1" "nvidia-cuda-nvrtc>=13,<14" >&2
+[ -e "$1/nvidia/cu13/lib/libnvrtc.so.13" ] || { echo "the package holds no libnvrtc.so.13" >&2; exit 1; }
+echo "$1/nvidia/cu13/lib"
