@@ -117,8 +117,10 @@ void check_custom(const BatchView& batch, bool encoder) {
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int64_t q_len = q_len_of(batch, request);
     const int64_t kv_len = encoder ? q_len : batch.kv_lens[request];
-    const int64_t length =
-        batch.custom_mask_indptr[request + 1] - batch.custom_mask_indptr[request];
+    // Unsigned, because wild entries may be further apart than int64 holds.
+    const auto length =
+        static_cast<int64_t>(static_cast<uint64_t>(batch.custom_mask_indptr[request + 1]) -
+                             static_cast<uint64_t>(batch.custom_mask_indptr[request]));
     check_argument(length == q_len * kv_len,
                    "request {}: its custom mask has {} bytes, q_len * kv_len = {} * {} needs {}",
                    request, length, q_len, kv_len, q_len * kv_len);
