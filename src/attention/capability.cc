@@ -49,22 +49,6 @@ class Reasons {
   std::vector<Reason> reasons_;
 };
 
-void check_device(const Capability& can, const DeviceInfo& device, Reasons& reasons) {
-  if (can.device == DeviceKind::cpu) {
-    reasons.unless(device.kind == DeviceKind::cpu, RejectCode::device,
-                   "runs on the CPU, the request is for a CUDA device");
-    return;
-  }
-  if (device.kind != DeviceKind::cuda) {
-    reasons.add(
-        RejectCode::device,
-        fmt::format("needs an NVIDIA GPU from sm_{}, the request is for the CPU", can.min_sm));
-  } else if (device.sm < can.min_sm || device.sm > can.max_sm) {
-    reasons.add(RejectCode::device, fmt::format("device is sm_{}, accepted: sm_{}{}", device.sm,
-                                                can.min_sm, can.max_sm == can.min_sm ? "" : "+"));
-  }
-}
-
 void check_cache(const Capability& can, const KvCacheSpec& cache, Reasons& reasons) {
   reasons.unless_listed(RejectCode::kv_dtype, "cache dtype", can.kv_dtypes, cache.dtype);
   reasons.unless_listed(RejectCode::kv_scale, "cache scale", can.kv_scales, cache.scale);
@@ -88,10 +72,28 @@ void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& rea
 
 }  // namespace
 
+std::optional<Reason> device_reason(const Capability& can, const DeviceInfo& device) {
+  if (can.device == DeviceKind::cpu) {
+    if (device.kind == DeviceKind::cpu) return std::nullopt;
+    return Reason{RejectCode::device, "device is a GPU, accepted: the CPU"};
+  }
+  const std::string accepted =
+      fmt::format("sm_{}{}", can.min_sm, can.max_sm == can.min_sm ? "" : " or newer");
+  if (device.kind != DeviceKind::cuda) {
+    return Reason{RejectCode::device,
+                  fmt::format("device is the CPU, accepted: NVIDIA GPUs of {}", accepted)};
+  }
+  if (device.sm >= can.min_sm && device.sm <= can.max_sm) return std::nullopt;
+  return Reason{RejectCode::device,
+                fmt::format("device is sm_{}, accepted: {}", device.sm, accepted)};
+}
+
 std::vector<Reason> capability_reasons(const Capability& can, const BackendRequest& request) {
   const AttentionSpec& spec = request.spec;
   Reasons reasons;
-  check_device(can, request.device, reasons);
+  if (auto reason = device_reason(can, request.device)) {
+    reasons.add(RejectCode::device, std::move(reason->text));
+  }
   reasons.unless_listed(RejectCode::kind, "kind", can.kinds, spec.kind);
   reasons.unless_listed(RejectCode::scope, "scope", can.scopes, spec.scope);
   reasons.unless_listed(RejectCode::mask, "mask", can.masks, spec.mask);

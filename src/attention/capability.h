@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct Capability {
   bool window = false, chunk = false, logit_cap = false;
   bool sinks = false, alibi = false, lse = false, batch_invariant = false;
 };
+
+// The reason against a device, if there is one.
+std::optional<Reason> device_reason(const Capability& capability, const DeviceInfo& device);
 
 // Every reason against serving a request that validate_request() accepts.
 std::vector<Reason> capability_reasons(const Capability& capability, const BackendRequest& request);

@@ -91,16 +91,13 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sampli
     if (weight > 0 && weight >= static_cast<double>(params.min_p))
       candidates_.push_back({weight, static_cast<int32_t>(i)});
   }
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-  };
   const auto top_k = static_cast<size_t>(params.top_k);
   if (top_k > 0 && top_k < candidates_.size()) {
     std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k),
-                     candidates_.end(), before);
+                     candidates_.end(), ranks_before);
     candidates_.resize(top_k);
     // One order of summation whatever nth_element left behind.
-    std::sort(candidates_.begin(), candidates_.end(), before);
+    std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   }
   if (params.top_p < 1) candidates_.resize(nucleus(static_cast<double>(params.top_p)));
 
@@ -115,9 +112,6 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sampli
 }
 
 size_t Sampler::nucleus(double share) {
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-  };
   double wanted = 0;
   for (const Candidate& candidate : candidates_) wanted += candidate.weight;
   wanted *= share;
@@ -126,8 +120,10 @@ size_t Sampler::nucleus(double share) {
   double sum = 0;
   for (size_t front = 256; sorted < candidates_.size(); front *= 4) {
     const size_t end = std::min(front, candidates_.size());
-    std::partial_sort(candidates_.begin() + static_cast<int64_t>(sorted),
-                      candidates_.begin() + static_cast<int64_t>(end), candidates_.end(), before);
+    const auto first = candidates_.begin() + static_cast<int64_t>(sorted);
+    const auto last = candidates_.begin() + static_cast<int64_t>(end);
+    if (last != candidates_.end()) std::nth_element(first, last, candidates_.end(), ranks_before);
+    std::sort(first, last, ranks_before);
     for (; sorted < end; ++sorted) {
       sum += candidates_[sorted].weight;
       if (sum >= wanted) return sorted + 1;

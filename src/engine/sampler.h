@@ -41,6 +41,9 @@ class Sampler {
     double weight = 0;  // exp((logit - largest) / temperature)
     int32_t token = 0;
   };
+  static bool ranks_before(const Candidate& a, const Candidate& b) {
+    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+  }
 
   int32_t draw(std::span<const float> logits, float largest, const SamplingParams& params,
                uint64_t position);

@@ -2,12 +2,17 @@
 // Addresses and scales: caches beyond 2^31 elements, slots that do not exist, linear scales.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "core/float_types.h"
 #include "fovea/error.h"
 #include "support/cases.h"
+#include "support/error_budget.h"
+#include "support/oracle.h"
 #include "support/run_backend.h"
 
 namespace fovea {
@@ -74,6 +79,47 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
   EXPECT_TRUE(same_bits(batch.output(), run_case(*entry, test, data)));
 }
 
+// A decode batch filled up to a fixed size: the padding stands in row 0 of the table, stores to
+// page 0, is not finite, and nobody else notices.
+TEST_P(Storage, PaddingTouchesPageZeroOnly) {
+  AttentionCase test = test::mha_case("padding", 4, 2, 64);
+  test.cache.dtype = DType::f16;
+  test.requests = {{1, 40}, {1, 17}, {1, 1}, {1, 0}};
+  const BackendEntry* entry = serving(test);
+  ASSERT_NE(entry, nullptr);
+  CaseData data = make_data(test);
+  ThreadPool threads(2);
+  const auto run = [&](int32_t padding) {
+    AttentionCase padded = test;
+    padded.padding = padding;
+    padded.requests.resize(2 + static_cast<size_t>(padding));
+    CaseData used = data;
+    used.requests.resize(padded.requests.size());
+    test::PagedStore store(padded, used, Fill::poison);
+    test::BackendUnderTest under_test(*entry, padded, &store, threads);
+    test::PackedBatch batch(padded, used, &store, whole_case(padded), Fill::poison);
+    under_test.run(batch);
+    const KvLayerView view = store.pool().layer(test::PagedStore::kLayer);
+    for (int32_t head = 0; head < 2; ++head) {
+      for (int64_t d = 0; d < 64; ++d) {
+        EXPECT_TRUE(std::isfinite(load_float(k_address(view, 0, head), DType::f16, d)));
+        EXPECT_TRUE(std::isfinite(load_float(v_address(view, 0, head), DType::f16, d)));
+      }
+    }
+    return batch.output();
+  };
+  std::fill(data.requests[2].k.begin(), data.requests[2].k.end(), NAN);
+  std::fill(data.requests[2].v.begin(), data.requests[2].v.end(), INFINITY);
+  const Output alone = run(0);
+  Output padded = run(2);
+  const size_t row = padded.out.size() / 4;
+  EXPECT_EQ(std::vector<float>(padded.out.end() - row, padded.out.end()),
+            std::vector<float>(row, 0));
+  padded.out.resize(alone.out.size());
+  padded.lse.resize(alone.lse.size());
+  EXPECT_TRUE(same_bits(alone, padded));
+}
+
 // The result is linear in v_scale, and k_scale acts like the softmax scale.
 TEST_P(Storage, ScalesActAsFactors) {
   AttentionCase test = test::attention_case("q_fp32_kv_fp8_e4m3_per_tensor");
@@ -100,6 +146,31 @@ TEST_P(Storage, ScalesActAsFactors) {
   const Output sharper = run(4, 1);
   test.spec.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
   EXPECT_TRUE(same_bits(sharper, run(1, 1)));
+}
+
+TEST_P(Storage, ScaledE4m3CostsLittle) {
+  for (const char* scale : {"per_tensor", "per_head", "per_token_head"}) {
+    const AttentionCase test = test::attention_case(std::string("q_fp32_kv_fp8_e4m3_") + scale);
+    const BackendEntry* entry = serving(test);
+    ASSERT_NE(entry, nullptr);
+    const CaseData data = make_data(test);
+    AttentionCase unquantised = test;
+    unquantised.cache.dtype = DType::f32;
+    unquantised.cache.scale = KvScale::none;
+    const Output got = run_case(*entry, test, data);
+    double error = 0, magnitude = 0;
+    size_t at = 0;
+    for (size_t request = 0; request < data.requests.size(); ++request) {
+      for (double want : oracle(unquantised, data, request).exact.out) {
+        const double difference = static_cast<double>(got.out[at++]) - want;
+        error += difference * difference;
+        magnitude += want * want;
+      }
+    }
+    EXPECT_EQ(at, got.out.size());
+    EXPECT_LT(std::sqrt(error / magnitude), test::kE4m3RelativeRms) << scale;
+    EXPECT_GT(error, 0) << scale << " stored nothing as fp8";
+  }
 }
 
 std::vector<std::string> built_backends() {

@@ -23,18 +23,20 @@ class PatchedModel {
     const fs::path source = fs::path(FOVEA_SOURCE_DIR) / "testdata/models" / name;
     fs::create_symlink(source / "model.safetensors", folder_ / "model.safetensors");
     std::ifstream file(source / "config.json");
-    nlohmann::json config = nlohmann::json::parse(file);
-    config.merge_patch(patch);
-    std::ofstream(folder_ / "config.json") << config;
+    config_ = nlohmann::json::parse(file);
+    config_.merge_patch(patch);
+    std::ofstream(folder_ / "config.json") << config_;
   }
   ~PatchedModel() { std::filesystem::remove_all(folder_); }
   PatchedModel(const PatchedModel&) = delete;
   PatchedModel& operator=(const PatchedModel&) = delete;
 
   std::string folder() const { return folder_.string(); }
+  const nlohmann::json& config() const { return config_; }
 
  private:
   std::filesystem::path folder_;
+  nlohmann::json config_;
 };
 
 }  // namespace fovea

@@ -85,5 +85,53 @@ constexpr Refusal kRefusals[] = {
 INSTANTIATE_TEST_SUITE_P(Models, Refusals, testing::ValuesIn(kRefusals),
                          [](const auto& test) { return std::string(test.param.name); });
 
+class DamagedConfigs : public testing::TestWithParam<const char*> {};
+
+// Every field of a config in turn, replaced by values it never has: the model loads or an Error
+// says why not.
+TEST_P(DamagedConfigs, LoadOrThrowAnError) {
+  const nlohmann::json values = {nullptr,
+                                 -1,
+                                 0,
+                                 1,
+                                 3,
+                                 65536,
+                                 1 << 24,
+                                 1ll << 53,
+                                 0.5,
+                                 -1e300,
+                                 true,
+                                 "x",
+                                 nlohmann::json::array(),
+                                 {1, 2},
+                                 nlohmann::json::object()};
+  ThreadPool threads(1);
+  // Short tables of rotary positions make loading cheap.
+  nlohmann::json patch = {{"max_position_embeddings", 64}};
+  const nlohmann::json config = PatchedModel(GetParam(), patch).config();
+  int refused = 0;
+  for (const auto& [field, original] : config.items()) {
+    for (const nlohmann::json& value : values) {
+      nlohmann::json damaged = patch;
+      damaged[field] = value;
+      const PatchedModel model(GetParam(), damaged);
+      try {
+        load_model(model.folder(), threads);
+      } catch (const Error& error) {
+        ++refused;
+        EXPECT_GT(std::string(error.what()).size(), 10u);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << field << " = " << value << ": " << error.what();
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DamagedConfigs,
+                         testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
+                                         "llama4_text", "qwen3_next"),
+                         [](const auto& test) { return std::string(test.param); });
+
 }  // namespace
 }  // namespace fovea

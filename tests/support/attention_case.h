@@ -35,6 +35,7 @@ struct AttentionCase {
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
   bool window_pool = false;       // the pool holds only what a window sees, behind a slot map
   int64_t page_stride = 0;        // elements; 0: dense
+  int32_t padding = 0;            // trailing requests of one token: row 0 of the table, page 0
 };
 
 // How test names and failures show a case.

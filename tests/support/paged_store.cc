@@ -177,6 +177,11 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
 
   for (size_t index = 0; index < data.requests.size(); ++index) {
     std::vector<int64_t>& slots = slots_.emplace_back();
+    if (index + static_cast<size_t>(test.padding) >= data.requests.size()) {
+      rows_[index] = 0;
+      slots.assign(static_cast<size_t>(data.requests[index].kv_len), 0);
+      continue;
+    }
     for (int32_t token = 0; token < data.requests[index].kv_len; ++token) {
       const int32_t offset = token % page_size;
       int64_t page = 0;

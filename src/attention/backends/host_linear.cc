@@ -37,7 +37,7 @@ class HostLinear final : public HostBackend {
   }
 
   void run_layer(const LayerTensors& layer) override {
-    check_tensors(layer);
+    check_linear(layer);
     const StateLayerView state = states()->layer(layer.layer);
     const float* mixed = layer.linear.mixed;
     if (spec().conv_width > 0) {
@@ -51,7 +51,7 @@ class HostLinear final : public HostBackend {
     }
   }
 
-  void check_tensors(const LayerTensors& layer) const {
+  void check_linear(const LayerTensors& layer) const {
     const LinearTensors& linear = layer.linear;
     check_argument(linear.mixed != nullptr, "linear.mixed is null");
     check_argument(linear.log_decay != nullptr, "linear.log_decay is null");

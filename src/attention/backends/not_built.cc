@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows without code: they keep the names of the field resolvable and say why each is not here.
-#include <fmt/core.h>
-
 #include <limits>
 
 #include "attention/backends/backends.h"
+#include "attention/capability.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -32,17 +31,13 @@ struct GpuRow {
 };
 
 BackendEntry gpu_row(GpuRow row) {
-  const auto reject = [min_sm = row.min_sm, max_sm = row.max_sm](const BackendRequest& request) {
+  Capability can;
+  can.device = DeviceKind::cuda;
+  can.min_sm = row.min_sm;
+  can.max_sm = row.max_sm;
+  const auto reject = [can](const BackendRequest& request) {
     std::vector<Reason> reasons;
-    const std::string accepted =
-        fmt::format("sm_{}{}", min_sm, max_sm == min_sm ? "" : " or newer");
-    if (request.device.kind != DeviceKind::cuda) {
-      reasons.push_back({RejectCode::device,
-                         fmt::format("device is the CPU, accepted: NVIDIA GPUs of {}", accepted)});
-    } else if (request.device.sm < min_sm || request.device.sm > max_sm) {
-      reasons.push_back({RejectCode::device, fmt::format("device is sm_{}, accepted: {}",
-                                                         request.device.sm, accepted)});
-    }
+    if (auto reason = device_reason(can, request.device)) reasons.push_back(std::move(*reason));
     reasons.push_back({RejectCode::not_built, "this build has no GPU kernels"});
     return reasons;
   };
