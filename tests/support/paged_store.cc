@@ -111,7 +111,8 @@ KvLayerView LentPool::layer(int32_t index) const {
 
 bool LentPool::same_content(const LentPool& other) const {
   const auto same_floats = [](const std::vector<float>& a, const std::vector<float>& b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    if (a.size() != b.size()) return false;
+    return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
   };
   for (size_t layer = 0; layer < k_scales_.size(); ++layer) {
     if (!same_floats(k_scales_[layer], other.k_scales_[layer])) return false;
