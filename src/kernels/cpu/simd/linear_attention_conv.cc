@@ -99,14 +99,18 @@ void keep_last_inputs(const Channels& channels) {
 
 void convolve_channels(const CausalConvParams& params, const StateSpan& span, int32_t begin,
                        int32_t end) {
-  for (int32_t first = begin; first < end; first += kLanes) {
-    const Channels channels = {params, span, first, end - first < kLanes ? end - first : kLanes};
-    for (int64_t token = span.begin; token < span.end; token += kTile) {
-      const int64_t left = span.end - token;
-      convolve_tile(channels, token, left < kTile ? static_cast<int32_t>(left) : kTile);
+  const auto channels_from = [&](int32_t first) {
+    return Channels{params, span, first, end - first < kLanes ? end - first : kLanes};
+  };
+  // All channels of a few tokens before the next tokens: their pages are then visited once.
+  for (int64_t token = span.begin; token < span.end; token += kTile) {
+    const int64_t left = span.end - token;
+    const int32_t tokens = left < kTile ? static_cast<int32_t>(left) : kTile;
+    for (int32_t first = begin; first < end; first += kLanes) {
+      convolve_tile(channels_from(first), token, tokens);
     }
-    keep_last_inputs(channels);
   }
+  for (int32_t first = begin; first < end; first += kLanes) keep_last_inputs(channels_from(first));
 }
 
 }  // namespace fovea::kernels::cpu::FOVEA_ISA
