@@ -72,9 +72,9 @@ int32_t padded_rows(int32_t rows) {
 
 // Queries and results of an item stay in the second-level cache: 576 KiB of them, at most 384 rows.
 int32_t row_capacity(const AttentionShape& shape) {
-  constexpr int64_t kFloats = 147456;
+  constexpr int64_t kFloats = 221184;
   const int64_t rows = kFloats / (padded(shape.head_dim) + padded(shape.head_dim_v));
-  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, 32)) * kBlockRows;
+  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, 48)) * kBlockRows;
 }
 
 int32_t split_row_capacity(const AttentionShape& shape) {

@@ -29,7 +29,10 @@ class ItemRunner {
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
-    values_in_place_ = few_rows_ && !reader_.v_in_k && shape_.dim_v % kLanes == 0;
+    values_in_place_ = (few_rows_ || reader_.v_dtype == DType::f32) && !reader_.v_in_k &&
+                       shape_.dim_v % kLanes == 0;
+    keys_in_place_ = (reader_.k_dtype == DType::f32 || reader_.k_dtype == DType::bf16) &&
+                     !reader_.v_in_k && reader_.k_row_bytes % (4 * kLanes) == 0;
     for (int32_t head = 0; head < shape_.heads; ++head) {
       load_queries(params_, item_, shape_, item_.head_begin + head, scratch_.k_rows,
                    scratch_.q + static_cast<int64_t>(head) * shape_.head_rows * padded(shape_.dim));
@@ -43,11 +46,13 @@ class ItemRunner {
   AttentionState& run() {
     StateTree tree(shape_, scratch_.states + 1);
     start_chunk();
-    for (int32_t tile = item_.kv_begin / kTileKeys * kTileKeys; tile < item_.kv_end;
-         tile += kTileKeys) {
-      locate(tile, here_);
-      for (int32_t head = 0; head < shape_.heads; ++head) attend(tile, head);
+    const int32_t first_tile = item_.kv_begin / kTileKeys * kTileKeys;
+    locate(first_tile, later_);
+    for (int32_t tile = first_tile; tile < item_.kv_end; tile += kTileKeys) {
       const int32_t next = tile + kTileKeys;
+      here_ = later_;
+      locate(next, later_);
+      for (int32_t head = 0; head < shape_.heads; ++head) attend(tile, head);
       if (next % kChunkKeys != 0 && next < item_.kv_end) continue;
       end_chunk();
       tree.add(static_cast<uint32_t>(tile / kChunkKeys), state_);
@@ -72,6 +77,7 @@ class ItemRunner {
     }
   }
 
+  // Beyond the last tile there are no keys.
   void locate(int32_t tile, TileKeys& to) const {
     reader_.locate(tile, larger(item_.kv_begin - tile, 0), smaller(item_.kv_end - tile, kTileKeys),
                    to);
@@ -108,6 +114,7 @@ class ItemRunner {
       const int32_t begin = larger(block.begin - tile, here_.begin);
       const int32_t end = smaller(block.end - tile, here_.end);
       if (begin >= end) continue;
+      if (!one_block()) prefetch_share(first);
       score(block, begin, end);
       adjust(block, tile, begin, end);
       weigh(block, begin, end);
@@ -121,7 +128,7 @@ class ItemRunner {
     const int32_t dim = (shape_.dim + 3) / 4 * 4;
     for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
       // With one block of rows a panel is used once, and its place stays in the first cache.
-      float* panel = scratch_.k_tile + (shape_.rows <= kProductRows ? 0 : p * panel_floats_);
+      float* panel = scratch_.k_tile + (one_block() ? 0 : p * panel_floats_);
       if (!(packed_panels_ >> p & 1)) {
         pack_panel(p, dim, panel);
         packed_panels_ |= 1u << p;
@@ -133,8 +140,12 @@ class ItemRunner {
 
   void pack_panel(int32_t p, int32_t dim, float* panel) {
     const int32_t first = p * kPanelKeys;
+    if (keys_in_place_ && first >= here_.begin && first + kPanelKeys <= here_.end) {
+      return pack_from_cache(first, panel);
+    }
     float* rows = scratch_.k_rows + (reader_.v_in_k ? first * row_floats_ : 0);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
+      if (one_block()) prefetch_key(first + n);
       float* to = rows + n * row_floats_;
       if (first + n < here_.begin || first + n >= here_.end) {
         for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
@@ -148,6 +159,52 @@ class ItemRunner {
       }
     }
     transpose_panel(rows, row_floats_, dim, panel);
+  }
+
+  void pack_from_cache(int32_t first, float* panel) {
+    const TileKeys& next = next_keys();
+    const bool ask = one_block() && first >= next.begin && first + kPanelKeys <= next.end;
+    PanelRows keys;
+    keys.rows = here_.k + first;
+    keys.offset = (item_.head_begin + head_) * reader_.k_head_bytes;
+    keys.next = ask ? next.k + first : nullptr;
+    keys.next_offset = next_head() * reader_.k_head_bytes;
+    if (reader_.k_dtype == DType::f32) {
+      transpose_from_cache(static_cast<const float*>(nullptr), keys, reader_.k_row_bytes, panel);
+    } else {
+      transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, reader_.k_row_bytes, panel);
+    }
+  }
+
+  // Memory is asked for one head of one tile ahead. With one block of rows that keeps the memory
+  // busy all the time: keys are asked for while keys are loaded, values while values are summed.
+  // With several blocks each asks for its share before its products.
+  bool one_block() const { return shape_.rows <= kProductRows; }
+
+  const TileKeys& next_keys() const { return head_ + 1 < shape_.heads ? here_ : later_; }
+
+  int64_t next_head() const {
+    return item_.head_begin + (head_ + 1 < shape_.heads ? head_ + 1 : 0);
+  }
+
+  HWY_INLINE static void prefetch_row(const char* row, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+  }
+
+  HWY_INLINE void prefetch_key(int32_t n) const {
+    const TileKeys& next = next_keys();
+    if (n < next.begin || n >= next.end) return;
+    prefetch_row(next.k[n] + next_head() * reader_.k_head_bytes, reader_.k_row_bytes);
+  }
+
+  void prefetch_share(int32_t first_row) const {
+    const TileKeys& next = next_keys();
+    const int32_t begin = kTileKeys * first_row / shape_.rows;
+    const int32_t end = kTileKeys * smaller(first_row + kProductRows, shape_.rows) / shape_.rows;
+    for (int32_t n = larger(begin, next.begin); n < smaller(end, next.end); ++n) {
+      prefetch_row(next.k[n] + next_head() * reader_.k_head_bytes, reader_.k_row_bytes);
+      prefetch_row(next.v[n] + next_head() * reader_.v_head_bytes, reader_.v_row_bytes);
+    }
   }
 
   // Scales per token and head; values held in K share K's.
@@ -282,20 +339,21 @@ class ItemRunner {
   template <class T>
   HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
                              int32_t end) {
-    float* o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
-    const int32_t rows = product_rows(block.rows);
-    const int32_t width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
-    int32_t column = 0;
-    for (; column + 2 * kLanes <= width; column += 2 * kLanes) {
-      const ValueProduct<T, 2> product = {scratch_.scores, values_, decay,          begin, end,
-                                          column,          o,       shape_.o_stride};
-      with_product_rows(rows, product);
-    }
-    if (column < width) {
-      const ValueProduct<T, 1> product = {scratch_.scores, values_, decay,          begin, end,
-                                          column,          o,       shape_.o_stride};
-      with_product_rows(rows, product);
-    }
+    const TileKeys& next = next_keys();
+    ValueProduct<T> product;
+    product.weights = scratch_.scores;
+    product.values = values_;
+    product.decay = decay;
+    product.begin = begin;
+    product.end = end;
+    product.width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
+    product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
+    product.o_stride = shape_.o_stride;
+    const bool ask = one_block() && next.begin <= begin && next.end >= end;
+    product.next = ask ? next.v : nullptr;
+    product.next_offset = next_head() * reader_.v_head_bytes;
+    product.next_lines = static_cast<int32_t>((reader_.v_row_bytes + 63) / 64);
+    with_product_rows(product_rows(block.rows), product);
   }
 
   const AttentionParams& params_;
@@ -309,10 +367,11 @@ class ItemRunner {
   const int64_t row_floats_;
   const bool few_rows_;
   bool token_scales_;
+  bool keys_in_place_;
   bool values_in_place_;
 
   // The tile and head at work.
-  TileKeys here_;
+  TileKeys here_, later_;
   int32_t head_ = 0;
   float factor_ = 0;
   uint32_t packed_panels_ = 0;

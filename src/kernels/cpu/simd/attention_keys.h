@@ -20,6 +20,8 @@ struct TileKeys {
   int64_t slot[kTileKeys];
 };
 
+constexpr int64_t kMlaFp8RowBytes = 656;
+
 // Reads addresses of one request's keys.
 class KeyReader {
  public:
@@ -38,6 +40,8 @@ class KeyReader {
       k_head_bytes = keys_.k.head_stride * element_bytes(k_dtype);
       v_head_bytes = keys_.v.head_stride * element_bytes(v_dtype);
     }
+    k_row_bytes = fp8_rows ? kMlaFp8RowBytes : params.head_dim * element_bytes(k_dtype);
+    v_row_bytes = v_in_k ? 0 : params.head_dim_v * element_bytes(v_dtype);
   }
 
   // Keys [begin, end) of the tile that starts at key `tile`.
@@ -53,6 +57,7 @@ class KeyReader {
 
   DType k_dtype, v_dtype;
   int64_t k_head_bytes, v_head_bytes;
+  int64_t k_row_bytes, v_row_bytes;
   bool fp8_rows = false;  // KvLayout::mla_fp8_rows
   bool v_in_k = false;    // v is the front of the k row
 

@@ -85,6 +85,70 @@ inline void transpose_panel(const float* rows, int64_t stride, int32_t dim, floa
   }
 }
 
+// The same for 128-bit blocks: out[4 * b + i] block g = in[g][i] block b.
+HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]) {
+  for (int i = 0; i < 4; ++i) {
+#if HWY_TARGET == HWY_AVX3
+    const __m512 low01 = _mm512_shuffle_f32x4(in[0][i].raw, in[1][i].raw, 0x44);
+    const __m512 low23 = _mm512_shuffle_f32x4(in[2][i].raw, in[3][i].raw, 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(in[0][i].raw, in[1][i].raw, 0xee);
+    const __m512 high23 = _mm512_shuffle_f32x4(in[2][i].raw, in[3][i].raw, 0xee);
+    out[i].raw = _mm512_shuffle_f32x4(low01, low23, 0x88);
+    out[4 + i].raw = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+    out[8 + i].raw = _mm512_shuffle_f32x4(high01, high23, 0x88);
+    out[12 + i].raw = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+#else
+    out[i] = hn::ConcatLowerLower(kF32, in[1][i], in[0][i]);
+    out[4 + i] = hn::ConcatUpperUpper(kF32, in[1][i], in[0][i]);
+#endif
+  }
+}
+
+// Rows of keys in the cache, and the rows to ask for meanwhile.
+struct PanelRows {
+  const char* const* rows;  // [kPanelKeys]
+  int64_t offset;           // bytes, to the head
+  const char* const* next;  // [kPanelKeys] or null
+  int64_t next_offset;
+};
+
+HWY_INLINE void store_dims(F32 pairs, const float*, float* to) { store(pairs, to); }
+
+// Each lane holds two neighbouring elements of one key.
+HWY_INLINE void store_dims(F32 pairs, const Bf16*, float* to) {
+  const hn::Rebind<uint32_t, F32Tag> d32;
+  const auto bits = hn::BitCast(d32, pairs);
+  store(hn::BitCast(kF32, hn::ShiftLeft<16>(bits)), to);
+  store(hn::BitCast(kF32, hn::And(bits, hn::Set(d32, 0xffff0000u))), to + kPanelKeys);
+}
+
+// transpose_panel() straight from the cache, reading each line once. A row is a multiple of kLanes
+// * 4 bytes long.
+template <class T>
+inline void transpose_from_cache(const T* type, const PanelRows& keys, int64_t row_bytes,
+                                 float* panel) {
+  constexpr int64_t kBytes = kLanes * 4;
+  constexpr int32_t kDims = static_cast<int32_t>(4 / sizeof(T));  // in one lane
+  for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
+    float* to = panel + half;
+    for (int64_t at = 0; at < row_bytes; at += kBytes, to += kLanes * kDims * kPanelKeys) {
+      F32 blocks[kLanes / 4][4];
+      for (int g = 0; g < kLanes / 4; ++g) {
+        F32 rows[4];
+        for (int j = 0; j < 4; ++j) {
+          const int32_t key = half + 4 * g + j;
+          if (keys.next) __builtin_prefetch(keys.next[key] + keys.next_offset + at, 0, 3);
+          rows[j] = load(reinterpret_cast<const float*>(keys.rows[key] + keys.offset + at));
+        }
+        transpose_blocks(rows, blocks[g]);
+      }
+      F32 dims[kLanes];
+      gather_blocks(blocks, dims);
+      for (int i = 0; i < kLanes; ++i) store_dims(dims[i], type, to + i * kDims * kPanelKeys);
+    }
+  }
+}
+
 // scores[r][key] = sum over d of q[d][r] * panel[d][key]; rows of scores are kTileKeys apart.
 struct ScoreProduct {
   const float* q;      // [dim, R]
@@ -115,20 +179,45 @@ struct ScoreProduct {
   }
 };
 
-// o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for
-// kVectors vectors from element `column` on.
-template <class T, int kVectors>
+// Vectors of a row of values that R rows take at once: few rows take many, so that a row of the
+// cache is read in few pieces.
+constexpr int value_vectors(int rows) {
+  const int accumulators = kLanes == 16 ? 16 : 8;
+  const int vectors = accumulators / rows;
+  return vectors < 2 ? 2 : (vectors > 8 ? 8 : vectors);
+}
+
+// o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for the
+// vectors from element 0 to `width`. Meanwhile it asks for rows that come next.
+template <class T>
 struct ValueProduct {
   const float* weights;       // [R, kTileKeys]
   const char* const* values;  // [kTileKeys] rows of T
   const float* decay;         // [R]
   int32_t begin, end;
-  int32_t column;
-  float* o;  // [R, o_stride]
+  int32_t width;  // multiple of kLanes
+  float* o;       // [R, o_stride]
   int64_t o_stride;
+  const char* const* next;  // [kTileKeys] or null
+  int64_t next_offset;
+  int32_t next_lines;  // of each row
 
   template <int R>
   void run() const {
+    constexpr int kMost = value_vectors(R);
+    int32_t column = 0;
+    for (; column + kMost * kLanes <= width; column += kMost * kLanes) columns<R, kMost>(column);
+    if constexpr (kMost == 8) {
+      if (column + 4 * kLanes <= width) columns<R, 4>(column), column += 4 * kLanes;
+    }
+    if constexpr (kMost >= 4) {
+      if (column + 2 * kLanes <= width) columns<R, 2>(column), column += 2 * kLanes;
+    }
+    if (column < width) columns<R, 1>(column);
+  }
+
+  template <int R, int kVectors>
+  HWY_INLINE void columns(int32_t column) const {
     F32 sum[R][kVectors];
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < kVectors; ++v) {
@@ -136,8 +225,17 @@ struct ValueProduct {
                             hn::Load(kF32, o + r * o_stride + column + v * kLanes));
       }
     }
+    const int64_t first_line = static_cast<int64_t>(next_lines) * column / width;
+    const int64_t last_line =
+        static_cast<int64_t>(next_lines) * (column + kVectors * kLanes) / width;
     for (int32_t key = begin; key < end; ++key) {
       const T* row = reinterpret_cast<const T*>(values[key]) + column;
+      if (next) {
+        const char* ahead = next[key] + next_offset;
+        for (int64_t line = first_line; line < last_line; ++line) {
+          __builtin_prefetch(ahead + line * 64, 0, 3);
+        }
+      }
       F32 x[kVectors];
       for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kLanes);
 #pragma GCC unroll 12
