@@ -2,6 +2,7 @@
 // The fast matrix product against fp64, and the property its users build on: the bits of a row
 // depend neither on the other rows nor on the threads.
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -167,6 +168,27 @@ TEST_P(GemmWeights, RowsHaveTheSameBitsAloneAndInAnyBatch) {
       }
     }
   }
+}
+
+// The same for shapes, batches and teams nobody thought of.
+TEST(Gemm, BitsOfARowDependOnThatRowAlone) {
+  const bool holds = rc::check("row alone == row in a batch", [] {
+    const Shape shape = {
+        *rc::gen::inRange(1, 60), *rc::gen::inRange(1, 200), *rc::gen::inRange(0, 1300),
+        *rc::gen::element(DType::f32, DType::bf16, DType::f16), *rc::gen::arbitrary<bool>()};
+    const auto row = *rc::gen::inRange(0, shape.rows);
+    const auto isa = *rc::gen::elementOf(isas());
+    ThreadPool one(1), team(*rc::gen::inRange(1, 5));
+    Problem batch = make_problem(shape, 9);
+    cpu::gemm(batch.params, team, isa);
+    Problem alone = make_problem(shape, 9);
+    alone.params.x += row * alone.params.x_stride;
+    alone.params.rows = 1;
+    cpu::gemm(alone.params, one, isa);
+    RC_ASSERT(std::memcmp(alone.params.out, batch.params.out + row * batch.params.out_stride,
+                          sizeof(float) * static_cast<size_t>(shape.n)) == 0);
+  });
+  EXPECT_TRUE(holds);
 }
 
 // Columns too: a weight cut in two (as over devices) gives the bits of the whole.

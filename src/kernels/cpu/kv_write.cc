@@ -125,7 +125,7 @@ class Writer {
     char* to = k_address(params_.cache, slot, 0);
     const Source latent = source(params_.k, token, 0, kMlaRowLatent);
     const auto group_bytes = kMlaRowScaleGroup * static_cast<int64_t>(dtype_bytes(latent.dtype));
-    for (int32_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
+    for (int64_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
       const Source part = {static_cast<const char*>(latent.data) + group * group_bytes,
                            latent.dtype, kMlaRowScaleGroup};
       const float scale = scale_for(largest(part), DType::f8e4m3);

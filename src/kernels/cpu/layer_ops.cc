@@ -121,7 +121,7 @@ void sigmoid_gate(const SigmoidGateParams& params, ThreadPool& threads) {
 }
 
 void delta_gates(const DeltaGateParams& params, ThreadPool& threads) {
-  parallel_ranges(threads, params.rows, row_grain(params.heads * 4),
+  parallel_ranges(threads, params.rows, row_grain(int64_t{4} * params.heads),
                   [&](int64_t begin, int64_t end) {
                     for (int64_t row = begin; row < end; ++row) {
                       const float* a = params.a + row * params.a_row_stride;
