@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -9,6 +10,18 @@ namespace {
 
 // Wrong input, whoever noticed it: the option parser or the library.
 constexpr int kBadInput = 2;
+
+// CLI11 says only that a subcommand is required when it does not know the one it got.
+void check_command(const CLI::App& program, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const CLI::App* command : program.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  throw fovea::Error(fovea::ErrorCode::invalid_argument,
+                     std::string("no command '") + argv[1] + "', known: " + known);
+}
 
 }  // namespace
 
@@ -24,6 +37,7 @@ int main(int argc, char** argv) {
   fovea::cli::add_bench(program);
   fovea::cli::add_kernels(program);
   try {
+    check_command(program, argc, argv);
     program.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {

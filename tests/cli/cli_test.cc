@@ -150,8 +150,9 @@ TEST(Cli, RefusesWrongFlags) {
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "-n", "-1"}), {"-1"});
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--page-size", "0"}),
                  {"page_size", "0"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--kv-memory", "1kB"}), {"kv"});
-  expect_refused(fovea({"frobnicate"}), {"frobnicate"});
+  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--kv-memory", "1kB"}),
+                 {"KV budget", "1024"});
+  expect_refused(fovea({"frobnicate"}), {"frobnicate", "generate"});
   expect_refused(fovea({"bench", "attention", "--q-len", "5"}), {"--kv-len"});
 }
 

@@ -38,7 +38,7 @@ BackendEntry gpu_row(GpuRow row) {
   const auto reject = [can](const BackendRequest& request) {
     std::vector<Reason> reasons;
     if (auto reason = device_reason(can, request.device)) reasons.push_back(std::move(*reason));
-    reasons.push_back({RejectCode::not_built, "this build has no GPU kernels"});
+    reasons.push_back({RejectCode::not_built, "this build has no such backend yet"});
     return reasons;
   };
   return unavailable({.name = row.name, .role = row.role, .aliases = std::move(row.aliases)},
