@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Fails when an object compiled for one instruction set defines a symbol that other code may pick.
+
+The linker keeps one copy of an inline function. If that copy were the AVX-512 one, a processor
+without AVX-512 would fault in code that never asked for it. So these objects define nothing but
+functions in the namespace of their instruction set.
+
+usage: check_simd_symbols.py INSTRUCTION_SET OBJECT...
+"""
+import subprocess
+import sys
+
+
+def foreign_symbols(instruction_set, objects):
+    listing = subprocess.run(["nm", "-C", "--defined-only", "--extern-only", *objects], check=True,
+                             capture_output=True, text=True).stdout
+    for line in listing.splitlines():
+        parts = line.split(maxsplit=2)
+        if len(parts) == 3 and f"::{instruction_set}::" not in parts[2]:
+            yield line
+
+
+def main():
+    instruction_set, *objects = sys.argv[1:]
+    foreign = list(foreign_symbols(instruction_set, objects))
+    for line in foreign:
+        print(f"not in namespace {instruction_set}: {line}")
+    print(f"{len(objects)} objects, {len(foreign)} foreign symbols")
+    return 1 if foreign or not objects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
