@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/reference_text.h"
@@ -96,6 +97,35 @@ TEST_P(EndToEnd, GreedyTextBatched) {
   }
   EXPECT_GT(engine->stats().prefix_hits, 0);
   expect_no_leak(*engine);
+}
+
+// Page sizes that divide nothing, chunks smaller than a page or a window.
+TEST(EndToEndShapes, PageSizesAndChunksDoNotMatter) {
+  for (const char* model : {"llama", "gemma2", "deepseek_v3", "llama4_text", "qwen3_next"}) {
+    const std::vector<ReferencePrompt> all = read_reference(model);
+    for (const auto& [page_size, batch_tokens] : {std::pair{1, 64}, {3, 7}, {64, 50}, {256, 200}}) {
+      EngineOptions options = options_for(model, "auto");
+      options.page_size = page_size;
+      options.max_batch_tokens = batch_tokens;
+      const std::unique_ptr<Engine> engine = Engine::load(options);
+      std::vector<GenerateRequest> requests;
+      for (size_t i = 1; i < 4; ++i) {
+        requests.push_back(greedy_request(all[i]));
+        requests.back().sampling.max_new_tokens = 10;
+      }
+      for (const bool warm : {false, true}) {
+        const std::vector<GenerateResult> results = engine->generate(requests);
+        for (size_t i = 0; i < results.size(); ++i)
+          EXPECT_TRUE(std::equal(results[i].tokens.begin(), results[i].tokens.end(),
+                                 all[i + 1].greedy.begin()))
+              << model << ", pages of " << page_size << ", prompt " << i << " warm " << warm;
+      }
+      if (page_size <= 64) {
+        EXPECT_GT(engine->stats().prefix_hits, 0) << model << " " << page_size;
+      }
+      expect_no_leak(*engine);
+    }
+  }
 }
 
 std::string case_name(const ::testing::TestParamInfo<EndToEnd::ParamType>& info) {
