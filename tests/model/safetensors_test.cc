@@ -77,12 +77,13 @@ class CheckpointTest : public testing::Test {
 };
 
 TEST(Safetensors, ReadsTensorsInAnyOrder) {
-  const auto file = parse(
+  const std::string bytes =
       file_of(R"({"__metadata__":{"format":"pt"},)"
               R"("b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
               R"("none":{"dtype":"F32","shape":[0,9223372036854775807,8],"data_offsets":[4,4]},)"
               R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
-              16));
+              16);
+  const auto file = parse(bytes);
   ASSERT_EQ(file.tensors().size(), 3u);
   const StoredTensor& b = *file.find("b");
   EXPECT_EQ(b.dtype, DType::bf16);
