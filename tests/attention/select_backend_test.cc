@@ -252,8 +252,10 @@ TEST(BackendRegistry, ResolvesTheNamesOfOtherEngines) {
       {"ascend", "ascend"},
       {"intel_xpu", "intel_xpu"},
       {"cudnn", "cudnn"},
-      {"CPU_ATTN", "cpu"}, {"intel_amx", "cpu"},
-      {"GDN_ATTN", "linear"}, {"Mamba2", "linear"},
+      {"CPU_ATTN", "cpu"},
+      {"intel_amx", "cpu"},
+      {"GDN_ATTN", "linear"},
+      {"Mamba2", "linear"},
       {"dual_chunk_flash_attn", "dual_chunk"},
   };
   const BackendRegistry registry = BackendRegistry::builtin();
