@@ -29,10 +29,12 @@ class ItemRunner {
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
-    values_in_place_ = (few_rows_ || reader_.v_dtype == DType::f32) && !reader_.v_in_k &&
-                       shape_.dim_v % kLanes == 0;
     keys_in_place_ = (reader_.k_dtype == DType::f32 || reader_.k_dtype == DType::bf16) &&
-                     !reader_.v_in_k && reader_.k_row_bytes % (4 * kLanes) == 0;
+                     reader_.k_row_bytes % (4 * kLanes) == 0;
+    values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
+    // Many rows read values often enough to pay for a copy that is f32 and dense.
+    const bool dense = reader_.v_in_k && reader_.v_dtype == DType::f32;
+    values_in_place_ = (few_rows_ || dense) && !values_in_k_rows_ && shape_.dim_v % kLanes == 0;
     for (int32_t head = 0; head < shape_.heads; ++head) {
       load_queries(params_, item_, shape_, item_.head_begin + head, scratch_.k_rows,
                    scratch_.q + static_cast<int64_t>(head) * shape_.head_rows * padded(shape_.dim));
@@ -143,7 +145,7 @@ class ItemRunner {
     if (keys_in_place_ && first >= here_.begin && first + kPanelKeys <= here_.end) {
       return pack_from_cache(first, panel);
     }
-    float* rows = scratch_.k_rows + (reader_.v_in_k ? first * row_floats_ : 0);
+    float* rows = scratch_.k_rows + (values_in_k_rows_ ? first * row_floats_ : 0);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
       if (one_block()) prefetch_key(first + n);
       float* to = rows + n * row_floats_;
@@ -326,7 +328,7 @@ class ItemRunner {
       const char* from = here_.v[n] + (item_.head_begin + head_) * reader_.v_head_bytes;
       if (values_in_place_) {
         values_[n] = from;
-      } else if (reader_.v_in_k) {
+      } else if (values_in_k_rows_) {
         values_[n] = reinterpret_cast<const char*>(scratch_.k_rows + n * row_floats_);
       } else {
         float* row = scratch_.v_rows + static_cast<int64_t>(n) * shape_.o_stride;
@@ -367,7 +369,8 @@ class ItemRunner {
   const int64_t row_floats_;
   const bool few_rows_;
   bool token_scales_;
-  bool keys_in_place_;
+  bool keys_in_place_;     // transposed straight from the cache
+  bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
 
   // The tile and head at work.

@@ -34,6 +34,7 @@ class KeyReader {
       v_head_bytes = cache.v_head_stride * element_bytes(cache.dtype);
       fp8_rows = cache.layout == KvLayout::mla_fp8_rows;
       v_in_k = cache.layout != KvLayout::mha;
+      if (v_in_k) v_head_bytes = k_head_bytes;
     } else {
       k_dtype = keys_.k.dtype;
       v_dtype = keys_.v.dtype;
@@ -72,7 +73,9 @@ class KeyReader {
       const int64_t page = pages[entry];
       for (; n < to.end && in_page < cache.page_size; ++n, ++in_page) {
         to.k[n] = cache.k + (page * cache.k_page_stride + in_page * cache.k_token_stride) * bytes;
-        to.v[n] = cache.v + (page * cache.v_page_stride + in_page * cache.v_token_stride) * bytes;
+        to.v[n] = v_in_k ? to.k[n]
+                         : cache.v + (page * cache.v_page_stride + in_page * cache.v_token_stride) *
+                                         bytes;
         to.slot[n] = page * cache.page_size + in_page;
       }
     }
