@@ -15,7 +15,7 @@
 
 namespace fovea::kernels::cpu {
 
-inline constexpr int32_t kTileKeys = 128;
+inline constexpr int32_t kTileKeys = 64;
 inline constexpr int32_t kChunkKeys = 512;
 // Rows of the largest micro-kernel of any instruction set.
 inline constexpr int32_t kBlockRows = 12;
