@@ -39,6 +39,7 @@ void attention(const AttentionShape& shape, const AttentionParams& params,
   const Kernels kernels = kernels_of(shape.isa);
   check_argument(threads.size() <= shape.threads,
                  "the attention was planned for {} threads, not {}", shape.threads, threads.size());
+  check_argument(params.scale > 0, "scale is {}, must be positive", params.scale);
   const AttentionCall call = {&params, schedule.partials};
   AttentionNeed need;
   need.max_kv_len = schedule.max_kv_len;
