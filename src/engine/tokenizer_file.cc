@@ -162,8 +162,6 @@ class Reader {
       for (const Config& item : normalizer.objects("normalizers")) read_normalizer(item);
     } else if (type != "NFC") {
       refuse("normalizer " + type);
-    } else if (!has_nfc()) {
-      refuse("normalizer NFC (this build has no utf8proc)");
     } else {
       file_.nfc = true;
     }

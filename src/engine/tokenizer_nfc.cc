@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/tokenizer_nfc.h"
 
-#include "core/check.h"
-
-#ifdef FOVEA_HAVE_UTF8PROC
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
+#include "core/check.h"
 #include "engine/tokenizer_utf8.h"
-#endif
 
 namespace fovea {
-
-#ifdef FOVEA_HAVE_UTF8PROC
-
 namespace {
 
 bool is_mark(int32_t c) { return utf8proc_get_property(c)->combining_class != 0; }
@@ -54,8 +48,6 @@ void order_marks(std::vector<int32_t>& points) {
 
 }  // namespace
 
-bool has_nfc() { return true; }
-
 std::string to_nfc(std::string_view text) {
   const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
   if (std::all_of(text.begin(), text.end(), is_ascii)) return std::string(text);
@@ -75,15 +67,5 @@ std::string to_nfc(std::string_view text) {
   }
   return out;
 }
-
-#else
-
-bool has_nfc() { return false; }
-
-std::string to_nfc(std::string_view) {
-  fail(ErrorCode::unsupported, "normalisation NFC: this build has no utf8proc");
-}
-
-#endif
 
 }  // namespace fovea

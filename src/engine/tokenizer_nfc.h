@@ -7,10 +7,7 @@
 
 namespace fovea {
 
-// Whether this build can normalise (it found utf8proc).
-bool has_nfc();
-
-// `text` is valid UTF-8. Time is O(n log n) for any text. Error{unsupported} without has_nfc().
+// `text` is valid UTF-8. Time is O(n log n) for any text.
 std::string to_nfc(std::string_view text);
 
 }  // namespace fovea

@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "engine/tokenizer_nfc.h"
 #include "engine/tokenizer_utf8.h"
 #include "fovea/error.h"
 
@@ -90,10 +89,6 @@ class Goldens : public testing::TestWithParam<std::string> {};
 
 TEST_P(Goldens, IdsAndTextsAreThoseOfTheReference) {
   const std::string path = fmt::format("tokenizer/{}.json", GetParam());
-  if (!read_json(path)["normalizer"].is_null() && !has_nfc()) {
-    expect_error(read_json(path), ErrorCode::unsupported, "NFC");
-    return;
-  }
   const auto tokenizer = Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/" + path);
   const json goldens = read_json("tokenizer/goldens.json");
   const json& texts = goldens["texts"];
