@@ -30,9 +30,12 @@ void print_table(const std::vector<CheckRow>& rows) {
                  row.unsupported.substr(0, row.unsupported.find('\n')));
       continue;
     }
-    fmt::print("| {} | {} | {:.2e} | {}/{} | {:.3f} | {:+.3f} % | {} |\n", row.backend,
-               dtype_name(row.kv_dtype), row.max_logit_difference, row.greedy_equal,
-               row.greedy_total, row.perplexity, row.perplexity_change * 100,
+    const std::string perplexity =
+        row.perplexity > 0
+            ? fmt::format("{:.3f} | {:+.3f} %", row.perplexity, row.perplexity_change * 100)
+            : "- | -";
+    fmt::print("| {} | {} | {:.2e} | {}/{} | {} | {} |\n", row.backend, dtype_name(row.kv_dtype),
+               row.max_logit_difference, row.greedy_equal, row.greedy_total, perplexity,
                row.pass ? "pass" : "FAIL");
   }
 }

@@ -170,7 +170,8 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
   if (v_width(spec) > 0) v_ = rows(spec.kv_heads, v_width(spec));
   out_ = rows(spec.q_heads, out_width(spec));
   lse_.assign(static_cast<size_t>(tokens_) * spec.q_heads, 0);
-  std::memset(lse_.data(), fill_byte(fill_), lse_.size() * sizeof(float));
+  // memset may not be given the null pointer of an empty vector.
+  if (!lse_.empty()) std::memset(lse_.data(), fill_byte(fill_), lse_.size() * sizeof(float));
   w_uk_ = as_dtype(data_.w_uk, spec.q_dtype);
   w_uv_ = as_dtype(data_.w_uv, spec.q_dtype);
 
