@@ -4,6 +4,7 @@
 #pragma once
 
 #include <bit>
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -100,6 +101,22 @@ inline float f8e5m2_to_float(uint8_t code) {
   if ((code & 0x7f) > 0x7c) return std::bit_cast<float>(0x7fc00000u);
   if ((code & 0x7f) == 0x7c) return std::bit_cast<float>(code & 0x80 ? 0xff800000u : 0x7f800000u);
   return detail::fp8_to_float(code, 2, 15);
+}
+
+// The largest finite magnitude of a floating dtype.
+inline float largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return 65504.0f;
+    case DType::bf16:
+      return bf16_to_float(0x7f7f);
+    case DType::f8e4m3:
+      return 448.0f;
+    case DType::f8e5m2:
+      return 57344.0f;
+    default:
+      return FLT_MAX;
+  }
 }
 
 // One element of any floating dtype.

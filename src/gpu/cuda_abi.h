@@ -30,7 +30,6 @@ using CUgraphExec = CUgraphExec_st*;
 
 inline constexpr CUresult kCudaSuccess = 0;
 inline constexpr CUresult kCudaErrorOutOfMemory = 2;
-inline constexpr CUresult kCudaErrorNotReady = 600;
 
 enum CUdevice_attribute : int {
   kAttributeMultiprocessorCount = 16,
@@ -40,13 +39,11 @@ enum CUdevice_attribute : int {
 };
 
 enum CUfunction_attribute : int {
-  kFunctionNumRegs = 4,
-  kFunctionLocalSizeBytes = 3,
   kFunctionMaxDynamicSharedSizeBytes = 8,
 };
 
 enum CUstreamCaptureMode : int { kCaptureModeThreadLocal = 1 };
-enum CUevent_flags : unsigned { kEventDefault = 0, kEventDisableTiming = 2 };
+enum CUevent_flags : unsigned { kEventDefault = 0 };
 enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
 
 // Launch attributes: a tagged union of 64 bytes.
@@ -74,30 +71,6 @@ struct CUlaunchConfig {
   Stream stream;
   CUlaunchAttribute* attributes;
   unsigned attribute_count;
-};
-
-// A tensor map, opaque; kernels take it by value as a __grid_constant__ parameter.
-struct alignas(64) CUtensorMap {
-  uint64_t opaque[16];
-};
-static_assert(sizeof(CUtensorMap) == 128);
-
-enum CUtensorMapDataType : int {
-  kTensorUint8 = 0,
-  kTensorFloat16 = 6,
-  kTensorFloat32 = 7,
-  kTensorBfloat16 = 9,
-};
-enum CUtensorMapSwizzle : int {
-  kSwizzleNone = 0,
-  kSwizzle32B = 1,
-  kSwizzle64B = 2,
-  kSwizzle128B = 3
-};
-enum CUtensorMapL2promotion : int {
-  kL2PromotionNone = 0,
-  kL2Promotion128B = 2,
-  kL2Promotion256B = 3
 };
 
 }  // namespace fovea::gpu

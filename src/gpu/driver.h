@@ -53,12 +53,8 @@ namespace fovea::gpu {
   X(module_unload, "cuModuleUnload", (CUmodule))                                                   \
   X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                  \
   X(module_global, "cuModuleGetGlobal_v2", (CUdeviceptr*, size_t*, CUmodule, const char*))         \
-  X(function_attribute, "cuFuncGetAttribute", (int*, CUfunction_attribute, CUfunction))            \
   X(function_set_attribute, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))         \
-  X(launch, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))               \
-  X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                   \
-    (CUtensorMap*, CUtensorMapDataType, unsigned, void*, const uint64_t*, const uint64_t*,         \
-     const uint32_t*, const uint32_t*, int, CUtensorMapSwizzle, CUtensorMapL2promotion, int))
+  X(launch, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))
 
 struct Driver {
 #define FOVEA_DECLARE(member, name, parameters) CUresult(*member) parameters = nullptr;

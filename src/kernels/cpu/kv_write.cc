@@ -14,21 +14,6 @@
 namespace fovea::kernels::cpu {
 namespace {
 
-float largest_finite(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return 65504.0f;
-    case DType::bf16:
-      return bf16_to_float(0x7f7f);
-    case DType::f8e4m3:
-      return 448.0f;
-    case DType::f8e5m2:
-      return 57344.0f;
-    default:
-      return FLT_MAX;
-  }
-}
-
 class Writer {
  public:
   Writer(const KvWriteParams& params, Isa isa)

@@ -44,7 +44,6 @@ class Kernel {
   }
 
   int row_tile() const { return row_tile_; }
-  int shared_bytes() const { return shared_bytes_; }
 
  private:
   void launch_with(GridSize grid, void** arguments, Stream stream) const;

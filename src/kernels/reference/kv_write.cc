@@ -14,21 +14,6 @@
 namespace fovea::kernels::reference {
 namespace {
 
-float largest_finite(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return 65504.0f;
-    case DType::bf16:
-      return bf16_to_float(0x7f7f);
-    case DType::f8e4m3:
-      return 448.0f;
-    case DType::f8e5m2:
-      return 57344.0f;
-    default:
-      return FLT_MAX;
-  }
-}
-
 // The scale that brings the largest finite value of a row to the largest code.
 float dynamic_scale(const float* row, int32_t dim, DType dtype) {
   float amax = 0;

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel packs and the compiler's report, on machines without a GPU or NVRTC.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "fovea/error.h"
+#include "gpu/kernel_pack.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::gpu {
+namespace {
+
+class KernelPackFile : public ::testing::Test {
+ protected:
+  ~KernelPackFile() override { std::filesystem::remove(path_); }
+  void write(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+  std::string read() const {
+    std::ifstream file(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void expect_corrupt(const std::string& bytes) const {
+    write(bytes);
+    try {
+      KernelPack::open(path_);
+      FAIL() << "accepted " << bytes.size() << " bytes";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
+      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos);
+    }
+  }
+
+  const std::string path_ =
+      (std::filesystem::temp_directory_path() / ("fovea_pack_" + std::to_string(getpid())))
+          .string();
+  const KernelVariant one_{
+      .name = "a/1", .program = "text", .symbol = "s", .headers = {}, .sm = 90};
+  const KernelVariant two_{
+      .name = "a/2", .program = "text", .symbol = "s", .headers = {}, .sm = 80};
+};
+
+TEST_F(KernelPackFile, KeepsWhatWasSaved) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = std::string("\0one", 4), .resources = {.registers = 7}, .seconds = 2});
+  pack.set(two_, {.cubin = "second", .resources = {.spill_bytes = 8}, .seconds = 1});
+  pack.save(path_);
+  const KernelPack again = KernelPack::open(path_);
+  ASSERT_NE(again.find(one_), nullptr);
+  EXPECT_EQ(again.find(one_)->cubin, std::string("\0one", 4));
+  EXPECT_EQ(again.find(one_)->resources.registers, 7);
+  EXPECT_EQ(again.find(two_)->resources.spill_bytes, 8);
+}
+
+TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
+  KernelVariant edited = one_;
+  edited.headers = {{"h", "new"}};
+  EXPECT_EQ(pack.find(edited), nullptr);
+  edited = one_;
+  edited.sm = 80;
+  EXPECT_EQ(pack.find(edited), nullptr);
+  EXPECT_EQ(pack.find(two_), nullptr);
+}
+
+TEST_F(KernelPackFile, DamagedFilesAreErrors) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
+  pack.save(path_);
+  const std::string good = read();
+  expect_corrupt("");
+  expect_corrupt("NOTAPACK" + good.substr(8));
+  expect_corrupt(good.substr(0, 20));
+  expect_corrupt(good.substr(0, good.size() - 1));
+  std::string longer = good;
+  longer[8] = '\xff';
+  longer[12] = '\xff';
+  expect_corrupt(longer);
+}
+
+TEST_F(KernelPackFile, AForbiddenCompilationSaysWhatIsMissing) {
+  KernelStore store({.pack_path = {}, .cache_path = {}, .allow_compile = false, .announce = {}});
+  EXPECT_NE(store.why_not(one_).find("a/1"), std::string::npos);
+  EXPECT_THROW(store.get(one_), Error);
+}
+
+TEST(ResourceReport, BelongsToItsEntryPoint) {
+  const std::string log =
+      "ptxas info    : Compiling entry function 'other' for 'sm_90a'\n"
+      "    96 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
+      "ptxas info    : Used 255 registers, 10 bytes smem\n"
+      "ptxas info    : Compiling entry function 'fovea_kernel' for 'sm_90a'\n"
+      "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+      "ptxas info    : Used 203 registers, used 1 barriers, 400 bytes smem\n";
+  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").registers, 203);
+  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").spill_bytes, 0);
+  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").shared_bytes, 400);
+  EXPECT_EQ(parse_resource_use(log, "other").spill_bytes, 12);
+}
+
+TEST(Families, EveryBakedKernelHasItsSources) {
+  using namespace kernels::cuda;
+  EXPECT_FALSE(families().empty());
+  for (const Family& family : families()) {
+    for (const VariantValues& values : family.baked) {
+      const KernelVariant variant = make_variant(family, values, family.sms.front());
+      EXPECT_FALSE(variant.headers.empty()) << variant.name;
+      EXPECT_NE(variant.program.find("Config<" + values.front()), std::string::npos);
+    }
+  }
+  EXPECT_THROW(family("nothing/here"), Error);
+}
+
+}  // namespace
+}  // namespace fovea::gpu
