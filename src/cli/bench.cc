@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "bench/attention_suite.h"
+#include "bench/gpu_report.h"
+#include "bench/gpu_suite.h"
 #include "cli/commands.h"
 #include "fovea/error.h"
 
@@ -67,12 +69,30 @@ void run(const BenchFlags& flags) {
   fmt::print("{}", report);
 }
 
+void print_gpu_ceilings(const std::vector<std::string>& states) {
+  bench::GpuBench gpu(0);
+  for (const std::string& name : states) {
+    const auto state = name == "burst" ? bench::PowerState::burst : bench::PowerState::sustained;
+    show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
+    const bench::GpuCeilings ceilings = gpu.ceilings(state);
+    clear_progress();
+    fmt::print("{}", bench::ceilings_markdown(gpu.device(), state, ceilings));
+  }
+}
+
 }  // namespace
 
 void add_bench(CLI::App& program) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* command = program.add_subcommand("bench", "measure");
   command->require_subcommand(1);
+  auto states = std::make_shared<std::vector<std::string>>(std::vector<std::string>{"burst"});
+  CLI::App* ceilings = command->add_subcommand(
+      "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
+  ceilings->add_option("--state", *states, "burst (after an idle gap), sustained, or both")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"burst", "sustained"}));
+  ceilings->callback([states] { print_gpu_ceilings(*states); });
   CLI::App* attention = command->add_subcommand(
       "attention", "attention over paged caches, as fractions of this machine's ceilings");
   attention->add_option("--output,-o", flags->output, "md, csv or json")->capture_default_str();

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/gpu_timing.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "gpu/gpu.h"
+
+namespace fovea::bench {
+namespace {
+
+constexpr double kGraphBelow = 400e-6;
+constexpr auto kIdle = std::chrono::milliseconds(300);
+constexpr double kWarmUp = 4e-3;  // clocks have risen from idle
+constexpr double kBurst = 60e-3;
+constexpr double kSustained = 1.5;
+constexpr size_t kFewestSamples = 7;
+// Calls of one graph: enough that its launch does not weigh, few enough to instantiate at once.
+constexpr int32_t kFewestCalls = 8;
+constexpr int32_t kMostCalls = 256;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+struct Interval {
+  gpu::Event begin, end;
+  double seconds() const { return end.milliseconds_since(begin) * 1e-3; }
+};
+
+// Runs `sample` until it has taken `window` seconds on the GPU; seconds of each. The queue never
+// runs dry: several samples are in flight.
+template <typename Sample>
+std::vector<double> repeat(Sample&& sample, double window, Stream stream) {
+  std::array<Interval, 8> flights;
+  std::vector<double> seconds;
+  double spent = 0;
+  size_t issued = 0;
+  const auto land = [&] {
+    Interval& first = flights[seconds.size() % flights.size()];
+    first.end.wait();
+    seconds.push_back(first.seconds());
+    spent += seconds.back();
+  };
+  while (spent < window || seconds.size() < kFewestSamples) {
+    if (issued - seconds.size() == flights.size()) land();
+    Interval& flight = flights[issued++ % flights.size()];
+    flight.begin.record(stream);
+    sample();
+    flight.end.record(stream);
+  }
+  while (seconds.size() < issued) land();
+  return seconds;
+}
+
+}  // namespace
+
+std::string_view power_state_name(PowerState state) {
+  return state == PowerState::burst ? "burst" : "sustained";
+}
+
+double eager_seconds(const GpuWork& work, Stream stream) {
+  constexpr int32_t kCalls = 32;
+  Interval interval;
+  for (int32_t turn = 0; turn < 2; ++turn) work(turn, stream);
+  interval.begin.record(stream);
+  for (int32_t turn = 0; turn < kCalls; ++turn) work(turn, stream);
+  interval.end.record(stream);
+  interval.end.wait();
+  return interval.seconds() / kCalls;
+}
+
+double host_seconds(const GpuWork& work, Stream stream) {
+  constexpr int32_t kCalls = 64;
+  std::vector<double> seconds;
+  for (int round = 0; round < 15; ++round) {
+    gpu::synchronize(stream);
+    const double start = now();
+    for (int32_t turn = 0; turn < kCalls; ++turn) work(turn, stream);
+    seconds.push_back((now() - start) / kCalls);
+  }
+  gpu::synchronize(stream);
+  return median(seconds);
+}
+
+double graph_seconds(const GpuWork& work, Stream stream) {
+  constexpr int32_t kCalls = 64;
+  const gpu::Graph graph = gpu::Graph::capture(stream, [&](Stream captured) {
+    for (int32_t turn = 0; turn < kCalls; ++turn) work(turn, captured);
+  });
+  const auto replay = [&] { graph.launch(stream); };
+  repeat(replay, kWarmUp, stream);
+  return median(repeat(replay, kWarmUp, stream)) / kCalls;
+}
+
+GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream stream) {
+  int32_t turn = 0;
+  for (; turn < 2; ++turn) work(turn, stream);
+  Interval probe;
+  probe.begin.record(stream);
+  for (int i = 0; i < 2; ++i) work(turn++, stream);
+  probe.end.record(stream);
+  probe.end.wait();
+  GpuTime time;
+  time.graph = probe.seconds() / 2 < kGraphBelow;
+  const int32_t calls = time.graph ? std::clamp(sets, kFewestCalls, kMostCalls) : 1;
+  std::optional<gpu::Graph> graph;
+  if (time.graph) {
+    graph = gpu::Graph::capture(stream, [&](Stream captured) {
+      for (int32_t i = 0; i < calls; ++i) work(i, captured);
+    });
+  }
+  const auto sample = [&] {
+    if (graph) {
+      graph->launch(stream);
+    } else {
+      work(turn++, stream);
+    }
+  };
+  gpu::synchronize(stream);
+  const bool burst = state == PowerState::burst;
+  if (burst) std::this_thread::sleep_for(kIdle);
+  repeat(sample, kWarmUp, stream);
+  const std::vector<double> seconds = repeat(sample, burst ? kBurst : kSustained, stream);
+  time.samples = static_cast<int>(seconds.size());
+  time.seconds = median(seconds) / calls;
+  time.seconds_min = *std::ranges::min_element(seconds) / calls;
+  return time;
+}
+
+}  // namespace fovea::bench

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing: what a launch costs.
+#pragma once
+
+#include "kernels/cuda/common/measure_params.h"
+
+namespace fovea::kernels::cuda {
+
+template <int kThreads>
+struct EmptyConfig {
+  using Params = EmptyParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
+  __device__ static void run(const Params&) {}
+};
+
+template <int kThreads>
+using Config = EmptyConfig<kThreads>;
+
+}  // namespace fovea::kernels::cuda
