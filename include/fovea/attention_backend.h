@@ -39,10 +39,11 @@ struct LinearTensors {
   bool l2_normalise_qk = false;        // gated_delta_net
 };
 
-// What one layer hands to forward(). Rows are packed in batch order; every row of `out` that
-// belongs to a live token is written, rows beyond BatchView::tokens are left untouched. Without q
-// the call only stores k and v: that is how the cache of cross attention is filled, by a batch
-// whose tokens are the encoder's.
+// What one layer hands to forward(), in memory of the backend's device: on a GPU 16-byte aligned,
+// with strides that are multiples of 16 bytes. Rows are packed in batch order; every row of `out`
+// that belongs to a live token is written, rows beyond BatchView::tokens are left untouched.
+// Without q the call only stores k and v: that is how the cache of cross attention is filled, by a
+// batch whose tokens are the encoder's.
 struct LayerTensors {
   int32_t layer = 0;  // index inside the backend's pool
   HeadRows q;       // [tokens, q_heads, head_dim]. mla: absorbed [.., kv_lora_rank + rope_dim], or
@@ -62,11 +63,13 @@ struct LayerTensors {
 };
 
 // One implementation bound to one AttentionSpec and one pool. It owns no cache memory. Calls on one
-// object must not overlap; on a GPU everything is ordered by the stream.
+// object must not overlap. On a GPU plan() and forward() only enqueue work, ordered by the stream;
+// they leave the backend's device current on the calling thread.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
   virtual std::string_view name() const = 0;
+  virtual Device device() const { return {}; }  // where it runs
 
   // Exact upper bound over every batch within the limits.
   virtual size_t workspace_bytes(const BatchLimits& limits) const = 0;
@@ -74,7 +77,7 @@ class AttentionBackend {
   // Fixes every buffer; addresses never change again and nothing is allocated later (`reference`
   // alone, being loops over plain vectors, allocates inside its kernels). An empty
   // workspace is allocated by the backend; otherwise it needs at least workspace_bytes(limits)
-  // bytes, 64-byte aligned, or Error{workspace_too_small} names how many.
+  // bytes of device() memory, 64-byte aligned, or Error{workspace_too_small} names how many.
   virtual void reserve(const BatchLimits& limits, std::span<std::byte> workspace = {}) = 0;
 
   // Builds indices and splits the work. Once per forward pass; legal inside a graph capture. Throws
@@ -90,7 +93,8 @@ struct BackendContext {
   AttentionSpec spec;
   KvPool* kv = nullptr;           // outlives the backend
   StatePool* state = nullptr;     // outlives the backend
-  ThreadPool* threads = nullptr;  // outlives the backend
+  ThreadPool* threads = nullptr;  // outlives the backend; null on a GPU
+  Device device = {};             // where it is to run; the pool must be there
 };
 
 }  // namespace fovea

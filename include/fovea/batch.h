@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // One forward pass over several requests, as plain data. A batch is a view: every array belongs to
 // the caller, lives where the backend runs, and must stay valid and unchanged from plan() until the
-// last forward() of the pass.
+// last forward() of the pass has run.
+//
+// On a GPU that is: every array is device memory, every other field is a value of the host. The
+// host never looks into an array, and nothing is copied. A captured pass reads the arrays anew at
+// every replay, at the addresses it was captured with: their contents may then be any batch of
+// `requests` requests (padded with lengths of 0) within the limits, of at most `tokens` new tokens.
+// Their contents cannot be checked there; entries of the request table and out_slots that name no
+// slot of the pool count as page 0 and as -1.
 //
 // A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them. New token j
 // stands at position kv_lens[i] - q_len[i] + j. Any length may be 0: such rows give O = 0 and
@@ -35,8 +42,10 @@ struct BatchLimits {
 struct BatchView {
   ForwardMode mode = ForwardMode::idle;
   int32_t requests = 0;
-  int32_t tokens = 0;     // new tokens of the batch; rows of q beyond them stay untouched
-  int32_t max_q_len = 0;  // upper bounds; results do not depend on them
+  // New tokens of the batch; rows of q beyond them stay untouched. On a GPU an upper bound:
+  // q_indptr[requests] counts.
+  int32_t tokens = 0;
+  int32_t max_q_len = 0;  // upper bounds, 0: those of the limits; results do not depend on them
   int32_t max_kv_len = 0;
 
   const int32_t* q_indptr = nullptr;       // [requests + 1], first 0, last tokens
@@ -48,7 +57,8 @@ struct BatchView {
   // row may exceed 2^31.
   const int64_t* out_slots = nullptr;
   // [tokens] logical positions. Null: kv_lens - q_len + j. Drafts of a tree share positions;
-  // window, chunk and ALiBi are measured on them.
+  // window, chunk and ALiBi are measured on them. Given, they cost time: tiles are masked key by
+  // key.
   const int32_t* positions = nullptr;
 
   // scope cross: the encoder's own table and lengths.

@@ -12,6 +12,16 @@ namespace fovea {
 
 enum class DeviceKind { cpu, cuda };
 
+// One processor: the CPU, or the GPU that the driver lists at `index`.
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;
+
+  bool operator==(const Device&) const = default;
+};
+
+std::string device_name(Device device);  // "cpu", "cuda:0"
+
 // A CUDA stream, or null. On the CPU every call has finished when it returns and the stream is
 // ignored.
 using Stream = CUstream_st*;
@@ -24,6 +34,8 @@ struct DeviceInfo {
   std::string isa;   // widest instruction set the CPU kernels may use: "avx512", "avx2" or ""
   int cores = 1;     // CPU threads or streaming multiprocessors
   size_t memory_bytes = 0;  // total
+
+  Device device() const { return {kind, index}; }
 };
 
 // The CPU this process runs on.

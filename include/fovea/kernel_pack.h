@@ -36,4 +36,15 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options);
 // legal.
 std::vector<KernelListing> list_kernels(const std::string& pack_path);
 
+// Where this process takes GPU kernels from, in this order: the pack, the cache folder, the
+// compiler. FOVEA_KERNEL_PACK names the pack (default: kernels.pack beside the program),
+// FOVEA_KERNEL_CACHE the folder (default: fovea in $XDG_CACHE_HOME or ~/.cache; empty: none), and
+// FOVEA_JIT=0 forbids compiling.
+struct KernelSources {
+  std::string pack_path;        // empty: there is none
+  std::string cache_path;       // empty: there is none
+  std::string why_no_compiler;  // empty: what is missing is compiled when a backend is created
+};
+KernelSources kernel_sources();
+
 }  // namespace fovea

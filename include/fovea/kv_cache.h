@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "fovea/device.h"
 #include "fovea/dtype.h"
 
 namespace fovea {
@@ -90,21 +91,26 @@ inline char* v_address(const KvLayerView& view, int64_t slot, int64_t head) {
 
 // The bytes of K and V for all layers of one group. Implement it to lend memory you own; the
 // library's own pools come from make_kv_pool. Views stay valid and unchanged for the pool's life.
+// Addresses in them, scales included, are of the pool's device.
 class KvPool {
  public:
   virtual ~KvPool() = default;
   virtual const KvCacheSpec& spec() const = 0;
   virtual int64_t pages() const = 0;  // including page 0
   virtual KvLayerView layer(int32_t index) const = 0;
+  virtual Device device() const { return {}; }
   // Sliding-window pools: [slots of the full pool] -> slot here, -1 where the token has left the
-  // window. Empty: slots are this pool's own.
+  // window. Empty: slots are this pool's own. The span is memory of the host.
   virtual std::span<const int64_t> slot_map() const { return {}; }
+  // The same array in the pool's device memory, for kernels; null where slot_map() is empty.
+  virtual const int64_t* device_slot_map() const { return slot_map().data(); }
 };
 
-// Allocates zeroed memory on the CPU for `pages` pages (>= 2, page 0 included); scales per_tensor
-// and per_head start at 1. Memory nobody writes costs address space only. spec.window must be 0.
-// Throws Error{invalid_argument} naming the field, or Error{out_of_memory} naming the bytes.
-std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages);
+// Allocates zeroed memory on `device` for `pages` pages (>= 2, page 0 included); scales per_tensor
+// and per_head start at 1. On the CPU memory nobody writes costs address space only. spec.window
+// must be 0. Throws Error{invalid_argument} naming the field, Error{out_of_memory} naming the bytes
+// or Error{unsupported} saying why there is no such GPU.
+std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages, Device device = {});
 
 // Bytes of the arrays make_kv_pool or, with full_slots > 0, make_window_kv_pool allocates: pages *
 // bytes_per_page, alignment, fixed scales and the slot map.
@@ -138,12 +144,16 @@ class WindowKvPool : public KvPool {
   virtual void unmap(std::span<const int32_t> full_slots) = 0;  // part of a request's row
   virtual void unmap_pages(std::span<const int64_t> full_pages) = 0;
   virtual int64_t free_pages() const = 0;
+  // On a GPU: brings what map and unmap changed to device_slot_map(), for work enqueued on the
+  // stream from here on. Call it before the plan of a pass, outside of captures. The slot map's
+  // memory may be changed again as soon as it returns. On the CPU there is nothing to do.
+  virtual void publish(Stream stream) = 0;
 };
 
 // full_slots: slots of the pool whose numbering requests use, a multiple of the page size. Needs
-// spec.window > 0.
+// spec.window > 0. Memory and errors as make_kv_pool.
 std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64_t pages,
-                                                  int64_t full_slots);
+                                                  int64_t full_slots, Device device = {});
 
 // How much of a cached prefix (its full pages, in order) a request can continue from: the longest
 // number of tokens, a multiple of the page size, whose last window - 1 tokens are all mapped.

@@ -37,6 +37,7 @@ enum class RejectCode : uint8_t {
   batch_invariant,
   limits,     // batch limits
   not_built,  // known, but no code for it is in this build
+  kernels,    // no machine code: not packed, and compiling is impossible or forbidden
 };
 
 std::string_view reject_code_name(RejectCode code);
@@ -50,7 +51,8 @@ struct Reason {
 enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
 
 // Everything selection looks at. `cache` is ignored for linear kinds and uncached encoders. On the
-// CPU device.cores is the size of the thread pool the backend will get.
+// CPU device.cores is the size of the thread pool the backend will get; a GPU's device is one of
+// gpu_devices().
 struct BackendRequest {
   AttentionSpec spec;
   KvCacheSpec cache;

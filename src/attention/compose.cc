@@ -13,10 +13,9 @@ size_t aligned(size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
 }
 
-void check_workspace(std::string_view name, size_t size, size_t needed) {
-  if (size >= needed) return;
-  fail(ErrorCode::workspace_too_small, "workspace has {} bytes, backend '{}' needs {}", size, name,
-       needed);
+void check_same_device(const AttentionBackend& a, const AttentionBackend& b) {
+  check_argument(a.device() == b.device(), "'{}' is on {}, '{}' on {}", a.name(),
+                 device_name(a.device()), b.name(), device_name(b.device()));
 }
 
 class ByPhase final : public AttentionBackend {
@@ -27,10 +26,12 @@ class ByPhase final : public AttentionBackend {
         decode_(std::move(decode)),
         verify_with_decode_(verify_with_decode) {
     check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
+    check_same_device(*prefill_, *decode_);
     name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());
   }
 
   std::string_view name() const override { return name_; }
+  Device device() const override { return prefill_->device(); }
 
   // A plan holds until the next one, so the parts take turns in the same bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
@@ -40,10 +41,10 @@ class ByPhase final : public AttentionBackend {
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
     const size_t needed = workspace_bytes(limits);
     if (workspace.empty() && needed > 0) {
-      own_memory_ = allocate_aligned(needed);
-      workspace = {own_memory_.get(), needed};
+      own_memory_ = WorkspaceMemory(device(), needed);
+      workspace = own_memory_.bytes();
     }
-    check_workspace(name_, workspace.size(), needed);
+    check_workspace(workspace, needed, name_);
     prefill_->reserve(limits, workspace);
     decode_->reserve(limits, workspace);
     active_ = nullptr;
@@ -68,7 +69,7 @@ class ByPhase final : public AttentionBackend {
   std::unique_ptr<AttentionBackend> decode_;
   bool verify_with_decode_;
   std::string name_;
-  AlignedBytes own_memory_;
+  WorkspaceMemory own_memory_;
   AttentionBackend* active_ = nullptr;
 };
 
@@ -86,6 +87,7 @@ class ByLayer final : public AttentionBackend {
     name_ = "hybrid(";
     for (const auto& part : parts_) {
       check_argument(part != nullptr, "compose_by_layer: a part is null");
+      check_same_device(*parts_.front(), *part);
       if (name_.back() != '(') name_ += ", ";
       name_ += part->name();
     }
@@ -101,6 +103,7 @@ class ByLayer final : public AttentionBackend {
   }
 
   std::string_view name() const override { return name_; }
+  Device device() const override { return parts_.front()->device(); }
 
   // All parts are planned at once: each has its own bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
@@ -114,7 +117,7 @@ class ByLayer final : public AttentionBackend {
       for (const auto& part : parts_) part->reserve(limits);
       return;
     }
-    check_workspace(name_, workspace.size(), workspace_bytes(limits));
+    check_workspace(workspace, workspace_bytes(limits), name_);
     for (const auto& part : parts_) {
       const size_t bytes = aligned(part->workspace_bytes(limits));
       part->reserve(limits, workspace.first(bytes));

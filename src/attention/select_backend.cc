@@ -79,6 +79,8 @@ std::string_view reject_code_name(RejectCode code) {
       return "batch_invariant";
     case RejectCode::limits:
       return "limits";
+    case RejectCode::kernels:
+      return "kernels";
     case RejectCode::not_built:
       return "not_built";
   }

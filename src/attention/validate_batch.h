@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a batch that every plan() makes: O(requests + tokens + spans), before anything is read
-// through an index of the batch.
+// Checks of a batch that every plan() on the CPU makes: O(requests + tokens + spans), before
+// anything is read through an index of the batch.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,9 @@ struct BatchRules {
 // Throws Error{invalid_argument} that names the request or token, the array, the value and the
 // limit. Slots of the request table are checked where the page table is built.
 void validate_batch(const BatchView& batch, const BatchRules& rules);
+
+// On a GPU: the host's figures and that no array is missing; the arrays are not looked into.
+void validate_batch_shape(const BatchView& batch, const BatchRules& rules);
 
 // [requests] into `first_keys`: the first key that some query of the request may see; its length
 // where nothing is seen. Windows and chunks hide everything before it.

@@ -6,8 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <span>
+#include <string_view>
 
 #include "core/check.h"
+#include "fovea/device.h"
+#include "gpu/gpu.h"
 
 namespace fovea {
 
@@ -41,16 +45,33 @@ class WorkspaceCarver {
   size_t bytes_ = 0;
 };
 
-struct AlignedDelete {
-  void operator()(std::byte* memory) const {
-    ::operator delete (memory, std::align_val_t{kWorkspaceAlignment});
-  }
-};
-using AlignedBytes = std::unique_ptr<std::byte, AlignedDelete>;
+// A workspace that a backend allocates for itself, aligned.
+class WorkspaceMemory {
+ public:
+  WorkspaceMemory() = default;
+  // Error{out_of_memory} on a GPU that has no such block; std::bad_alloc on the CPU.
+  WorkspaceMemory(Device device, size_t bytes);
+  ~WorkspaceMemory();
+  WorkspaceMemory(WorkspaceMemory&&) noexcept = default;
+  WorkspaceMemory& operator=(WorkspaceMemory&&) noexcept = default;
 
-inline AlignedBytes allocate_aligned(size_t bytes) {
-  return AlignedBytes(
-      static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kWorkspaceAlignment})));
-}
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  struct AlignedDelete {
+    void operator()(std::byte* memory) const {
+      ::operator delete (memory, std::align_val_t{kWorkspaceAlignment});
+    }
+  };
+
+  std::unique_ptr<std::byte, AlignedDelete> cpu_;
+  std::unique_ptr<gpu::Context> context_;
+  gpu::DeviceBuffer gpu_;
+  std::span<std::byte> bytes_;
+};
+
+// The checks of every reserve(): Error{workspace_too_small} naming `needed`, or
+// Error{invalid_argument} naming a misaligned address.
+void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend);
 
 }  // namespace fovea

@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "fovea/device.h"
 #include "fovea/gpu.h"
+#include "fovea/kernel_pack.h"
 
 namespace fovea::cli {
 namespace {
@@ -22,13 +23,17 @@ std::string describe_gpus() {
 
 nlohmann::ordered_json describe() {
   const DeviceInfo cpu = cpu_device();
+  const KernelSources kernels = kernel_sources();
   return {{"fovea", FOVEA_VERSION},
           {"compiler", __VERSION__},
           {"processor", cpu.name},
           {"instruction_set", cpu.isa.empty() ? "none the cpu backend can use" : cpu.isa},
           {"cores", cpu.cores},
           {"memory_bytes", cpu.memory_bytes},
-          {"gpu", describe_gpus()}};
+          {"gpu", describe_gpus()},
+          {"kernel_pack", kernels.pack_path.empty() ? "none" : kernels.pack_path},
+          {"kernel_cache", kernels.cache_path.empty() ? "none" : kernels.cache_path},
+          {"kernel_compiler", kernels.why_no_compiler.empty() ? "NVRTC" : kernels.why_no_compiler}};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "fovea/error.h"
+#include "fovea/gpu.h"
 #include "fovea/select_backend.h"
 
 namespace fovea::cli {
@@ -15,7 +16,7 @@ namespace {
 struct ExplainFlags {
   std::string model;
   BackendRequest request;
-  std::string backend = "auto";
+  std::string backend = "auto", device = "cpu";
   std::string dtype = "fp32", kv_dtype = "fp32";
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
@@ -69,7 +70,7 @@ void complete(ExplainFlags& flags) {
   cache.kv_heads = spec.kv_heads;
   cache.head_dim = spec.head_dim;
   cache.head_dim_v = spec.head_dim_v;
-  flags.request.device = cpu_device();
+  flags.request.device = find_device(flags.device);
 }
 
 void print_json(const Selection& selection) {
@@ -133,6 +134,7 @@ void add_explain(CLI::App& program) {
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
+  command->add_option("--device", flags->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--kind", flags->kind, "mha, mla, gated_delta_net or mamba2")
       ->capture_default_str();
   command->add_option("--scope", flags->scope, "decoder, encoder, encoder_cache or cross")
@@ -182,9 +184,10 @@ void add_backends(CLI::App& program) {
       fmt::print("{}\n", report.dump(2));
       return;
     }
-    fmt::print("| backend | role | other names |\n| --- | --- | --- |\n");
+    fmt::print("| backend | role | graphs | other names |\n| --- | --- | --- | --- |\n");
     for (const BackendEntry& entry : registry.entries()) {
-      fmt::print("| `{}` | {} | {} |\n", entry.name, entry.role, fmt::join(entry.aliases, ", "));
+      fmt::print("| `{}` | {} | {} | {} |\n", entry.name, entry.role, graph_name(entry.graphs),
+                 fmt::join(entry.aliases, ", "));
     }
   });
 }

@@ -41,6 +41,10 @@ int available_cores() {
 
 }  // namespace
 
+std::string device_name(Device device) {
+  return device.kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
+}
+
 DeviceInfo cpu_device() {
   DeviceInfo info;
   info.kind = DeviceKind::cpu;

@@ -34,6 +34,7 @@ namespace fovea::gpu {
   X(copy_to_host, "cuMemcpyDtoHAsync_v2", (void*, CUdeviceptr, size_t, Stream))                    \
   X(copy_on_device, "cuMemcpyDtoDAsync_v2", (CUdeviceptr, CUdeviceptr, size_t, Stream))            \
   X(fill_bytes, "cuMemsetD8Async", (CUdeviceptr, unsigned char, size_t, Stream))                   \
+  X(fill_words, "cuMemsetD32Async", (CUdeviceptr, unsigned, size_t, Stream))                       \
   X(stream_create, "cuStreamCreate", (Stream*, unsigned))                                          \
   X(stream_destroy, "cuStreamDestroy_v2", (Stream))                                                \
   X(stream_synchronize, "cuStreamSynchronize", (Stream))                                           \

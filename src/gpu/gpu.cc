@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/gpu.h"
 
+#include <bit>
+#include <charconv>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,7 @@ Context::Context(int device) {
 Context::~Context() { driver().context_release(device_); }
 
 void Context::bind() const { check(driver().context_set(context_), "cuCtxSetCurrent"); }
+void Context::bind_to_free() const noexcept { driver().context_set(context_); }
 
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
@@ -92,6 +95,12 @@ void copy_to_host(void* to, const void* from, size_t bytes, Stream stream) {
 
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream) {
   if (bytes) check(driver().fill_bytes(address_of(to), value, bytes, stream), "cuMemsetD8Async");
+}
+
+void fill_floats(float* to, float value, size_t count, Stream stream) {
+  if (count == 0) return;
+  check(driver().fill_words(address_of(to), std::bit_cast<unsigned>(value), count, stream),
+        "cuMemsetD32Async");
 }
 
 void synchronize(Stream stream) {
@@ -157,5 +166,21 @@ std::vector<DeviceInfo> gpu_devices() {
 }
 
 std::string why_no_gpu() { return gpu::why_no_driver(); }
+
+DeviceInfo find_device(std::string_view name) {
+  if (name == "cpu") return cpu_device();
+  size_t index = 0;
+  if (name != "cuda") {
+    constexpr std::string_view kPrefix = "cuda:";
+    const std::string_view digits = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : "";
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), index);
+    check_argument(!digits.empty() && error == std::errc() && end == digits.data() + digits.size(),
+                   "device is '{}', known: cpu, cuda, cuda:N", name);
+  }
+  if (!why_no_gpu().empty()) fail(ErrorCode::unsupported, "{}", why_no_gpu());
+  const std::vector<DeviceInfo> devices = gpu_devices();
+  check_argument(index < devices.size(), "device is '{}', there are {} GPUs", name, devices.size());
+  return devices[index];
+}
 
 }  // namespace fovea

@@ -23,6 +23,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   void bind() const;
+  // For destructors: binds if the driver still answers, so that what lives here can be freed.
+  void bind_to_free() const noexcept;
   const DeviceInfo& info() const { return info_; }
   int shared_bytes_per_block() const { return shared_bytes_; }
 
@@ -87,6 +89,7 @@ class PinnedBuffer {
 void copy_to_device(void* to, const void* from, size_t bytes, Stream stream);
 void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
+void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);
 
 class OwnedStream {

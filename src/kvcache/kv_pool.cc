@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/check.h"
 #include "fovea/kv_cache.h"
-#include "kvcache/pool_layout.h"
-#include "kvcache/zeroed_memory.h"
+#include "kvcache/pool_memory.h"
 
 namespace fovea {
 namespace {
 
-class CpuKvPool final : public KvPool {
+class PagedKvPool final : public KvPool {
  public:
-  CpuKvPool(const KvCacheSpec& spec, int64_t pages)
+  PagedKvPool(const KvCacheSpec& spec, int64_t pages, Device device)
       : spec_(spec),
         pages_(pages),
         layout_(kv_pool_layout(spec, pages)),
-        memory_(layout_.total_bytes, "the KV pool") {
-    initialise_scales(layout_, memory_.data(), spec.layers);
-  }
+        memory_(layout_, spec.layers, device, "the KV pool") {}
 
   const KvCacheSpec& spec() const override { return spec_; }
   int64_t pages() const override { return pages_; }
+  Device device() const override { return memory_.device(); }
   KvLayerView layer(int32_t index) const override {
     check_argument(index >= 0 && index < spec_.layers, "layer is {}, the pool has {}", index,
                    spec_.layers);
@@ -29,16 +27,16 @@ class CpuKvPool final : public KvPool {
   KvCacheSpec spec_;
   int64_t pages_;
   KvPoolLayout layout_;
-  ZeroedMemory memory_;
+  PoolMemory memory_;
 };
 
 }  // namespace
 
-std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages) {
+std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages, Device device) {
   check_argument(pages >= 2, "pages is {}, must be at least 2: page 0 is reserved", pages);
   check_argument(spec.window == 0, "window is {}, make_window_kv_pool builds such pools",
                  spec.window);
-  return std::make_unique<CpuKvPool>(spec, pages);
+  return std::make_unique<PagedKvPool>(spec, pages, device);
 }
 
 size_t kv_pool_bytes(const KvCacheSpec& spec, int64_t pages, int64_t full_slots) {

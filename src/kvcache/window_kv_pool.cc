@@ -1,26 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 
 #include "core/check.h"
 #include "fovea/kv_cache.h"
-#include "kvcache/pool_layout.h"
-#include "kvcache/zeroed_memory.h"
+#include "kvcache/pool_memory.h"
 
 namespace fovea {
 namespace {
 
-class CpuWindowKvPool final : public WindowKvPool {
+class PagedWindowKvPool final : public WindowKvPool {
  public:
-  CpuWindowKvPool(const KvCacheSpec& spec, int64_t pages, int64_t full_slots)
+  PagedWindowKvPool(const KvCacheSpec& spec, int64_t pages, int64_t full_slots, Device device)
       : spec_(spec),
         pages_(pages),
         layout_(kv_pool_layout(spec, pages)),
-        memory_(layout_.total_bytes, "the window KV pool"),
+        memory_(layout_, spec.layers, device, "the window KV pool"),
         slot_map_(static_cast<size_t>(full_slots), -1),
         window_page_(static_cast<size_t>(full_slots / spec.page_size)),
         live_(static_cast<size_t>(pages)) {
-    initialise_scales(layout_, memory_.data(), spec.layers);
     for (int64_t slot = 0; slot < spec.page_size; ++slot) slot_map_[slot] = slot;
+    if (memory_.context() != nullptr) {
+      device_map_ = gpu::DeviceBuffer(slot_map_.size() * sizeof(int64_t));
+      changed_ = {0, full_slots};
+      publish(nullptr);
+      gpu::synchronize(nullptr);
+    }
     free_.reserve(static_cast<size_t>(pages) - 1);
     for (int64_t page = pages - 1; page > 0; --page) free_.push_back(static_cast<int32_t>(page));
   }
@@ -28,7 +33,15 @@ class CpuWindowKvPool final : public WindowKvPool {
   const KvCacheSpec& spec() const override { return spec_; }
   int64_t pages() const override { return pages_; }
   int64_t free_pages() const override { return static_cast<int64_t>(free_.size()); }
+  ~PagedWindowKvPool() override {
+    if (memory_.context() != nullptr) memory_.context()->bind_to_free();
+  }
+
+  Device device() const override { return memory_.device(); }
   std::span<const int64_t> slot_map() const override { return slot_map_; }
+  const int64_t* device_slot_map() const override {
+    return memory_.context() != nullptr ? device_map_.data<int64_t>() : slot_map_.data();
+  }
   KvLayerView layer(int32_t index) const override {
     check_argument(index >= 0 && index < spec_.layers, "layer is {}, the pool has {}", index,
                    spec_.layers);
@@ -43,9 +56,21 @@ class CpuWindowKvPool final : public WindowKvPool {
       if (target >= 0) continue;
       const int64_t page = window_page_[slot / spec_.page_size];
       target = page * spec_.page_size + slot % spec_.page_size;
+      changed_.add(slot);
       ++live_[page];
     }
     return true;
+  }
+
+  // One copy of everything between the first and the last change: 8 bytes a slot. The source is
+  // pageable, so the driver has taken its bytes when the call returns.
+  void publish(Stream stream) override {
+    if (memory_.context() == nullptr || changed_.begin >= changed_.end) return;
+    memory_.context()->bind();
+    const auto first = changed_.begin;
+    gpu::copy_to_device(device_map_.data<int64_t>() + first, slot_map_.data() + first,
+                        static_cast<size_t>(changed_.end - first) * sizeof(int64_t), stream);
+    changed_ = {};
   }
 
   void unmap(std::span<const int64_t> full_slots) override { unmap_all(full_slots); }
@@ -59,6 +84,15 @@ class CpuWindowKvPool final : public WindowKvPool {
   }
 
  private:
+  // Slots whose entries the device has not seen yet.
+  struct Changed {
+    int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
+    void add(int64_t slot) {
+      begin = std::min(begin, slot);
+      end = std::max(end, slot + 1);
+    }
+  };
+
   void check_slot(int64_t slot) const {
     check_argument(slot >= spec_.page_size && slot < full_slots(),
                    "slot {} is outside [{}, {}), the slots of the full pool", slot, spec_.page_size,
@@ -91,6 +125,7 @@ class CpuWindowKvPool final : public WindowKvPool {
   void unmap_slot(int64_t slot) {
     if (slot_map_[slot] < 0) return;
     slot_map_[slot] = -1;
+    changed_.add(slot);
     const int64_t full_page = slot / spec_.page_size;
     --live_[window_page_[full_page]];
     drop_if_empty(full_page);
@@ -107,8 +142,10 @@ class CpuWindowKvPool final : public WindowKvPool {
   KvCacheSpec spec_;
   int64_t pages_;
   KvPoolLayout layout_;
-  ZeroedMemory memory_;
+  PoolMemory memory_;
   std::vector<int64_t> slot_map_;
+  gpu::DeviceBuffer device_map_;  // GPUs: slot_map_ as of the last publish()
+  Changed changed_;
   std::vector<int32_t> window_page_;  // [full pages] -> page here, 0: none
   std::vector<int32_t> live_;         // [pages] mapped slots of each
   std::vector<int32_t> free_;
@@ -117,14 +154,14 @@ class CpuWindowKvPool final : public WindowKvPool {
 }  // namespace
 
 std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64_t pages,
-                                                  int64_t full_slots) {
+                                                  int64_t full_slots, Device device) {
   check_argument(pages >= 2, "pages is {}, must be at least 2: page 0 is reserved", pages);
   check_argument(spec.window > 0, "window is {}, must be positive", spec.window);
   check_argument(spec.page_size > 0, "page_size is {}, must be positive", spec.page_size);
   check_argument(full_slots >= 2 * int64_t{spec.page_size} && full_slots % spec.page_size == 0,
                  "full_slots is {}, must be at least two pages and a multiple of page_size {}",
                  full_slots, spec.page_size);
-  return std::make_unique<CpuWindowKvPool>(spec, pages, full_slots);
+  return std::make_unique<PagedWindowKvPool>(spec, pages, full_slots, device);
 }
 
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages) {

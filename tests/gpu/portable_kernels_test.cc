@@ -237,6 +237,7 @@ TEST_P(PortableKernels, MatchFp64) {
   write.v_token_stride = int64_t{c.kv_heads} * c.head_dim_v;
   write.v_head_stride = c.head_dim_v;
   write.slots = all_slots.data<int64_t>();
+  write.slot_count = slots;
   write.q_indptr = kv_begin.data<int32_t>();
   write.requests = requests;
   write.k_cache = k_cache.data();
@@ -265,6 +266,7 @@ TEST_P(PortableKernels, MatchFp64) {
   table.kv_lens = kv_lens.data<int32_t>();
   table.page_table = page_table.data<int32_t>();
   table.page_table_stride = run.max_pages;
+  table.slots = slots;
   table.requests = requests;
   table.page_size = c.page_size;
   load("portable/page_table", {"256"}).launch({4, static_cast<uint32_t>(requests)}, table, nullptr);

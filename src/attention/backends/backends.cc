@@ -6,10 +6,12 @@
 namespace fovea {
 
 std::vector<BackendEntry> builtin_backends() {
-  std::vector<BackendEntry> list = gpu_backends();
+  std::vector<BackendEntry> list;
+  list.push_back(portable_backend());
   list.push_back(cpu_backend());
   list.push_back(linear_backend());
   list.push_back(reference_backend());
+  for (BackendEntry& entry : missing_gpu_backends()) list.push_back(std::move(entry));
   for (BackendEntry& entry : foreign_backends()) list.push_back(std::move(entry));
   return list;
 }

@@ -11,12 +11,13 @@ namespace fovea {
 // backends.cc: THE list, in order of preference.
 std::vector<BackendEntry> builtin_backends();
 
+BackendEntry portable_backend();
 BackendEntry cpu_backend();
 BackendEntry linear_backend();
 BackendEntry reference_backend();
 
 // Known names without code in this build: GPU roles, other vendors and compositions.
-std::vector<BackendEntry> gpu_backends();
+std::vector<BackendEntry> missing_gpu_backends();
 std::vector<BackendEntry> foreign_backends();
 
 }  // namespace fovea

@@ -50,18 +50,14 @@ class HostBackend : public AttentionBackend {
 
   // Stores the layer's k and v, of which `k_dim` and `v_dim` values arrive per head.
   void store(const LayerTensors& layer, const KvLayerView& cache, int32_t k_dim, int32_t v_dim);
-  // The batch's masks as kernels take them.
-  kernels::AttentionMask mask() const;
 
  private:
-  void check_tensors(const LayerTensors& layer) const;
-
   HostShape shape_;
   KvPool* pool_;
   StatePool* states_;
   ThreadPool* threads_;
   BatchRules rules_;
-  AlignedBytes own_memory_;
+  WorkspaceMemory own_memory_;
   bool reserved_ = false;
   bool planned_ = false;
   BatchView batch_;

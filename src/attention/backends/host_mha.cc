@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/backends/batch_mask.h"
 #include "attention/backends/host_pages.h"
 #include "attention/validate_spec.h"
 
@@ -71,7 +72,7 @@ class HostMha final : public HostBackend {
     params_.kv_heads = spec().kv_heads;
     params_.head_dim = spec().head_dim;
     params_.head_dim_v = spec().head_dim_v;
-    params_.mask = mask();
+    params_.mask = batch_mask(batch, spec());
     params_.scale = softmax_scale(spec());
     params_.logit_cap = spec().logit_cap;
     if (uses_kv_cache(spec())) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/backends/batch_mask.h"
 #include "attention/backends/host_pages.h"
 #include "attention/backends/mla_absorbed.h"
 #include "attention/backends/mla_up_projected.h"
@@ -67,7 +68,7 @@ class HostMla final : public HostBackend {
       absorbed.q_indptr = buffers_.q_indptr;
       absorbed.kv_lens = buffers_.kv_lens;
     }
-    buffers_.absorbed_form.plan(shape(), batch, absorbed, mask());
+    buffers_.absorbed_form.plan(shape(), batch, absorbed, batch_mask(batch, spec()));
   }
 
   void choose_forms(const BatchView& batch) {

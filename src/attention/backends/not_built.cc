@@ -54,7 +54,7 @@ BackendEntry foreign_row(const char* name, std::vector<std::string> aliases, con
 
 }  // namespace
 
-std::vector<BackendEntry> gpu_backends() {
+std::vector<BackendEntry> missing_gpu_backends() {
   constexpr int kHopper = 90;
   constexpr int kAmpere = 80;
   constexpr int kAny = std::numeric_limits<int>::max();
@@ -74,11 +74,6 @@ std::vector<BackendEntry> gpu_backends() {
        {"nsa", "dsa", "flashmla_sparse", "flashinfer_mla_sparse"},
        kHopper,
        kHopper},
-      {"portable",
-       "MHA and GQA on any NVIDIA GPU from Ampere",
-       {"triton", "triton_attn", "fa2", "flex", "flex_attention"},
-       kAmpere,
-       kAny},
       {"portable_mla", "MLA on any NVIDIA GPU from Ampere", {"triton_mla"}, kAmpere, kAny},
       {"double_sparsity", "attention over heavy channels and tokens", {}, kAmpere, kAny},
       {"dual_chunk",

@@ -19,7 +19,9 @@ struct WorkItem {
   int32_t request;
   int32_t kv_head;
   int32_t first_row;  // of the request's packed rows
-  int32_t key_begin;  // a multiple of kBlockKeys, or the first visible key's block
+  // A multiple of kBlockKeys, or the first key that any row sees: those before it may have left a
+  // window pool, so what lies in their place must not reach a product.
+  int32_t key_begin;
   int32_t key_end;    // exclusive
   int32_t partial;    // slot of the partial result, -1: the item is the whole tile
 };
@@ -66,7 +68,7 @@ struct MaskParams {
 
 struct BatchParams {
   const int32_t* q_indptr;  // [requests + 1]
-  const int32_t* kv_lens;   // [requests]
+  const int32_t* kv_lens;   // [requests], or null: as many keys as new tokens
   int32_t requests;
   int32_t q_heads;
   int32_t kv_heads;
@@ -129,11 +131,15 @@ struct PageTableParams {
   const int32_t* request_rows;  // [requests]
   const int32_t* kv_lens;       // [requests]
   const int64_t* slot_map;      // full slot -> window slot, -1: not held; or null
-  int32_t* page_table;          // [requests, page_table_stride]; entries past the end become 0
+  int64_t slots;                // entries of slot_map, or slots of the pool; others count as page 0
+  // [requests, page_table_stride]; behind the end, up to a multiple of kTableKeys keys, entries
+  // become 0
+  int32_t* page_table;
   int64_t page_table_stride;
   int32_t requests;
   int32_t page_size;
 };
+constexpr int32_t kTableKeys = 256;  // the largest key tile of any kernel
 
 // How a cache keeps scales; as KvScale.
 enum ScaleKind : int32_t { kScaleNone, kScalePerTensor, kScalePerHead, kScalePerTokenHead };
@@ -142,8 +148,9 @@ struct KvWriteParams {
   const void* k;  // [tokens, kv_heads, head_dim]
   const void* v;  // [tokens, kv_heads, head_dim_v]
   int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
-  const int64_t* slots;     // [tokens], -1 skips
-  const int64_t* slot_map;  // or null
+  const int64_t* slots;     // [tokens], what is outside [0, slot_count) is skipped
+  const int64_t* slot_map;  // or null; what it drops is skipped
+  int64_t slot_count;       // entries of slot_map, or slots of the pool
   const int32_t* q_indptr;  // tokens beyond q_indptr[requests] are padding
   int32_t requests;
   void* k_cache;

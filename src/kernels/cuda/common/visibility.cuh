@@ -17,7 +17,8 @@ struct RequestView {
 
 __device__ inline RequestView request_view(const BatchParams& batch, int32_t request) {
   const int32_t begin = batch.q_indptr[request];
-  return {request, begin, batch.q_indptr[request + 1] - begin, batch.kv_lens[request]};
+  const int32_t q_len = batch.q_indptr[request + 1] - begin;
+  return {request, begin, q_len, batch.kv_lens ? batch.kv_lens[request] : q_len};
 }
 
 __device__ inline int32_t query_position(const MaskParams& mask, const RequestView& view,

@@ -51,6 +51,15 @@ __device__ inline uint8_t to_fp8(float value) {
   return sign | static_cast<uint8_t>((rounded >> kDropped) - ((127 - kBias) << kMantissa));
 }
 
+// Page 0 stays finite: NaN becomes 0, an infinity the largest finite value.
+template <Type kType>
+__device__ inline uint16_t made_finite(uint16_t bits) {
+  constexpr uint16_t kInfinity = kType == bf16 ? 0x7f80 : 0x7c00;
+  const uint16_t magnitude = bits & 0x7fff;
+  if (magnitude < kInfinity) return bits;
+  return magnitude > kInfinity ? 0 : (bits & 0x8000) | (kInfinity - 1);
+}
+
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
   using Params = KvWriteParams;
@@ -63,6 +72,9 @@ struct KvWriteConfig {
     void* cache;
     float* scale;  // base of the scales, or null
     int dim;
+    bool finite;  // the row is in page 0
+
+    __device__ uint16_t value(int d) const { return finite ? made_finite<kNew>(from[d]) : from[d]; }
   };
 
   // Scale of a row; computed and kept for per_token_head.
@@ -75,12 +87,14 @@ struct KvWriteConfig {
       case kScalePerTokenHead: {
         float most = 0;
         for (int d = threadIdx.x % 32; d < side.dim; d += 32) {
-          most = fmaxf(most, fabsf(to_float<kNew>(side.from[d])));
+          const float magnitude = fabsf(to_float<kNew>(side.from[d]));
+          if (magnitude < infinity()) most = fmaxf(most, magnitude);
         }
         for (int step = 16; step > 0; step /= 2) {
           most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
         }
-        const float scale = most > 0 && most < infinity() ? most / largest_fp8<kCache>() : 1.0f;
+        const float exact = most / largest_fp8<kCache>();
+        const float scale = exact >= 0x1p-126f ? exact : 1.0f;
         if (threadIdx.x % 32 == 0) side.scale[slot * params.kv_heads + head] = scale;
         return scale;
       }
@@ -93,12 +107,12 @@ struct KvWriteConfig {
     const int lane = threadIdx.x % 32;
     if constexpr (kCache == kNew) {
       auto* cache = static_cast<uint16_t*>(side.cache) + side.to;
-      for (int d = lane; d < side.dim; d += 32) cache[d] = side.from[d];
+      for (int d = lane; d < side.dim; d += 32) cache[d] = side.value(d);
     } else {
       const float scale = row_scale(params, side, slot, head);
       auto* cache = static_cast<uint8_t*>(side.cache) + side.to;
       for (int d = lane; d < side.dim; d += 32) {
-        cache[d] = to_fp8<kCache>(to_float<kNew>(side.from[d]) / scale);
+        cache[d] = to_fp8<kCache>(to_float<kNew>(side.value(d)) / scale);
       }
     }
   }
@@ -109,7 +123,8 @@ struct KvWriteConfig {
     const int head = static_cast<int>(warp % params.kv_heads);
     if (token >= params.q_indptr[params.requests]) return;
     int64_t slot = params.slots[token];
-    if (slot >= 0 && params.slot_map) slot = params.slot_map[slot];
+    if (slot < 0 || slot >= params.slot_count) return;
+    if (params.slot_map) slot = params.slot_map[slot];
     if (slot < 0) return;
     const int64_t page = slot / params.page_size;
     const int64_t place = slot % params.page_size;
@@ -117,12 +132,12 @@ struct KvWriteConfig {
                         head * params.k_head_stride,
                     page * params.k_page_stride + place * params.k_place_stride +
                         head * params.k_cache_head_stride,
-                    params.k_cache, params.k_scale, params.head_dim};
+                    params.k_cache, params.k_scale, params.head_dim, page == 0};
     const Side v = {static_cast<const uint16_t*>(params.v) + token * params.v_token_stride +
                         head * params.v_head_stride,
                     page * params.v_page_stride + place * params.v_place_stride +
                         head * params.v_cache_head_stride,
-                    params.v_cache, params.v_scale, params.head_dim_v};
+                    params.v_cache, params.v_scale, params.head_dim_v, page == 0};
     write_row(params, k, slot, head);
     write_row(params, v, slot, head);
   }

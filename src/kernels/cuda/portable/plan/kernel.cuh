@@ -53,6 +53,7 @@ __device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
 struct PlannedTile {
   RequestView view;
   int first_row;
+  int first_key;
   int begin_block;
   int blocks;
   __device__ int cost() const { return blocks + kItemOverhead; }
@@ -74,6 +75,7 @@ __device__ PlannedTile planned_tile(const PlanParams& params, int tile) {
   const int last_row = min(planned.first_row + kRowTile, planned.view.q_len * group) - 1;
   const Interval keys = visible_keys(params.batch.mask, planned.view, planned.first_row / group,
                                      last_row / group);
+  planned.first_key = keys.begin;
   planned.begin_block = keys.begin / kBlockKeys;
   planned.blocks = keys.end > keys.begin
                        ? (keys.end + kBlockKeys - 1) / kBlockKeys - planned.begin_block
@@ -102,7 +104,7 @@ __device__ void write_pair(const PlanParams& params, const PlannedTile& tile, in
     work.items[pair + cta] = {tile.view.request,
                               head,
                               tile.first_row,
-                              (tile.begin_block + from) * kBlockKeys,
+                              from == 0 ? tile.first_key : (tile.begin_block + from) * kBlockKeys,
                               min((tile.begin_block + to) * kBlockKeys, keys_end),
                               whole ? -1 : cta == first_cta ? 2 * cta + 1 : 2 * cta};
     if (last) break;

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// A batch's masks as kernels take them.
+#pragma once
+
+#include "fovea/attention_spec.h"
+#include "fovea/batch.h"
+#include "kernels/attention.h"
+
+namespace fovea {
+
+kernels::AttentionMask batch_mask(const BatchView& batch, const AttentionSpec& spec);
+
+}  // namespace fovea

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/cuda_backend.h"
+
+#include <algorithm>
+
+#include "attention/backends/batch_mask.h"
+#include "attention/backends/cuda_layer.h"
+#include "attention/validate_batch.h"
+#include "attention/validate_layer.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+#include "kernels/cuda/store.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// CTAs that share the pages of one request when its row of the page table is written.
+constexpr int64_t kTableThreads = 256;
+constexpr int64_t kMostTableBlocks = 8;
+// (token, head) rows that a CTA of kv_write stores.
+constexpr int64_t kWriteRows = 8;
+
+cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
+  return {.causal = mask.causal,
+          .window = mask.window,
+          .chunk = mask.chunk,
+          .positions = mask.positions,
+          .tree = mask.tree,
+          .custom = mask.custom,
+          .custom_indptr = mask.custom_indptr,
+          .spans = mask.spans,
+          .span_indptr = mask.span_indptr,
+          .item_prefix_lens = mask.item_prefix_lens,
+          .token_pos_in_items = mask.token_pos_in_items,
+          .token_pos_in_items_stride = mask.token_pos_in_items_stride};
+}
+
+class CudaBackend final : public AttentionBackend {
+ public:
+  CudaBackend(const CudaKernels& table, const BackendContext& context);
+  ~CudaBackend() override { context_.bind_to_free(); }
+
+  std::string_view name() const override { return shape_.kernels->name; }
+  Device device() const override { return context_.info().device(); }
+  size_t workspace_bytes(const BatchLimits& limits) const override;
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
+  void plan(const BatchView& batch, Stream stream) override;
+  void forward(const LayerTensors& layer, Stream stream) override;
+
+ private:
+  // A family with its part of the workspace.
+  struct Family {
+    std::unique_ptr<cuda::AttentionKernel> kernel;
+    cuda::WorkList work{};
+  };
+
+  const AttentionSpec& spec() const { return shape_.spec; }
+  const Family& family_for(const BatchView& batch) const;
+  void build_page_table(const BatchView& batch, Stream stream);
+  void store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream);
+
+  gpu::Context context_;
+  CudaShape shape_;
+  KvPool* pool_;
+  BatchRules rules_;
+  Family prefill_, decode_;
+  cuda::Kernel page_table_, kv_write_;
+  std::vector<CudaLayer> layers_;
+  WorkspaceMemory own_memory_;
+  CudaBuffers buffers_;
+  bool reserved_ = false;
+  bool planned_ = false;
+  BatchView batch_;
+  const Family* active_ = nullptr;  // of the planned batch
+  cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
+};
+
+CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
+    : context_(context.device.index),
+      shape_{&table, context.spec, {}, context_.info().cores},
+      pool_(context.kv) {
+  validate_spec(spec());
+  check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
+                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "have no");
+  gpu::KernelStore& store = cuda::kernel_store();
+  cuda::AttentionSetup setup{.spec = spec(), .sm = context_.info().sm};
+  rules_.spec = spec();
+  if (pool_ != nullptr) {
+    check_argument(pool_->device() == context.device, "the pool is on {}, the backend on {}",
+                   device_name(pool_->device()), device_name(context.device));
+    setup.cache = shape_.cache = pool_->spec();
+    validate_cache(spec(), shape_.cache);
+    for (int32_t i = 0; i < shape_.cache.layers; ++i) setup.layers.push_back(pool_->layer(i));
+    for (const KvLayerView& view : setup.layers) layers_.push_back(cuda_layer(view, *pool_));
+    const CacheKernels kernels = cache_kernels(spec(), shape_.cache, setup.sm);
+    page_table_ = cuda::Kernel(kernels.page_table, store);
+    kv_write_ = cuda::Kernel(kernels.kv_write, store);
+  }
+  prefill_.kernel = table.prefill->load(setup, store);
+  if (table.decode != nullptr) decode_.kernel = table.decode->load(setup, store);
+
+  params_.batch.q_heads = spec().q_heads;
+  params_.batch.kv_heads = spec().kv_heads;
+  params_.head_dim = spec().head_dim;
+  params_.head_dim_v = spec().head_dim_v;
+  params_.scale = softmax_scale(spec());
+  params_.logit_cap = spec().logit_cap;
+}
+
+size_t CudaBackend::workspace_bytes(const BatchLimits& limits) const {
+  validate_limits(spec(), limits);
+  return cuda_workspace_bytes(shape_, limits);
+}
+
+void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
+  const size_t needed = workspace_bytes(limits);
+  context_.bind();
+  if (workspace.empty()) {
+    own_memory_ = WorkspaceMemory(device(), needed);
+    workspace = own_memory_.bytes();
+  }
+  check_workspace(workspace, needed, name());
+  WorkspaceCarver carver(workspace.data());
+  buffers_ = carve_cuda_buffers(carver, shape_, limits);
+  prefill_.work = buffers_.prefill;
+  decode_.work = buffers_.decode;
+  for (CudaLayer& layer : layers_) {
+    layer.keys.page_table = buffers_.page_table;
+    layer.keys.page_table_stride = buffers_.page_table_stride;
+  }
+  rules_.limits = limits;
+  reserved_ = true;
+  planned_ = false;
+}
+
+// Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
+// with. Batch-invariant rows need one kernel for all.
+const CudaBackend::Family& CudaBackend::family_for(const BatchView& batch) const {
+  if (decode_.kernel == nullptr || spec().batch_invariant) return prefill_;
+  int64_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
+  if (batch.mode == ForwardMode::decode) longest = 1;
+  const int64_t rows = longest * (spec().q_heads / spec().kv_heads);
+  return rows <= shape_.kernels->decode->row_tile ? decode_ : prefill_;
+}
+
+void CudaBackend::plan(const BatchView& batch, Stream stream) {
+  check_argument(reserved_, "plan() before reserve()");
+  planned_ = false;
+  validate_batch_shape(batch, rules_);
+  check_argument(batch.positions == nullptr || pool_ == nullptr || pool_->slot_map().empty(),
+                 "positions are given: the layers may then look back to any key, but their pool "
+                 "keeps a window of {}",
+                 shape_.cache.window);
+  context_.bind();
+  batch_ = batch;
+  if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
+  if (batch_.tokens > 0) {
+    const bool cross = spec().scope == AttentionScope::cross;
+    const bool cached = uses_kv_cache(spec());
+    active_ = &family_for(batch);
+    params_.batch.q_indptr = batch.q_indptr;
+    params_.batch.kv_lens = !cached ? nullptr : cross ? batch.encoder_lens : batch.kv_lens;
+    params_.batch.requests = batch.requests;
+    params_.batch.mask = mask_params(batch_mask(batch, spec()));
+    params_.work = active_->work;
+    if (cached) build_page_table(batch, stream);
+    active_->kernel->plan({params_.batch, params_.work}, stream);
+  }
+  planned_ = true;
+}
+
+void CudaBackend::build_page_table(const BatchView& batch, Stream stream) {
+  const bool cross = spec().scope == AttentionScope::cross;
+  cuda::PageTableParams table{};
+  table.request_slots = cross ? batch.encoder_slots : batch.request_slots;
+  table.request_slots_stride = cross ? batch.encoder_slots_stride : batch.request_slots_stride;
+  table.request_rows = batch.request_rows;
+  table.kv_lens = params_.batch.kv_lens;
+  table.slot_map = pool_->device_slot_map();
+  table.slots = pool_slots(*pool_);
+  table.page_table = buffers_.page_table;
+  table.page_table_stride = buffers_.page_table_stride;
+  table.requests = batch.requests;
+  table.page_size = shape_.cache.page_size;
+  const int64_t blocks = (buffers_.page_table_stride + kTableThreads - 1) / kTableThreads;
+  page_table_.launch({static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
+                      static_cast<uint32_t>(batch.requests)},
+                     table, stream);
+}
+
+void CudaBackend::store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream) {
+  cuda::KvWriteParams write = layer.write;
+  write.k = tensors.k.data;
+  write.v = tensors.v.data;
+  write.k_token_stride = tensors.k.token_stride;
+  write.k_head_stride = tensors.k.head_stride;
+  write.v_token_stride = tensors.v.token_stride;
+  write.v_head_stride = tensors.v.head_stride;
+  write.slots = batch_.out_slots;
+  write.q_indptr = batch_.q_indptr;
+  write.requests = batch_.requests;
+  const int64_t rows = int64_t{batch_.tokens} * spec().kv_heads;
+  kv_write_.launch({static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, write, stream);
+}
+
+void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
+  check_argument(planned_, "forward() without a plan");
+  if (batch_.tokens == 0) return;
+  const bool cached = pool_ != nullptr;
+  validate_layer(tensors, spec(), batch_, cached);
+  validate_alignment(tensors);
+  context_.bind();
+  if (cached) {
+    check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
+                   "layer is {}, the pool has {}", tensors.layer, layers_.size());
+    const CudaLayer& layer = layers_[static_cast<size_t>(tensors.layer)];
+    if (stores(tensors)) store(tensors, layer, stream);
+    params_.keys = layer.keys;
+  } else {
+    params_.keys = packed_keys(tensors, batch_);
+  }
+  if (!tensors.q) return;
+  params_.q = tensors.q.data;
+  params_.q_token_stride = tensors.q.token_stride;
+  params_.q_head_stride = tensors.q.head_stride;
+  params_.out = tensors.out.data;
+  params_.out_token_stride = tensors.out.token_stride;
+  params_.out_head_stride = tensors.out.head_stride;
+  params_.lse = tensors.lse;
+  params_.sinks = tensors.sinks;
+  params_.alibi_slopes = tensors.alibi_slopes;
+  active_->kernel->attend(params_, tensors.layer, stream);
+}
+
+}  // namespace
+
+size_t cuda_workspace_bytes(const CudaShape& shape, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve_cuda_buffers(counter, shape, limits);
+  return counter.bytes();
+}
+
+std::unique_ptr<AttentionBackend> make_cuda_backend(const CudaKernels& table,
+                                                    const BackendContext& context) {
+  return std::make_unique<CudaBackend>(table, context);
+}
+
+}  // namespace fovea

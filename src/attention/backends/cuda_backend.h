@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax attention over K and V heads on a GPU. plan() builds the page table and the work list on
+// the device from the batch's lengths; forward() is a cache write and one pass over the list.
+#pragma once
+
+#include <memory>
+
+#include "attention/backends/cuda_workspace.h"
+#include "fovea/attention_backend.h"
+
+namespace fovea {
+
+size_t cuda_workspace_bytes(const CudaShape& shape, const BatchLimits& limits);
+
+// Loads every kernel: what is not packed is compiled here. Errors as BackendEntry::create.
+std::unique_ptr<AttentionBackend> make_cuda_backend(const CudaKernels& kernels,
+                                                    const BackendContext& context);
+
+}  // namespace fovea

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/cuda_entry.h"
+
+#include "attention/backends/cuda_backend.h"
+#include "attention/backends/cuda_layer.h"
+#include "attention/names.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+#include "kernels/cuda/store.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+constexpr AttentionKind kKinds[] = {AttentionKind::mha};
+constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::encoder,
+                                      AttentionScope::encoder_cache, AttentionScope::cross};
+constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
+                               MaskKind::prefix_spans, MaskKind::multi_item};
+constexpr DType kQDtypes[] = {DType::f16, DType::bf16};
+constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
+constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                                 KvScale::per_token_head};
+constexpr KvLayout kKvLayouts[] = {KvLayout::mha};
+
+constexpr int32_t kMostRequests = 65535;  // rows of a grid
+constexpr int64_t kRowAlignment = 16;     // bytes
+
+std::vector<const cuda::AttentionFamily*> families(const CudaKernels& kernels) {
+  std::vector<const cuda::AttentionFamily*> found = {kernels.prefill};
+  if (kernels.decode != nullptr) found.push_back(kernels.decode);
+  return found;
+}
+
+void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
+  const AttentionSpec& spec = request.spec;
+  const bool cached = uses_kv_cache(spec);
+  const DType stored = cached ? request.cache.dtype : spec.q_dtype;
+  if (stored != spec.q_dtype && !is_fp8(stored)) {
+    reasons.push_back({RejectCode::kv_dtype,
+                       fmt::format("cache dtype is {}, accepted: q_dtype ({}) or an fp8 type",
+                                   dtype_name(stored), dtype_name(spec.q_dtype))});
+  }
+  for (const int32_t dim : {spec.head_dim, spec.head_dim_v}) {
+    const int64_t bytes = dim * static_cast<int64_t>(dtype_bytes(stored));
+    if (bytes % kRowAlignment == 0) continue;
+    reasons.push_back({RejectCode::head_dim,
+                       fmt::format("a head of {} {} values has {} bytes, accepted: multiples of {}",
+                                   dim, dtype_name(stored), bytes, kRowAlignment)});
+  }
+  if (cached && request.cache.window > 0 && spec.mask != MaskKind::none) {
+    reasons.push_back(
+        {RejectCode::window, fmt::format("mask {} needs all keys of a request, a window pool of {} "
+                                         "has dropped some",
+                                         name_of(spec.mask), request.cache.window)});
+  }
+  if (request.limits.max_requests > kMostRequests) {
+    reasons.push_back(
+        {RejectCode::limits, fmt::format("max_requests is {}, at most {}",
+                                         request.limits.max_requests, kMostRequests)});
+  }
+}
+
+// Whether every kernel can be had.
+void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
+                   std::vector<Reason>& reasons) {
+  const cuda::AttentionSetup setup{
+      .spec = request.spec, .cache = request.cache, .sm = request.device.sm};
+  std::vector<gpu::KernelVariant> needed;
+  for (const cuda::AttentionFamily* family : families(kernels)) {
+    const std::vector<gpu::KernelVariant> variants = family->variants(setup);
+    if (variants.empty()) {
+      reasons.push_back(
+          {RejectCode::kernels, fmt::format("{} has no variant for these layers", family->folder)});
+    }
+    needed.insert(needed.end(), variants.begin(), variants.end());
+  }
+  if (uses_kv_cache(request.spec)) {
+    const CacheKernels cache = cache_kernels(request.spec, request.cache, setup.sm);
+    needed.push_back(cache.page_table);
+    needed.push_back(cache.kv_write);
+  }
+  try {
+    const gpu::KernelStore& store = cuda::kernel_store();
+    for (const gpu::KernelVariant& variant : needed) {
+      std::string reason = store.why_not(variant);
+      if (!reason.empty()) reasons.push_back({RejectCode::kernels, std::move(reason)});
+    }
+  } catch (const Error& error) {
+    reasons.push_back({RejectCode::kernels, error.what()});
+  }
+}
+
+void refuse(std::string_view name, std::span<const Reason> reasons) {
+  if (reasons.empty()) return;
+  fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
+       reject_code_name(reasons.front().code), reasons.front().text);
+}
+
+// What a context asks for; selection has looked at the limits before.
+BackendRequest request_of(const BackendContext& context) {
+  BackendRequest request;
+  request.spec = context.spec;
+  if (context.kv != nullptr) request.cache = context.kv->spec();
+  request.device = context.device.kind == DeviceKind::cpu
+                       ? cpu_device()
+                       : gpu::Context(context.device.index).info();
+  return request;
+}
+
+}  // namespace
+
+Capability cuda_capability() {
+  Capability can;
+  can.device = DeviceKind::cuda;
+  can.kinds = kKinds;
+  can.scopes = kScopes;
+  can.masks = kMasks;
+  can.q_dtypes = kQDtypes;
+  can.kv_dtypes = kKvDtypes;
+  can.kv_scales = kKvScales;
+  can.kv_layouts = kKvLayouts;
+  can.max_group = 128;
+  can.window = can.chunk = can.logit_cap = true;
+  can.sinks = can.alibi = can.lse = true;
+  return can;
+}
+
+BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
+                        const Capability& capability) {
+  entry.graphs = GraphSupport::always;
+  entry.reject = [capability, &kernels](const BackendRequest& request) {
+    std::vector<Reason> reasons = capability_reasons(capability, request);
+    check_rows(request, reasons);
+    if (reasons.empty()) check_kernels(kernels, request, reasons);
+    return reasons;
+  };
+  entry.workspace_bytes = [reject = entry.reject, name = entry.name,
+                           &kernels](const BackendRequest& request) {
+    validate_request(request);
+    refuse(name, reject(request));
+    return cuda_workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
+                                request.limits);
+  };
+  entry.create = [reject = entry.reject, name = entry.name,
+                  &kernels](const BackendContext& context) {
+    refuse(name, reject(request_of(context)));
+    return make_cuda_backend(kernels, context);
+  };
+  return entry;
+}
+
+}  // namespace fovea

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer of a pool as the GPU kernels take it, prepared when a backend is built.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/attention_backend.h"
+#include "gpu/kernel_pack.h"
+#include "kernels/cuda/common/attention_params.h"
+
+namespace fovea {
+
+struct CudaLayer {
+  kernels::cuda::KeyParams keys{};       // without the page table
+  kernels::cuda::KvWriteParams write{};  // without the pass's tensors
+};
+
+// Error{invalid_argument} where a lent pool's rows are not 16-byte aligned.
+CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
+
+// Scope encoder: the keys are the layer's own k and v.
+kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);
+
+// What slots of a batch are counted in: those of the full pool where there is a slot map.
+int64_t pool_slots(const KvPool& pool);
+
+// Error{invalid_argument} naming a tensor whose address or strides are no multiple of 16 bytes.
+void validate_alignment(const LayerTensors& tensors);
+
+// The kernels around the cache; page tables and writes are the same for every family.
+struct CacheKernels {
+  gpu::KernelVariant page_table, kv_write;
+};
+CacheKernels cache_kernels(const AttentionSpec& spec, const KvCacheSpec& cache, int sm);
+
+}  // namespace fovea

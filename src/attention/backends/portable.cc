@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// `portable`: mma.sync and cp.async, for any NVIDIA GPU from Ampere.
+#include "attention/backends/backends.h"
+#include "attention/backends/cuda_entry.h"
+
+namespace fovea {
+
+const CudaKernels& portable_kernels() {
+  static const CudaKernels kernels = {.name = "portable",
+                                      .prefill = &kernels::cuda::portable_attention()};
+  return kernels;
+}
+
+BackendEntry portable_backend() {
+  Capability can = cuda_capability();
+  can.min_sm = 80;
+  can.max_head_dim = 256;
+  return cuda_entry({.name = "portable",
+                     .role = "MHA and GQA on any NVIDIA GPU from Ampere",
+                     .aliases = {"triton", "triton_attn", "fa2", "flex", "flex_attention"}},
+                    portable_kernels(), can);
+}
+
+}  // namespace fovea

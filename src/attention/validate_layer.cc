@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate_layer.h"
+
+#include <string_view>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+void check_rows(const HeadRows& rows, DType dtype, std::string_view name) {
+  check_argument(rows.data != nullptr, "{} is null", name);
+  check_argument(rows.dtype == dtype, "{} is {}, the spec's q_dtype is {}", name,
+                 dtype_name(rows.dtype), dtype_name(dtype));
+}
+
+void check_optional(const void* given, bool wanted, std::string_view name, std::string_view flag) {
+  check_argument((given != nullptr) == wanted, "{} is {}, but the spec's {} is {}", name,
+                 given != nullptr ? "given" : "null", flag, wanted);
+}
+
+}  // namespace
+
+void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
+                    bool cached) {
+  const DType dtype = spec.q_dtype;
+  check_argument(layer.q || stores(layer), "q is null and there is no k to store");
+  if (stores(layer) || (spec.scope == AttentionScope::encoder && layer.q)) {
+    check_rows(layer.k, dtype, "k");
+    if (spec.kind != AttentionKind::mla || spec.rope_dim > 0) check_rows(layer.v, dtype, "v");
+  }
+  if (cached && stores(layer)) {
+    check_argument(batch.out_slots != nullptr, "out_slots is null, storing k and v needs it");
+  }
+  if (!layer.q) return;
+  check_rows(layer.q, dtype, "q");
+  check_rows(layer.out, dtype, "out");
+  if (layer.q_rope) check_rows(layer.q_rope, dtype, "q_rope");
+  check_argument(layer.lse == nullptr || spec.needs_lse,
+                 "lse is given, but the spec's needs_lse is false");
+  check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
+  check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");
+}
+
+}  // namespace fovea

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/workspace.h"
+
+namespace fovea {
+
+WorkspaceMemory::WorkspaceMemory(Device device, size_t bytes) {
+  if (device.kind == DeviceKind::cpu) {
+    cpu_.reset(
+        static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kWorkspaceAlignment})));
+    bytes_ = {cpu_.get(), bytes};
+    return;
+  }
+  context_ = std::make_unique<gpu::Context>(device.index);
+  gpu_ = gpu::DeviceBuffer(bytes);
+  bytes_ = {gpu_.data<std::byte>(), bytes};
+}
+
+WorkspaceMemory::~WorkspaceMemory() {
+  if (context_ == nullptr) return;
+  context_->bind_to_free();
+  gpu_ = {};
+}
+
+void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend) {
+  if (workspace.size() < needed) {
+    fail(ErrorCode::workspace_too_small, "workspace has {} bytes, backend '{}' needs {}",
+         workspace.size(), backend, needed);
+  }
+  check_argument(reinterpret_cast<uintptr_t>(workspace.data()) % kWorkspaceAlignment == 0,
+                 "workspace is at {}, must be aligned to {} bytes",
+                 static_cast<const void*>(workspace.data()), kWorkspaceAlignment);
+}
+
+}  // namespace fovea

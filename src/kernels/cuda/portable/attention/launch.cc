@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// plan, attention, merge: three launches over one work list.
+#include "core/check.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr std::string_view kFolder = "portable/attention";
+constexpr int32_t kRowTile = 64;
+// Two stages of K and V leave room for two CTAs an SM at head dim 128.
+constexpr int32_t kBlocksPerSm = 2;
+constexpr int32_t kMaxHeadDim = 256;
+
+struct Variants {
+  gpu::KernelVariant plan, attention, merge;
+};
+
+std::optional<Variants> find_variants(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const auto q = variant_type(spec.q_dtype);
+  const bool cached = spec.scope != AttentionScope::encoder;
+  const DType stored = cached ? setup.cache.dtype : spec.q_dtype;
+  const auto kv = variant_type(stored);
+  const bool types = q && kv && !is_fp8(spec.q_dtype) && (stored == spec.q_dtype || is_fp8(stored));
+  if (!types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim) return std::nullopt;
+  const std::string tile = std::to_string(kRowTile);
+  const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv});
+  return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),
+                  make_variant(family(kFolder), values, setup.sm),
+                  make_variant(family("portable/merge"), {tile, *q}, setup.sm)};
+}
+
+std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
+  const auto found = find_variants(setup);
+  if (!found) return {};
+  return {found->plan, found->attention, found->merge};
+}
+
+class PortableAttention final : public AttentionKernel {
+ public:
+  PortableAttention(const Variants& variants, gpu::KernelStore& store)
+      : plan_(variants.plan, store),
+        attention_(variants.attention, store),
+        merge_(variants.merge, store) {
+    check_argument(attention_.row_tile() == kRowTile, "{} has row tiles of {}, its plan {}",
+                   variants.attention.name, attention_.row_tile(), kRowTile);
+  }
+
+  void plan(const PlanParams& params, Stream stream) const override {
+    plan_.launch({}, params, stream);
+  }
+
+  void attend(const AttentionParams& params, int32_t, Stream stream) const override {
+    const GridSize grid{static_cast<uint32_t>(params.work.ctas)};
+    attention_.launch(grid, params, stream);
+    const MergeParams merge{
+        params.batch,           params.work, params.out,   params.out_token_stride,
+        params.out_head_stride, params.lse,  params.sinks, params.head_dim_v};
+    merge_.launch(grid, merge, stream);
+  }
+
+ private:
+  Kernel plan_, attention_, merge_;
+};
+
+std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
+  const auto found = find_variants(setup);
+  check_argument(found.has_value(), "{} has no variant for these layers", kFolder);
+  return std::make_unique<PortableAttention>(*found, store);
+}
+
+}  // namespace
+
+const AttentionFamily& portable_attention() {
+  static constexpr AttentionFamily kFamily = {.folder = kFolder,
+                                              .row_tile = kRowTile,
+                                              .blocks_per_sm = kBlocksPerSm,
+                                              .variants = variants,
+                                              .load = load};
+  return kFamily;
+}
+
+}  // namespace fovea::kernels::cuda
