@@ -59,12 +59,22 @@ struct RopeSpec {
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
 };
 
-// cos and sin, each [max_positions, rotary_dim / 2], scaled by the attention factor. The angle is
-// rounded as f32 frequency times f32 position, like the models were trained.
+// cos and sin, each [max_positions, rotary_dim / 2]; cos null: none.
+struct RopeTableView {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int32_t max_positions = 0;
+  int32_t rotary_dim = 0;
+};
+
+// Scaled by the attention factor. The angle is rounded as f32 frequency times f32 position, like
+// the models were trained.
 struct RopeTable {
   int32_t max_positions = 0;
   int32_t rotary_dim = 0;
   std::vector<float> cos, sin;
+
+  RopeTableView view() const { return {cos.data(), sin.data(), max_positions, rotary_dim}; }
 };
 RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions);
 
@@ -79,7 +89,7 @@ enum class RopeLayout : uint8_t {
 
 struct RopeParams {
   HeadView x;  // rotated in place; dims from rotary_dim on are untouched
-  const RopeTable* table = nullptr;
+  RopeTableView table;
   RopeLayout layout = RopeLayout::half_split;
   const int32_t* positions = nullptr;  // [rows], in [0, max_positions)
   int64_t rows = 0;
@@ -138,10 +148,17 @@ void add(float* x, const float* y, int64_t count, ThreadPool& threads);  // x +=
 void scale(float* x, float factor, int64_t count, ThreadPool& threads);
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)
 
-// x[r, h, :] *= factors[r] (attention temperature of Llama 4).
+// Attention temperature of Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor_scale)).
+struct PositionScale {
+  float factor = 0;
+  float floor_scale = 1;
+};
+
+// x[r, h, :] *= the scale at positions[r].
 struct ScaleRowsParams {
   HeadView x;
-  const float* factors = nullptr;  // [rows]
+  PositionScale scale;
+  const int32_t* positions = nullptr;  // [rows]
   int64_t rows = 0;
   int32_t heads = 1;
   int32_t dim = 0;

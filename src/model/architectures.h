@@ -9,12 +9,12 @@
 
 namespace fovea {
 
-std::unique_ptr<Model> load_llama(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_qwen3(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_gemma2(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_gpt_oss(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_deepseek_v3(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_llama4_text(const Config&, Checkpoint, ThreadPool&);
-std::unique_ptr<Model> load_qwen3_next(const Config&, Checkpoint, ThreadPool&);
+std::unique_ptr<Model> load_llama(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_qwen3(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_gemma2(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_gpt_oss(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_deepseek_v3(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_llama4_text(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
+std::unique_ptr<Model> load_qwen3_next(const Config&, Checkpoint, std::shared_ptr<ModelDevice>);
 
 }  // namespace fovea

@@ -2,58 +2,59 @@
 #include "model/decoder.h"
 
 #include <algorithm>
-#include <new>
 
 #include "core/check.h"
 
 namespace fovea {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
-
-struct AlignedDelete {
-  void operator()(std::byte* bytes) const { ::operator delete(bytes, kAlignment); }
-};
-
 class DecoderModel : public Model {
  public:
-  DecoderModel(DecoderParts parts, ThreadPool& threads)
-      : parts_(std::move(parts)), threads_(&threads) {}
+  explicit DecoderModel(DecoderParts parts) : parts_(std::move(parts)) {}
 
   const ModelInfo& info() const override { return parts_.info; }
+  ModelDevice& device() const override { return *parts_.device; }
   size_t reserve(int32_t max_tokens) override;
   void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
                std::span<float> logits) override;
 
  private:
   // x: the residual stream. normed: input of a block. branch: its output. All [rows, hidden].
-  struct Stream {
-    float *x, *normed, *branch;
+  struct Residual {
+    float* x;
+    Rows normed;
+    float* branch;
   };
-  Stream take_stream(Arena& arena, int64_t rows) const;
+  Residual take_residual(Arena& arena, int64_t rows) const;
   size_t scratch_bytes(int64_t rows) const;  // of the hungriest block
-  void check(const ModelInputs& inputs, size_t backends, size_t logits) const;
-  void add_branch(Pass pass, const Norm& in, const Block& block, const Norm& out) const;
+  void check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const;
+  void check_values(const ModelInputs& inputs) const;
+  void run_block(Pass& pass, const Block& block) const;
+  void step(const Pass& pass, const Norm* branch_norm, const Norm& norm) const;
   void keep_rows(std::span<const int32_t> rows);
+  Arena arena(std::span<std::byte> memory = {}) const {
+    return Arena(parts_.device->activation_dtype(), memory);
+  }
 
   DecoderParts parts_;
-  ThreadPool* threads_;
   int32_t max_tokens_ = 0;
-  std::unique_ptr<std::byte, AlignedDelete> memory_;
-  Stream stream_{};
+  std::shared_ptr<std::byte> memory_;
+  Residual stream_{};
   std::span<std::byte> scratch_;
 };
 
-DecoderModel::Stream DecoderModel::take_stream(Arena& arena, int64_t rows) const {
-  const int64_t count = rows * parts_.info.hidden;
-  return {.x = arena.floats(count), .normed = arena.floats(count), .branch = arena.floats(count)};
+DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) const {
+  const int64_t hidden = parts_.info.hidden;
+  return {.x = arena.floats(rows * hidden),
+          .normed = arena.rows(rows, hidden),
+          .branch = arena.floats(rows * hidden)};
 }
 
 size_t DecoderModel::scratch_bytes(int64_t rows) const {
   size_t most = 0;
   for (const DecoderLayer& layer : parts_.layers) {
     for (const Block* block : {layer.mixer.get(), layer.feed.get()}) {
-      Arena counter;
+      Arena counter = arena();
       block->take_scratch(counter, rows);
       most = std::max(most, counter.used());
     }
@@ -63,19 +64,19 @@ size_t DecoderModel::scratch_bytes(int64_t rows) const {
 
 size_t DecoderModel::reserve(int32_t max_tokens) {
   check_argument(max_tokens > 0, "max_tokens is {}, must be positive", max_tokens);
-  Arena counter;
-  take_stream(counter, max_tokens);
+  Arena counter = arena();
+  take_residual(counter, max_tokens);
   const size_t bytes = counter.used() + scratch_bytes(max_tokens);
-  memory_.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+  memory_ = parts_.device->allocate(bytes);
   const std::span<std::byte> memory(memory_.get(), bytes);
-  Arena arena(memory);
-  stream_ = take_stream(arena, max_tokens);
-  scratch_ = memory.subspan(arena.used());
+  Arena taken = arena(memory);
+  stream_ = take_residual(taken, max_tokens);
+  scratch_ = memory.subspan(taken.used());
   max_tokens_ = max_tokens;
   return bytes;
 }
 
-void DecoderModel::check(const ModelInputs& inputs, size_t backends, size_t logits) const {
+void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const {
   const ModelInfo& info = parts_.info;
   const size_t rows = inputs.tokens.size();
   check_argument(rows <= static_cast<size_t>(max_tokens_), "tokens holds {}, reserved are {}", rows,
@@ -89,6 +90,11 @@ void DecoderModel::check(const ModelInputs& inputs, size_t backends, size_t logi
                  inputs.logit_rows.size(), info.vocabulary);
   check_argument(backends == info.groups.size(), "backends holds {}, the model has {} layer groups",
                  backends, info.groups.size());
+}
+
+void DecoderModel::check_values(const ModelInputs& inputs) const {
+  const ModelInfo& info = parts_.info;
+  const size_t rows = inputs.tokens.size();
   for (const int32_t position : inputs.positions) {
     check_argument(position >= 0 && position < info.max_context,
                    "positions holds {}, must be in [0, {})", position, info.max_context);
@@ -99,15 +105,24 @@ void DecoderModel::check(const ModelInputs& inputs, size_t backends, size_t logi
   }
 }
 
-void DecoderModel::add_branch(Pass pass, const Norm& in, const Block& block,
-                              const Norm& out) const {
-  const int64_t hidden = parts_.info.hidden;
-  in.apply({stream_.x, hidden, hidden}, {stream_.normed, hidden, hidden}, pass.rows, 1, *threads_);
-  pass.arena = Arena(scratch_);
-  block.forward(pass, stream_.normed, stream_.branch);
-  const kernels::HeadView branch{stream_.branch, hidden, hidden};
-  if (out) out.apply(branch, branch, pass.rows, 1, *threads_);
-  kernels::add(stream_.x, stream_.branch, pass.rows * hidden, *threads_);
+void DecoderModel::run_block(Pass& pass, const Block& block) const {
+  pass.arena = arena(scratch_);
+  block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
+}
+
+// x += branch_norm(branch), where there is a branch; normed = norm(x), where there is a norm.
+void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm& norm) const {
+  ResidualStep step;
+  step.x = stream_.x;
+  if (branch_norm != nullptr) {
+    step.branch = stream_.branch;
+    step.branch_norm = *branch_norm;
+  }
+  step.norm = norm;
+  step.normed = stream_.normed;
+  step.rows = pass.rows;
+  step.dim = parts_.info.hidden;
+  parts_.device->residual(step);
 }
 
 // x[i] <- x[rows[i]]
@@ -119,58 +134,68 @@ void DecoderModel::keep_rows(std::span<const int32_t> rows) {
   move.index = rows.data();
   move.rows = static_cast<int64_t>(rows.size());
   move.dim = parts_.info.hidden;
-  kernels::gather_rows(move, *threads_);
+  parts_.device->gather_rows(move);
   std::swap(stream_.x, stream_.branch);
 }
 
 void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
                            std::span<float> logits) {
-  check(inputs, backends.size(), logits.size());
+  check_sizes(inputs, backends.size(), logits.size());
+  ModelDevice& device = *parts_.device;
+  if (device.kind() == DeviceKind::cpu) check_values(inputs);
   const int32_t hidden = parts_.info.hidden;
   Pass pass{.backends = backends,
             .positions = inputs.positions.data(),
             .rows = static_cast<int64_t>(inputs.tokens.size()),
-            .threads = threads_,
-            .arena = {}};
+            .device = &device,
+            .arena = arena()};
   if (pass.rows == 0) return;
 
   kernels::EmbeddingParams embedding;
-  embedding.table = parts_.embedding.data;
-  embedding.dtype = parts_.embedding.dtype;
+  embedding.table = parts_.embedding;
+  embedding.dtype = parts_.embedding_dtype;
   embedding.table_rows = parts_.info.vocabulary;
   embedding.ids = inputs.tokens.data();
   embedding.out = stream_.x;
   embedding.rows = pass.rows;
   embedding.dim = hidden;
   embedding.factor = parts_.embedding_factor;
-  kernels::embedding(embedding, *threads_);
+  device.embedding(embedding);
 
+  const Norm* pending = nullptr;  // norm of the branch that x still lacks
   for (const DecoderLayer& layer : parts_.layers) {
-    add_branch(pass, layer.mixer_norm, *layer.mixer, layer.mixer_out_norm);
+    step(pass, pending, layer.mixer_norm);
+    run_block(pass, *layer.mixer);
     if (&layer == &parts_.layers.back()) {
       // Rows are independent from here on: only those somebody asked for go on.
+      step(pass, &layer.mixer_out_norm, {});
       keep_rows(inputs.logit_rows);
       pass.rows = static_cast<int64_t>(inputs.logit_rows.size());
       pass.positions = nullptr;
       if (pass.rows == 0) return;
+      step(pass, nullptr, layer.feed_norm);
+    } else {
+      step(pass, &layer.mixer_out_norm, layer.feed_norm);
     }
-    add_branch(pass, layer.feed_norm, *layer.feed, layer.feed_out_norm);
+    run_block(pass, *layer.feed);
+    pending = &layer.feed_out_norm;
   }
 
-  parts_.final_norm.apply({stream_.x, hidden, hidden}, {stream_.normed, hidden, hidden}, pass.rows,
-                          1, *threads_);
-  parts_.head.apply({stream_.normed, hidden}, {logits.data(), parts_.info.vocabulary}, pass.rows,
-                    *threads_);
+  step(pass, pending, parts_.final_norm);
+  device.linear(parts_.head, stream_.normed, {logits.data(), parts_.info.vocabulary, DType::f32},
+                pass.rows);
   if (parts_.logit_cap > 0) {
-    kernels::soft_cap(logits.data(), parts_.logit_cap, static_cast<int64_t>(logits.size()),
-                      *threads_);
+    device.soft_cap(logits.data(), parts_.logit_cap, static_cast<int64_t>(logits.size()));
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Model> make_decoder(DecoderParts parts, ThreadPool& threads) {
-  return std::make_unique<DecoderModel>(std::move(parts), threads);
+std::unique_ptr<Model> make_decoder(DecoderParts parts) {
+  for (LayerGroup& group : parts.info.groups) {
+    group.spec.q_dtype = parts.device->activation_dtype();
+  }
+  return std::make_unique<DecoderModel>(std::move(parts));
 }
 
 LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,

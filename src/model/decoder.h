@@ -8,6 +8,7 @@
 
 #include "model/layers.h"
 #include "model/model.h"
+#include "model/weights.h"
 
 namespace fovea {
 
@@ -23,18 +24,20 @@ struct DecoderLayer {
 
 struct DecoderParts {
   ModelInfo info;
-  std::unique_ptr<const Checkpoint> checkpoint;  // what every weight points into
-  StoredTensor embedding;                        // [vocabulary, hidden]
+  std::shared_ptr<ModelDevice> device;
+  std::unique_ptr<const Checkpoint> checkpoint;  // on the CPU what every matrix points into
+  const std::byte* embedding = nullptr;          // [vocabulary, hidden], on the device
+  DType embedding_dtype = DType::f32;
   float embedding_factor = 1;
   std::vector<DecoderLayer> layers;
   Norm final_norm;
   Linear head;
   float logit_cap = 0;  // logits <- cap * tanh(logits / cap); 0: off
 
-  Weights weights() const { return Weights(*checkpoint); }
+  Weights weights() const { return Weights(*checkpoint, *device); }
 };
 
-std::unique_ptr<Model> make_decoder(DecoderParts parts, ThreadPool& threads);
+std::unique_ptr<Model> make_decoder(DecoderParts parts);
 
 // Puts model layer `layer` into the group with an equal spec, or into a new one.
 LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,

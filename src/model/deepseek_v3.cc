@@ -31,50 +31,51 @@ class LatentAttention : public Block {
 
   void take_scratch(Arena& arena, int64_t rows) const override { buffers(arena, rows); }
 
-  void forward(Pass& pass, float* x, float* out) const override {
+  void forward(Pass& pass, Rows x, Rows out) const override {
     const AttentionSpec& spec = parts_.spec;
     const Buffers scratch = buffers(pass.arena, pass.rows);
-    const kernels::HeadView q = project_query(pass, scratch, x);
-    const kernels::HeadView latent{scratch.kv, parts_.kv_a.n, parts_.kv_a.n};
-    const kernels::HeadView key{scratch.kv + spec.kv_lora_rank, parts_.kv_a.n, parts_.kv_a.n};
-    parts_.kv_a.apply({x, parts_.kv_a.k}, {scratch.kv, parts_.kv_a.n}, pass.rows, *pass.threads);
-    parts_.latent_norm.apply(latent, latent, pass.rows, 1, *pass.threads);
-    parts_.rotary.apply(pass, {q.data + spec.nope_dim, q.row_stride, q.head_stride}, spec.q_heads);
-    parts_.rotary.apply(pass, key, 1);
+    ModelDevice& device = *pass.device;
+    project_query(pass, scratch, x);
+    device.linear(parts_.kv_a, x, scratch.kv, pass.rows);
 
     LayerTensors tensors;
     tensors.layer = parts_.slot.layer;
-    tensors.q = as_rows(q);
-    tensors.k = as_rows(latent);
-    tensors.v = as_rows(key);
-    tensors.out = dense_rows(scratch.out, DType::f32, spec.q_heads, spec.v_dim);
+    tensors.q = as_heads(scratch.q, spec.nope_dim + spec.rope_dim);
+    tensors.k = as_heads(scratch.kv, parts_.kv_a.n);
+    tensors.v = from_dim(tensors.k, spec.kv_lora_rank);
+    tensors.out = as_heads(scratch.out, spec.v_dim);
     tensors.mla_weights = parts_.kv_b;
-    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors);
-    parts_.o.apply({scratch.out, parts_.o.k}, {out, parts_.o.n}, pass.rows, *pass.threads);
+    device.prepare_heads({.norm = parts_.latent_norm}, tensors.k, pass.rows, 1, spec.kv_lora_rank,
+                         nullptr);
+    device.prepare_heads({.rotary = parts_.rotary}, from_dim(tensors.q, spec.nope_dim), pass.rows,
+                         spec.q_heads, spec.rope_dim, pass.positions);
+    device.prepare_heads({.rotary = parts_.rotary}, tensors.v, pass.rows, 1, spec.rope_dim,
+                         pass.positions);
+    pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
+    device.linear(parts_.o, scratch.out, out, pass.rows);
   }
 
  private:
   struct Buffers {
-    float *q_latent, *q, *kv, *out;
+    Rows q_latent, q, kv, out;
   };
   Buffers buffers(Arena& arena, int64_t rows) const {
-    return {.q_latent = arena.floats(rows * parts_.q_a.n),
-            .q = arena.floats(rows * parts_.q_b.n),
-            .kv = arena.floats(rows * parts_.kv_a.n),
-            .out = arena.floats(rows * parts_.o.k)};
+    return {.q_latent = arena.rows(rows, parts_.q_a.n),
+            .q = arena.rows(rows, parts_.q_b.n),
+            .kv = arena.rows(rows, parts_.kv_a.n),
+            .out = arena.rows(rows, parts_.o.k)};
   }
 
-  kernels::HeadView project_query(const Pass& pass, const Buffers& scratch, float* x) const {
-    Rows input{x, parts_.q_b.k};
+  void project_query(const Pass& pass, const Buffers& scratch, Rows x) const {
+    ModelDevice& device = *pass.device;
     if (parts_.q_a) {
       const int32_t rank = parts_.q_a.n;
-      input = {scratch.q_latent, rank};
-      parts_.q_a.apply({x, parts_.q_a.k}, input, pass.rows, *pass.threads);
-      const kernels::HeadView latent{scratch.q_latent, rank, rank};
-      parts_.q_a_norm.apply(latent, latent, pass.rows, 1, *pass.threads);
+      device.linear(parts_.q_a, x, scratch.q_latent, pass.rows);
+      device.prepare_heads({.norm = parts_.q_a_norm}, as_heads(scratch.q_latent, rank), pass.rows,
+                           1, rank, nullptr);
+      x = scratch.q_latent;
     }
-    parts_.q_b.apply(input, {scratch.q, parts_.q_b.n}, pass.rows, *pass.threads);
-    return {scratch.q, parts_.q_b.n, parts_.spec.nope_dim + parts_.spec.rope_dim};
+    device.linear(parts_.q_b, x, scratch.q, pass.rows);
   }
 
   LatentParts parts_;
@@ -155,7 +156,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   }
   const int32_t reachable = experts / routing.groups * routing.top_groups;
   routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, reachable));
-  parts.experts = read_experts(weights, experts, hidden, width);
+  parts.experts = weights.device().place(read_experts(weights, experts, hidden, width), false);
   const int64_t shared = config.integer("n_shared_experts", 0, kernels::kMaxExperts);
   if (shared > 0) parts.shared = read_mlp(weights["shared_experts"], hidden, shared * width);
   return parts;
@@ -164,16 +165,16 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
 }  // namespace
 
 std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpoint,
-                                        ThreadPool& threads) {
+                                        std::shared_ptr<ModelDevice> device) {
   require_text(config, "hidden_act", "silu");
   require_text(config, "scoring_func", "sigmoid");
   require_text(config, "topk_method", "noaux_tc");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
   const kernels::RopeSpec rope = read_rope(config, read_head_dim(config, "qk_rope_head_dim"));
   const AttentionSpec spec = read_latent_spec(config, rope);
   const Rotary rotary =
-      make_rotary(rope, parts.info,
+      make_rotary(rope, parts,
                   config.boolean_or("rope_interleave", true) ? kernels::RopeLayout::interleaved
                                                              : kernels::RopeLayout::half_split);
   const int64_t dense_layers = config.integer("first_k_dense_replace", 0, parts.info.layers);
@@ -195,7 +196,7 @@ std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpo
       layer.feed = std::make_unique<Moe>(read_moe(config, weights["mlp"], hidden));
     }
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

@@ -94,7 +94,7 @@ Norm read_norm(const Config& config, const Weights& weights, std::string_view na
 }
 
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
-                          const DecoderDefaults& defaults) {
+                          std::shared_ptr<ModelDevice> device, const DecoderDefaults& defaults) {
   if (config.has("quantization_config")) {
     fail(ErrorCode::unsupported,
          "quantization_config is set; checkpoints with plain fp32, bf16 or fp16 weights are "
@@ -109,9 +109,12 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
   info.max_context = std::min(read_size(config, "max_position_embeddings"), kLongestContext);
   info.eos_tokens = read_eos_tokens(config, checkpoint.folder(), info.vocabulary);
 
+  parts.device = std::move(device);
   parts.checkpoint = std::make_unique<const Checkpoint>(std::move(checkpoint));
   const Weights weights = parts.weights();
-  parts.embedding = weights.tensor("model.embed_tokens.weight", {info.vocabulary, info.hidden});
+  constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+  parts.embedding = weights.matrix(kEmbedding, {info.vocabulary, info.hidden});
+  parts.embedding_dtype = weights.tensor(kEmbedding, {info.vocabulary, info.hidden}).dtype;
   const bool tied = config.boolean_or("tie_word_embeddings", defaults.tied_embeddings);
   parts.head =
       weights.linear(tied ? "model.embed_tokens" : "lm_head", info.vocabulary, info.hidden);
@@ -190,10 +193,13 @@ kernels::RopeSpec read_rope(const Config& config, int32_t rotary_dim) {
   return spec;
 }
 
-Rotary make_rotary(const kernels::RopeSpec& spec, const ModelInfo& info,
+Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
                    kernels::RopeLayout layout) {
-  return {std::make_shared<const kernels::RopeTable>(make_rope_table(spec, info.max_context)),
-          layout};
+  kernels::RopeTable table = make_rope_table(spec, parts.info.max_context);
+  kernels::RopeTableView view = table.view();
+  view.cos = parts.device->place(std::move(table.cos)).data();
+  view.sin = parts.device->place(std::move(table.sin)).data();
+  return {view, layout};
 }
 
 std::vector<std::string> read_layer_types(const Config& config,

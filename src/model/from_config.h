@@ -24,6 +24,7 @@ struct DecoderDefaults {
   bool norms_plus_one = false;
 };
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
+                          std::shared_ptr<ModelDevice> device,
                           const DecoderDefaults& defaults = {});
 
 float read_epsilon(const Config& config);  // rms_norm_eps
@@ -52,7 +53,7 @@ std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_
 
 // Frequencies of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`.
 kernels::RopeSpec read_rope(const Config& config, int32_t rotary_dim);
-Rotary make_rotary(const kernels::RopeSpec& spec, const ModelInfo& info,
+Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
                    kernels::RopeLayout layout = kernels::RopeLayout::half_split);
 
 // `layer_types`, one of `known` for each layer; without the field `pattern`, repeated.

@@ -11,12 +11,12 @@
 namespace fovea {
 
 std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
-                                   ThreadPool& threads) {
+                                   std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
   constexpr std::array kPattern = {kSliding, kFull};
   require_text(config, "hidden_activation", "gelu_pytorch_tanh");
   require_boolean(config, "use_bidirectional_attention", false);
-  DecoderParts parts = read_decoder(config, std::move(checkpoint),
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device),
                                     {.tied_embeddings = true, .norms_plus_one = true});
   const int32_t hidden = parts.info.hidden;
   // The factor of a model that runs in fp32; one that runs in bf16 rounds it.
@@ -27,7 +27,7 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
   full.softmax_scale =
       1 / std::sqrt(static_cast<float>(read_size(config, "query_pre_attn_scalar")));
   full.logit_cap = static_cast<float>(config.number("attn_logit_softcapping"));
-  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t width = read_size(config, "intermediate_size");
   const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
 
@@ -39,7 +39,7 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
     }
     SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
     attention.slot = join_group(parts.info, i, spec);
-    attention.rotary = rotary;
+    attention.rotate(rotary);
     MlpParts mlp = read_mlp(weights["mlp"], hidden, width);
     mlp.activation = kernels::Activation::gelu_tanh;
 
@@ -54,7 +54,7 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
     layer.feed = std::make_unique<Mlp>(std::move(mlp));
     layer.feed_out_norm = norm("post_feedforward_layernorm");
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

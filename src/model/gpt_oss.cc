@@ -10,10 +10,6 @@
 namespace fovea {
 namespace {
 
-std::vector<float> row_of(const std::vector<float>& rows, int64_t index, int64_t dim) {
-  return {rows.begin() + index * dim, rows.begin() + (index + 1) * dim};
-}
-
 MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
   const int64_t experts = config.integer("num_local_experts", 1, kernels::kMaxExperts);
   const int64_t width = read_size(config, "intermediate_size");
@@ -24,30 +20,32 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
   const auto gate_biases = stack.vector("gate_up_proj_bias", {experts, 2 * width});
   const auto down_biases = stack.vector("down_proj_bias", {experts, hidden});
+  std::vector<MlpParts> mlps;
   for (int64_t e = 0; e < experts; ++e) {
-    MlpParts& expert = parts.experts.emplace_back();
+    MlpParts& expert = mlps.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
-    expert.gate.bias = row_of(gate_biases, e, 2 * width);
+    expert.gate.bias = gate_biases.data() + e * 2 * width;
     expert.down = stack.stacked("down_proj", e, experts, width, hidden);
-    expert.down.bias = row_of(down_biases, e, hidden);
+    expert.down.bias = down_biases.data() + e * hidden;
     expert.alternates = true;
     expert.activation = kernels::Activation::clamped_swiglu;
   }
+  parts.experts = weights.device().place(std::move(mlps), false);
   return parts;
 }
 
 }  // namespace
 
 std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
-                                    ThreadPool& threads) {
+                                    std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
   constexpr std::array kPattern = {kSliding, kFull};
   require_text(config, "hidden_act", "silu");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
   AttentionSpec full = read_attention(config);
   full.has_sinks = true;
-  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
@@ -59,7 +57,7 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
     SelfAttentionParts attention =
         read_self_attention(config, weights["self_attn"], spec, {.bias_by_default = true});
     attention.slot = join_group(parts.info, i, spec);
-    attention.rotary = rotary;
+    attention.rotate(rotary);
     attention.sinks = weights["self_attn"].vector("sinks", {spec.q_heads});
 
     DecoderLayer& layer = parts.layers.emplace_back();
@@ -68,7 +66,7 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
     layer.feed = std::make_unique<Moe>(read_moe(config, weights["mlp"], hidden));
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

@@ -7,11 +7,11 @@
 namespace fovea {
 
 std::unique_ptr<Model> load_llama(const Config& config, Checkpoint checkpoint,
-                                  ThreadPool& threads) {
+                                  std::shared_ptr<ModelDevice> device) {
   require_text(config, "hidden_act", "silu");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const AttentionSpec spec = read_attention(config);
-  const Rotary rotary = make_rotary(read_rope(config, spec.head_dim), parts.info);
+  const Rotary rotary = make_rotary(read_rope(config, spec.head_dim), parts);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");
   const bool mlp_bias = config.boolean_or("mlp_bias", false);
@@ -20,7 +20,7 @@ std::unique_ptr<Model> load_llama(const Config& config, Checkpoint checkpoint,
     const Weights weights = parts.weights()["model.layers"][i];
     SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
     attention.slot = join_group(parts.info, i, spec);
-    attention.rotary = rotary;
+    attention.rotate(rotary);
 
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
@@ -28,7 +28,7 @@ std::unique_ptr<Model> load_llama(const Config& config, Checkpoint checkpoint,
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
     layer.feed = std::make_unique<Mlp>(read_mlp(weights["mlp"], hidden, width, mlp_bias));
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

@@ -3,69 +3,12 @@
 // attend inside aligned chunks; every few layers there is one without positions that sees
 // everything and scales its queries up with their position (arXiv:2501.19399). Every second layer
 // or so is a mixture of experts whose router scales the expert's input, next to a shared expert.
-#include <cmath>
-
 #include "core/check.h"
 #include "model/architectures.h"
 #include "model/from_config.h"
 
 namespace fovea {
 namespace {
-
-// Queries at `position` are multiplied by 1 + scale * ln(1 + floor((position + 1) / floor_scale)).
-struct Temperature {
-  float scale = 0;  // 0: off
-  float floor_scale = 1;
-
-  float at(int32_t position) const {
-    const float steps = std::floor((static_cast<float>(position) + 1) / floor_scale);
-    return std::log1p(steps) * scale + 1;
-  }
-};
-
-class Llama4Attention : public SelfAttention {
- public:
-  // l2_norm: without weights, after the rotation; dim 0: none.
-  Llama4Attention(SelfAttentionParts parts, kernels::RmsNormParams l2_norm, Temperature temperature)
-      : SelfAttention(std::move(parts)), l2_norm_(l2_norm), temperature_(temperature) {}
-
-  void take_scratch(Arena& arena, int64_t rows) const override {
-    SelfAttention::take_scratch(arena, rows);
-    arena.floats(rows);
-  }
-
- protected:
-  void prepare(Pass& pass, kernels::HeadView q, kernels::HeadView k) const override {
-    SelfAttention::prepare(pass, q, k);
-    if (l2_norm_.dim > 0) {
-      normalise(pass, q, parts().spec.q_heads);
-      normalise(pass, k, parts().spec.kv_heads);
-    }
-    if (temperature_.scale != 0) {
-      float* const factors = pass.arena.floats(pass.rows);
-      for (int64_t i = 0; i < pass.rows; ++i) factors[i] = temperature_.at(pass.positions[i]);
-      kernels::ScaleRowsParams params;
-      params.x = q;
-      params.factors = factors;
-      params.rows = pass.rows;
-      params.heads = parts().spec.q_heads;
-      params.dim = parts().spec.head_dim;
-      kernels::scale_rows(params, *pass.threads);
-    }
-  }
-
- private:
-  void normalise(const Pass& pass, kernels::HeadView x, int32_t heads) const {
-    kernels::RmsNormParams params = l2_norm_;
-    params.x = params.out = x;
-    params.rows = pass.rows;
-    params.heads = heads;
-    kernels::rms_norm(params, *pass.threads);
-  }
-
-  kernels::RmsNormParams l2_norm_;
-  Temperature temperature_;
-};
 
 MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
   const int64_t experts = config.integer("num_local_experts", 1, kernels::kMaxExperts);
@@ -75,12 +18,13 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   parts.router = weights.linear("router", experts, hidden);
   parts.routing.score = kernels::MoeScore::sigmoid;
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
-  parts.weights_scale_input = true;
+  std::vector<MlpParts> mlps;
   for (int64_t e = 0; e < experts; ++e) {
-    MlpParts& expert = parts.experts.emplace_back();
+    MlpParts& expert = mlps.emplace_back();
     expert.gate = stack.stacked("gate_up_proj", e, experts, hidden, 2 * width);
     expert.down = stack.stacked("down_proj", e, experts, width, hidden);
   }
+  parts.experts = weights.device().place(std::move(mlps), true);
   parts.shared = read_mlp(weights["shared_expert"], hidden, width);
   return parts;
 }
@@ -117,33 +61,31 @@ std::vector<bool> read_rope_layers(const Config& config, int32_t layers) {
   return has_rope;
 }
 
-std::unique_ptr<Block> read_llama4_attention(const Config& config, SelfAttentionParts parts) {
-  kernels::RmsNormParams l2_norm;
-  Temperature temperature;
-  const bool rotates = parts.rotary.table != nullptr;
+// Layers that rotate normalise q and k afterwards, the others scale q with its position.
+void read_head_steps(const Config& config, SelfAttentionParts& parts) {
+  const bool rotates = static_cast<bool>(parts.q_steps.rotary);
   if (rotates && config.boolean_or("use_qk_norm", true)) {
-    l2_norm.dim = parts.spec.head_dim;
-    l2_norm.epsilon = read_epsilon(config);
+    parts.q_steps.l2_epsilon = parts.k_steps.l2_epsilon = read_epsilon(config);
   }
   if (!rotates && config.boolean_or("attn_temperature_tuning", true)) {
-    temperature.scale = static_cast<float>(config.number_or("attn_scale", 0.1));
-    temperature.floor_scale = static_cast<float>(read_positive(config, "floor_scale", 8192));
+    parts.q_steps.scale.factor = static_cast<float>(config.number_or("attn_scale", 0.1));
+    parts.q_steps.scale.floor_scale =
+        static_cast<float>(read_positive(config, "floor_scale", 8192));
   }
-  return std::make_unique<Llama4Attention>(std::move(parts), l2_norm, temperature);
 }
 
 }  // namespace
 
 std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpoint,
-                                        ThreadPool& threads) {
+                                        std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kFull = "full_attention", kChunked = "chunked_attention";
   require_text(config, "model_type", "llama4_text");
   require_text(config, "hidden_act", "silu");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
   const AttentionSpec full = read_attention(config);
   const Rotary rotary =
-      make_rotary(read_rope(config, full.head_dim), parts.info, kernels::RopeLayout::interleaved);
+      make_rotary(read_rope(config, full.head_dim), parts, kernels::RopeLayout::interleaved);
   const std::vector<bool> has_rope = read_rope_layers(config, parts.info.layers);
   std::vector<std::string_view> pattern;
   for (const bool rotates : has_rope) pattern.push_back(rotates ? kChunked : kFull);
@@ -157,11 +99,12 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
     if (types[index] == kChunked) spec.chunk = read_size(config, "attention_chunk_size");
     SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
     attention.slot = join_group(parts.info, i, spec);
-    if (has_rope[index]) attention.rotary = rotary;
+    if (has_rope[index]) attention.rotate(rotary);
+    read_head_steps(config, attention);
 
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
-    layer.mixer = read_llama4_attention(config, std::move(attention));
+    layer.mixer = std::make_unique<SelfAttention>(std::move(attention));
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
     const Weights feed = weights["feed_forward"];
     if (is_moe[index]) {
@@ -171,7 +114,7 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
           std::make_unique<Mlp>(read_mlp(feed, hidden, read_size(config, "intermediate_size_mlp")));
     }
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoder-only language model over attention backends: weights stay in the mapped checkpoint,
-// activations are f32.
+// A decoder-only language model over attention backends, on one device.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +13,7 @@
 #include "fovea/attention_backend.h"
 #include "fovea/kv_cache.h"
 #include "model/config.h"
+#include "model/device.h"
 #include "model/safetensors.h"
 
 namespace fovea {
@@ -35,7 +35,8 @@ struct ModelInfo {
   std::vector<LayerGroup> groups;
 };
 
-// Tokens of one pass, packed in batch order.
+// Tokens of one pass, packed in batch order, in memory of the model's device. On a GPU nobody
+// checks them but the caller.
 struct ModelInputs {
   std::span<const int32_t> tokens;
   std::span<const int32_t> positions;   // [tokens]
@@ -47,11 +48,14 @@ class Model {
   virtual ~Model() = default;
   virtual const ModelInfo& info() const = 0;
 
+  virtual ModelDevice& device() const = 0;
+
   // Allocates all activations for passes of up to max_tokens. Returns the bytes.
   virtual size_t reserve(int32_t max_tokens) = 0;
 
   // One pass. backends[g] serves info().groups[g] and has planned this batch. logits:
-  // [logit_rows, vocabulary]. Nothing is allocated.
+  // [logit_rows, vocabulary], on the device. Nothing is allocated. On a GPU everything is enqueued
+  // on device().stream(); that may be a capture.
   virtual void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
                        std::span<float> logits) = 0;
 };
@@ -59,14 +63,18 @@ class Model {
 // One row of the table of architectures.
 struct ModelEntry {
   std::string_view architecture;
-  std::unique_ptr<Model> (*load)(const Config& config, Checkpoint checkpoint, ThreadPool& threads);
+  std::unique_ptr<Model> (*load)(const Config& config, Checkpoint checkpoint,
+                                 std::shared_ptr<ModelDevice> device);
+  std::string_view not_on_gpus = {};  // why not; empty: it runs there
 };
 
 // models.cc: the list.
 std::span<const ModelEntry> models();
 
 // Reads config.json and the weights of `folder`. An unknown architecture is Error{unsupported} that
-// lists the known ones. `threads` outlives the model.
+// lists the known ones; so is one that does not run on the device, with the reason.
+std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device);
+// On the CPU. `threads` outlives the model.
 std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads);
 
 }  // namespace fovea

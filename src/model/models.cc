@@ -16,20 +16,28 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Qwen3ForCausalLM", load_qwen3},
       ModelEntry{"Gemma2ForCausalLM", load_gemma2},
       ModelEntry{"GptOssForCausalLM", load_gpt_oss},
-      ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},
+      ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3,
+                 "latent attention has no GPU backend yet"},
       ModelEntry{"Llama4ForCausalLM", load_llama4_text},
-      ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next},
+      ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next, "linear layers have no GPU backend yet"},
   };
   return kModels;
 }
 
 std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads) {
+  return load_model(folder, make_host_device(threads));
+}
+
+std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device) {
   const Config config = Config::open((std::filesystem::path(folder) / "config.json").string());
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
-    if (!names.empty() && names[0] == entry.architecture) {
-      return entry.load(config, Checkpoint::open(folder), threads);
+    if (names.empty() || names[0] != entry.architecture) continue;
+    if (device->kind() == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
+      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", folder, entry.architecture,
+           entry.not_on_gpus);
     }
+    return entry.load(config, Checkpoint::open(folder), std::move(device));
   }
   std::string known;
   for (const ModelEntry& entry : models()) {

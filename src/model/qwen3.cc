@@ -9,12 +9,12 @@
 namespace fovea {
 
 std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
-                                  ThreadPool& threads) {
+                                  std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
   require_text(config, "hidden_act", "silu");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint));
+  DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const AttentionSpec full = read_attention(config);
-  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts.info);
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");
   std::vector<std::string_view> pattern(static_cast<size_t>(parts.info.layers), kFull);
@@ -34,9 +34,9 @@ std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
     }
     SelfAttentionParts attention = read_self_attention(config, attention_weights, spec);
     attention.slot = join_group(parts.info, i, spec);
-    attention.rotary = rotary;
-    attention.q_norm = read_norm(config, attention_weights, "q_norm", spec.head_dim);
-    attention.k_norm = read_norm(config, attention_weights, "k_norm", spec.head_dim);
+    attention.rotate(rotary);
+    attention.q_steps.norm = read_norm(config, attention_weights, "q_norm", spec.head_dim);
+    attention.k_steps.norm = read_norm(config, attention_weights, "k_norm", spec.head_dim);
 
     DecoderLayer& layer = parts.layers.emplace_back();
     layer.mixer_norm = read_norm(config, weights, "input_layernorm", hidden);
@@ -44,7 +44,7 @@ std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden);
     layer.feed = std::make_unique<Mlp>(read_mlp(weights["mlp"], hidden, width));
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

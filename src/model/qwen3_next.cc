@@ -19,8 +19,8 @@ struct DeltaNetParts {
   AttentionSpec spec;
   LayerSlot slot;
   Linear qkvz, ba;  // grouped by key head: [q | k | values | gates], [beta | decay] of its values
-  std::vector<float> conv_weight;  // [q, k and v channels, conv_width]
-  std::vector<float> a_log, dt_bias;
+  std::span<const float> conv_weight;  // [q, k and v channels, conv_width]
+  std::span<const float> a_log, dt_bias;
   Norm norm;  // over each head of the result, times silu(z)
   Linear out;
 
@@ -35,12 +35,12 @@ class GatedDeltaNet : public Block {
 
   void take_scratch(Arena& arena, int64_t rows) const override { buffers(arena, rows); }
 
-  void forward(Pass& pass, float* x, float* out) const override {
+  void forward(Pass& pass, Rows x, Rows out) const override {
     const AttentionSpec& spec = parts_.spec;
     const Buffers scratch = buffers(pass.arena, pass.rows);
-    const Rows input{x, parts_.qkvz.k};
-    parts_.qkvz.apply(input, {scratch.qkvz, parts_.qkvz.n}, pass.rows, *pass.threads);
-    parts_.ba.apply(input, {scratch.ba, parts_.ba.n}, pass.rows, *pass.threads);
+    ModelDevice& device = *pass.device;
+    device.linear(parts_.qkvz, x, {scratch.qkvz, parts_.qkvz.n, DType::f32}, pass.rows);
+    device.linear(parts_.ba, x, {scratch.ba, parts_.ba.n, DType::f32}, pass.rows);
     ungroup(pass, scratch);
 
     kernels::DeltaGateParams gates;
@@ -53,7 +53,7 @@ class GatedDeltaNet : public Block {
     gates.beta = scratch.b;
     gates.rows = pass.rows;
     gates.heads = spec.kv_heads;
-    kernels::delta_gates(gates, *pass.threads);
+    kernels::delta_gates(gates, *device.threads());
 
     LayerTensors tensors;
     tensors.layer = parts_.slot.layer;
@@ -74,8 +74,8 @@ class GatedDeltaNet : public Block {
     norm.rows = pass.rows;
     norm.heads = spec.kv_heads;
     norm.dim = spec.head_dim_v;
-    kernels::rms_norm(norm, *pass.threads);
-    parts_.out.apply({scratch.out, parts_.out.k}, {out, parts_.out.n}, pass.rows, *pass.threads);
+    kernels::rms_norm(norm, *device.threads());
+    device.linear(parts_.out, {scratch.out, parts_.out.k, DType::f32}, out, pass.rows);
   }
 
  private:
@@ -99,28 +99,29 @@ class GatedDeltaNet : public Block {
     const int64_t key_heads = parts_.spec.q_heads, values = parts_.spec.kv_heads;
     const int64_t key_dim = parts_.spec.head_dim, per_key = values / key_heads;
     const int64_t value_dim = per_key * parts_.spec.head_dim_v;
-    kernels::cpu::parallel_ranges(*pass.threads, pass.rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const float* from = scratch.qkvz + row * parts_.qkvz.n;
-        const float* from_ba = scratch.ba + row * parts_.ba.n;
-        float* const q = scratch.mixed + row * parts_.mixed_width();
-        float* const k = q + parts_.key_width();
-        float* const v = k + parts_.key_width();
-        float* const z = scratch.z + row * parts_.value_width();
-        for (int64_t head = 0; head < key_heads; ++head) {
-          const auto next = [&](const float*& source, int64_t count, float* to) {
-            std::copy_n(source, count, to + head * count);
-            source += count;
-          };
-          next(from, key_dim, q);
-          next(from, key_dim, k);
-          next(from, value_dim, v);
-          next(from, value_dim, z);
-          next(from_ba, per_key, scratch.b + row * values);
-          next(from_ba, per_key, scratch.a + row * values);
-        }
-      }
-    });
+    kernels::cpu::parallel_ranges(
+        *pass.device->threads(), pass.rows, 16, [&](int64_t begin, int64_t end) {
+          for (int64_t row = begin; row < end; ++row) {
+            const float* from = scratch.qkvz + row * parts_.qkvz.n;
+            const float* from_ba = scratch.ba + row * parts_.ba.n;
+            float* const q = scratch.mixed + row * parts_.mixed_width();
+            float* const k = q + parts_.key_width();
+            float* const v = k + parts_.key_width();
+            float* const z = scratch.z + row * parts_.value_width();
+            for (int64_t head = 0; head < key_heads; ++head) {
+              const auto next = [&](const float*& source, int64_t count, float* to) {
+                std::copy_n(source, count, to + head * count);
+                source += count;
+              };
+              next(from, key_dim, q);
+              next(from, key_dim, k);
+              next(from, value_dim, v);
+              next(from, value_dim, z);
+              next(from_ba, per_key, scratch.b + row * values);
+              next(from_ba, per_key, scratch.a + row * values);
+            }
+          }
+        });
   }
 
   DeltaNetParts parts_;
@@ -175,9 +176,9 @@ std::unique_ptr<Block> read_gated_attention(const Config& config, const Weights&
                                             const Rotary& rotary) {
   SelfAttentionParts parts = read_self_attention(config, weights, spec, {.has_output_gate = true});
   parts.slot = slot;
-  parts.rotary = rotary;
-  parts.q_norm = read_norm(config, weights, "q_norm", spec.head_dim, true);
-  parts.k_norm = read_norm(config, weights, "k_norm", spec.head_dim, true);
+  parts.rotate(rotary);
+  parts.q_steps.norm = read_norm(config, weights, "q_norm", spec.head_dim, true);
+  parts.k_steps.norm = read_norm(config, weights, "k_norm", spec.head_dim, true);
   return std::make_unique<SelfAttention>(std::move(parts));
 }
 
@@ -188,8 +189,8 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   parts.routing.score = kernels::MoeScore::softmax;
   parts.routing.normalise = config.boolean_or("norm_topk_prob", true);
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
-  parts.experts =
-      read_experts(weights, experts, hidden, read_size(config, "moe_intermediate_size"));
+  parts.experts = weights.device().place(
+      read_experts(weights, experts, hidden, read_size(config, "moe_intermediate_size")), false);
   parts.shared = read_mlp(weights["shared_expert"], hidden,
                           read_size(config, "shared_expert_intermediate_size"));
   parts.shared_gate = weights.linear("shared_expert_gate", 1, hidden);
@@ -224,15 +225,16 @@ int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
 }  // namespace
 
 std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoint,
-                                       ThreadPool& threads) {
+                                       std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kFull = "full_attention", kLinear = "linear_attention";
   require_text(config, "hidden_act", "silu");
-  DecoderParts parts = read_decoder(config, std::move(checkpoint), {.norms_plus_one = true});
+  DecoderParts parts =
+      read_decoder(config, std::move(checkpoint), std::move(device), {.norms_plus_one = true});
   const int32_t hidden = parts.info.hidden;
   const AttentionSpec full = read_attention(config);
   const AttentionSpec linear = read_delta_net_spec(config);
   const Rotary rotary =
-      make_rotary(read_rope(config, read_rotary_dim(config, full.head_dim)), parts.info);
+      make_rotary(read_rope(config, read_rotary_dim(config, full.head_dim)), parts);
   std::vector<std::string_view> pattern(
       static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, 1 << 20)), kLinear);
   pattern.back() = kFull;
@@ -252,7 +254,7 @@ std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoi
     layer.feed_norm = read_norm(config, weights, "post_attention_layernorm", hidden, true);
     layer.feed = read_feed(config, weights["mlp"], i);
   }
-  return make_decoder(std::move(parts), threads);
+  return make_decoder(std::move(parts));
 }
 
 }  // namespace fovea

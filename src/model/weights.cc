@@ -8,7 +8,6 @@
 
 #include "core/check.h"
 #include "core/float_types.h"
-#include "kernels/cpu/cpu.h"
 
 namespace fovea {
 namespace {
@@ -23,25 +22,8 @@ int32_t checked_size(std::string_view name, int64_t size) {
 
 }  // namespace
 
-void Linear::apply(Rows x, Rows out, int64_t rows, ThreadPool& threads) const {
-  kernels::GemmParams params;
-  params.x = x.data;
-  params.x_stride = x.stride;
-  params.weight = weight;
-  params.weight_dtype = dtype;
-  params.weight_stride = stride;
-  params.weight_is_kn = is_kn;
-  params.bias = bias.empty() ? nullptr : bias.data();
-  params.out = out.data;
-  params.out_stride = out.stride;
-  params.rows = static_cast<int32_t>(rows);
-  params.n = n;
-  params.k = k;
-  kernels::cpu::gemm(params, threads);
-}
-
 Weights Weights::operator[](std::string_view part) const {
-  return Weights(*checkpoint_, fmt::format("{}{}.", prefix_, part));
+  return Weights(*checkpoint_, *device_, fmt::format("{}{}.", prefix_, part));
 }
 
 Weights Weights::operator[](int64_t index) const { return (*this)[std::to_string(index)]; }
@@ -58,26 +40,31 @@ const StoredTensor& Weights::tensor(std::string_view name,
   return tensor;
 }
 
-std::vector<float> Weights::vector(std::string_view name,
-                                   std::initializer_list<int64_t> shape) const {
+const std::byte* Weights::matrix(std::string_view name,
+                                 std::initializer_list<int64_t> shape) const {
+  return device_->place(tensor(name, shape), fmt::format("{}{}", prefix_, name));
+}
+
+std::span<const float> Weights::vector(std::string_view name,
+                                       std::initializer_list<int64_t> shape) const {
   const StoredTensor& stored = tensor(name, shape);
   std::vector<float> values(stored.bytes / dtype_bytes(stored.dtype));
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = load_float(stored.data, stored.dtype, static_cast<int64_t>(i));
   }
-  return values;
+  return device_->place(std::move(values));
 }
 
 Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
   const Weights own = (*this)[name];
   const StoredTensor& stored = own.tensor("weight", {n, k});
   Linear linear;
-  linear.weight = stored.data;
+  linear.weight = own.matrix("weight", {n, k});
   linear.dtype = stored.dtype;
   linear.n = checked_size(name, n);
   linear.k = checked_size(name, k);
   linear.stride = k;
-  if (has_bias) linear.bias = own.vector("bias", {n});
+  if (has_bias) linear.bias = own.vector("bias", {n}).data();
   return linear;
 }
 
@@ -85,7 +72,8 @@ Linear Weights::stacked(std::string_view name, int64_t index, int64_t count, int
                         int64_t n) const {
   const StoredTensor& stored = tensor(name, {count, k, n});
   Linear linear;
-  linear.weight = stored.data + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
+  linear.weight =
+      matrix(name, {count, k, n}) + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
   linear.dtype = stored.dtype;
   linear.n = checked_size(name, n);
   linear.k = checked_size(name, k);

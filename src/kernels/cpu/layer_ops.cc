@@ -155,8 +155,11 @@ void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads) {
 
 void scale_rows(const ScaleRowsParams& params, ThreadPool& threads) {
   for_heads(threads, params.rows, params.heads, params.dim, [&](int64_t row, int64_t h) {
+    const float steps =
+        std::floor((static_cast<float>(params.positions[row]) + 1) / params.scale.floor_scale);
+    const float factor = std::log1p(steps) * params.scale.factor + 1;
     float* x = head(params.x, row, h);
-    for (int32_t i = 0; i < params.dim; ++i) x[i] *= params.factors[row];
+    for (int32_t i = 0; i < params.dim; ++i) x[i] *= factor;
   });
 }
 

@@ -124,7 +124,7 @@ RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions) {
 }
 
 void rope(const RopeParams& params, ThreadPool& threads) {
-  const RopeTable& table = *params.table;
+  const RopeTableView& table = params.table;
   const int64_t pairs = table.rotary_dim / 2;
   const bool split = params.layout == RopeLayout::half_split;
   const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, params.heads * pairs));
@@ -133,8 +133,8 @@ void rope(const RopeParams& params, ThreadPool& threads) {
       const int64_t position = params.positions[row];
       check_argument(position >= 0 && position < table.max_positions,
                      "positions[{}] is {}, must be in [0, {})", row, position, table.max_positions);
-      const float* cos = table.cos.data() + position * pairs;
-      const float* sin = table.sin.data() + position * pairs;
+      const float* cos = table.cos + position * pairs;
+      const float* sin = table.sin + position * pairs;
       for (int64_t head = 0; head < params.heads; ++head) {
         float* x = params.x.data + row * params.x.row_stride + head * params.x.head_stride;
         if (split) {

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of the kernels between attention and the matrix products of a model, read by
+// host and device code alike. "Activations" are bf16; everything else is f32.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "kernels/cuda/common/types.cuh"
+#else
+#include <cstdint>
+#endif
+
+namespace fovea::kernels::cuda {
+
+struct NormWeights {
+  const float* weight;  // [dim]; null: no norm
+  float epsilon;
+  float plus;  // times (plus + weight): 1 where weight - 1 is stored
+};
+
+// x += [branch_norm](branch), then normed = norm(x). One CTA a row.
+struct ResidualParams {
+  float* x;             // [rows, dim]
+  const float* branch;  // [rows, dim] or null
+  NormWeights branch_norm;
+  NormWeights norm;
+  void* normed;  // activations [rows, dim]
+  int64_t normed_stride;
+  int32_t rows;
+  int32_t dim;
+};
+
+// Of a row's heads, in place and in this order: norm, rotation, norm without weights, scale.
+struct HeadsParams {
+  void* x;  // activations [rows, heads, dim]
+  int64_t row_stride, head_stride;
+  const int32_t* positions;  // [rows]; null where no step needs them
+  NormWeights norm;
+  const float* cos;  // [max_positions, rotary_dim / 2]; null: no rotation
+  const float* sin;
+  int32_t max_positions;  // others count as 0
+  int32_t rotary_dim;
+  int32_t interleaved;
+  float l2_epsilon;      // < 0: no such norm
+  float position_scale;  // 0: none
+  float floor_scale;
+  int32_t rows, heads, dim;
+};
+
+// As Activation in kernels/layer_ops.h.
+enum GatedActivation : int32_t { kSilu, kGeluTanh, kClampedSwiglu };
+
+struct GatedParams {
+  const void* gate;  // activations, `in_step` apart
+  const void* up;
+  void* out;
+  int64_t in_stride, out_stride;  // between rows
+  int32_t in_step;
+  int32_t activation;
+  float alpha, limit;
+  int64_t rows;
+  int32_t dim;
+};
+
+// x[r, h, :] *= sigmoid(gate[r, h, :]), one gate for all dims with gate_dim 1. Rows are f32 or
+// activations.
+struct SigmoidGateKernelParams {
+  void* x;
+  const void* gate;
+  int64_t x_row_stride, x_head_stride, gate_row_stride, gate_head_stride;
+  int32_t x_is_f32, gate_is_f32;
+  int32_t rows, heads, dim, gate_dim;
+};
+
+// out[r] = factor * table[index[r]]: f32 from activations (an embedding) or from f32 (rows that
+// are kept). Indices outside [0, table_rows) count as 0.
+struct GatherParams {
+  const void* table;
+  int64_t table_stride;
+  int32_t table_is_f32;
+  const int32_t* index;
+  float* out;
+  int64_t out_stride;
+  float factor;
+  int64_t table_rows;
+  int32_t rows, dim;
+};
+
+struct SoftCapParams {
+  float* x;
+  int64_t count;
+  float cap;
+};
+
+// As MoeScore in kernels/layer_ops.h.
+enum RoutingScore : int32_t {
+  kScoreSoftmax,
+  kScoreTopkSoftmax,
+  kScoreSigmoid,
+  kScoreGroupedSigmoid
+};
+constexpr int32_t kMaxRoutedExperts = 1024;
+
+// One warp a row.
+struct RoutingParams {
+  const float* logits;  // [rows, experts]
+  const float* bias;    // [experts] or null
+  int32_t* ids;         // [rows, top_k]
+  float* weights;       // [rows, top_k]
+  int32_t rows, experts, top_k;
+  int32_t score, normalise;
+  float factor;
+  int32_t groups, top_groups;
+};
+
+// Lists the choices of every expert: list[e * rows ...] holds, in ascending order, the choices
+// (row * top_k + k) that chose e, and counts[e] how many they are. One warp an expert.
+struct GroupParams {
+  const int32_t* ids;  // [rows, top_k]
+  int32_t* counts;     // [experts]
+  int32_t* list;       // [experts, rows]
+  int32_t rows, experts, top_k;
+};
+
+// out[r] += the weighted results of row r's experts, in the order of the experts' numbers.
+struct CombineParams {
+  const int32_t* ids;     // [rows, top_k]
+  const float* weights;   // [rows, top_k] or null: 1
+  const float* results;   // [rows * top_k, dim]
+  float* out;             // [rows, dim]
+  int32_t rows, top_k, dim;
+};
+
+// Weights of one expert: its matrices, all of one shape, bf16.
+struct ExpertMatrix {
+  const void* weight;  // [n, k], or [k, n]
+  const float* bias;   // [n] or null
+};
+
+// For every choice c of an expert: out[c] = scale[c] * (x[source(c)] W^T) + bias, where source is
+// the choice itself or its row. A column tile is wholly in one of `matrices` matrices, which stand
+// side by side in `out`. Grid: x counts tiles of columns, y experts * tiles of choices.
+struct ExpertGemmParams {
+  const void* x;  // activations [.., k]
+  int64_t x_stride;
+  const ExpertMatrix* weights;  // [experts, matrices]
+  int64_t weight_stride;
+  const int32_t* counts;  // [experts]
+  const int32_t* list;    // [experts, rows]
+  const float* scale;     // [rows * top_k] or null
+  void* out;              // activations, or f32, [rows * top_k, matrices * n]
+  int64_t out_stride;
+  int32_t rows, top_k;
+  int32_t source_is_row;  // else the choice
+  int32_t matrices;
+  int32_t n, k;
+  int32_t row_tiles;  // of one expert
+  int32_t out_is_f32;
+};
+
+}  // namespace fovea::kernels::cuda

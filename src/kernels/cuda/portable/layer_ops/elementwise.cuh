@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element by element, grid-stride: activations, gates, gathered rows, the soft cap of the logits.
+#pragma once
+
+#include "kernels/cuda/portable/layer_ops/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kElementThreads = 256;
+constexpr KernelTraits kElementTraits = {kElementThreads, 0, 0, 0};
+
+__device__ inline int64_t first_element() {
+  return static_cast<int64_t>(blockIdx.x) * kElementThreads + threadIdx.x;
+}
+__device__ inline int64_t element_step() {
+  return static_cast<int64_t>(gridDim.x) * kElementThreads;
+}
+
+struct GatedConfig {
+  using Params = GatedParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static float activate(const Params& params, float gate, float up) {
+    switch (params.activation) {
+      case kSilu:
+        return gate * sigmoid_of(gate) * up;
+      case kGeluTanh: {
+        constexpr float kSqrt2OverPi = 0.79788456f;
+        return 0.5f * gate * (1 + tanhf(kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate))) * up;
+      }
+      default: {
+        const float g = fminf(gate, params.limit);
+        const float u = fminf(fmaxf(up, -params.limit), params.limit);
+        return (u + 1) * (g * sigmoid_of(params.alpha * g));
+      }
+    }
+  }
+
+  __device__ static void run(const Params& params) {
+    const int64_t count = params.rows * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t row = i / params.dim;
+      const int64_t column = i % params.dim;
+      const int64_t in = row * params.in_stride + column * params.in_step;
+      const float gate = from_bf16(static_cast<const uint16_t*>(params.gate)[in]);
+      const float up = from_bf16(static_cast<const uint16_t*>(params.up)[in]);
+      static_cast<uint16_t*>(params.out)[row * params.out_stride + column] =
+          to_bf16(activate(params, gate, up));
+    }
+  }
+};
+
+struct SigmoidGateConfig {
+  using Params = SigmoidGateKernelParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    const int64_t count = static_cast<int64_t>(params.rows) * params.heads * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t dim = i % params.dim;
+      const int64_t head = i / params.dim % params.heads;
+      const int64_t row = i / params.dim / params.heads;
+      const int64_t at = row * params.x_row_stride + head * params.x_head_stride + dim;
+      const int64_t gate_at = row * params.gate_row_stride + head * params.gate_head_stride +
+                              (params.gate_dim == 1 ? 0 : dim);
+      const float gate = params.gate_is_f32
+                             ? static_cast<const float*>(params.gate)[gate_at]
+                             : from_bf16(static_cast<const uint16_t*>(params.gate)[gate_at]);
+      if (params.x_is_f32) {
+        static_cast<float*>(params.x)[at] *= sigmoid_of(gate);
+      } else {
+        auto* const x = static_cast<uint16_t*>(params.x);
+        x[at] = to_bf16(from_bf16(x[at]) * sigmoid_of(gate));
+      }
+    }
+  }
+};
+
+struct GatherConfig {
+  using Params = GatherParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    const int64_t count = static_cast<int64_t>(params.rows) * params.dim;
+    for (int64_t i = first_element(); i < count; i += element_step()) {
+      const int64_t row = i / params.dim;
+      const int64_t column = i % params.dim;
+      const int64_t index = params.index[row];
+      const int64_t from =
+          (index >= 0 && index < params.table_rows ? index : 0) * params.table_stride + column;
+      const float value = params.table_is_f32
+                              ? static_cast<const float*>(params.table)[from]
+                              : from_bf16(static_cast<const uint16_t*>(params.table)[from]);
+      params.out[row * params.out_stride + column] = value * params.factor;
+    }
+  }
+};
+
+struct SoftCapConfig {
+  using Params = SoftCapParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    for (int64_t i = first_element(); i < params.count; i += element_step()) {
+      params.x[i] = params.cap * tanhf(params.x[i] / params.cap);
+    }
+  }
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything between attention and the matrix products of a model. Each kernel is plain: at the
+// sizes of a decode step they cost their launch, at those of a prefill their bytes.
+#pragma once
+
+#include "kernels/cuda/portable/layer_ops/elementwise.cuh"
+#include "kernels/cuda/portable/layer_ops/norms.cuh"
+#include "kernels/cuda/portable/layer_ops/routing.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <Op kOp>
+struct OpConfig;
+template <>
+struct OpConfig<residual> : ResidualConfig {};
+template <>
+struct OpConfig<prepare_heads> : HeadsConfig {};
+template <>
+struct OpConfig<gated_activation> : GatedConfig {};
+template <>
+struct OpConfig<sigmoid_gate> : SigmoidGateConfig {};
+template <>
+struct OpConfig<gather> : GatherConfig {};
+template <>
+struct OpConfig<soft_cap> : SoftCapConfig {};
+template <>
+struct OpConfig<routing> : RoutingConfig {};
+template <>
+struct OpConfig<group_choices> : GroupConfig {};
+template <>
+struct OpConfig<combine> : CombineConfig {};
+
+template <Op kOp>
+using Config = OpConfig<kOp>;
+
+}  // namespace fovea::kernels::cuda

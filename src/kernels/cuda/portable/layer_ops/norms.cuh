@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// The residual stream with its norms, and the steps of the heads of q and k.
+#pragma once
+
+#include "kernels/cuda/portable/layer_ops/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+struct ResidualConfig {
+  using Params = ResidualParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kThreads = 256;
+  static constexpr KernelTraits kTraits = {kThreads, 0, 1, 0};
+
+  __device__ static float inverse_rms(float squares, const NormWeights& norm, int dim,
+                                      float* shared) {
+    return rsqrtf(block_sum<kThreads>(squares, shared) / dim + norm.epsilon);
+  }
+
+  // A thread touches the same columns in every step, so x needs no barrier.
+  __device__ static void run(const Params& params) {
+    __shared__ float shared[kThreads / 32];
+    const int64_t row = blockIdx.x;
+    float* const x = params.x + row * params.dim;
+    if (params.branch) {
+      const float* const branch = params.branch + row * params.dim;
+      float squares = 0;
+      float factor = 1;
+      if (params.branch_norm.weight) {
+        for (int i = threadIdx.x; i < params.dim; i += kThreads) squares += branch[i] * branch[i];
+        factor = inverse_rms(squares, params.branch_norm, params.dim, shared);
+      }
+      for (int i = threadIdx.x; i < params.dim; i += kThreads) {
+        float value = branch[i] * factor;
+        if (params.branch_norm.weight) {
+          value *= params.branch_norm.plus + params.branch_norm.weight[i];
+        }
+        x[i] += value;
+      }
+    }
+    if (!params.norm.weight) return;
+    float squares = 0;
+    for (int i = threadIdx.x; i < params.dim; i += kThreads) squares += x[i] * x[i];
+    const float factor = inverse_rms(squares, params.norm, params.dim, shared);
+    auto* const normed = static_cast<uint16_t*>(params.normed) + row * params.normed_stride;
+    for (int i = threadIdx.x; i < params.dim; i += kThreads) {
+      normed[i] = to_bf16(x[i] * factor * (params.norm.plus + params.norm.weight[i]));
+    }
+  }
+};
+
+// A warp takes one head; the head stays in f32 from the first step to the last.
+struct HeadsConfig {
+  using Params = HeadsParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kWarps = 4;
+  static constexpr int kMaxDim = 2048;
+  static constexpr KernelTraits kTraits = {kWarps * 32, kWarps * kMaxDim * 4, kWarps, 0};
+
+  __device__ static float inverse_rms(const float* x, int dim, float epsilon) {
+    float squares = 0;
+    for (int i = threadIdx.x % 32; i < dim; i += 32) squares += x[i] * x[i];
+    return rsqrtf(warp_sum(squares) / dim + epsilon);
+  }
+
+  __device__ static void rotate(const Params& params, float* x, int position) {
+    const int pairs = params.rotary_dim / 2;
+    const int64_t at = position >= 0 && position < params.max_positions ? position : 0;
+    for (int i = threadIdx.x % 32; i < pairs; i += 32) {
+      const float cos = params.cos[at * pairs + i];
+      const float sin = params.sin[at * pairs + i];
+      const int first = params.interleaved ? 2 * i : i;
+      const int second = params.interleaved ? 2 * i + 1 : i + pairs;
+      const float a = x[first];
+      const float b = x[second];
+      x[first] = a * cos - b * sin;
+      x[second] = b * cos + a * sin;
+    }
+    __syncwarp();
+  }
+
+  __device__ static void run(const Params& params) {
+    extern __shared__ float heads[];
+    const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+    const int64_t row = item / params.heads;
+    if (row >= params.rows) return;
+    const int lane = threadIdx.x % 32;
+    float* const x = heads + threadIdx.x / 32 * kMaxDim;
+    auto* const memory = static_cast<uint16_t*>(params.x) + row * params.row_stride +
+                         item % params.heads * params.head_stride;
+    for (int i = lane; i < params.dim; i += 32) x[i] = from_bf16(memory[i]);
+    __syncwarp();
+    if (params.norm.weight) {
+      const float factor = inverse_rms(x, params.dim, params.norm.epsilon);
+      for (int i = lane; i < params.dim; i += 32) {
+        x[i] *= factor * (params.norm.plus + params.norm.weight[i]);
+      }
+      __syncwarp();
+    }
+    if (params.cos) rotate(params, x, params.positions[row]);
+    float factor = params.l2_epsilon >= 0 ? inverse_rms(x, params.dim, params.l2_epsilon) : 1.0f;
+    if (params.position_scale != 0) {
+      const float steps =
+          floorf((static_cast<float>(params.positions[row]) + 1) / params.floor_scale);
+      factor *= log1pf(steps) * params.position_scale + 1;
+    }
+    for (int i = lane; i < params.dim; i += 32) memory[i] = to_bf16(x[i] * factor);
+  }
+};
+
+}  // namespace fovea::kernels::cuda

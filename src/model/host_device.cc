@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model on the CPU: f32 activations, weights where the checkpoint is mapped.
+#include <algorithm>
+#include <deque>
+#include <new>
+
+#include "core/check.h"
+#include "kernels/cpu/cpu.h"
+#include "model/host_experts.h"
+
+namespace fovea {
+namespace {
+
+using kernels::HeadView;
+
+HeadView view_of(const HeadRows& rows) {
+  return {static_cast<float*>(rows.data), rows.token_stride, rows.head_stride};
+}
+
+void norm_heads(const Norm& norm, HeadView x, HeadView out, int64_t rows, int32_t heads,
+                ThreadPool& threads) {
+  kernels::RmsNormParams params;
+  params.x = x;
+  params.out = out;
+  params.weight = norm.weight.data();
+  params.weight_plus_one = norm.plus_one;
+  params.epsilon = norm.epsilon;
+  params.rows = rows;
+  params.heads = heads;
+  params.dim = norm.dim();
+  kernels::rms_norm(params, threads);
+}
+
+class HostDevice final : public ModelDevice {
+ public:
+  explicit HostDevice(ThreadPool& threads) : threads_(threads) {}
+
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+  ThreadPool* threads() const override { return &threads_; }
+  Stream stream() const override { return nullptr; }
+  DType activation_dtype() const override { return DType::f32; }
+
+  const std::byte* place(const StoredTensor& tensor, std::string_view) override {
+    return tensor.data;
+  }
+  std::span<const float> place(std::vector<float> values) override {
+    vectors_.push_back(std::move(values));
+    return vectors_.back();
+  }
+  std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
+    return make_host_experts(std::move(experts), weights_scale_input, *this);
+  }
+  size_t weight_bytes() const override { return 0; }
+
+  std::shared_ptr<std::byte> allocate(size_t bytes) override {
+    constexpr std::align_val_t kAlignment{64};
+    return {static_cast<std::byte*>(::operator new(bytes, kAlignment)),
+            [](std::byte* owned) { ::operator delete(owned, kAlignment); }};
+  }
+
+  void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override {
+    kernels::GemmParams params;
+    params.x = x.floats();
+    params.x_stride = x.stride;
+    params.weight = weights.weight;
+    params.weight_dtype = weights.dtype;
+    params.weight_stride = weights.stride;
+    params.weight_is_kn = weights.is_kn;
+    params.bias = weights.bias;
+    params.out = out.floats();
+    params.out_stride = out.stride;
+    params.rows = static_cast<int32_t>(rows);
+    params.n = weights.n;
+    params.k = weights.k;
+    kernels::cpu::gemm(params, threads_);
+  }
+
+  void residual(const ResidualStep& step) override {
+    if (step.branch != nullptr) {
+      const HeadView branch{step.branch, step.dim, step.dim};
+      if (step.branch_norm) norm_heads(step.branch_norm, branch, branch, step.rows, 1, threads_);
+      kernels::add(step.x, step.branch, step.rows * step.dim, threads_);
+    }
+    if (!step.norm) return;
+    const HeadView normed{step.normed.floats(), step.normed.stride, step.normed.stride};
+    norm_heads(step.norm, {step.x, step.dim, step.dim}, normed, step.rows, 1, threads_);
+  }
+
+  void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads, int32_t dim,
+                     const int32_t* positions) override {
+    const HeadView view = view_of(x);
+    if (steps.norm) norm_heads(steps.norm, view, view, rows, heads, threads_);
+    if (steps.rotary) {
+      kernels::RopeParams params;
+      params.x = view;
+      params.table = steps.rotary.table;
+      params.layout = steps.rotary.layout;
+      params.positions = positions;
+      params.rows = rows;
+      params.heads = heads;
+      kernels::rope(params, threads_);
+    }
+    if (steps.l2_epsilon) {
+      kernels::RmsNormParams params;
+      params.x = params.out = view;
+      params.epsilon = *steps.l2_epsilon;
+      params.rows = rows;
+      params.heads = heads;
+      params.dim = dim;
+      kernels::rms_norm(params, threads_);
+    }
+    if (steps.scale.factor != 0) {
+      kernels::ScaleRowsParams params;
+      params.x = view;
+      params.scale = steps.scale;
+      params.positions = positions;
+      params.rows = rows;
+      params.heads = heads;
+      params.dim = dim;
+      kernels::scale_rows(params, threads_);
+    }
+  }
+
+  void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) override {
+    kernels::GatedActivationParams params;
+    params.activation = parts.activation;
+    params.gate = in.floats();
+    params.up = in.floats() + (parts.alternates ? 1 : parts.width());
+    params.in_row_stride = in.stride;
+    params.in_step = parts.alternates ? 2 : 1;
+    params.out = out.floats();
+    params.out_row_stride = out.stride;
+    params.rows = rows;
+    params.dim = parts.width();
+    kernels::gated_activation(params, threads_);
+  }
+
+  void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
+                    int32_t gate_dim) override {
+    kernels::SigmoidGateParams params;
+    params.x = view_of(x);
+    params.gate = view_of(gate);
+    params.rows = rows;
+    params.heads = heads;
+    params.dim = dim;
+    params.gate_dim = gate_dim;
+    kernels::sigmoid_gate(params, threads_);
+  }
+
+  void moe_routing(const kernels::MoeRoutingParams& params) override {
+    kernels::moe_routing(params, threads_);
+  }
+  void embedding(const kernels::EmbeddingParams& params) override {
+    kernels::embedding(params, threads_);
+  }
+  void gather_rows(const kernels::ExpertRowsParams& params) override {
+    kernels::gather_rows(params, threads_);
+  }
+  void fill_zero(float* x, int64_t count) override { std::fill_n(x, count, 0.0f); }
+  void soft_cap(float* x, float cap, int64_t count) override {
+    kernels::soft_cap(x, cap, count, threads_);
+  }
+
+ private:
+  ThreadPool& threads_;
+  std::deque<std::vector<float>> vectors_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelDevice> make_host_device(ThreadPool& threads) {
+  return std::make_unique<HostDevice>(threads);
+}
+
+}  // namespace fovea
