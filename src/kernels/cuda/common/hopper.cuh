@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single instructions of sm_90a under names: transaction barriers, bulk tensor copies, register
+// reallocation, named barriers. PTX ISA 8.
+#pragma once
+
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kWarpgroupThreads = 128;
+
+// An mbarrier in shared memory. Phase parity: wait(0) returns after the first completion.
+struct alignas(8) TransactionBarrier {
+  uint64_t state;
+
+  __device__ void init(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals));
+  }
+  __device__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
+  }
+  // Arrives and asks for `bytes` more bytes of copies before the phase completes.
+  __device__ void arrive_expecting(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  // Arrives once this thread's earlier cp.async copies have landed; counts as one of the arrivals.
+  __device__ void arrive_after_copies() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this))
+                 : "memory");
+  }
+  __device__ void wait(uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(shared_address(this)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Makes initialised barriers visible to the copy engine.
+__device__ inline void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Orders this thread's ordinary accesses to shared memory before those of the copy engine and the
+// tensor cores.
+__device__ inline void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A CUtensorMap as the driver encoded it, passed inside a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+
+__device__ inline void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// One box of a tensor to shared memory; coordinates innermost first, outside ones give zeros.
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+      "%4}], [%5];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(&barrier))
+      : "memory");
+}
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+      "%4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier))
+      : "memory");
+}
+
+// Registers of each thread of the warpgroup: taken from or given back to the block's pool.
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Named barriers 1..15; `threads` counts those that wait and those that only arrive.
+__device__ inline void named_barrier_wait(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace fovea::kernels::cuda
