@@ -45,7 +45,7 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len, 
   scratch.levels = tree_levels(max_kv_len);
   scratch.k_tile = carver.take<float>(kTileKeys * dim);
   scratch.k_rows = carver.take<float>(kTileKeys * (dim + kPadFloats));
-  scratch.v_rows = carver.take<float>(kTileKeys * dim_v);
+  scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
   scratch.scores = carver.take<float>(kBlockRows * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);
@@ -74,7 +74,7 @@ int32_t padded_rows(int32_t rows) {
 int32_t row_capacity(const AttentionShape& shape) {
   constexpr int64_t kFloats = 221184;
   const int64_t rows = kFloats / (padded(shape.head_dim) + padded(shape.head_dim_v));
-  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, 48)) * kBlockRows;
+  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, kMostRows / kBlockRows)) * kBlockRows;
 }
 
 int32_t split_row_capacity(const AttentionShape& shape) {

@@ -26,9 +26,12 @@ class ItemRunner {
         state_(scratch.states[0]),
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
         row_floats_(padded(shape_.dim) + kPadFloats),
+        k_lines_(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64)),
+        v_lines_(static_cast<int32_t>((reader_.v_row_bytes + 63) / 64)),
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
+    changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
     keys_in_place_ = (reader_.k_dtype == DType::f32 || reader_.k_dtype == DType::bf16) &&
                      reader_.k_row_bytes % (4 * kLanes) == 0;
     values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
@@ -43,6 +46,12 @@ class ItemRunner {
       const int32_t token = (item_.row_begin + r) / shape_.group;
       scratch_.bounds[r] = row_bounds(mask_, token);
     }
+    for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
+      blocks_[first / kProductRows] = block_at(first);
+    }
+    const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
+    const int32_t blocks = (shape_.rows + kProductRows - 1) / kProductRows;
+    lines_per_ask_ = kTileKeys * (k_lines_ + v_lines_) / (products * blocks) + 1;
   }
 
   AttentionState& run() {
@@ -110,13 +119,14 @@ class ItemRunner {
     factor_ = score_factor(params_, item_.head_begin + head);
     packed_panels_ = 0;
     values_ready_ = false;
+    ask_key_ = next_keys().begin;
+    ask_line_ = 0;
     if (token_scales_) load_token_scales();
     for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
-      const RowBlock block = block_at(first);
+      const RowBlock& block = blocks_[first / kProductRows];
       const int32_t begin = larger(block.begin - tile, here_.begin);
       const int32_t end = smaller(block.end - tile, here_.end);
       if (begin >= end) continue;
-      if (!one_block()) prefetch_share(first);
       score(block, begin, end);
       adjust(block, tile, begin, end);
       weigh(block, begin, end);
@@ -135,6 +145,7 @@ class ItemRunner {
         pack_panel(p, dim, panel);
         packed_panels_ |= 1u << p;
       }
+      if (!one_block()) ask_ahead();
       const ScoreProduct product = {q, panel, dim, scratch_.scores + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
@@ -180,7 +191,7 @@ class ItemRunner {
 
   // Memory is asked for one head of one tile ahead. With one block of rows that keeps the memory
   // busy all the time: keys are asked for while keys are loaded, values while values are summed.
-  // With several blocks each asks for its share before its products.
+  // With several blocks each product is preceded by its share.
   bool one_block() const { return shape_.rows <= kProductRows; }
 
   const TileKeys& next_keys() const { return head_ + 1 < shape_.heads ? here_ : later_; }
@@ -199,13 +210,19 @@ class ItemRunner {
     prefetch_row(next.k[n] + next_head() * reader_.k_head_bytes, reader_.k_row_bytes);
   }
 
-  void prefetch_share(int32_t first_row) const {
+  // A few lines before each product: more at once would fill the line buffers that the products
+  // need. Into the second cache: rows of one head lie a power of two apart and would share few sets
+  // of the first.
+  void ask_ahead() {
     const TileKeys& next = next_keys();
-    const int32_t begin = kTileKeys * first_row / shape_.rows;
-    const int32_t end = kTileKeys * smaller(first_row + kProductRows, shape_.rows) / shape_.rows;
-    for (int32_t n = larger(begin, next.begin); n < smaller(end, next.end); ++n) {
-      prefetch_row(next.k[n] + next_head() * reader_.k_head_bytes, reader_.k_row_bytes);
-      prefetch_row(next.v[n] + next_head() * reader_.v_head_bytes, reader_.v_row_bytes);
+    for (int32_t i = 0; i < lines_per_ask_ && ask_key_ < next.end; ++i) {
+      const bool value = ask_line_ >= k_lines_;
+      const char* row = value ? next.v[ask_key_] + next_head() * reader_.v_head_bytes
+                              : next.k[ask_key_] + next_head() * reader_.k_head_bytes;
+      __builtin_prefetch(row + 64 * (value ? ask_line_ - k_lines_ : ask_line_), 0, 2);
+      if (++ask_line_ < k_lines_ + v_lines_) continue;
+      ask_line_ = 0;
+      ++ask_key_;
     }
   }
 
@@ -229,6 +246,7 @@ class ItemRunner {
     const bool whole =
         tile + first * kLanes >= block.inner_begin && tile + last * kLanes <= block.inner_end;
     const bool predicate = tile + end > block.predicate_begin;
+    if (whole && !predicate && !changes_scores_) return;
     if (params_.alibi_slopes) load_key_positions(tile);
     for (int32_t r = 0; r < block.rows; ++r) {
       float* scores = scratch_.scores + r * kTileKeys;
@@ -300,7 +318,7 @@ class ItemRunner {
 
   // Softmax of the block's scores, then its share of o.
   void weigh(const RowBlock& block, int32_t begin, int32_t end) {
-    float decay[kBlockRows] = {};
+    alignas(64) float decay[kPadFloats];
     SoftmaxTile softmax;
     softmax.scores = scratch_.scores;
     softmax.begin = begin / kLanes;
@@ -316,12 +334,14 @@ class ItemRunner {
     if (values_in_place_) {
       with_type(nullptr, reader_.v_dtype,
                 [&](const auto* type) { add_values(type, block, decay, begin, end); });
-    } else {
+    } else if (values_in_k_rows_) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+    } else {
+      add_strips(block, decay, begin, end);
     }
   }
 
-  // Where the values of the tile are read from: the cache, the unpacked K rows, or a copy.
+  // Where the values of the tile are read from: the cache, the unpacked K rows, or strips.
   void prepare_values() {
     values_ready_ = true;
     for (int32_t n = here_.begin; n < here_.end; ++n) {
@@ -331,10 +351,28 @@ class ItemRunner {
       } else if (values_in_k_rows_) {
         values_[n] = reinterpret_cast<const char*>(scratch_.k_rows + n * row_floats_);
       } else {
-        float* row = scratch_.v_rows + static_cast<int64_t>(n) * shape_.o_stride;
-        load_any_row(from, reader_.v_dtype, shape_.dim_v, row);
-        values_[n] = reinterpret_cast<const char*>(row);
+        with_type(from, reader_.v_dtype, [&](const auto* typed) {
+          load_into_strips(typed, shape_.dim_v, n, scratch_.v_strips);
+        });
       }
+    }
+  }
+
+  void add_strips(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
+    StripProduct product;
+    product.weights = scratch_.scores;
+    product.strip = scratch_.v_strips;
+    product.decay = decay;
+    product.begin = begin;
+    product.end = end;
+    product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
+    product.o_stride = shape_.o_stride;
+    for (product.columns = padded(shape_.dim_v); product.columns > 0;
+         product.columns -= kStripColumns) {
+      if (!one_block()) ask_ahead();
+      with_product_rows(product_rows(block.rows), product);
+      product.strip += kStripFloats;
+      product.o += kStripColumns;
     }
   }
 
@@ -354,7 +392,7 @@ class ItemRunner {
     const bool ask = one_block() && next.begin <= begin && next.end >= end;
     product.next = ask ? next.v : nullptr;
     product.next_offset = next_head() * reader_.v_head_bytes;
-    product.next_lines = static_cast<int32_t>((reader_.v_row_bytes + 63) / 64);
+    product.next_lines = v_lines_;
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -367,11 +405,16 @@ class ItemRunner {
   AttentionState& state_;
   const int64_t panel_floats_;
   const int64_t row_floats_;
+  const int32_t k_lines_, v_lines_;  // of a row in the cache
+  int32_t lines_per_ask_;
   const bool few_rows_;
   bool token_scales_;
+  bool changes_scores_;    // before the softmax
   bool keys_in_place_;     // transposed straight from the cache
   bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
+
+  RowBlock blocks_[kMostRows / kProductRows];
 
   // The tile and head at work.
   TileKeys here_, later_;
@@ -379,6 +422,7 @@ class ItemRunner {
   float factor_ = 0;
   uint32_t packed_panels_ = 0;
   bool values_ready_ = false;
+  int32_t ask_key_ = 0, ask_line_ = 0;  // of the next keys, to be asked for
   const char* values_[kTileKeys];
   alignas(64) float k_scales_[kTileKeys];
   alignas(64) float v_scales_[kTileKeys];

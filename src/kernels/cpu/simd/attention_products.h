@@ -252,5 +252,66 @@ struct ValueProduct {
   }
 };
 
+// A tile of values as strips of columns: value (key, column) is at strip column / kStripColumns,
+// row key. A strip is dense, so it keeps to 8 KiB of the first cache.
+constexpr int32_t kStripColumns = 2 * kLanes;
+constexpr int32_t kStripFloats = kTileKeys * kStripColumns;
+
+template <class T>
+inline void load_into_strips(const T* from, int32_t count, int32_t key, float* strips) {
+  float* to = strips + key * kStripColumns;
+  for (int32_t column = 0; column < count; column += kLanes) {
+    const int32_t rest = count - column;
+    const F32 value = rest >= kLanes ? load(from + column) : load_first(from + column, rest);
+    store(value, to + column / kStripColumns * kStripFloats + column % kStripColumns);
+  }
+}
+
+// ValueProduct on one strip, or on the half of it that the last columns fill.
+struct StripProduct {
+  const float* weights;  // [R, kTileKeys]
+  const float* strip;    // [kTileKeys, kStripColumns]
+  const float* decay;    // [R]
+  int32_t begin, end;
+  int32_t columns;  // kLanes, or any more for the whole
+  float* o;         // [R, o_stride]
+  int64_t o_stride;
+
+  template <int R>
+  void run() const {
+    if (columns > kLanes) {
+      add<R, 2>();
+    } else {
+      add<R, 1>();
+    }
+  }
+
+  template <int R, int kVectors>
+  HWY_INLINE void add() const {
+    F32 sum[R][kVectors];
+    for (int r = 0; r < R; ++r) {
+      const F32 shrink = hn::Set(kF32, decay[r]);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[r][v] = hn::Mul(shrink, hn::Load(kF32, o + r * o_stride + v * kLanes));
+      }
+    }
+    const float* values = strip + begin * kStripColumns;
+    for (int32_t key = begin; key < end; ++key, values += kStripColumns) {
+      F32 x[kVectors];
+      for (int v = 0; v < kVectors; ++v) x[v] = hn::Load(kF32, values + v * kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F32 weight = hn::Set(kF32, weights[r * kTileKeys + key]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, x[v], sum[r][v]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        hn::Store(sum[r][v], kF32, o + r * o_stride + v * kLanes);
+      }
+    }
+  }
+};
+
 }  // namespace
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

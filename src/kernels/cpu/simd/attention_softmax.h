@@ -55,45 +55,100 @@ HWY_INLINE F32 tanh_of(F32 x) {
 
 // One tile of one block of rows.
 struct SoftmaxTile {
-  float* scores;       // [rows, kTileKeys]; become the weights
-  int32_t begin, end;  // vectors of the tile
-  int32_t rows;
+  float* scores;          // [rows, kTileKeys]; become the weights
+  int32_t begin, end;     // vectors of the tile
+  int32_t rows;           // <= kLanes
   float factor;           // > 0
   const float* v_scales;  // [kTileKeys], folded into the weights, or null
   float* m;               // [rows] maxima so far, times the factor
   float* l_lanes;         // [rows, kPadFloats] sums so far, per lane
-  float* decay;           // [rows] out: what earlier results shrink by
+  float* decay;           // [kPadFloats] out: what earlier results shrink by
 };
 
-inline void softmax_tile(const SoftmaxTile& tile) {
-  float maxima[kBlockRows];
-  for (int32_t r = 0; r < tile.rows; ++r) {
-    const float* s = tile.scores + r * kTileKeys;
-    F32 top = hn::Load(kF32, s + tile.begin * kLanes);
-    for (int32_t v = tile.begin + 1; v < tile.end; ++v) {
-      top = hn::Max(top, hn::Load(kF32, s + v * kLanes));
+HWY_INLINE F32 max_of_vectors(const float* scores, int32_t begin, int32_t end) {
+  F32 top = hn::Load(kF32, scores + begin * kLanes);
+  for (int32_t v = begin + 1; v < end; ++v) top = hn::Max(top, hn::Load(kF32, scores + v * kLanes));
+  return top;
+}
+
+#if HWY_TARGET == HWY_AVX3
+// Maxima of neighbouring 128-bit blocks, those of a, then those of b.
+HWY_INLINE __m512 max_halves(__m512 a, __m512 b) {
+  return _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+// The same for elements, within each block.
+HWY_INLINE __m512 max_pairs(__m512 a, __m512 b) {
+  return _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+// Lane r: the maximum of row r, for 12 rows of whole tiles.
+HWY_INLINE F32 max_of_12_rows(const float* scores) {
+  __m512 four[3];  // [i] block b: four partial maxima of row 4 * i + b
+  for (int i = 0; i < 3; ++i) {
+    __m512 row[4];
+    for (int j = 0; j < 4; ++j) {
+      row[j] = max_of_vectors(scores + (4 * i + j) * kTileKeys, 0, kTileKeys / kLanes).raw;
     }
-    const float old = tile.m[r];
-    const float scaled = hn::GetLane(hn::MaxOfLanes(kF32, top)) * tile.factor;
-    tile.m[r] = scaled > old ? scaled : old;
-    // All hidden so far: any finite number gives weights of 0.
-    maxima[r] = tile.m[r] == -HUGE_VALF ? 0.0f : tile.m[r];
-    tile.decay[r] = old - maxima[r];
+    four[i] = max_halves(max_halves(row[0], row[1]), max_halves(row[2], row[3]));
   }
+  const __m512 two_each = max_pairs(four[0], four[1]);
+  // Block b: rows b, 4 + b, 8 + b, 8 + b.
+  const __m512 twelve = max_pairs(two_each, max_pairs(four[2], four[2]));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return F32{_mm512_permutexvar_ps(order, twelve)};
+}
+#endif
+
+// Lane r: the maximum of row r.
+HWY_INLINE F32 max_of_rows(const SoftmaxTile& tile) {
+#if HWY_TARGET == HWY_AVX3
+  if (tile.rows == 12 && tile.begin == 0 && tile.end == kTileKeys / kLanes) {
+    return max_of_12_rows(tile.scores);
+  }
+#endif
+  alignas(64) float tops[kLanes] = {};
   for (int32_t r = 0; r < tile.rows; ++r) {
-    tile.decay[r] = exp2_non_positive(tile.decay[r]);
+    const F32 top = max_of_vectors(tile.scores + r * kTileKeys, tile.begin, tile.end);
+    tops[r] = hn::GetLane(hn::MaxOfLanes(kF32, top));
+  }
+  return hn::Load(kF32, tops);
+}
+
+// The weights of one row in place; returns their sums per lane.
+HWY_INLINE F32 weights_of_row(float* s, F32 factor, F32 top, int32_t begin, int32_t end) {
+  F32 sum = hn::Zero(kF32);
+  for (int32_t v = begin; v < end; ++v) {
+    const F32 weight = exp2_non_positive(hn::MulSub(hn::Load(kF32, s + v * kLanes), factor, top));
+    sum = hn::Add(sum, weight);
+    hn::Store(weight, kF32, s + v * kLanes);
+  }
+  return sum;
+}
+
+inline void softmax_tile(const SoftmaxTile& tile) {
+  const auto rows = hn::FirstN(kF32, static_cast<size_t>(tile.rows));
+  const F32 factor = hn::Set(kF32, tile.factor);
+  const F32 old = hn::MaskedLoad(rows, kF32, tile.m);
+  const F32 scaled = hn::Mul(max_of_rows(tile), factor);
+  const F32 m = hn::IfThenElse(hn::Gt(scaled, old), scaled, old);
+  hn::BlendedStore(m, rows, kF32, tile.m);
+  // All hidden so far: any finite number gives weights of 0.
+  const F32 finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(kF32, -HUGE_VALF)), m);
+  alignas(64) float tops[kLanes];
+  hn::Store(finite, kF32, tops);
+  hn::Store(exp2_non_positive(hn::Sub(old, finite)), kF32, tile.decay);
+  const bool whole = tile.begin == 0 && tile.end == kTileKeys / kLanes;
+  for (int32_t r = 0; r < tile.rows; ++r) {
     float* s = tile.scores + r * kTileKeys;
-    const F32 top = hn::Set(kF32, maxima[r]);
-    const F32 factor = hn::Set(kF32, tile.factor);
-    F32 sum = hn::Zero(kF32);
-    for (int32_t v = tile.begin; v < tile.end; ++v) {
-      const F32 weight = exp2_non_positive(hn::MulSub(hn::Load(kF32, s + v * kLanes), factor, top));
-      sum = hn::Add(sum, weight);
-      hn::Store(weight, kF32, s + v * kLanes);
-    }
+    const F32 top = hn::Set(kF32, tops[r]);
+    const F32 sum = whole ? weights_of_row(s, factor, top, 0, kTileKeys / kLanes)
+                          : weights_of_row(s, factor, top, tile.begin, tile.end);
     float* l = tile.l_lanes + r * kPadFloats;
     hn::Store(hn::MulAdd(hn::Load(kF32, l), hn::Set(kF32, tile.decay[r]), sum), kF32, l);
-    if (!tile.v_scales) continue;
+  }
+  if (!tile.v_scales) return;
+  for (int32_t r = 0; r < tile.rows; ++r) {
+    float* s = tile.scores + r * kTileKeys;
     for (int32_t v = tile.begin; v < tile.end; ++v) {
       const F32 scale = hn::Load(kF32, tile.v_scales + v * kLanes);
       hn::Store(hn::Mul(hn::Load(kF32, s + v * kLanes), scale), kF32, s + v * kLanes);

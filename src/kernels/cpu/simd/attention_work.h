@@ -19,6 +19,8 @@ inline constexpr int32_t kTileKeys = 64;
 inline constexpr int32_t kChunkKeys = 512;
 // Rows of the largest micro-kernel of any instruction set.
 inline constexpr int32_t kBlockRows = 12;
+// Rows of one head that an item takes at most.
+inline constexpr int32_t kMostRows = 48 * kBlockRows;
 // Floats of the widest vector; rows of scratch are padded to it.
 inline constexpr int32_t kPadFloats = 16;
 
@@ -54,7 +56,7 @@ struct AttentionScratch {
   float* l_lanes;          // [rows, kPadFloats]
   float* k_tile;           // [kTileKeys, dim], transposed in panels
   float* k_rows;           // [kTileKeys, dim + kPadFloats]
-  float* v_rows;           // [kTileKeys, dim_v]
+  float* v_strips;         // [dim_v / 2 vectors, kTileKeys, 2 vectors]
   float* scores;           // [kBlockRows, kTileKeys]
   RowBounds* bounds;       // [rows]
   int32_t levels;
