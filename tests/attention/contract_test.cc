@@ -3,6 +3,7 @@
 // a backend says why it does not serve a case, or its result is right.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include "support/cases.h"
 #include "support/expect_close.h"
 #include "support/run_backend.h"
+#include "support/test_device.h"
 
 namespace fovea {
 namespace {
@@ -36,9 +38,12 @@ bool contains(std::string_view text, std::string_view part) {
 
 std::vector<Contract> contracts() {
   std::vector<Contract> contracts;
+  if (!test::why_no_test_device().empty()) return contracts;
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
     for (AttentionCase& test : test::attention_cases()) {
+      // Gigabytes between pages cannot be copied to a GPU.
+      if (test::on_gpu() && test.page_stride != 0) continue;
       if (entry.reject(test::request_of(test)).empty()) {
         contracts.push_back({entry, std::move(test)});
       }
@@ -100,15 +105,12 @@ TEST_P(Served, OneByteLessOfWorkspaceIsRefusedByName) {
   const CaseData data = make_data(test());
   std::optional<test::PagedStore> store;
   if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
-  BackendContext context;
-  context.spec = test().spec;
-  context.kv = store ? &store->pool() : nullptr;
-  context.threads = &threads;
-  const auto backend = entry().create(context);
-  EXPECT_EQ(backend->workspace_bytes(request.limits), bytes);
+  test::BackendUnderTest under_test(entry(), test(), store ? &*store : nullptr, threads);
+  AttentionBackend& backend = under_test.backend();
+  EXPECT_EQ(backend.workspace_bytes(request.limits), bytes);
   test::GuardedBuffer workspace(bytes - 1, Fill::poison);
   try {
-    backend->reserve(request.limits, workspace.bytes());
+    backend.reserve(request.limits, workspace.bytes());
     FAIL() << "accepted " << bytes - 1 << " of " << bytes << " bytes";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::workspace_too_small);
@@ -128,12 +130,48 @@ TEST_P(Served, PlansLeaveNothingBehind) {
   EXPECT_TRUE(same_bits(outputs.front(), outputs.back()));
 }
 
+// One captured pass serves batches of other lengths, down to none, with the bits of an eager pass.
+TEST_P(Served, GraphReplayEqualsEager) {
+  if (entry().graphs != GraphSupport::always) GTEST_SKIP() << "captures nothing";
+  const CaseData data = make_data(test());
+  const std::vector<test::Piece> whole = whole_case(test());
+  std::vector<test::Piece> shorter = whole;
+  // Other lengths, and every third request left out.
+  for (size_t i = 0; i < shorter.size(); ++i) {
+    const bool whole_only = test().spec.mask != MaskKind::none || test().prewritten;
+    if (i % 3 == 1) shorter[i].end = 0;
+    if (i % 3 == 2 && !whole_only) shorter[i].end = (shorter[i].end + 1) / 2;
+  }
+  const std::vector<std::vector<test::Piece>> batches = {whole, shorter, whole};
+  const std::vector<Output> eager = run_batches(entry(), test(), data, batches);
+  ThreadPool threads(1);
+  std::optional<test::PagedStore> store;
+  if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
+  test::PagedStore* pages = store ? &*store : nullptr;
+  test::BackendUnderTest under_test(entry(), test(), pages, threads);
+  std::vector<std::unique_ptr<test::PackedBatch>> packed;
+  std::vector<test::PackedBatch*> pointers;
+  for (const auto& pieces : batches) {
+    packed.push_back(
+        std::make_unique<test::PackedBatch>(test(), data, pages, pieces, Fill::poison));
+    pointers.push_back(packed.back().get());
+  }
+  under_test.replay(pointers);
+  EXPECT_TRUE(under_test.guards_intact());
+  for (size_t i = 0; i < batches.size(); ++i) {
+    EXPECT_TRUE(same_bits(packed[i]->output(), eager[i])) << "replay " << i;
+    EXPECT_TRUE(packed[i]->untouched_outside()) << "replay " << i;
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Served);
 INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), contract_name);
 
 class Refused : public ::testing::TestWithParam<AttentionCase> {};
 
 // The reasons come before anything is built, and nothing gets round them.
 TEST_P(Refused, SayWhyAndCannotBeForced) {
+  if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const AttentionCase& test = GetParam();
   const BackendRequest request = test::request_of(test);
   const BackendRegistry registry = BackendRegistry::builtin();
@@ -144,6 +182,7 @@ TEST_P(Refused, SayWhyAndCannotBeForced) {
   context.spec = test.spec;
   context.kv = store ? &store->pool() : nullptr;
   context.threads = &threads;
+  context.device = test::test_device().device();
 
   for (const BackendEntry& entry : registry.entries()) {
     const std::vector<Reason> reasons = entry.reject(request);
@@ -168,9 +207,13 @@ INSTANTIATE_TEST_SUITE_P(Cases, Refused, ::testing::ValuesIn(test::attention_cas
                          [](const auto& param) { return param.param.name; });
 
 // Every shared case has at least one backend, so that none passes by being refused everywhere.
+// On a GPU MLA and caches of another 16-bit type than the queries' are not.
 TEST(Contract, EveryCaseIsServed) {
+  if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const AttentionCase& test : test::attention_cases()) {
+    const bool same_type = test.cache.dtype == test.spec.q_dtype || is_fp8(test.cache.dtype);
+    if (test::on_gpu() && (test::is_mla(test.spec) || !same_type)) continue;
     EXPECT_NO_THROW(select_backend(registry, test::request_of(test))) << test.name;
   }
 }

@@ -9,6 +9,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "support/test_device.h"
+
 namespace fovea::test {
 namespace {
 
@@ -27,6 +29,14 @@ AttentionCase mixed(std::string name, int32_t q_heads, int32_t kv_heads, int32_t
   AttentionCase test = mha_case(std::move(name), q_heads, kv_heads, head_dim);
   test.requests = kMixed;
   return test;
+}
+
+// No GPU kernel computes on fp32.
+void fit_test_device(AttentionCase& test) {
+  if (!on_gpu()) return;
+  for (DType* dtype : {&test.spec.q_dtype, &test.cache.dtype}) {
+    if (*dtype == DType::f32) *dtype = DType::bf16;
+  }
 }
 
 void lengths_and_pages(Cases& cases) {
@@ -336,6 +346,7 @@ AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int3
   test.cache.page_size = 16;
   test.requests = kSmall;
   test.mode = ForwardMode::mixed;
+  fit_test_device(test);
   return test;
 }
 
@@ -361,6 +372,7 @@ std::vector<AttentionCase> attention_cases() {
   latent(cases);
   scopes(cases);
   random_shapes(cases);
+  for (AttentionCase& test : cases) fit_test_device(test);
   return cases;
 }
 

@@ -21,7 +21,8 @@ std::vector<AttentionCase> attention_cases();
 // One case of the list above. Throws std::out_of_range when there is none of that name.
 AttentionCase attention_case(std::string_view name);
 
-// Starting points for cases of one's own: fp32, dense pages of 16, one small ragged batch.
+// Starting points for cases of one's own: fp32, dense pages of 16, one small ragged batch. On a GPU
+// bf16 takes fp32's place, here and in the whole list.
 AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 AttentionCase mla_case(std::string name, int32_t q_heads);
 

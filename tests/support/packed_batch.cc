@@ -85,7 +85,12 @@ bool same_bits(const Output& a, const Output& b) {
 
 PackedBatch::PackedBatch(const AttentionCase& test, const CaseData& data, const PagedStore* store,
                          const std::vector<Piece>& pieces, Fill fill)
-    : test_(test), data_(data), fill_(fill), store_(store) {
+    : test_(test),
+      data_(data),
+      fill_(fill),
+      store_(store),
+      sinks_(data.sinks),
+      alibi_slopes_(data.alibi_slopes) {
   add_requests(store, pieces);
   add_masks(pieces);
   add_rows(pieces);
@@ -257,8 +262,8 @@ LayerTensors PackedBatch::tensors() {
   tensors.out = out_.rows();
   tensors.lse = test_.spec.needs_lse ? lse_.data() : nullptr;
   tensors.save_kv = !test_.prewritten;
-  if (test_.spec.has_sinks) tensors.sinks = data_.sinks.data();
-  if (test_.spec.has_alibi) tensors.alibi_slopes = data_.alibi_slopes.data();
+  if (test_.spec.has_sinks) tensors.sinks = sinks_.data();
+  if (test_.spec.has_alibi) tensors.alibi_slopes = alibi_slopes_.data();
   if (has_mla_weights(test_.spec)) {
     tensors.mla_weights.dtype = test_.spec.q_dtype;
     tensors.mla_weights.w_uk = w_uk_.data();
@@ -272,6 +277,18 @@ Output PackedBatch::output() const {
   for (int64_t token = 0; token < tokens_; ++token) out_.get_token(token, output.out);
   if (test_.spec.needs_lse) output.lse = lse_;
   return output;
+}
+
+std::vector<std::span<std::byte>> PackedBatch::memory() {
+  std::vector<std::span<std::byte>> blocks;
+  const auto add = [&](auto&... arrays) {
+    (blocks.push_back(std::as_writable_bytes(std::span(arrays))), ...);
+  };
+  add(q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, decoder_slots_, out_slots_,
+      tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_, lse_,
+      w_uk_, w_uv_, sinks_, alibi_slopes_);
+  for (PackedRows* rows : {&q_, &q_rope_, &k_, &v_, &out_}) blocks.push_back(rows->memory());
+  return blocks;
 }
 
 bool PackedBatch::untouched_outside() const { return out_.untouched_outside(tokens_); }

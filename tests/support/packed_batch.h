@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "fovea/attention_backend.h"
@@ -36,6 +37,7 @@ class PackedRows {
   void get_token(int64_t token, std::vector<float>& to) const;
   // No byte outside the first `tokens` rows differs from the fill.
   bool untouched_outside(int64_t tokens) const;
+  std::span<std::byte> memory() { return std::as_writable_bytes(std::span(bytes_)); }
 
  private:
   std::vector<char> bytes_;
@@ -63,6 +65,10 @@ class PackedBatch {
   Output output() const;
   // Rows beyond the batch's tokens and gaps between rows.
   bool untouched_outside() const;
+  // Every array that view() and tensors() point into, but for the store's table; always the same
+  // number of blocks in the same order.
+  std::vector<std::span<std::byte>> memory();
+  const int32_t* own_table() const { return decoder_slots_.data(); }
 
  private:
   void add_requests(const PagedStore* store, const std::vector<Piece>& pieces);
@@ -89,6 +95,7 @@ class PackedBatch {
   PackedRows q_, q_rope_, k_, v_, out_;
   std::vector<float> lse_;
   std::vector<char> w_uk_, w_uv_;  // in q_dtype
+  std::vector<float> sinks_, alibi_slopes_;
 };
 
 }  // namespace fovea::test

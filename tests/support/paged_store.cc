@@ -109,6 +109,18 @@ KvLayerView LentPool::layer(int32_t index) const {
   return view;
 }
 
+std::vector<std::span<std::byte>> LentPool::memory() {
+  std::vector<std::span<std::byte>> blocks = {
+      {reinterpret_cast<std::byte*>(memory_), mapped_bytes_}};
+  for (auto* scales : {&k_scales_, &v_scales_}) {
+    for (std::vector<float>& layer : *scales) {
+      blocks.push_back(std::as_writable_bytes(std::span(layer)));
+    }
+  }
+  blocks.push_back(std::as_writable_bytes(std::span(slot_map_)));
+  return blocks;
+}
+
 bool LentPool::same_content(const LentPool& other) const {
   const auto same_floats = [](const std::vector<float>& a, const std::vector<float>& b) {
     if (a.size() != b.size()) return false;
@@ -141,6 +153,11 @@ PagedStore::PagedStore(const AttentionCase& test, const CaseData& data, Fill fil
       }
     }
   }
+}
+
+std::span<std::byte> PagedStore::table_bytes() const {
+  return {reinterpret_cast<std::byte*>(const_cast<int32_t*>(table_.data())),
+          table_.size() * sizeof(int32_t)};
 }
 
 bool PagedStore::is_written_before(const AttentionCase& test, const RequestData& request,

@@ -29,6 +29,8 @@ class LentPool : public KvPool {
   KvLayerView layer(int32_t index) const override;
   std::span<const int64_t> slot_map() const override { return slot_map_; }
 
+  // All of the pool's bytes, scales and slot map included.
+  std::vector<std::span<std::byte>> memory();
   // Byte for byte, scales included, all layers.
   bool same_content(const LentPool& other) const;
 
@@ -59,6 +61,7 @@ class PagedStore {
   LentPool& pool() { return *pool_; }
   const LentPool& pool() const { return *pool_; }
   const int32_t* table() const { return table_.data(); }
+  std::span<std::byte> table_bytes() const;
   int64_t table_stride() const { return table_stride_; }
   int32_t row(size_t request) const { return rows_[request]; }
   int64_t slot(size_t request, int32_t token) const { return slots_[request][token]; }

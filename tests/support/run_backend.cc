@@ -3,28 +3,73 @@
 
 #include <optional>
 
+#include "support/test_device.h"
+
 namespace fovea::test {
 
 BackendRequest request_of(const AttentionCase& test, int threads) {
-  BackendRequest request = {test.spec, complete_cache(test), limits_of(test), cpu_device()};
-  request.device.cores = threads;
+  BackendRequest request = {test.spec, complete_cache(test), limits_of(test), test_device()};
+  if (!on_gpu()) request.device.cores = threads;
   return request;
 }
 
 BackendUnderTest::BackendUnderTest(const BackendEntry& entry, const AttentionCase& test,
                                    PagedStore* store, ThreadPool& threads, Fill fill)
-    : workspace_(entry.workspace_bytes(request_of(test, threads.size())), fill) {
+    : workspace_(entry.workspace_bytes(request_of(test, threads.size())), fill), store_(store) {
   BackendContext context;
   context.spec = test.spec;
-  context.kv = store ? &store->pool() : nullptr;
-  context.threads = &threads;
+  context.device = test_device().device();
+  std::span<std::byte> workspace = workspace_.bytes();
+  if (on_gpu()) {
+    gpu_ = std::make_unique<gpu::Context>(context.device.index);
+    stream_ = std::make_unique<gpu::OwnedStream>();
+    device_workspace_ = std::make_unique<DeviceMirror>(HostBlocks{workspace});
+    workspace = {device_workspace_->translate(workspace.data()), workspace.size()};
+    if (store) device_pool_ = std::make_unique<DevicePool>(store->pool());
+    context.kv = device_pool_.get();
+  } else {
+    context.kv = store ? &store->pool() : nullptr;
+    context.threads = &threads;
+  }
   backend_ = entry.create(context);
-  backend_->reserve(limits_of(test), workspace_.bytes());
+  backend_->reserve(limits_of(test), workspace);
 }
 
 void BackendUnderTest::run(PackedBatch& batch) {
-  backend_->plan(batch.view());
-  backend_->forward(batch.tensors());
+  if (!on_gpu()) {
+    backend_->plan(batch.view());
+    backend_->forward(batch.tensors());
+    return;
+  }
+  const DeviceBatch twin(batch, store_);
+  backend_->plan(twin.view(), stream_->get());
+  backend_->forward(twin.tensors(), stream_->get());
+  gpu::synchronize(stream_->get());
+  twin.download(batch);
+  EXPECT_TRUE(twin.guards_intact());
+  if (device_pool_) device_pool_->download();
+}
+
+void BackendUnderTest::replay(const std::vector<PackedBatch*>& batches) {
+  const DeviceBatch twin(*batches.front(), store_);
+  const gpu::Graph graph = gpu::Graph::capture(stream_->get(), [&](Stream stream) {
+    backend_->plan(twin.view(), stream);
+    backend_->forward(twin.tensors(), stream);
+  });
+  for (PackedBatch* batch : batches) {
+    twin.upload(*batch);
+    graph.launch(stream_->get());
+    gpu::synchronize(stream_->get());
+    twin.download(*batch);
+  }
+  EXPECT_TRUE(twin.guards_intact());
+}
+
+::testing::AssertionResult BackendUnderTest::guards_intact() const {
+  if (!on_gpu()) return workspace_.guards_intact();
+  auto result = device_workspace_->guards_intact();
+  if (result && device_pool_) result = device_pool_->guards_intact();
+  return result;
 }
 
 std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& test,

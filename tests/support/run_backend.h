@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fovea/select_backend.h"
+#include "support/device_mirror.h"
 #include "support/packed_batch.h"
 #include "support/paged_store.h"
 
@@ -15,16 +16,26 @@ BackendRequest request_of(const AttentionCase& test, int threads = 1);
 
 class BackendUnderTest {
  public:
-  // `store` is null for uncached cases. The limits are those of the case.
+  // `store` is null for uncached cases. The limits are those of the case. On a GPU the store has a
+  // twin there from now on.
   BackendUnderTest(const BackendEntry& entry, const AttentionCase& test, PagedStore* store,
                    ThreadPool& threads, Fill fill = Fill::zero);
 
   AttentionBackend& backend() { return *backend_; }
+  // On a GPU the batch has a twin there while it runs. Outputs are in the batch afterwards, the
+  // cache in the store.
   void run(PackedBatch& batch);
-  ::testing::AssertionResult guards_intact() const { return workspace_.guards_intact(); }
+  // On a GPU: captures the first batch, then replays that graph on the contents of each.
+  void replay(const std::vector<PackedBatch*>& batches);
+  ::testing::AssertionResult guards_intact() const;
 
  private:
   GuardedBuffer workspace_;
+  PagedStore* store_;
+  std::unique_ptr<gpu::Context> gpu_;
+  std::unique_ptr<DeviceMirror> device_workspace_;
+  std::unique_ptr<DevicePool> device_pool_;
+  std::unique_ptr<gpu::OwnedStream> stream_;
   std::unique_ptr<AttentionBackend> backend_;
 };
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/device_mirror.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace fovea::test {
+namespace {
+
+constexpr size_t kGuard = 4096;
+constexpr uint8_t kGuardByte = 0xa5;
+
+}  // namespace
+
+DeviceMirror::DeviceMirror(HostBlocks blocks) : blocks_(std::move(blocks)) {
+  for (const auto& block : blocks_) {
+    const gpu::DeviceBuffer& buffer = buffers_.emplace_back(block.size() + 2 * kGuard);
+    gpu::fill_bytes(buffer.data(), kGuardByte, buffer.bytes(), nullptr);
+  }
+  upload(blocks_);
+}
+
+void DeviceMirror::upload(const HostBlocks& blocks) const {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].size() > blocks_[i].size()) throw std::logic_error("a block has grown");
+    gpu::copy_to_device(buffers_[i].data<std::byte>() + kGuard, blocks[i].data(), blocks[i].size(),
+                        nullptr);
+  }
+  gpu::synchronize(nullptr);
+}
+
+void DeviceMirror::download(const HostBlocks& blocks) const {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    gpu::copy_to_host(blocks[i].data(), buffers_[i].data<std::byte>() + kGuard, blocks[i].size(),
+                      nullptr);
+  }
+  gpu::synchronize(nullptr);
+}
+
+void* DeviceMirror::address_of(void* host) const {
+  if (host == nullptr) return nullptr;
+  auto* at = static_cast<std::byte*>(host);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    const std::byte* begin = blocks_[i].data();
+    if (at >= begin && at < begin + blocks_[i].size()) {
+      return buffers_[i].data<std::byte>() + kGuard + (at - begin);
+    }
+  }
+  throw std::logic_error("the address is in no mirrored block");
+}
+
+::testing::AssertionResult DeviceMirror::guards_intact() const {
+  const auto written = [](std::byte byte) { return byte != std::byte{kGuardByte}; };
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    std::vector<std::byte> zones(2 * kGuard);
+    const auto* begin = buffers_[i].data<std::byte>();
+    gpu::copy_to_host(zones.data(), begin, kGuard, nullptr);
+    gpu::copy_to_host(zones.data() + kGuard, begin + kGuard + blocks_[i].size(), kGuard, nullptr);
+    gpu::synchronize(nullptr);
+    if (std::any_of(zones.begin(), zones.end(), written)) {
+      return ::testing::AssertionFailure()
+             << "memory around block " << i << " of " << blocks_[i].size() << " bytes was written";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+KvLayerView DevicePool::layer(int32_t index) const {
+  KvLayerView view = host_.layer(index);
+  view.k = mirror_.translate(view.k);
+  view.v = mirror_.translate(view.v);
+  view.k_scale = mirror_.translate(view.k_scale);
+  view.v_scale = mirror_.translate(view.v_scale);
+  return view;
+}
+
+DeviceBatch::DeviceBatch(PackedBatch& batch, const PagedStore* store)
+    : host_(batch), mirror_(batch.memory()) {
+  if (store != nullptr) table_ = std::make_unique<DeviceMirror>(HostBlocks{store->table_bytes()});
+}
+
+BatchView DeviceBatch::view() const {
+  BatchView view = host_.view();
+  const auto move = [this](auto*& array) { array = mirror_.translate(array); };
+  // A request table is the store's, or one of the batch itself.
+  const auto move_table = [&](const int32_t*& array) {
+    if (array == host_.own_table()) return move(array);
+    if (array != nullptr) array = table_->translate(array);
+  };
+  move(view.q_indptr);
+  move(view.kv_lens);
+  move(view.request_rows);
+  move(view.out_slots);
+  move(view.positions);
+  move(view.encoder_lens);
+  move(view.tree_mask);
+  move(view.custom_mask);
+  move(view.custom_mask_indptr);
+  move(view.spans);
+  move(view.span_indptr);
+  move(view.item_prefix_lens);
+  move(view.token_pos_in_items);
+  move_table(view.request_slots);
+  move_table(view.encoder_slots);
+  return view;
+}
+
+LayerTensors DeviceBatch::tensors() const {
+  LayerTensors tensors = host_.tensors();
+  for (HeadRows* rows : {&tensors.q, &tensors.q_rope, &tensors.k, &tensors.v, &tensors.out}) {
+    rows->data = mirror_.translate(rows->data);
+  }
+  tensors.lse = mirror_.translate(tensors.lse);
+  tensors.sinks = mirror_.translate(tensors.sinks);
+  tensors.alibi_slopes = mirror_.translate(tensors.alibi_slopes);
+  return tensors;
+}
+
+}  // namespace fovea::test
