@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/workspace.h"
 
+#include "core/check.h"
+
 namespace fovea {
 
 WorkspaceMemory::WorkspaceMemory(Device device, size_t bytes) {

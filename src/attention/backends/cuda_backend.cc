@@ -8,6 +8,7 @@
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
+#include "attention/workspace.h"
 #include "core/check.h"
 #include "kernels/cuda/store.h"
 
@@ -37,12 +38,40 @@ cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
           .token_pos_in_items_stride = mask.token_pos_in_items_stride};
 }
 
+struct Buffers {
+  int32_t* page_table = nullptr;  // [max_requests, page_table_stride]; scopes with a cache
+  int64_t page_table_stride = 0;
+  std::byte* families = nullptr;  // one plan is valid at a time: the families share these bytes
+};
+
+// The most keys one request can have.
+int64_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
+  return spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
+}
+
+Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
+              const cuda::AttentionSetup& setup, const BatchLimits& limits) {
+  Buffers buffers;
+  if (uses_kv_cache(setup.spec)) {
+    const int64_t keys = max_keys(setup.spec, limits);
+    const int64_t tiled = (keys + cuda::kTableKeys - 1) / cuda::kTableKeys * cuda::kTableKeys;
+    buffers.page_table_stride = (tiled + setup.cache.page_size - 1) / setup.cache.page_size;
+    buffers.page_table = workspace.take<int32_t>(limits.max_requests * buffers.page_table_stride);
+  }
+  size_t bytes = table.prefill->workspace_bytes(setup, limits);
+  if (table.decode != nullptr) {
+    bytes = std::max(bytes, table.decode->workspace_bytes(setup, limits));
+  }
+  buffers.families = workspace.take<std::byte>(static_cast<int64_t>(bytes));
+  return buffers;
+}
+
 class CudaBackend final : public AttentionBackend {
  public:
   CudaBackend(const CudaKernels& table, const BackendContext& context);
   ~CudaBackend() override { context_.bind_to_free(); }
 
-  std::string_view name() const override { return shape_.kernels->name; }
+  std::string_view name() const override { return table_.name; }
   Device device() const override { return context_.info().device(); }
   size_t workspace_bytes(const BatchLimits& limits) const override;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
@@ -50,56 +79,51 @@ class CudaBackend final : public AttentionBackend {
   void forward(const LayerTensors& layer, Stream stream) override;
 
  private:
-  // A family with its part of the workspace.
-  struct Family {
-    std::unique_ptr<cuda::AttentionKernel> kernel;
-    cuda::WorkList work{};
-  };
-
-  const AttentionSpec& spec() const { return shape_.spec; }
-  const Family& family_for(const BatchView& batch) const;
+  const AttentionSpec& spec() const { return setup_.spec; }
+  cuda::AttentionKernel& kernel_for(const BatchView& batch) const;
   void build_page_table(const BatchView& batch, Stream stream);
   void store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream);
 
   gpu::Context context_;
-  CudaShape shape_;
+  const CudaKernels& table_;
+  cuda::AttentionSetup setup_;
   KvPool* pool_;
   BatchRules rules_;
-  Family prefill_, decode_;
+  std::unique_ptr<cuda::AttentionKernel> prefill_, decode_;
   cuda::Kernel page_table_, kv_write_;
   std::vector<CudaLayer> layers_;
   WorkspaceMemory own_memory_;
-  CudaBuffers buffers_;
+  Buffers buffers_;
   bool reserved_ = false;
   bool planned_ = false;
   BatchView batch_;
-  const Family* active_ = nullptr;  // of the planned batch
-  cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
+  cuda::AttentionKernel* active_ = nullptr;  // of the planned batch
+  cuda::AttentionParams params_{};           // of the planned batch; each layer adds its tensors
 };
 
 CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
-    : context_(context.device.index),
-      shape_{&table, context.spec, {}, context_.info().cores},
-      pool_(context.kv) {
+    : context_(context.device.index), table_(table), pool_(context.kv) {
+  setup_.spec = context.spec;
+  setup_.sm = context_.info().sm;
+  setup_.multiprocessors = context_.info().cores;
   validate_spec(spec());
   check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
                  pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "have no");
   gpu::KernelStore& store = cuda::kernel_store();
-  cuda::AttentionSetup setup{.spec = spec(), .sm = context_.info().sm};
   rules_.spec = spec();
   if (pool_ != nullptr) {
     check_argument(pool_->device() == context.device, "the pool is on {}, the backend on {}",
                    device_name(pool_->device()), device_name(context.device));
-    setup.cache = shape_.cache = pool_->spec();
-    validate_cache(spec(), shape_.cache);
-    for (int32_t i = 0; i < shape_.cache.layers; ++i) setup.layers.push_back(pool_->layer(i));
-    for (const KvLayerView& view : setup.layers) layers_.push_back(cuda_layer(view, *pool_));
-    const CacheKernels kernels = cache_kernels(spec(), shape_.cache, setup.sm);
+    setup_.cache = pool_->spec();
+    validate_cache(spec(), setup_.cache);
+    for (int32_t i = 0; i < setup_.cache.layers; ++i) setup_.layers.push_back(pool_->layer(i));
+    for (const KvLayerView& view : setup_.layers) layers_.push_back(cuda_layer(view, *pool_));
+    const CacheKernels kernels = cache_kernels(spec(), setup_.cache, setup_.sm);
     page_table_ = cuda::Kernel(kernels.page_table, store);
     kv_write_ = cuda::Kernel(kernels.kv_write, store);
   }
-  prefill_.kernel = table.prefill->load(setup, store);
-  if (table.decode != nullptr) decode_.kernel = table.decode->load(setup, store);
+  prefill_ = table.prefill->load(setup_, store);
+  if (table.decode != nullptr) decode_ = table.decode->load(setup_, store);
 
   params_.batch.q_heads = spec().q_heads;
   params_.batch.kv_heads = spec().kv_heads;
@@ -111,7 +135,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
 
 size_t CudaBackend::workspace_bytes(const BatchLimits& limits) const {
   validate_limits(spec(), limits);
-  return cuda_workspace_bytes(shape_, limits);
+  return cuda_workspace_bytes(table_, setup_, limits);
 }
 
 void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
@@ -123,9 +147,9 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   }
   check_workspace(workspace, needed, name());
   WorkspaceCarver carver(workspace.data());
-  buffers_ = carve_cuda_buffers(carver, shape_, limits);
-  prefill_.work = buffers_.prefill;
-  decode_.work = buffers_.decode;
+  buffers_ = carve(carver, table_, setup_, limits);
+  prefill_->reserve(limits, buffers_.families);
+  if (decode_ != nullptr) decode_->reserve(limits, buffers_.families);
   for (CudaLayer& layer : layers_) {
     layer.keys.page_table = buffers_.page_table;
     layer.keys.page_table_stride = buffers_.page_table_stride;
@@ -137,12 +161,12 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
 
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
 // with. Batch-invariant rows need one kernel for all.
-const CudaBackend::Family& CudaBackend::family_for(const BatchView& batch) const {
-  if (decode_.kernel == nullptr || spec().batch_invariant) return prefill_;
+cuda::AttentionKernel& CudaBackend::kernel_for(const BatchView& batch) const {
+  if (decode_ == nullptr || spec().batch_invariant) return *prefill_;
   int64_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
   const int64_t rows = longest * (spec().q_heads / spec().kv_heads);
-  return rows <= shape_.kernels->decode->row_tile ? decode_ : prefill_;
+  return rows <= table_.decode->row_tile ? *decode_ : *prefill_;
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -152,21 +176,20 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
   check_argument(batch.positions == nullptr || pool_ == nullptr || pool_->slot_map().empty(),
                  "positions are given: the layers may then look back to any key, but their pool "
                  "keeps a window of {}",
-                 shape_.cache.window);
+                 setup_.cache.window);
   context_.bind();
   batch_ = batch;
   if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) {
     const bool cross = spec().scope == AttentionScope::cross;
     const bool cached = uses_kv_cache(spec());
-    active_ = &family_for(batch);
+    active_ = &kernel_for(batch);
     params_.batch.q_indptr = batch.q_indptr;
     params_.batch.kv_lens = !cached ? nullptr : cross ? batch.encoder_lens : batch.kv_lens;
     params_.batch.requests = batch.requests;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    params_.work = active_->work;
     if (cached) build_page_table(batch, stream);
-    active_->kernel->plan({params_.batch, params_.work}, stream);
+    active_->plan(params_.batch, batch.tokens, stream);
   }
   planned_ = true;
 }
@@ -183,7 +206,7 @@ void CudaBackend::build_page_table(const BatchView& batch, Stream stream) {
   table.page_table = buffers_.page_table;
   table.page_table_stride = buffers_.page_table_stride;
   table.requests = batch.requests;
-  table.page_size = shape_.cache.page_size;
+  table.page_size = setup_.cache.page_size;
   const int64_t blocks = (buffers_.page_table_stride + kTableThreads - 1) / kTableThreads;
   page_table_.launch({static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
                       static_cast<uint32_t>(batch.requests)},
@@ -231,14 +254,15 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   params_.lse = tensors.lse;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
-  active_->kernel->attend(params_, tensors.layer, stream);
+  active_->attend(params_, tensors.layer, stream);
 }
 
 }  // namespace
 
-size_t cuda_workspace_bytes(const CudaShape& shape, const BatchLimits& limits) {
+size_t cuda_workspace_bytes(const CudaKernels& table, const cuda::AttentionSetup& setup,
+                            const BatchLimits& limits) {
   WorkspaceCarver counter(nullptr);
-  carve_cuda_buffers(counter, shape, limits);
+  carve(counter, table, setup, limits);
   return counter.bytes();
 }
 

@@ -33,6 +33,14 @@ std::vector<const cuda::AttentionFamily*> families(const CudaKernels& kernels) {
   return found;
 }
 
+cuda::AttentionSetup setup_of(const BackendRequest& request) {
+  return {.spec = request.spec,
+          .cache = request.cache,
+          .sm = request.device.sm,
+          .multiprocessors = request.device.cores,
+          .layers = {}};
+}
+
 void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
   const AttentionSpec& spec = request.spec;
   const bool cached = uses_kv_cache(spec);
@@ -65,8 +73,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
 // Whether every kernel can be had.
 void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
                    std::vector<Reason>& reasons) {
-  const cuda::AttentionSetup setup{
-      .spec = request.spec, .cache = request.cache, .sm = request.device.sm};
+  const cuda::AttentionSetup setup = setup_of(request);
   std::vector<gpu::KernelVariant> needed;
   for (const cuda::AttentionFamily* family : families(kernels)) {
     const std::vector<gpu::KernelVariant> variants = family->variants(setup);
@@ -140,8 +147,7 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
                            &kernels](const BackendRequest& request) {
     validate_request(request);
     refuse(name, reject(request));
-    return cuda_workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
-                                request.limits);
+    return cuda_workspace_bytes(kernels, setup_of(request), request.limits);
   };
   entry.create = [reject = entry.reject, name = entry.name,
                   &kernels](const BackendContext& context) {

@@ -11,7 +11,32 @@ namespace {
 
 int32_t rounded_up(int32_t dim) { return (dim + 15) / 16 * 16; }
 
+// Row tiles of a batch: sum over requests of ceil(rows / row_tile). Every request with rows adds
+// less than one tile to the batch's rows / row_tile.
+int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
+  const int64_t group = spec.q_heads / spec.kv_heads;
+  const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
+  return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
+}
+
 }  // namespace
+
+WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
+                         const BatchLimits& limits, int32_t row_tile, int32_t ctas) {
+  const AttentionSpec& spec = setup.spec;
+  const int64_t tiles = most_tiles(spec, limits, row_tile);
+  const int64_t partial_rows = 2 * int64_t{ctas} * row_tile;
+  WorkList work{};
+  work.ctas = ctas;
+  work.items = workspace.take<WorkItem>(tiles * spec.kv_heads + ctas);
+  work.cta_begin = workspace.take<int32_t>(ctas);
+  work.cta_end = workspace.take<int32_t>(ctas);
+  work.merges = workspace.take<MergeItem>(ctas);
+  work.tile_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
+  work.partial_out = workspace.take<float>(partial_rows * spec.head_dim_v);
+  work.partial_lse = workspace.take<float>(partial_rows);
+  return work;
+}
 
 std::optional<std::string> variant_type(DType dtype) {
   switch (dtype) {

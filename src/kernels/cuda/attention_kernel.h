@@ -3,6 +3,7 @@
 // one AttentionFamily; backends name the families they are made of in a table.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,7 +11,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/workspace_carver.h"
 #include "fovea/attention_spec.h"
+#include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/common/attention_params.h"
@@ -23,36 +26,48 @@ struct AttentionSetup {
   AttentionSpec spec;  // kind mha
   KvCacheSpec cache;   // of scopes with a cache
   int sm = 0;
-  // Of every layer of the pool, for tensor maps; empty while only variants are asked for, and for
-  // packed keys. Valid as long as the loaded kernel.
+  int32_t multiprocessors = 0;
+  // Of every layer of the pool, for tensor maps; empty while only variants or bytes are asked for,
+  // and for packed keys. Valid as long as the loaded kernel.
   std::vector<KvLayerView> layers;
 };
 
-// A loaded variant, bound to one setup. Calls only enqueue: nothing is allocated or copied from the
-// host, and all of it is legal in a capture.
+// A loaded variant, bound to one setup. plan() and attend() only enqueue: nothing is allocated or
+// copied from the host, and all of it is legal in a capture.
 class AttentionKernel {
  public:
   virtual ~AttentionKernel() = default;
 
-  // Fills batch.work's list from the batch's lengths on the device. Once per pass.
-  virtual void plan(const PlanParams& params, Stream stream) const = 0;
-  // Works through the planned list: out and lse are complete afterwards. params.keys are those of
-  // `layer`.
-  virtual void attend(const AttentionParams& params, int32_t layer, Stream stream) const = 0;
+  // Takes its part of the workspace: AttentionFamily::workspace_bytes of device memory, 64-byte
+  // aligned. The bytes are the kernel's from a plan() to the last attend() of its pass; before a
+  // plan() they may be anything.
+  virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
+  // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
+  // that holds for every replay.
+  virtual void plan(const BatchParams& batch, int32_t tokens, Stream stream) = 0;
+  // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
+  // `layer`; params.work is the kernel's own business.
+  virtual void attend(const AttentionParams& params, int32_t layer, Stream stream) = 0;
 };
 
 struct AttentionFamily {
-  std::string_view folder;    // below kernels/cuda
-  int32_t row_tile = 0;       // query rows of a work item; the loaded kernels must agree
-  int32_t blocks_per_sm = 1;  // CTAs of the persistent grid
+  std::string_view folder;  // below kernels/cuda
+  int32_t row_tile = 0;     // packed (token, q head of a group) rows it computes at once
 
   // Every kernel load() takes from the store; empty when no variant of the family can serve the
   // setup, baked or not.
   std::vector<gpu::KernelVariant> (*variants)(const AttentionSetup& setup) = nullptr;
+  // Exact upper bound over every batch within the limits. Touches no device.
+  size_t (*workspace_bytes)(const AttentionSetup& setup, const BatchLimits& limits) = nullptr;
   // The device must be bound. Error{unsupported} as Kernel's constructor.
   std::unique_ptr<AttentionKernel> (*load)(const AttentionSetup& setup,
                                            gpu::KernelStore& store) = nullptr;
 };
+
+// The work list of portable/plan with its partial results, for batches within the limits. Over a
+// null base the carver only counts.
+WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
+                         const BatchLimits& limits, int32_t row_tile, int32_t ctas);
 
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.
 std::optional<std::string> variant_type(DType dtype);

@@ -22,6 +22,9 @@ struct AttentionConfig {
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
   static constexpr bool kConvert = type_bytes(kCache) == 1;
+  // Scales per token are folded into the weights, in units of this: scale * unit is about the row's
+  // largest value, where the scale itself would make f16 weights subnormal.
+  static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
   // Two stages of K and V within 99 KB, what an sm_120 block may have.
   static constexpr int kKeys = kDim + kDimV <= 256 ? 64 : 32;
   static constexpr int kStages = 2;

@@ -6,11 +6,21 @@
 
 namespace fovea::kernels::cuda {
 
+// What the sum over values is to be multiplied by: a scale that all tokens share, or the unit in which
+// their own were folded into the weights.
+template <class Config>
+__device__ float value_scale(const KeyParams& keys, int kv_head) {
+  if (!Config::kConvert || !keys.v_scale) return 1.0f;
+  return keys.scale_slot_stride ? 1.0f / Config::kScaleUnit
+                                : keys.v_scale[kv_head * keys.scale_head_stride];
+}
+
 template <class Config>
 __device__ void store_tile(const AttentionParams& params, const Tile& tile,
                            const Accumulator<Config>& sum) {
   const int lane = threadIdx.x % 32;
   auto* out = static_cast<uint16_t*>(params.out);
+  const float scale = value_scale<Config>(params.keys, tile.item.kv_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // Each lane of a row added its own columns.
@@ -20,7 +30,7 @@ __device__ void store_tile(const AttentionParams& params, const Tile& tile,
     const int row = threadIdx.x / 32 * 16 + lane / 4 + half * 8;
     if (row >= tile.rows) continue;
     const bool empty = total == 0;
-    float factor = empty ? 0.0f : 1.0f / total;
+    float factor = empty ? 0.0f : scale / total;
     const float lse = empty ? -infinity() : (sum.most[half] + log2f(total)) * kLn2;
     const int64_t token = tile.view.q_begin + tile.token_of(row);
     const int head = tile.head_of(row);

@@ -38,37 +38,57 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   return {found->plan, found->attention, found->merge};
 }
 
+WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
+  return carve_work_list(workspace, setup, limits, kRowTile, setup.multiprocessors * kBlocksPerSm);
+}
+
+size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve(counter, setup, limits);
+  return counter.bytes();
+}
+
 class PortableAttention final : public AttentionKernel {
  public:
-  PortableAttention(const Variants& variants, gpu::KernelStore& store)
-      : plan_(variants.plan, store),
+  PortableAttention(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
+      : setup_(setup),
+        plan_(variants.plan, store),
         attention_(variants.attention, store),
         merge_(variants.merge, store) {
     check_argument(attention_.row_tile() == kRowTile, "{} has row tiles of {}, its plan {}",
                    variants.attention.name, attention_.row_tile(), kRowTile);
   }
 
-  void plan(const PlanParams& params, Stream stream) const override {
-    plan_.launch({}, params, stream);
+  void reserve(const BatchLimits& limits, std::byte* workspace) override {
+    WorkspaceCarver carver(workspace);
+    work_ = carve(carver, setup_, limits);
   }
 
-  void attend(const AttentionParams& params, int32_t, Stream stream) const override {
-    const GridSize grid{static_cast<uint32_t>(params.work.ctas)};
+  void plan(const BatchParams& batch, int32_t, Stream stream) override {
+    plan_.launch({}, PlanParams{batch, work_}, stream);
+  }
+
+  void attend(const AttentionParams& given, int32_t, Stream stream) override {
+    AttentionParams params = given;
+    params.work = work_;
+    const GridSize grid{static_cast<uint32_t>(work_.ctas)};
     attention_.launch(grid, params, stream);
     const MergeParams merge{
-        params.batch,           params.work, params.out,   params.out_token_stride,
-        params.out_head_stride, params.lse,  params.sinks, params.head_dim_v};
+        params.batch,           work_,      params.out,   params.out_token_stride,
+        params.out_head_stride, params.lse, params.sinks, params.head_dim_v};
     merge_.launch(grid, merge, stream);
   }
 
  private:
+  AttentionSetup setup_;
   Kernel plan_, attention_, merge_;
+  WorkList work_{};
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
   const auto found = find_variants(setup);
   check_argument(found.has_value(), "{} has no variant for these layers", kFolder);
-  return std::make_unique<PortableAttention>(*found, store);
+  return std::make_unique<PortableAttention>(setup, *found, store);
 }
 
 }  // namespace
@@ -76,8 +96,8 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 const AttentionFamily& portable_attention() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
                                               .row_tile = kRowTile,
-                                              .blocks_per_sm = kBlocksPerSm,
                                               .variants = variants,
+                                              .workspace_bytes = workspace_bytes,
                                               .load = load};
   return kFamily;
 }

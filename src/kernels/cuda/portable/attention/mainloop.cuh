@@ -152,12 +152,10 @@ __device__ void add_values(const AttentionParams& params,
                            const float* v_scale, float (&weights)[Config::kKeys / 8][4],
                            Accumulator<Config>& sum) {
   const int lane = threadIdx.x % 32;
-  if (params.keys.v_scale) {
-#pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) weights[n][i] *= v_scale[n * 8 + lane % 4 * 2 + i % 2];
-    }
+  if (Config::kConvert && params.keys.v_scale && params.keys.scale_slot_stride) {
+    for_each_score<Config>(weights, [&](float& weight, int column, int) {
+      weight *= v_scale[column] * Config::kScaleUnit;
+    });
   }
 #pragma unroll
   for (int n = 0; n < Config::kKeys / 16; ++n) {

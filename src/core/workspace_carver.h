@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffers out of one block of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/check.h"
+
+namespace fovea {
+
+inline constexpr size_t kWorkspaceAlignment = 64;
+
+// Hands out aligned pieces in order. Over a null base it only counts, so that the size of a
+// workspace and its layout come from the same code.
+class WorkspaceCarver {
+ public:
+  explicit WorkspaceCarver(std::byte* base) : base_(base) {}
+
+  // `count` elements of T, aligned to 64 bytes; null when counting. Limits nobody can mean are
+  // Error{out_of_memory} before the total could wrap.
+  template <typename T>
+  T* take(int64_t count) {
+    if (count < 0 || count > kMaxPieceBytes / static_cast<int64_t>(sizeof(T))) {
+      fail(ErrorCode::out_of_memory, "the limits need a workspace of more than 2^56 bytes");
+    }
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
+    bytes_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    return piece;
+  }
+
+  size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr int64_t kMaxPieceBytes = int64_t{1} << 56;
+
+  std::byte* base_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace fovea

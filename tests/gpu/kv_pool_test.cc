@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pools in GPU memory: zeroed, scales 1, slot maps published in stream order. Skipped without a
+// GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "fovea/kv_cache.h"
+#include "gpu/gpu.h"
+
+namespace fovea {
+namespace {
+
+constexpr Device kGpu = {DeviceKind::cuda, 0};
+
+class GpuPool : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+  template <typename T>
+  static std::vector<T> read(const T* from, size_t count) {
+    std::vector<T> values(count);
+    gpu::copy_to_host(values.data(), from, count * sizeof(T), nullptr);
+    gpu::synchronize(nullptr);
+    return values;
+  }
+};
+
+KvCacheSpec spec_with(DType dtype, KvScale scale) {
+  return {.dtype = dtype,
+          .scale = scale,
+          .layers = 3,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .head_dim_v = 64,
+          .page_size = 4};
+}
+
+TEST_F(GpuPool, IsZeroedAndLiesAsOnTheCpu) {
+  const KvCacheSpec spec = spec_with(DType::bf16, KvScale::none);
+  const auto pool = make_kv_pool(spec, 5, kGpu), twin = make_kv_pool(spec, 5);
+  EXPECT_EQ(pool->device(), kGpu);
+  EXPECT_EQ(twin->device(), Device{});
+  const KvLayerView first = pool->layer(0), cpu_first = twin->layer(0);
+  for (int32_t layer = 0; layer < 3; ++layer) {
+    const KvLayerView view = pool->layer(layer), want = twin->layer(layer);
+    EXPECT_EQ(view.k - first.k, want.k - cpu_first.k);
+    EXPECT_EQ(view.v - view.k, want.v - want.k);
+    EXPECT_EQ(view.k_page_stride, want.k_page_stride);
+    for (const char* side : {view.k, view.v}) {
+      const std::vector<char> bytes = read(side, 5 * 4 * 2 * 64 * 2);
+      EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == 0; }));
+    }
+  }
+}
+
+TEST_F(GpuPool, GivenScalesStartAtOne) {
+  for (const KvScale scale : {KvScale::per_tensor, KvScale::per_head}) {
+    const auto pool = make_kv_pool(spec_with(DType::f8e4m3, scale), 3, kGpu);
+    const size_t count = scale == KvScale::per_tensor ? 1 : 2;
+    for (int32_t layer = 0; layer < 3; ++layer) {
+      EXPECT_EQ(read(pool->layer(layer).k_scale, count), std::vector<float>(count, 1.0f));
+      EXPECT_EQ(read(pool->layer(layer).v_scale, count), std::vector<float>(count, 1.0f));
+    }
+  }
+}
+
+TEST_F(GpuPool, TooLargeNamesTheBytes) {
+  KvCacheSpec spec = spec_with(DType::bf16, KvScale::none);
+  spec.page_size = 256;
+  const int64_t pages = int64_t{1} << 22;
+  try {
+    make_kv_pool(spec, pages, kGpu);
+    FAIL() << "allocated " << kv_pool_bytes(spec, pages) << " bytes";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+    EXPECT_NE(std::string(error.what()).find(std::to_string(kv_pool_bytes(spec, pages))),
+              std::string::npos)
+        << error.what();
+  }
+  // The device is as good as before.
+  EXPECT_NO_THROW(make_kv_pool(spec, 2, kGpu));
+}
+
+TEST_F(GpuPool, PublishedSlotMapsAreThoseOfTheHost) {
+  KvCacheSpec spec = spec_with(DType::bf16, KvScale::none);
+  spec.window = 8;
+  const auto pool = make_window_kv_pool(spec, 5, 40, kGpu);
+  const auto on_device = [&] { return read(pool->device_slot_map(), 40); };
+  const auto on_host = [&] {
+    return std::vector<int64_t>(pool->slot_map().begin(), pool->slot_map().end());
+  };
+  EXPECT_EQ(on_device(), on_host());
+  const std::vector<int64_t> slots = {8, 9, 10, 32, 33};
+  ASSERT_TRUE(pool->map(slots));
+  EXPECT_NE(on_device(), on_host());
+  pool->publish(nullptr);
+  EXPECT_EQ(on_device(), on_host());
+  pool->unmap(std::vector<int64_t>{9, 33});
+  pool->publish(nullptr);
+  pool->publish(nullptr);
+  EXPECT_EQ(on_device(), on_host());
+}
+
+}  // namespace
+}  // namespace fovea
