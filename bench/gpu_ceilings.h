@@ -13,11 +13,10 @@
 
 namespace fovea::bench {
 
-// Kernels of kernels/cuda/measure by name, loaded when first asked for.
+// Kernels of kernels/cuda/measure by name, loaded from the process's store when first asked for.
 class MeasureKernels {
  public:
-  MeasureKernels(const gpu::Context& context, gpu::KernelStore& store)
-      : context_(context), store_(store) {}
+  explicit MeasureKernels(const gpu::Context& context) : context_(context) {}
 
   // values as in the folder's variants.txt.
   const kernels::cuda::Kernel& get(const std::string& folder,
@@ -34,7 +33,6 @@ class MeasureKernels {
 
  private:
   const gpu::Context& context_;
-  gpu::KernelStore& store_;
   std::map<std::string, kernels::cuda::Kernel> loaded_;
 };
 

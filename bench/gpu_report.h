@@ -1,15 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of gpu_suite.h as Markdown, CSV and JSON.
+// Results of gpu_suite.h as Markdown, CSV, JSON and a roofline drawing.
 #pragma once
 
 #include <string>
+#include <vector>
 
-#include "bench/gpu_ceilings.h"
-#include "fovea/device.h"
+#include "bench/gpu_suite.h"
 
 namespace fovea::bench {
 
-std::string ceilings_markdown(const DeviceInfo& device, PowerState state,
-                              const GpuCeilings& ceilings);
+// All results of one power state.
+struct GpuReport {
+  DeviceInfo device;
+  PowerState state = PowerState::burst;
+  GpuCeilings ceilings;
+  FirstCall first;
+  std::vector<GpuResult> results;
+};
+
+std::string ceilings_markdown(const GpuReport& report);
+std::string to_markdown(const GpuReport& report);
+std::string to_csv(const GpuReport& report);
+std::string to_json(const GpuReport& report);
+
+// Achieved operations per second over operations per byte, on logarithmic axes, beneath the two
+// ceilings. A dot is a case, its colour the phase; the best peer is a ring.
+std::string to_svg(const GpuReport& report);
 
 }  // namespace fovea::bench

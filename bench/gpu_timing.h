@@ -14,7 +14,7 @@ namespace fovea::bench {
 // A GPU that has idled for a moment runs matrix work 10 to 17 % faster than one that has computed
 // for a second. Compare like with like.
 enum class PowerState {
-  burst,      // 0.3 s idle before, then about 60 ms of work
+  burst,      // 0.3 s idle before, then 30 ms of work
   sustained,  // 1.5 s of work without a gap
 };
 std::string_view power_state_name(PowerState state);

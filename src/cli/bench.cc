@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "bench/attention_suite.h"
-#include "bench/gpu_report.h"
-#include "bench/gpu_suite.h"
+#include "cli/bench_gpu.h"
 #include "cli/commands.h"
 #include "fovea/error.h"
 
@@ -17,26 +16,30 @@ struct BenchFlags {
   std::string backend = "auto";
   bench::AttentionCase config;  // used when --kv-len is given
   std::string phase;
-  std::string dtype = "fp32", kv_dtype = "fp32";
+  std::string dtype, kv_dtype;  // empty: fp32, on a GPU bf16
   bool one_case = false;
   std::vector<int> threads;
   double seconds = 1;
   bool quick = false;
+  GpuBenchFlags gpu;
 };
 
-std::vector<bench::AttentionCase> chosen_cases(const BenchFlags& flags) {
-  if (flags.one_case) {
-    bench::AttentionCase config = flags.config;
-    config.phase = flags.phase.empty() ? "decode" : flags.phase;
-    config.q_dtype = parse_dtype_flag("--dtype", flags.dtype);
-    config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
-    if (config.q_len < 1 || config.q_len > config.kv_len) {
-      throw Error(
-          ErrorCode::invalid_argument,
-          fmt::format("--q-len is {}, must be in [1, --kv-len {}]", config.q_len, config.kv_len));
-    }
-    return {config};
+bench::AttentionCase one_case(const BenchFlags& flags) {
+  bench::AttentionCase config = flags.config;
+  const std::string dtype = flags.gpu.on_gpu() ? "bf16" : "fp32";
+  config.phase = flags.phase.empty() ? "decode" : flags.phase;
+  config.q_dtype = parse_dtype_flag("--dtype", flags.dtype.empty() ? dtype : flags.dtype);
+  config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype.empty() ? dtype : flags.kv_dtype);
+  if (config.q_len < 1 || config.q_len > config.kv_len) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--q-len is {}, must be in [1, --kv-len {}]", config.q_len, config.kv_len));
   }
+  return config;
+}
+
+std::vector<bench::AttentionCase> chosen_cases(const BenchFlags& flags) {
+  if (flags.one_case) return {one_case(flags)};
   std::vector<bench::AttentionCase> cases = bench::default_cases(flags.quick);
   if (!flags.phase.empty()) {
     std::erase_if(cases, [&](const auto& config) { return config.phase != flags.phase; });
@@ -48,6 +51,11 @@ void run(const BenchFlags& flags) {
   if (flags.output != "md" && flags.output != "csv" && flags.output != "json") {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("--output is '{}', known: md, csv, json", flags.output));
+  }
+  if (flags.gpu.on_gpu()) {
+    run_gpu_bench(flags.gpu, flags.backend, flags.output,
+                  flags.one_case ? std::optional(one_case(flags)) : std::nullopt);
+    return;
   }
   std::string report;
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
@@ -69,30 +77,13 @@ void run(const BenchFlags& flags) {
   fmt::print("{}", report);
 }
 
-void print_gpu_ceilings(const std::vector<std::string>& states) {
-  bench::GpuBench gpu(0);
-  for (const std::string& name : states) {
-    const auto state = name == "burst" ? bench::PowerState::burst : bench::PowerState::sustained;
-    show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
-    const bench::GpuCeilings ceilings = gpu.ceilings(state);
-    clear_progress();
-    fmt::print("{}", bench::ceilings_markdown(gpu.device(), state, ceilings));
-  }
-}
-
 }  // namespace
 
 void add_bench(CLI::App& program) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* command = program.add_subcommand("bench", "measure");
   command->require_subcommand(1);
-  auto states = std::make_shared<std::vector<std::string>>(std::vector<std::string>{"burst"});
-  CLI::App* ceilings = command->add_subcommand(
-      "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
-  ceilings->add_option("--state", *states, "burst (after an idle gap), sustained, or both")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"burst", "sustained"}));
-  ceilings->callback([states] { print_gpu_ceilings(*states); });
+  add_gpu_ceilings(*command);
   CLI::App* attention = command->add_subcommand(
       "attention", "attention over paged caches, as fractions of this machine's ceilings");
   attention->add_option("--output,-o", flags->output, "md, csv or json")->capture_default_str();
@@ -110,12 +101,16 @@ void add_bench(CLI::App& program) {
   attention->add_option("--kv-heads", config.kv_heads)->check(positive)->needs(kv_len);
   attention->add_option("--head-dim", config.head_dim)->check(positive)->needs(kv_len);
   attention->add_option("--page-size", config.page_size)->check(positive)->needs(kv_len);
-  attention->add_option("--dtype", flags->dtype, "of q, the new k and v, and out")->needs(kv_len);
+  attention
+      ->add_option("--dtype", flags->dtype,
+                   "of q, the new k and v, and out; default fp32, on a GPU bf16")
+      ->needs(kv_len);
   attention->add_option("--kv-dtype", flags->kv_dtype)->needs(kv_len);
   attention->add_option("--threads", flags->threads, "comma-separated counts; default one per core")
       ->delimiter(',');
   attention->add_option("--seconds", flags->seconds, "per case")->capture_default_str();
-  attention->add_flag("--quick", flags->quick, "small cases only");
+  attention->add_flag("--quick", flags->quick, "on the CPU: small cases only");
+  add_gpu_options(*attention, flags->gpu);
   attention->callback([flags, kv_len] {
     flags->one_case = kv_len->count() > 0;
     run(*flags);

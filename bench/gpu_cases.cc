@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/gpu_cases.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace fovea::bench {
+namespace {
+
+constexpr int32_t kKilo = 1024;
+
+std::string length_name(int32_t tokens) {
+  return tokens % kKilo ? std::to_string(tokens) : fmt::format("{}k", tokens / kKilo);
+}
+
+struct Heads {
+  int32_t q, kv;
+};
+constexpr Heads kGrouped{32, 8}, kWide{64, 8}, kEqual{32, 32};
+
+GpuCase mha(std::string phase, Heads heads, int32_t head_dim) {
+  GpuCase config;
+  config.phase = std::move(phase);
+  config.spec.q_heads = heads.q;
+  config.spec.kv_heads = heads.kv;
+  config.spec.head_dim = config.spec.head_dim_v = head_dim;
+  config.spec.q_dtype = DType::bf16;
+  return config;
+}
+
+GpuCase prefill(int32_t batch, int32_t tokens, Heads heads = kGrouped, int32_t head_dim = 128) {
+  GpuCase config = mha("prefill-causal", heads, head_dim);
+  config.work = fmt::format("{}x{}", batch, length_name(tokens));
+  config.requests.assign(static_cast<size_t>(batch), {tokens, tokens});
+  return config;
+}
+
+GpuCase full_prefill(int32_t batch, int32_t tokens, Heads heads) {
+  GpuCase config = prefill(batch, tokens, heads);
+  config.phase = "prefill-full";
+  config.spec.scope = AttentionScope::encoder;
+  return config;
+}
+
+GpuCase fp8_prefill(int32_t batch, int32_t tokens) {
+  GpuCase config = prefill(batch, tokens);
+  config.spec.q_dtype = config.kv_dtype = DType::f8e4m3;
+  return config;
+}
+
+GpuCase extend(int32_t page_size) {
+  GpuCase config = mha("extend", kGrouped, 128);
+  config.work = "8x512 over 8k";
+  config.requests.assign(8, {512, 512 + 8 * kKilo});
+  config.page_size = page_size;
+  return config;
+}
+
+GpuCase decode(int32_t batch, int32_t length, Heads heads = kGrouped, int32_t page_size = 64,
+               DType kv_dtype = DType::bf16) {
+  GpuCase config = mha("decode", heads, 128);
+  config.work = fmt::format("{}x{}", batch, length_name(length));
+  config.requests.assign(static_cast<size_t>(batch), {1, length});
+  config.page_size = page_size;
+  config.kv_dtype = kv_dtype;
+  return config;
+}
+
+// 64 requests of log-uniform length in 128 ... 32k. The seed gives a mean of 4391 tokens, that of
+// the peers' table.
+GpuCase log_uniform(int32_t page_size) {
+  GpuCase config = mha("decode-varlen", kGrouped, 128);
+  config.work = "64xlog-uniform";
+  config.page_size = page_size;
+  uint64_t state = 42;
+  for (int i = 0; i < 64; ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const double uniform = static_cast<double>(state >> 40) * 0x1p-24;
+    config.requests.push_back({1, static_cast<int32_t>(128 * std::exp2(8 * uniform))});
+  }
+  return config;
+}
+
+// Two prompts beside 64 decodes: in one launch, and each kind alone, whose times one launch is held
+// against.
+std::vector<GpuCase> mixed() {
+  GpuCase both = mha("mixed", kGrouped, 128);
+  both.work = "2x4k+64x8k";
+  both.requests.assign(2, {4 * kKilo, 4 * kKilo});
+  both.requests.insert(both.requests.end(), 64, {1, 8 * kKilo});
+  return {both, prefill(2, 4 * kKilo), decode(64, 8 * kKilo)};
+}
+
+GpuCase invariant(GpuCase config) {
+  config.spec.batch_invariant = true;
+  return config;
+}
+
+// DeepSeek's absorbed form: keys of 576 whose first 512 columns are the values.
+GpuCase mla_decode(int32_t q_heads, int32_t q_len, int32_t batch, int32_t length,
+                   int32_t page_size = 64) {
+  GpuCase config = mha("mla-decode", {q_heads, 1}, 576);
+  config.spec.kind = AttentionKind::mla;
+  config.spec.head_dim_v = config.spec.kv_lora_rank = 512;
+  config.spec.rope_dim = 64;
+  config.spec.softmax_scale = 1 / std::sqrt(192.0f);
+  config.work = fmt::format("{}x{}", batch, length_name(length));
+  if (q_len > 1) config.work += fmt::format(" q{}", q_len);
+  config.requests.assign(static_cast<size_t>(batch), {q_len, length});
+  config.page_size = page_size;
+  return config;
+}
+
+void append(std::vector<GpuCase>& cases, std::vector<GpuCase> more) {
+  cases.insert(cases.end(), more.begin(), more.end());
+}
+
+std::vector<GpuCase> quick_cases() {
+  std::vector<GpuCase> cases = {prefill(16, kKilo),
+                                prefill(2, 8 * kKilo),
+                                prefill(4, 4 * kKilo, kGrouped, 64),
+                                full_prefill(2, 8 * kKilo, kGrouped),
+                                extend(1),
+                                extend(64),
+                                decode(1, kKilo),
+                                decode(1, 64 * kKilo),
+                                decode(8, 4 * kKilo),
+                                decode(32, 4 * kKilo),
+                                decode(128, 4 * kKilo),
+                                decode(32, 4 * kKilo, kEqual, 1),
+                                decode(32, 4 * kKilo, kGrouped, 64, DType::f8e4m3),
+                                log_uniform(64)};
+  append(cases, mixed());
+  append(cases, {mla_decode(128, 1, 1, 4 * kKilo), mla_decode(128, 1, 32, 4 * kKilo)});
+  return cases;
+}
+
+std::vector<GpuCase> prefill_table() {
+  std::vector<GpuCase> cases;
+  for (const Heads heads : {kGrouped, kEqual}) {
+    for (const auto& [batch, tokens] :
+         {std::pair{16, 1}, {8, 2}, {4, 4}, {2, 8}, {1, 16}, {1, 32}}) {
+      cases.push_back(prefill(batch, tokens * kKilo, heads));
+    }
+    cases.push_back(full_prefill(2, 8 * kKilo, heads));
+    for (const int32_t dim : {64, 256}) cases.push_back(prefill(4, 4 * kKilo, heads, dim));
+  }
+  append(cases, {fp8_prefill(2, 8 * kKilo), fp8_prefill(1, 16 * kKilo)});
+  for (const int32_t page_size : {1, 16, 64, 128}) cases.push_back(extend(page_size));
+  return cases;
+}
+
+// Of one group size and page size. 64k only where the cache stays below half of an H200.
+std::vector<GpuCase> decode_grid(Heads heads, int32_t page_size) {
+  std::vector<GpuCase> cases;
+  for (const int32_t batch : {1, 8, 32, 128}) {
+    for (const int32_t length : {1, 4, 16, 64}) {
+      if (batch * length * heads.kv > 128 * 64 * 8) continue;
+      cases.push_back(decode(batch, length * kKilo, heads, page_size));
+    }
+  }
+  return cases;
+}
+
+std::vector<GpuCase> mla_table() {
+  std::vector<GpuCase> cases;
+  for (const int32_t batch : {1, 8, 32, 64, 128}) {
+    for (const int32_t length : {1, 4, 16, 64}) {
+      if (batch == 64 && length == 64) continue;
+      cases.push_back(mla_decode(128, 1, batch, length * kKilo));
+    }
+  }
+  append(cases, {mla_decode(128, 2, 32, 4 * kKilo), mla_decode(128, 2, 128, 4 * kKilo),
+                 mla_decode(128, 2, 128, 16 * kKilo)});
+  for (const auto& [batch, length] :
+       {std::pair{1, 1}, {1, 16}, {8, 4}, {32, 1}, {32, 4}, {128, 1}, {128, 16}}) {
+    cases.push_back(mla_decode(16, 1, batch, length * kKilo));
+  }
+  for (const int32_t page_size : {1, 16, 128}) {
+    append(cases, {mla_decode(128, 1, 8, 4 * kKilo, page_size),
+                   mla_decode(128, 1, 32, 4 * kKilo, page_size)});
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::vector<GpuCase> gpu_cases(GpuSuite suite) {
+  if (suite == GpuSuite::quick) return quick_cases();
+  std::vector<GpuCase> cases = prefill_table();
+  append(cases, decode_grid(kGrouped, 64));
+  for (const auto& [batch, length] : {std::pair{8, 16}, {32, 4}, {32, 16}, {128, 1}, {128, 4}}) {
+    cases.push_back(decode(batch, length * kKilo, kGrouped, 64, DType::f8e4m3));
+  }
+  cases.push_back(decode(256, 4 * kKilo));  // what planning many requests costs
+  for (const int32_t page_size : {1, 16, 64}) cases.push_back(log_uniform(page_size));
+  append(cases, mixed());
+  append(cases,
+         {invariant(prefill(4, 4 * kKilo)), invariant(extend(64)), invariant(decode(1, 4 * kKilo)),
+          invariant(decode(8, 4 * kKilo)), invariant(decode(32, 4 * kKilo)),
+          invariant(decode(128, kKilo)), invariant(log_uniform(64))});
+  append(cases, mla_table());
+  if (suite == GpuSuite::full) {
+    for (const Heads heads : {kGrouped, kWide, kEqual}) {
+      for (const int32_t page_size : {1, 16, 64}) {
+        if (heads.q == kGrouped.q && heads.kv == kGrouped.kv && page_size == 64) continue;
+        append(cases, decode_grid(heads, page_size));
+      }
+    }
+  }
+  return cases;
+}
+
+GpuCase gpu_case(const AttentionCase& config) {
+  GpuCase made = mha(config.phase == "prefill" ? "prefill-causal" : config.phase,
+                     {config.q_heads, config.kv_heads}, config.head_dim);
+  made.spec.q_dtype = config.q_dtype;
+  made.kv_dtype = config.kv_dtype;
+  made.page_size = config.page_size;
+  const int32_t q_len = config.phase == "prefill" ? config.kv_len : config.q_len;
+  made.work = q_len == 1 ? fmt::format("{}x{}", config.batch, length_name(config.kv_len))
+                         : fmt::format("{}x{} of {}", config.batch, length_name(q_len),
+                                       length_name(config.kv_len));
+  made.requests.assign(static_cast<size_t>(config.batch), {q_len, config.kv_len});
+  return made;
+}
+
+std::string GpuCase::name() const {
+  std::string text =
+      fmt::format("{} {} h{}/{} d{}", phase, work, spec.q_heads, spec.kv_heads, spec.head_dim);
+  if (cached()) text += fmt::format(" p{}", page_size);
+  if (fp8_products()) {
+    text += " fp8";
+  } else if (is_fp8(kv_dtype)) {
+    text += " fp8-kv";
+  }
+  if (spec.batch_invariant) text += " invariant";
+  return text;
+}
+
+KvCacheSpec GpuCase::cache(int32_t layers) const {
+  KvCacheSpec cache;
+  const bool mla = spec.kind == AttentionKind::mla;
+  cache.layout = mla ? KvLayout::mla : KvLayout::mha;
+  cache.dtype = kv_dtype;
+  // One scale of the layer where products run in fp8, as models that quantise queries have it.
+  cache.scale = !is_fp8(kv_dtype) ? KvScale::none
+                : fp8_products()  ? KvScale::per_tensor
+                                  : KvScale::per_token_head;
+  cache.layers = layers;
+  cache.kv_heads = spec.kv_heads;
+  cache.head_dim = spec.head_dim;
+  cache.head_dim_v = spec.head_dim_v;
+  cache.page_size = page_size;
+  return cache;
+}
+
+int32_t GpuCase::tokens() const {
+  int32_t sum = 0;
+  for (const RequestLengths& request : requests) sum += request.q_len;
+  return sum;
+}
+
+int32_t GpuCase::longest_q() const {
+  return std::ranges::max_element(requests, {}, &RequestLengths::q_len)->q_len;
+}
+
+int32_t GpuCase::longest_kv() const {
+  return std::ranges::max_element(requests, {}, &RequestLengths::kv_len)->kv_len;
+}
+
+double GpuCase::kv_bytes() const {
+  double keys = 0;
+  for (const RequestLengths& request : requests) keys += request.kv_len;
+  const int32_t columns =
+      spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
+  return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));
+}
+
+double GpuCase::bytes() const {
+  const double out_bytes = 2;
+  const double row =
+      spec.head_dim * static_cast<double>(dtype_bytes(spec.q_dtype)) + spec.head_dim_v * out_bytes;
+  return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row;
+}
+
+double GpuCase::flops() const {
+  double pairs = 0;
+  for (const RequestLengths& request : requests) {
+    const double q = request.q_len;
+    pairs += cached() ? q * (request.kv_len - q) + q * (q + 1) / 2 : q * request.kv_len;
+  }
+  return 2 * pairs * spec.q_heads * (spec.head_dim + spec.head_dim_v);
+}
+
+}  // namespace fovea::bench

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The grid `fovea bench attention --device cuda` runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/attention_suite.h"
+#include "fovea/attention_spec.h"
+#include "fovea/kv_cache.h"
+
+namespace fovea::bench {
+
+struct RequestLengths {
+  int32_t q_len = 1;   // new tokens
+  int32_t kv_len = 1;  // tokens, new ones included
+};
+
+struct GpuCase {
+  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "mixed", "mla-decode":
+  // the names of the peers' tables. Prefill and extend are causal; prefill-full has no cache.
+  std::string phase;
+  std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
+  std::vector<RequestLengths> requests;
+  AttentionSpec spec;
+  DType kv_dtype = DType::bf16;
+  int32_t page_size = 64;
+
+  std::string name() const;  // unique in the grid
+  KvCacheSpec cache(int32_t layers) const;
+  bool cached() const { return spec.scope == AttentionScope::decoder; }
+  bool fp8_products() const { return is_fp8(spec.q_dtype); }
+  int32_t tokens() const;
+  int32_t longest_q() const;
+  int32_t longest_kv() const;
+  double kv_bytes() const;  // of keys and values, read once
+  double bytes() const;     // with q and out
+  double flops() const;     // two products over visible (query, key) pairs
+};
+
+enum class GpuSuite {
+  quick,  // a case of each kind, half a minute
+  table,  // what targets are stated for
+  full,   // every batch, length, group size and page size
+};
+
+std::vector<GpuCase> gpu_cases(GpuSuite suite);
+
+// A case of one length, from the command line.
+GpuCase gpu_case(const AttentionCase& config);
+
+}  // namespace fovea::bench

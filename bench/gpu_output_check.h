@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is the output of a call right? Wrong output is never timed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "bench/gpu_cases.h"
+#include "bench/gpu_ceilings.h"
+
+namespace fovea::bench {
+
+// A finished call: what it read and what it wrote, on the device but for q_indptr.
+struct CallOutput {
+  KvLayerView keys;
+  const void* q = nullptr;    // [tokens, q_heads, head_dim], dense
+  const void* out = nullptr;  // [tokens, q_heads, head_dim_v], dense; NaN before the call
+  DType out_dtype = DType::bf16;
+  const int32_t* slots = nullptr;  // [requests, longest_kv]: the slot of each token
+  std::span<const int32_t> q_indptr;
+};
+
+struct OutputError {
+  double relative = 0;   // ||out - fp64|| / ||fp64|| over the sampled rows
+  double worst_row = 0;  // the same of the worst row
+  std::string problem;   // why the output is wrong; empty: it is right
+};
+
+// A problem is an element that was not written or sampled rows that are too far off.
+OutputError check_output(const GpuCase& config, const CallOutput& call, MeasureKernels& kernels,
+                         Stream stream);
+
+}  // namespace fovea::bench

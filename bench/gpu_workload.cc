@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/gpu_workload.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "core/check.h"
+
+namespace fovea::bench {
+namespace {
+
+// Layers rotate over this much cache and queries over this much, several times an L2 of 60 MB.
+constexpr double kColdCacheBytes = 2e9;
+constexpr double kColdQueryBytes = 256e6;
+constexpr double kMostSets = 256;
+// e4m3 values are noise times this and their scales its inverse, so that keys are normal.
+constexpr float kFp8Spread = 100;
+
+template <typename T>
+gpu::DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
+  gpu::DeviceBuffer buffer(values.size() * sizeof(T));
+  gpu::copy_to_device(buffer.data(), values.data(), buffer.bytes(), stream);
+  gpu::synchronize(stream);
+  return buffer;
+}
+
+// Caches over memory somebody else owns: every layer an equal part, of as many pages as fit.
+class LentPool : public KvPool {
+ public:
+  LentPool(const KvCacheSpec& spec, const CacheMemory& memory, int64_t pages, Device device)
+      : spec_(spec), pages_(pages), device_(device) {
+    const bool mla = spec.layout == KvLayout::mla;
+    const int64_t k_row = int64_t{spec.kv_heads} * spec.head_dim;
+    const int64_t v_row = mla ? 0 : int64_t{spec.kv_heads} * spec.head_dim_v;
+    const int64_t slots = pages * spec.page_size;
+    const auto element = static_cast<int64_t>(dtype_bytes(spec.dtype));
+    for (int32_t layer = 0; layer < spec.layers; ++layer) {
+      KvLayerView view;
+      view.layout = spec.layout;
+      view.scale = spec.scale;
+      view.dtype = spec.dtype;
+      view.page_size = spec.page_size;
+      view.slots = slots;
+      view.k = memory.values.data<char>() + layer * slots * (k_row + v_row) * element;
+      view.v = mla ? view.k : view.k + slots * k_row * element;
+      view.k_page_stride = spec.page_size * k_row;
+      view.k_token_stride = k_row;
+      view.k_head_stride = spec.head_dim;
+      view.v_page_stride = mla ? view.k_page_stride : spec.page_size * v_row;
+      view.v_token_stride = mla ? k_row : v_row;
+      view.v_head_stride = mla ? spec.head_dim : spec.head_dim_v;
+      if (spec.scale != KvScale::none) {
+        const int64_t scales = slots * spec.kv_heads;
+        view.k_scale = memory.scales.data<float>() + 2 * layer * scales;
+        view.v_scale = mla ? view.k_scale : view.k_scale + scales;
+      }
+      views_.push_back(view);
+    }
+  }
+  const KvCacheSpec& spec() const override { return spec_; }
+  int64_t pages() const override { return pages_; }
+  KvLayerView layer(int32_t index) const override { return views_[static_cast<size_t>(index)]; }
+  Device device() const override { return device_; }
+
+ private:
+  KvCacheSpec spec_;
+  int64_t pages_;
+  Device device_;
+  std::vector<KvLayerView> views_;
+};
+
+int64_t pages_needed(const GpuCase& config) {
+  int64_t pages = 0;
+  for (const RequestLengths& request : config.requests) {
+    pages += (request.kv_len + config.page_size - 1) / config.page_size;
+  }
+  return pages;
+}
+
+void make_noise(const GpuCase& config, MeasureKernels& kernels, CacheMemory& memory,
+                Stream stream) {
+  if (memory.dtype == config.kv_dtype) return;
+  const bool fp8 = is_fp8(config.kv_dtype);
+  const auto elements = static_cast<int64_t>(memory.values.bytes() / dtype_bytes(config.kv_dtype));
+  kernels.fill_noise(memory.values.data(), config.kv_dtype, elements, 1, fp8 ? kFp8Spread : 1, 0,
+                     stream);
+  if (fp8) {
+    kernels.fill_noise(memory.scales.data(), DType::f32,
+                       static_cast<int64_t>(memory.scales.bytes() / 4), 2, 0.1f / kFp8Spread,
+                       1 / kFp8Spread, stream);
+  }
+  memory.dtype = config.kv_dtype;
+}
+
+}  // namespace
+
+struct GpuWorkload::Setup {
+  Setup(const GpuCase& config_, MeasureKernels& kernels_) : config(config_), kernels(kernels_) {}
+
+  const GpuCase config;
+  MeasureKernels& kernels;
+  std::string backend_name;
+  double create_seconds = 0;
+  int32_t cache_sets = 1, query_sets = 1;
+  std::unique_ptr<LentPool> pool;
+  std::unique_ptr<AttentionBackend> backend;
+  std::vector<int32_t> q_indptr{0};
+  gpu::DeviceBuffer q, out;
+  gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots;
+  KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
+  BatchView batch;
+
+  void place_cache(CacheMemory& memory);
+  void place_batch(Stream stream);
+  void place_queries(Stream stream);
+  void make_backend(const BackendWish& wish);
+  int64_t query_elements() const {
+    return int64_t{config.tokens()} * config.spec.q_heads * config.spec.head_dim;
+  }
+  int64_t out_elements() const {
+    return int64_t{config.tokens()} * config.spec.q_heads * config.spec.head_dim_v;
+  }
+  DType out_dtype() const { return config.fp8_products() ? DType::bf16 : config.spec.q_dtype; }
+  char* q_of(int32_t turn) const {
+    return q.data<char>() + turn % query_sets * query_elements() *
+                                static_cast<int64_t>(dtype_bytes(config.spec.q_dtype));
+  }
+  char* out_of(int32_t turn) const {
+    return out.data<char>() + turn % query_sets * out_elements() * 2;
+  }
+  // Keys and values as the turn's call reads them.
+  KvLayerView keys_of(int32_t turn) const;
+  LayerTensors tensors(int32_t turn) const;
+};
+
+KvLayerView GpuWorkload::Setup::keys_of(int32_t turn) const {
+  if (pool) return pool->layer(turn % cache_sets);
+  KvLayerView view = packed;
+  const auto bytes = static_cast<int64_t>(config.kv_bytes());
+  view.k += turn % cache_sets * bytes;
+  view.v += turn % cache_sets * bytes;
+  return view;
+}
+
+void GpuWorkload::Setup::place_cache(CacheMemory& memory) {
+  const auto whole = static_cast<double>(memory.values.bytes());
+  const double wanted = std::ceil(kColdCacheBytes / config.kv_bytes());
+  // A half more than the requests' pages at least, so that they lie scattered.
+  const double fitting = std::floor(whole / (config.kv_bytes() * 1.1));
+  if (fitting < 1) {
+    fail(ErrorCode::out_of_memory, "the caches need {:.1f} GB, {:.1f} GB are lent",
+         config.kv_bytes() * 1.1 / 1e9, whole / 1e9);
+  }
+  cache_sets = static_cast<int32_t>(std::min({wanted, fitting, kMostSets}));
+  if (!config.cached()) {
+    packed.page_size = 1;
+    packed.k = memory.values.data<char>();
+    packed.v = packed.k + static_cast<int64_t>(config.kv_bytes() / 2);
+    packed.k_page_stride = packed.k_token_stride =
+        int64_t{config.spec.kv_heads} * config.spec.head_dim;
+    packed.v_page_stride = packed.v_token_stride =
+        int64_t{config.spec.kv_heads} * config.spec.head_dim_v;
+    packed.k_head_stride = config.spec.head_dim;
+    packed.v_head_stride = config.spec.head_dim_v;
+    return;
+  }
+  const KvCacheSpec spec = config.cache(cache_sets);
+  // bytes_per_page counts all layers, and scales, which lie elsewhere: a little less is used.
+  const auto pages = static_cast<int64_t>(memory.values.bytes() / spec.bytes_per_page());
+  pool = std::make_unique<LentPool>(spec, memory, pages, kernels.context().info().device());
+}
+
+// Pages in random order over the whole pool, as it looks after hours of service.
+void GpuWorkload::Setup::place_batch(Stream stream) {
+  const int32_t page = config.page_size;
+  const auto stride = static_cast<size_t>(config.longest_kv());
+  std::vector<int32_t> table(config.requests.size() * stride, 0);
+  std::vector<int32_t> pages;
+  if (pool) {
+    pages.resize(static_cast<size_t>(pool->pages() - 1));
+    std::iota(pages.begin(), pages.end(), 1);
+    std::mt19937_64 random(7);
+    const auto needed = static_cast<size_t>(pages_needed(config));
+    for (size_t i = 0; i < needed; ++i) {
+      std::swap(pages[i], pages[i + random() % (pages.size() - i)]);
+    }
+  }
+  std::vector<int32_t> rows, lengths;
+  std::vector<int64_t> new_slots;
+  size_t next_page = 0;
+  for (const RequestLengths& request : config.requests) {
+    int32_t* row = table.data() + rows.size() * stride;
+    for (int32_t t = 0; t < request.kv_len; ++t) {
+      row[t] = pool ? pages[next_page + static_cast<size_t>(t / page)] * page + t % page
+                    : q_indptr.back() + t;
+      if (t >= request.kv_len - request.q_len) new_slots.push_back(row[t]);
+    }
+    next_page += static_cast<size_t>((request.kv_len + page - 1) / page);
+    rows.push_back(static_cast<int32_t>(rows.size()));
+    lengths.push_back(request.kv_len);
+    q_indptr.push_back(q_indptr.back() + request.q_len);
+  }
+  slots = to_device(table, stream);
+  slot_rows = to_device(rows, stream);
+  kv_lens = to_device(lengths, stream);
+  out_slots = to_device(new_slots, stream);
+  q_indptr_device = to_device(q_indptr, stream);
+  batch.mode = config.phase == "mixed"   ? ForwardMode::mixed
+               : config.longest_q() == 1 ? ForwardMode::decode
+                                         : ForwardMode::extend;
+  batch.requests = static_cast<int32_t>(config.requests.size());
+  batch.tokens = config.tokens();
+  batch.max_q_len = config.longest_q();
+  batch.max_kv_len = config.longest_kv();
+  batch.q_indptr = q_indptr_device.data<int32_t>();
+  batch.kv_lens = kv_lens.data<int32_t>();
+  if (!pool) return;
+  batch.request_rows = slot_rows.data<int32_t>();
+  batch.request_slots = slots.data<int32_t>();
+  batch.request_slots_stride = static_cast<int64_t>(stride);
+  batch.out_slots = out_slots.data<int64_t>();
+}
+
+void GpuWorkload::Setup::place_queries(Stream stream) {
+  const double set = static_cast<double>(query_elements()) *
+                         static_cast<double>(dtype_bytes(config.spec.q_dtype)) +
+                     2.0 * static_cast<double>(out_elements());
+  query_sets = static_cast<int32_t>(
+      std::clamp(std::ceil(kColdQueryBytes / set), 1.0, static_cast<double>(cache_sets)));
+  q = gpu::DeviceBuffer(static_cast<size_t>(query_elements() * query_sets) *
+                        dtype_bytes(config.spec.q_dtype));
+  out = gpu::DeviceBuffer(static_cast<size_t>(out_elements() * query_sets) * 2);
+  kernels.fill_noise(q.data(), config.spec.q_dtype, query_elements() * query_sets, 3, 1, 0, stream);
+}
+
+void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
+  const auto start = std::chrono::steady_clock::now();
+  BackendRequest request;
+  request.spec = config.spec;
+  request.cache = config.cache(cache_sets);
+  request.limits = {.max_requests = static_cast<int32_t>(config.requests.size()),
+                    .max_tokens = config.tokens(),
+                    .max_q_len = config.longest_q(),
+                    .max_kv_len = config.longest_kv()};
+  request.device = kernels.context().info();
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const Selection selection = select_backend(registry, request, wish);
+  backend_name = selection.chosen->name;
+  backend = selection.chosen->create(
+      {.spec = config.spec, .kv = pool.get(), .device = request.device.device()});
+  backend->reserve(request.limits);
+  create_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+LayerTensors GpuWorkload::Setup::tensors(int32_t turn) const {
+  LayerTensors layer;
+  layer.layer = pool ? turn % cache_sets : 0;
+  layer.save_kv = false;
+  layer.q = dense_rows(q_of(turn), config.spec.q_dtype, config.spec.q_heads, config.spec.head_dim);
+  layer.out = dense_rows(out_of(turn), out_dtype(), config.spec.q_heads, config.spec.head_dim_v);
+  if (!pool) {
+    const KvLayerView keys = keys_of(turn);
+    layer.k = dense_rows(keys.k, config.kv_dtype, config.spec.kv_heads, config.spec.head_dim);
+    layer.v = dense_rows(keys.v, config.kv_dtype, config.spec.kv_heads, config.spec.head_dim_v);
+  }
+  return layer;
+}
+
+GpuWorkload::GpuWorkload(const GpuCase& config, const BackendWish& wish, MeasureKernels& kernels,
+                         CacheMemory& memory, Stream stream)
+    : setup_(std::make_unique<Setup>(config, kernels)) {
+  setup_->place_cache(memory);
+  setup_->make_backend(wish);
+  make_noise(config, kernels, memory, stream);
+  setup_->place_batch(stream);
+  setup_->place_queries(stream);
+}
+GpuWorkload::~GpuWorkload() = default;
+
+int32_t GpuWorkload::sets() const { return setup_->cache_sets; }
+const std::string& GpuWorkload::backend() const { return setup_->backend_name; }
+double GpuWorkload::create_seconds() const { return setup_->create_seconds; }
+void GpuWorkload::plan(Stream stream) { setup_->backend->plan(setup_->batch, stream); }
+void GpuWorkload::forward(int32_t turn, Stream stream) {
+  setup_->backend->forward(setup_->tensors(turn), stream);
+}
+
+OutputError GpuWorkload::check(int32_t turn, Stream stream) {
+  const Setup& setup = *setup_;
+  gpu::fill_bytes(setup.out_of(turn), 0xff, static_cast<size_t>(setup.out_elements()) * 2, stream);
+  forward(turn, stream);
+  return check_output(setup.config,
+                      {.keys = setup.keys_of(turn),
+                       .q = setup.q_of(turn),
+                       .out = setup.out_of(turn),
+                       .out_dtype = setup.out_dtype(),
+                       .slots = setup.slots.data<int32_t>(),
+                       .q_indptr = setup.q_indptr},
+                      setup.kernels, stream);
+}
+
+}  // namespace fovea::bench

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// One case set up on a GPU: caches, batch, backend, and the check of its output.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/gpu_cases.h"
+#include "bench/gpu_ceilings.h"
+#include "bench/gpu_output_check.h"
+#include "fovea/select_backend.h"
+#include "gpu/gpu.h"
+
+namespace fovea::bench {
+
+// Device memory the cases take turns to use as caches. Its noise is never written by a case: the
+// timed calls attend to what is there (save_kv is false), as the peers' do.
+struct CacheMemory {
+  gpu::DeviceBuffer values;  // bf16 or e4m3 noise, whatever the last case needed
+  gpu::DeviceBuffer scales;  // f32, positive
+  DType dtype = DType::f32;  // of the noise; f32: none yet
+};
+
+class GpuWorkload {
+ public:
+  // Error{unsupported} with the reasons when the backend refuses the case, Error{out_of_memory}
+  // when the caches do not fit.
+  GpuWorkload(const GpuCase& config, const BackendWish& wish, MeasureKernels& kernels,
+              CacheMemory& memory, Stream stream);
+  ~GpuWorkload();
+
+  void plan(Stream stream);
+  // One layer of a pass. Turns rotate over sets() caches, queries and outputs.
+  void forward(int32_t turn, Stream stream);
+  int32_t sets() const;
+  const std::string& backend() const;
+  double create_seconds() const;  // selection, kernels, reserve
+  // Runs forward(turn) on an output filled with NaN and judges it.
+  OutputError check(int32_t turn, Stream stream);
+
+ private:
+  struct Setup;
+  std::unique_ptr<Setup> setup_;
+};
+
+}  // namespace fovea::bench

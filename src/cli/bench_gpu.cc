@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/bench_gpu.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <fstream>
+#include <memory>
+
+#include "bench/gpu_report.h"
+#include "cli/commands.h"
+#include "fovea/error.h"
+
+namespace fovea::cli {
+namespace {
+
+using bench::GpuCase;
+using bench::GpuReport;
+using bench::GpuResult;
+using bench::GpuSuite;
+using bench::PowerState;
+
+int device_index(const std::string& name) {
+  if (name == "cuda") return 0;
+  const bool digits =
+      name.size() > 5 && name.size() < 9 && name.starts_with("cuda:") &&
+      std::ranges::all_of(name.substr(5), [](char c) { return '0' <= c && c <= '9'; });
+  if (!digits) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--device is '{}', known: cpu, cuda, cuda:N", name));
+  }
+  return std::stoi(name.substr(5));
+}
+
+PowerState power_state(const std::string& name) {
+  return name == "burst" ? PowerState::burst : PowerState::sustained;
+}
+
+std::vector<GpuCase> chosen_cases(const GpuBenchFlags& flags,
+                                  const std::optional<bench::AttentionCase>& one_case) {
+  if (one_case) return {bench::gpu_case(*one_case)};
+  std::vector<GpuCase> cases = bench::gpu_cases(flags.suite == "quick"   ? GpuSuite::quick
+                                                : flags.suite == "table" ? GpuSuite::table
+                                                                         : GpuSuite::full);
+  if (!flags.filters.empty()) {
+    std::erase_if(cases, [&](const GpuCase& config) {
+      return std::ranges::none_of(flags.filters, [&](const std::string& part) {
+        return config.name().find(part) != std::string::npos;
+      });
+    });
+  }
+  if (cases.empty()) {
+    throw Error(ErrorCode::invalid_argument, "--filter leaves no case of the suite");
+  }
+  return cases;
+}
+
+void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>& table,
+               GpuReport& report) {
+  std::vector<GpuCase> timed;
+  for (GpuResult& result : report.results) {
+    if (!result.timed()) continue;
+    timed.push_back(result.config);
+    if (table) result.peers = table->find(result.config, report.state, report.ceilings);
+  }
+  if (!flags.peers) return;
+  const auto measured = bench::run_peers(flags.peers_script, timed, report.state, show_progress);
+  for (GpuResult& result : report.results) {
+    const auto found = measured.find(result.config.name());
+    if (found == measured.end()) continue;
+    result.peers.insert(result.peers.end(), found->second.begin(), found->second.end());
+  }
+}
+
+void save(const GpuReport& report, const std::string& prefix, bool one_state) {
+  const std::string stem =
+      one_state ? prefix : fmt::format("{}.{}", prefix, power_state_name(report.state));
+  for (const auto& [ending, text] : {std::pair{".md", bench::to_markdown(report)},
+                                     {".csv", bench::to_csv(report)},
+                                     {".json", bench::to_json(report)},
+                                     {".svg", bench::to_svg(report)}}) {
+    std::ofstream file(stem + ending);
+    file << text;
+    if (!file.flush()) {
+      throw Error(ErrorCode::io, fmt::format("{}{} cannot be written", stem, ending));
+    }
+  }
+}
+
+}  // namespace
+
+void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
+  attention.add_option("--device", flags.device, "cpu, cuda or cuda:N")->capture_default_str();
+  attention.add_option("--suite", flags.suite, "cases on a GPU: quick, table or full")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"quick", "table", "full"}));
+  attention
+      .add_option("--filter", flags.filters,
+                  "on a GPU: only cases whose name contains one of these")
+      ->delimiter(',');
+  attention
+      .add_option("--state", flags.states,
+                  "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"burst", "sustained"}));
+  attention.add_flag("--peers", flags.peers,
+                     "on a GPU: run PyTorch's attention on the same cases (needs torch)");
+  attention.add_option("--peers-script", flags.peers_script)->capture_default_str();
+  attention.add_option("--baselines", flags.baselines,
+                       "on a GPU: CSV of other libraries' times to compare with");
+  attention.add_option("--save", flags.save,
+                       "on a GPU: also write PREFIX.md, .csv, .json and the roofline .svg");
+}
+
+void add_gpu_ceilings(CLI::App& bench) {
+  auto flags = std::make_shared<GpuBenchFlags>();
+  flags->device = "cuda";
+  CLI::App* ceilings = bench.add_subcommand(
+      "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
+  ceilings->add_option("--device", flags->device, "cuda or cuda:N")->capture_default_str();
+  ceilings->add_option("--state", flags->states, "burst (after an idle gap), sustained, or both")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"burst", "sustained"}));
+  ceilings->callback([flags] {
+    bench::GpuBench gpu(device_index(flags->device));
+    for (const std::string& name : flags->states) {
+      show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
+      GpuReport report{.device = gpu.device(), .state = power_state(name)};
+      report.ceilings = gpu.ceilings(report.state);
+      clear_progress();
+      fmt::print("{}", bench::ceilings_markdown(report));
+    }
+  });
+}
+
+void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
+                   const std::string& output, const std::optional<bench::AttentionCase>& one_case) {
+  const int index = device_index(flags.device);
+  const std::vector<GpuCase> cases = chosen_cases(flags, one_case);
+  const BackendWish wish = parse_backend_wish(backend);
+  std::optional<bench::PeerTable> table;
+  if (!flags.baselines.empty()) table = bench::PeerTable::open(flags.baselines);
+  bench::GpuBench gpu(index);
+  show_progress("first call");
+  const bench::FirstCall first = gpu.first_call(cases.front(), wish);
+  bool wrong = false;
+  for (const std::string& name : flags.states) {
+    GpuReport report{.device = gpu.device(), .state = power_state(name), .first = first};
+    show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
+    report.ceilings = gpu.ceilings(report.state);
+    for (const GpuCase& config : cases) {
+      show_progress(fmt::format("[{}/{}] {} {}", report.results.size() + 1, cases.size(), name,
+                                config.name()));
+      report.results.push_back(gpu.run(config, wish, report.state, report.ceilings));
+      const GpuResult& result = report.results.back();
+      if (!result.refused.empty()) {
+        clear_progress();
+        fmt::print(stderr, "fovea: {}: {}\n", config.name(), result.refused);
+      }
+      wrong = wrong || !result.error.problem.empty();
+    }
+    add_peers(flags, table, report);
+    clear_progress();
+    fmt::print("{}", output == "md"    ? bench::to_markdown(report)
+                     : output == "csv" ? bench::to_csv(report)
+                                       : bench::to_json(report));
+    if (!flags.save.empty()) save(report, flags.save, flags.states.size() == 1);
+  }
+  if (wrong) {
+    fmt::print(stderr, "fovea: an output was wrong\n");
+    throw CLI::RuntimeError(1);
+  }
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU half of `fovea bench`.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/attention_suite.h"
+
+namespace fovea::cli {
+
+struct GpuBenchFlags {
+  std::string device = "cpu";  // "cpu", "cuda" or "cuda:N"
+  std::string suite = "table";
+  std::vector<std::string> filters;
+  std::vector<std::string> states = {"burst"};
+  bool peers = false;
+  std::string peers_script = "bench/peers/cuda_attention_peers.py";
+  std::string baselines;
+  std::string save;
+
+  bool on_gpu() const { return device != "cpu"; }
+};
+
+void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags);
+void add_gpu_ceilings(CLI::App& bench);
+
+// Runs the suite, or `one_case` instead. Prints Markdown, CSV or JSON as `output` says. Exit code 1
+// when an output was wrong.
+void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
+                   const std::string& output, const std::optional<bench::AttentionCase>& one_case);
+
+}  // namespace fovea::cli
