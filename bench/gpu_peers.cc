@@ -120,8 +120,8 @@ std::vector<PeerTime> PeerTable::find(const GpuCase& config, PowerState state,
 }
 
 std::map<std::string, std::vector<PeerTime>> run_peers(
-    const std::string& script, const std::vector<GpuCase>& cases, PowerState state,
-    const std::function<void(std::string_view)>& progress) {
+    const std::string& script, const std::string& kinds, const std::vector<GpuCase>& cases,
+    PowerState state, const std::function<void(std::string_view)>& progress) {
   nlohmann::json list = nlohmann::json::array();
   for (const GpuCase& config : cases) {
     const RequestLengths& first = config.requests.front();
@@ -147,8 +147,8 @@ std::map<std::string, std::vector<PeerTime>> run_peers(
   close(file);
   if (!written) fail(ErrorCode::io, "{} cannot be written", path);
 
-  const std::string command =
-      fmt::format("python3 '{}' --state {} < {}", script, power_state_name(state), path);
+  const std::string command = fmt::format("python3 '{}' --peers '{}' --state {} < {}", script,
+                                          kinds, power_state_name(state), path);
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) fail(ErrorCode::io, "python3 cannot be started");
   std::map<std::string, std::vector<PeerTime>> found;

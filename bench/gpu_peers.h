@@ -47,11 +47,12 @@ class PeerTable {
   std::map<std::string, double> matmul_flops_;  // by power state, and "fp8"
 };
 
-// Runs the script with the cases on its standard input; every peer's times by case name.
+// Runs the script with the cases on its standard input; every peer's times by case name. `kinds`:
+// which of its peers, comma-separated.
 // Error{unsupported} when it fails, for instance without torch.
 std::map<std::string, std::vector<PeerTime>> run_peers(
-    const std::string& script, const std::vector<GpuCase>& cases, PowerState state,
-    const std::function<void(std::string_view)>& progress);
+    const std::string& script, const std::string& kinds, const std::vector<GpuCase>& cases,
+    PowerState state, const std::function<void(std::string_view)>& progress);
 
 // The fastest; nullopt when empty. same_page: of those whose page size is `page_size`, or whose
 // keys are contiguous.

@@ -3,6 +3,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace fovea::bench {
@@ -24,25 +26,62 @@ std::string versus(const GpuResult& r, const std::optional<PeerTime>& peer) {
                      peer->page_size ? fmt::format(" p{}", peer->page_size) : "");
 }
 
+const GpuResult* timed_result(const std::vector<GpuResult>& results, const std::string& name) {
+  for (const GpuResult& r : results) {
+    if (r.timed() && r.config.name() == name) return &r;
+  }
+  return nullptr;
+}
+
 // One launch of prompts and decodes against a launch of each.
 std::string mixed_line(const std::vector<GpuResult>& results) {
-  double together = 0;
-  double apart = 0;
-  int halves = 0;
+  const GpuResult* both = timed_result(results, "mixed 2x4k+64x8k h32/8 d128 p64");
+  const GpuResult* prompts = timed_result(results, "prefill-causal 2x4k h32/8 d128 p64");
+  const GpuResult* decodes = timed_result(results, "decode 64x8k h32/8 d128 p64");
+  if (!both || !prompts || !decodes) return "";
+  const double apart = prompts->forward.seconds + decodes->forward.seconds;
+  return fmt::format(
+      "Mixed 2x4k+64x8k: {:.1f} us in one launch, {:.1f} us one after the other, {:.2f} times "
+      "faster.\n",
+      both->forward.seconds * 1e6, apart * 1e6, apart / both->forward.seconds);
+}
+
+// Times of the cases with `suffix` in their name over those of the same cases without it.
+std::string suffix_line(const std::vector<GpuResult>& results, std::string_view suffix,
+                        std::string_view label) {
+  std::string text;
   for (const GpuResult& r : results) {
-    if (!r.timed()) continue;
-    if (r.config.phase == "mixed") together = r.forward.seconds;
-    const bool half = r.config.work == "2x4k" || r.config.work == "64x8k";
-    if (half && !r.config.spec.batch_invariant && r.config.spec.head_dim == 128) {
-      apart += r.forward.seconds;
-      ++halves;
+    const std::string name = r.config.name();
+    if (!r.timed() || !name.ends_with(suffix)) continue;
+    const std::string plain = name.substr(0, name.size() - suffix.size());
+    if (const GpuResult* base = timed_result(results, plain)) {
+      text += fmt::format("{}{} {:.2f}", text.empty() ? "" : ", ", plain,
+                          r.forward.seconds / base->forward.seconds);
     }
   }
-  if (together == 0 || halves != 2) return "";
-  return fmt::format(
-      "\nMixed 2x4k+64x8k: {:.1f} us in one launch, {:.1f} us one after the other, "
-      "{:.2f} times faster.\n",
-      together * 1e6, apart * 1e6, apart / together);
+  return text.empty() ? "" : fmt::format("{}: {}.\n", label, text);
+}
+
+// The same work at several page sizes: slowest over fastest.
+std::string pages_line(const std::vector<GpuResult>& results) {
+  std::map<std::string, std::pair<double, double>> spread;  // name without page -> least, most
+  for (const GpuResult& r : results) {
+    if (!r.timed() || !r.config.cached()) continue;
+    std::string name = r.config.name();
+    const std::string page = fmt::format(" p{}", r.config.page_size);
+    name.erase(name.find(page), page.size());
+    auto [entry, is_new] = spread.try_emplace(name, r.forward.seconds, r.forward.seconds);
+    auto& [least, most] = entry->second;
+    least = std::min(least, r.forward.seconds);
+    most = std::max(most, r.forward.seconds);
+  }
+  std::string text;
+  for (const auto& [name, bounds] : spread) {
+    if (bounds.first == bounds.second) continue;
+    text +=
+        fmt::format("{}{} {:.2f}", text.empty() ? "" : ", ", name, bounds.second / bounds.first);
+  }
+  return text.empty() ? "" : fmt::format("Slowest over fastest page size: {}.\n", text);
 }
 
 }  // namespace
@@ -89,7 +128,10 @@ std::string to_markdown(const GpuReport& report) {
         microseconds(r.eager_seconds), microseconds(r.plan_seconds), microseconds(r.host_seconds),
         microseconds(r.host_plan_seconds), r.error.relative);
   }
-  return text + mixed_line(report.results);
+  return text + "\n" + mixed_line(report.results) +
+         suffix_line(report.results, " invariant", "Batch-invariant over default") +
+         suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
+         pages_line(report.results);
 }
 
 std::string to_csv(const GpuReport& report) {

@@ -64,7 +64,8 @@ void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>
     if (table) result.peers = table->find(result.config, report.state, report.ceilings);
   }
   if (!flags.peers) return;
-  const auto measured = bench::run_peers(flags.peers_script, timed, report.state, show_progress);
+  const auto measured =
+      bench::run_peers(flags.peers_script, flags.peer_kinds, timed, report.state, show_progress);
   for (GpuResult& result : report.results) {
     const auto found = measured.find(result.config.name());
     if (found == measured.end()) continue;
@@ -105,6 +106,8 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
       ->check(CLI::IsMember({"burst", "sustained"}));
   attention.add_flag("--peers", flags.peers,
                      "on a GPU: run PyTorch's attention on the same cases (needs torch)");
+  attention.add_option("--peer-kinds", flags.peer_kinds, "which of PyTorch's")
+      ->capture_default_str();
   attention.add_option("--peers-script", flags.peers_script)->capture_default_str();
   attention.add_option("--baselines", flags.baselines,
                        "on a GPU: CSV of other libraries' times to compare with");

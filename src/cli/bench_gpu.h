@@ -17,6 +17,7 @@ struct GpuBenchFlags {
   std::vector<std::string> filters;
   std::vector<std::string> states = {"burst"};
   bool peers = false;
+  std::string peer_kinds = "cudnn,flash,flex";
   std::string peers_script = "bench/peers/cuda_attention_peers.py";
   std::string baselines;
   std::string save;

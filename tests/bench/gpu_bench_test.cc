@@ -126,6 +126,31 @@ TEST(GpuReport, EveryFormatHasTheRatioAndTheRefusal) {
   }
 }
 
+TEST(GpuReport, ComparesMixedInvariantAndPageSizes) {
+  GpuReport report = one_result();
+  report.results.clear();
+  const std::vector<GpuCase> cases = gpu_cases(GpuSuite::table);
+  const auto add = [&](const std::string& name, double microseconds) {
+    GpuResult result{.config = case_named(cases, name)};
+    result.forward.seconds = microseconds * 1e-6;
+    report.results.push_back(result);
+  };
+  add("mixed 2x4k+64x8k h32/8 d128 p64", 500);
+  add("prefill-causal 2x4k h32/8 d128 p64", 350);
+  add("decode 64x8k h32/8 d128 p64", 250);
+  add("extend 8x512 over 8k h32/8 d128 p1", 110);
+  add("extend 8x512 over 8k h32/8 d128 p64", 100);
+  add("extend 8x512 over 8k h32/8 d128 p64 invariant", 105);
+  const std::string text = to_markdown(report);
+  EXPECT_NE(text.find("600.0 us one after the other, 1.20 times faster"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("Batch-invariant over default: extend 8x512 over 8k h32/8 d128 p64 1.05.\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("page size: extend 8x512 over 8k h32/8 d128 1.10.\n"), std::string::npos)
+      << text;
+}
+
 TEST(GpuReport, RooflineHasADotForTheResultAndARingForThePeer) {
   const std::string svg = to_svg(one_result());
   EXPECT_EQ(svg.rfind("</svg>\n"), svg.size() - 7);
