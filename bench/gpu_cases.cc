@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/mla_row.h"
+
 namespace fovea::bench {
 namespace {
 
 constexpr int32_t kKilo = 1024;
+constexpr int32_t kMlaRowBytes = kernels::kMlaRowRopeOffset + 2 * kernels::kMlaRowRope;
 
 std::string length_name(int32_t tokens) {
   return tokens % kKilo ? std::to_string(tokens) : fmt::format("{}k", tokens / kKilo);
@@ -117,6 +120,12 @@ void append(std::vector<GpuCase>& cases, std::vector<GpuCase> more) {
   cases.insert(cases.end(), more.begin(), more.end());
 }
 
+GpuCase fp8_rows(GpuCase config) {
+  config.mla_fp8_rows = true;
+  config.kv_dtype = DType::f8e4m3;
+  return config;
+}
+
 std::vector<GpuCase> quick_cases() {
   std::vector<GpuCase> cases = {prefill(16, kKilo),
                                 prefill(2, 8 * kKilo),
@@ -178,6 +187,8 @@ std::vector<GpuCase> mla_table() {
        {std::pair{1, 1}, {1, 16}, {8, 4}, {32, 1}, {32, 4}, {128, 1}, {128, 16}}) {
     cases.push_back(mla_decode(16, 1, batch, length * kKilo));
   }
+  append(cases, {fp8_rows(mla_decode(128, 1, 32, 16 * kKilo)),
+                 fp8_rows(mla_decode(16, 1, 128, 16 * kKilo))});
   for (const int32_t page_size : {1, 16, 128}) {
     append(cases, {mla_decode(128, 1, 8, 4 * kKilo, page_size),
                    mla_decode(128, 1, 32, 4 * kKilo, page_size)});
@@ -243,12 +254,12 @@ std::string GpuCase::name() const {
 KvCacheSpec GpuCase::cache(int32_t layers) const {
   KvCacheSpec cache;
   const bool mla = spec.kind == AttentionKind::mla;
-  cache.layout = mla ? KvLayout::mla : KvLayout::mha;
+  cache.layout = mla_fp8_rows ? KvLayout::mla_fp8_rows : mla ? KvLayout::mla : KvLayout::mha;
   cache.dtype = kv_dtype;
   // One scale of the layer where products run in fp8, as models that quantise queries have it.
-  cache.scale = !is_fp8(kv_dtype) ? KvScale::none
-                : fp8_products()  ? KvScale::per_tensor
-                                  : KvScale::per_token_head;
+  cache.scale = !is_fp8(kv_dtype) || mla_fp8_rows ? KvScale::none
+                : fp8_products()                  ? KvScale::per_tensor
+                                                  : KvScale::per_token_head;
   cache.layers = layers;
   cache.kv_heads = spec.kv_heads;
   cache.head_dim = spec.head_dim;
@@ -274,6 +285,7 @@ int32_t GpuCase::longest_kv() const {
 double GpuCase::kv_bytes() const {
   double keys = 0;
   for (const RequestLengths& request : requests) keys += request.kv_len;
+  if (mla_fp8_rows) return keys * kMlaRowBytes;
   const int32_t columns =
       spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
   return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));

@@ -26,6 +26,7 @@ struct GpuCase {
   std::vector<RequestLengths> requests;
   AttentionSpec spec;
   DType kv_dtype = DType::bf16;
+  bool mla_fp8_rows = false;  // KvLayout::mla_fp8_rows
   int32_t page_size = 64;
 
   std::string name() const;  // unique in the grid

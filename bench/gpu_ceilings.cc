@@ -88,9 +88,12 @@ std::string variant_value(DType dtype) {
 }
 
 void MeasureKernels::fill_noise(void* data, DType dtype, int64_t count, uint32_t seed, float factor,
-                                float offset, Stream stream) {
+                                float offset, Stream stream, int64_t row, int64_t row_stride) {
   get("measure/noise", {variant_value(dtype)})
-      .launch(grid(), NoiseParams{data, count, seed, offset, factor}, stream);
+      .launch(grid(),
+              NoiseParams{data, count, row ? row : count, row ? row_stride : count, seed, offset,
+                          factor},
+              stream);
 }
 
 double GpuCeilings::floor_seconds(double bytes, double flops, bool fp8) const {

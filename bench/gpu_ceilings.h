@@ -27,9 +27,10 @@ class MeasureKernels {
   }
   const gpu::Context& context() const { return context_; }
 
-  // data[i] = offset + factor * normal; floating dtypes but f8e5m2.
+  // Element i = offset + factor * normal; floating dtypes but f8e5m2. Rows of `row` elements stand
+  // row_stride elements apart; 0: dense.
   void fill_noise(void* data, DType dtype, int64_t count, uint32_t seed, float factor, float offset,
-                  Stream stream);
+                  Stream stream, int64_t row = 0, int64_t row_stride = 0);
 
  private:
   const gpu::Context& context_;

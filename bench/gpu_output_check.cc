@@ -73,6 +73,7 @@ void enqueue_rows(const GpuCase& config, const CallOutput& call, const gpu::Devi
       .slots = call.slots,
       .slots_stride = config.longest_kv(),
       .page_size = keys.page_size,
+      .mla_fp8_rows = keys.layout == KvLayout::mla_fp8_rows,
       .q_heads = config.spec.q_heads,
       .kv_heads = config.spec.kv_heads,
       .head_dim = config.spec.head_dim,

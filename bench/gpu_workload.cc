@@ -8,6 +8,7 @@
 #include <random>
 
 #include "core/check.h"
+#include "kernels/mla_row.h"
 
 namespace fovea::bench {
 namespace {
@@ -32,8 +33,11 @@ class LentPool : public KvPool {
  public:
   LentPool(const KvCacheSpec& spec, const CacheMemory& memory, int64_t pages, Device device)
       : spec_(spec), pages_(pages), device_(device) {
-    const bool mla = spec.layout == KvLayout::mla;
-    const int64_t k_row = int64_t{spec.kv_heads} * spec.head_dim;
+    const bool mla = spec.layout != KvLayout::mha;
+    const bool rows = spec.layout == KvLayout::mla_fp8_rows;  // strides count bytes
+    const int64_t k_row =
+        rows ? static_cast<int64_t>(spec.bytes_per_page()) / spec.layers / spec.page_size
+             : int64_t{spec.kv_heads} * spec.head_dim;
     const int64_t v_row = mla ? 0 : int64_t{spec.kv_heads} * spec.head_dim_v;
     const int64_t slots = pages * spec.page_size;
     const auto element = static_cast<int64_t>(dtype_bytes(spec.dtype));
@@ -80,9 +84,30 @@ int64_t pages_needed(const GpuCase& config) {
   return pages;
 }
 
+// Rows of kernels/mla_row.h, back to back.
+void make_mla_rows(MeasureKernels& kernels, const gpu::DeviceBuffer& memory, Stream stream) {
+  using namespace fovea::kernels;
+  constexpr int64_t kScales = kMlaRowLatent / kMlaRowScaleGroup;
+  constexpr int64_t kRowBytes = kMlaRowRopeOffset + 2 * kMlaRowRope;
+  const auto rows = static_cast<int64_t>(memory.bytes()) / kRowBytes;
+  char* base = memory.data<char>();
+  kernels.fill_noise(base, DType::f8e4m3, rows * kMlaRowLatent, 1, kFp8Spread, 0, stream,
+                     kMlaRowLatent, kRowBytes);
+  kernels.fill_noise(base + kMlaRowScaleOffset, DType::f32, rows * kScales, 2, 0.1f / kFp8Spread,
+                     1 / kFp8Spread, stream, kScales, kRowBytes / 4);
+  kernels.fill_noise(base + kMlaRowRopeOffset, DType::bf16, rows * kMlaRowRope, 3, 1, 0, stream,
+                     kMlaRowRope, kRowBytes / 2);
+}
+
 void make_noise(const GpuCase& config, MeasureKernels& kernels, CacheMemory& memory,
                 Stream stream) {
-  if (memory.dtype == config.kv_dtype) return;
+  if (memory.dtype == config.kv_dtype && memory.mla_fp8_rows == config.mla_fp8_rows) return;
+  memory.dtype = config.kv_dtype;
+  memory.mla_fp8_rows = config.mla_fp8_rows;
+  if (config.mla_fp8_rows) {
+    make_mla_rows(kernels, memory.values, stream);
+    return;
+  }
   const bool fp8 = is_fp8(config.kv_dtype);
   const auto elements = static_cast<int64_t>(memory.values.bytes() / dtype_bytes(config.kv_dtype));
   kernels.fill_noise(memory.values.data(), config.kv_dtype, elements, 1, fp8 ? kFp8Spread : 1, 0,
@@ -92,7 +117,6 @@ void make_noise(const GpuCase& config, MeasureKernels& kernels, CacheMemory& mem
                        static_cast<int64_t>(memory.scales.bytes() / 4), 2, 0.1f / kFp8Spread,
                        1 / kFp8Spread, stream);
   }
-  memory.dtype = config.kv_dtype;
 }
 
 }  // namespace

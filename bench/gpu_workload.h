@@ -20,6 +20,7 @@ struct CacheMemory {
   gpu::DeviceBuffer values;  // bf16 or e4m3 noise, whatever the last case needed
   gpu::DeviceBuffer scales;  // f32, positive
   DType dtype = DType::f32;  // of the noise; f32: none yet
+  bool mla_fp8_rows = false;
 };
 
 class GpuWorkload {

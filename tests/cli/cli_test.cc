@@ -154,6 +154,11 @@ TEST(Cli, RefusesWrongFlags) {
                  {"KV budget", "1024"});
   expect_refused(fovea({"frobnicate"}), {"frobnicate", "generate"});
   expect_refused(fovea({"bench", "attention", "--q-len", "5"}), {"--kv-len"});
+  expect_refused(fovea({"bench", "attention", "--device", "gpu"}), {"'gpu'", "cpu, cuda, cuda:N"});
+  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--filter", "nothing"}),
+                 {"--filter"});
+  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--baselines", "/nowhere.csv"}),
+                 {"/nowhere.csv"});
 }
 
 TEST(Cli, TablesAndJson) {

@@ -48,7 +48,7 @@ TEST_F(MeasureKernelsTest, NoiseIsNormal) {
   // Five standard errors of a million draws.
   EXPECT_NEAR(sum / count, 0, 0.005);
   EXPECT_NEAR(squares / count, 1, 0.007);
-  EXPECT_NEAR(beyond_two / count, 0.0455, 0.0015);
+  EXPECT_NEAR(beyond_two / count, 0.0443, 0.001);  // twelve bytes; 0.0455 of a normal variable
 }
 
 TEST_F(MeasureKernelsTest, NoiseOfEveryTypeIsTheSame) {

@@ -22,11 +22,12 @@ struct ReadParams {
   uint32_t* sink;  // [1]; keeps the loads alive
 };
 
-// data[i] = offset + factor * n, n from the sum of twelve uniform bytes: normal to four digits,
-// the same for the same seed on every device.
+// Element i becomes offset + factor * n, n from the sum of twelve uniform bytes: nearly
+// normal, the same for the same seed on every device.
 struct NoiseParams {
   void* data;
   int64_t count;
+  int64_t row, row_stride;  // element i lies at i / row * row_stride + i % row
   uint32_t seed;
   float offset, factor;
 };
@@ -51,7 +52,8 @@ struct RowError {
 };
 
 // Element (slot, head) of K: k + slot / page_size * k_page_stride + slot % page_size *
-// k_token_stride + head * k_head_stride elements. Scale of (slot, head): k_scale[slot *
+// k_token_stride + head * k_head_stride elements; with mla_fp8_rows strides count bytes and a row
+// is that of kernels/mla_row.h. Scale of (slot, head): k_scale[slot *
 // scale_slot_stride + head * scale_head_stride], or null.
 struct AttentionRowsParams {
   const SampledRow* rows;
@@ -70,6 +72,7 @@ struct AttentionRowsParams {
   const int32_t* slots;  // [requests, slots_stride]
   int64_t slots_stride;
   int32_t page_size;
+  int32_t mla_fp8_rows;
   int32_t q_heads, kv_heads, head_dim, head_dim_v;
   double scale;
 };

@@ -30,6 +30,19 @@ __device__ inline float element(const void* data, int64_t index) {
   }
 }
 
+// Column d of the cached row at `at`. Rows of MLA in fp8: 512 e4m3 values, 4 f32 scales, 64 bf16 values.
+template <Type kCache>
+__device__ inline float cached(const void* data, int64_t at, int d, bool mla_fp8_rows) {
+  if constexpr (kCache == f8e4m3) {
+    if (mla_fp8_rows) {
+      const auto* row = static_cast<const char*>(data) + at;
+      if (d >= 512) return element<bf16>(row + 528, d - 512);
+      return element<f8e4m3>(row, d) * element<f32>(row + 512, d / 128);
+    }
+  }
+  return element<kCache>(data, at + d);
+}
+
 template <Type kQuery, Type kCache, Type kOut>
 struct AttentionRowsConfig {
   using Params = AttentionRowsParams;
@@ -66,7 +79,7 @@ struct AttentionRowsConfig {
       double dot = 0;
       for (int d = lane; d < params.head_dim; d += 32) {
         dot += static_cast<double>(element<kQuery>(params.q, q_row * params.head_dim + d)) *
-               element<kCache>(params.k, at + d);
+               cached<kCache>(params.k, at, d, params.mla_fp8_rows);
       }
       for (int step = 16; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
       if (params.k_scale) {
@@ -102,7 +115,7 @@ struct AttentionRowsConfig {
         const int64_t at = slot / params.page_size * params.v_page_stride +
                            slot % params.page_size * params.v_token_stride +
                            kv_head * params.v_head_stride;
-        expected += scores[key] * element<kCache>(params.v, at + d);
+        expected += scores[key] * cached<kCache>(params.v, at, d, params.mla_fp8_rows);
       }
       if (sum > 0) expected /= sum;
       const double difference = expected - element<kOut>(params.out, q_row * params.head_dim_v + d);

@@ -39,15 +39,16 @@ struct NoiseConfig {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kNoiseThreads;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kNoiseThreads + threadIdx.x; i < params.count;
          i += step) {
+      const int64_t at = i / params.row * params.row_stride + i % params.row;
       const float value = params.offset + params.factor * normal_at(i, params.seed);
       if constexpr (kType == f32) {
-        static_cast<float*>(params.data)[i] = value;
+        static_cast<float*>(params.data)[at] = value;
       } else if constexpr (kType == f8e4m3) {
         // 2^-8 moves the exponent to where dropping 7 bits of an f16 leaves e4m3, cut off.
         const uint32_t half = pack<f16>(fminf(fabsf(value), 448.0f) * 0x1p-8f, 0);
-        static_cast<uint8_t*>(params.data)[i] = half >> 7 & 0x7f | (value < 0 ? 0x80 : 0);
+        static_cast<uint8_t*>(params.data)[at] = half >> 7 & 0x7f | (value < 0 ? 0x80 : 0);
       } else {
-        static_cast<uint16_t*>(params.data)[i] = pack<kType>(value, 0) & 0xffff;
+        static_cast<uint16_t*>(params.data)[at] = pack<kType>(value, 0) & 0xffff;
       }
     }
   }
