@@ -12,12 +12,17 @@ namespace fovea {
 
 // One kernel of the baked set.
 struct KernelListing {
-  std::string name;     // "portable/attention/128_128_bf16_bf16.sm80"
+  std::string name;    // "portable/attention/128_128_bf16_bf16.sm80"
+  std::string family;  // "portable/attention"
+  int sm = 0;
   bool packed = false;  // up to date in the pack that was asked about
   size_t cubin_bytes = 0;
   int registers = 0;
   int spill_bytes = 0;   // stored and loaded again, a thread
   int shared_bytes = 0;  // static
+  int dynamic_shared_bytes = 0;
+  int threads = 0;        // of a block
+  int blocks_per_sm = 0;  // that fit an SM by registers, threads and shared memory
   double compile_seconds = 0;
 };
 

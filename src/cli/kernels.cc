@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -10,37 +12,75 @@
 namespace fovea::cli {
 namespace {
 
-void print(const std::vector<KernelListing>& listings, bool json) {
-  if (json) {
-    nlohmann::ordered_json report = nlohmann::ordered_json::array();
-    for (const KernelListing& kernel : listings) {
-      report.push_back({{"name", kernel.name},
-                        {"packed", kernel.packed},
-                        {"cubin_bytes", kernel.cubin_bytes},
-                        {"registers", kernel.registers},
-                        {"spill_bytes", kernel.spill_bytes},
-                        {"shared_bytes", kernel.shared_bytes},
-                        {"compile_seconds", kernel.compile_seconds}});
-    }
-    fmt::print("{}\n", report.dump(2));
-    return;
+void print_json(const std::vector<KernelListing>& listings) {
+  nlohmann::ordered_json report = nlohmann::ordered_json::array();
+  for (const KernelListing& kernel : listings) {
+    report.push_back({{"name", kernel.name},
+                      {"family", kernel.family},
+                      {"sm", kernel.sm},
+                      {"packed", kernel.packed},
+                      {"cubin_bytes", kernel.cubin_bytes},
+                      {"registers", kernel.registers},
+                      {"spill_bytes", kernel.spill_bytes},
+                      {"shared_bytes", kernel.shared_bytes},
+                      {"dynamic_shared_bytes", kernel.dynamic_shared_bytes},
+                      {"threads", kernel.threads},
+                      {"blocks_per_sm", kernel.blocks_per_sm},
+                      {"compile_seconds", kernel.compile_seconds}});
+  }
+  fmt::print("{}\n", report.dump(2));
+}
+
+// The baked set by name, and which of it the pack has.
+void print(const std::vector<KernelListing>& listings) {
+  fmt::print("| kernel | in the pack |\n| --- | --- |\n");
+  for (const KernelListing& kernel : listings) {
+    fmt::print("| {} | {} |\n", kernel.name, kernel.packed ? "yes" : "no");
+  }
+}
+
+// What each packed kernel takes of an SM, then each family.
+void print_report(const std::vector<KernelListing>& listings) {
+  struct Family {
+    int kernels = 0, registers = 0, spill_bytes = 0;
+    size_t bytes = 0;
+    double seconds = 0;
+  };
+  std::map<std::string, Family> families;
+  fmt::print(
+      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB | compile "
+      "s |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+  for (const KernelListing& kernel : listings) {
+    if (!kernel.packed) continue;
+    fmt::print("| {} | {} | {} | {} | {} | {} | {:.0f} | {:.1f} |\n", kernel.name, kernel.registers,
+               kernel.spill_bytes, kernel.threads,
+               kernel.shared_bytes + kernel.dynamic_shared_bytes, kernel.blocks_per_sm,
+               static_cast<double>(kernel.cubin_bytes) / 1e3, kernel.compile_seconds);
+    Family& family = families[kernel.family];
+    ++family.kernels;
+    family.registers = std::max(family.registers, kernel.registers);
+    family.spill_bytes += kernel.spill_bytes;
+    family.bytes += kernel.cubin_bytes;
+    family.seconds += kernel.compile_seconds;
   }
   fmt::print(
-      "| kernel | in the pack | registers | spilled bytes | static shared bytes | kB | compile s "
-      "|\n"
-      "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n");
-  size_t bytes = 0;
-  for (const KernelListing& kernel : listings) {
-    bytes += kernel.cubin_bytes;
-    if (!kernel.packed) {
-      fmt::print("| {} | no | | | | | |\n", kernel.name);
-      continue;
-    }
-    fmt::print("| {} | yes | {} | {} | {} | {:.0f} | {:.1f} |\n", kernel.name, kernel.registers,
-               kernel.spill_bytes, kernel.shared_bytes,
-               static_cast<double>(kernel.cubin_bytes) / 1e3, kernel.compile_seconds);
+      "\n| family | kernels | most registers | spilled bytes | MB | compile s |\n"
+      "| --- | ---: | ---: | ---: | ---: | ---: |\n");
+  Family all;
+  const auto line = [](const std::string& name, const Family& family) {
+    fmt::print("| {} | {} | {} | {} | {:.1f} | {:.1f} |\n", name, family.kernels, family.registers,
+               family.spill_bytes, static_cast<double>(family.bytes) / 1e6, family.seconds);
+  };
+  for (const auto& [name, family] : families) {
+    line(name, family);
+    all.kernels += family.kernels;
+    all.registers = std::max(all.registers, family.registers);
+    all.spill_bytes += family.spill_bytes;
+    all.bytes += family.bytes;
+    all.seconds += family.seconds;
   }
-  fmt::print("\n{} kernels, {:.1f} MB\n", listings.size(), static_cast<double>(bytes) / 1e6);
+  line("all", all);
+  fmt::print("\n{} of {} kernels are in the pack\n", all.kernels, listings.size());
 }
 
 struct KernelFlags {
@@ -53,7 +93,7 @@ void build(const KernelFlags& flags) {
   options.progress = show_progress;
   const std::vector<KernelListing> listings = build_kernel_pack(options);
   clear_progress();
-  print(listings, flags.json);
+  flags.json ? print_json(listings) : print_report(listings);
   for (const KernelListing& kernel : listings) {
     if (kernel.spill_bytes == 0) continue;
     fmt::print(stderr, "fovea: {} spills {} bytes\n", kernel.name, kernel.spill_bytes);
@@ -65,12 +105,25 @@ void build(const KernelFlags& flags) {
 
 void add_kernels(CLI::App& program) {
   auto flags = std::make_shared<KernelFlags>();
+  flags->build.pack_path = kernel_sources().pack_path;
   CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
   command->require_subcommand(1);
   CLI::App* list = command->add_subcommand("list", "the baked set and what a pack has of it");
   list->add_option("--pack", flags->build.pack_path, "kernel pack");
   list->add_flag("--json", flags->json);
-  list->callback([flags] { print(list_kernels(flags->build.pack_path), flags->json); });
+  list->callback([flags] {
+    const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
+    flags->json ? print_json(listings) : print(listings);
+  });
+
+  CLI::App* report = command->add_subcommand(
+      "report", "registers, spills, shared memory, blocks an SM and size of every packed kernel");
+  report->add_option("--pack", flags->build.pack_path, "kernel pack");
+  report->add_flag("--json", flags->json);
+  report->callback([flags] {
+    const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
+    flags->json ? print_json(listings) : print_report(listings);
+  });
 
   CLI::App* compile = command->add_subcommand(
       "build", "compile what a pack lacks; exit code 1 when a kernel spills registers");

@@ -335,7 +335,7 @@ TEST_P(PortableKernels, MatchFp64) {
                  .partial_out = partial_out.data<float>(),
                  .partial_lse = partial_lse.data<float>(),
                  .ctas = ctas};
-  const PlanParams plan{params.batch, params.work};
+  const PlanParams plan{params.batch, params.work, 0};
   const MergeParams merge{
       params.batch,           params.work, params.out,   params.out_token_stride,
       params.out_head_stride, params.lse,  params.sinks, c.head_dim_v};

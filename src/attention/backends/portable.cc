@@ -15,6 +15,7 @@ BackendEntry portable_backend() {
   Capability can = cuda_capability();
   can.min_sm = 80;
   can.max_head_dim = 256;
+  can.batch_invariant = true;
   return cuda_entry({.name = "portable",
                      .role = "MHA and GQA on any NVIDIA GPU from Ampere",
                      .aliases = {"triton", "triton_attn", "fa2", "flex", "flex_attention"}},

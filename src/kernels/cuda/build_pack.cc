@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -6,7 +8,9 @@
 #include "core/check.h"
 #include "fovea/kernel_pack.h"
 #include "fovea/thread_pool.h"
+#include "gpu/cubin.h"
 #include "kernels/cuda/family.h"
+#include "kernels/cuda/kernel_traits.h"
 
 namespace fovea {
 namespace {
@@ -15,11 +19,18 @@ using gpu::CompiledKernel;
 using gpu::KernelPack;
 using gpu::KernelVariant;
 
-std::vector<KernelVariant> baked_set() {
-  std::vector<KernelVariant> variants;
+struct Baked {
+  std::string family;
+  KernelVariant variant;
+};
+
+std::vector<Baked> baked_set() {
+  std::vector<Baked> variants;
   for (const kernels::cuda::Family& family : kernels::cuda::families()) {
     for (const kernels::cuda::VariantValues& values : family.baked) {
-      for (const int sm : family.sms) variants.push_back(make_variant(family, values, sm));
+      for (const int sm : family.sms) {
+        variants.push_back({family.folder, make_variant(family, values, sm)});
+      }
     }
   }
   return variants;
@@ -29,8 +40,26 @@ KernelPack open_or_empty(const std::string& path) {
   return path.empty() || !std::filesystem::exists(path) ? KernelPack() : KernelPack::open(path);
 }
 
-KernelListing describe(const KernelVariant& variant, const KernelPack& pack) {
-  KernelListing listing{.name = variant.name};
+// CUDA C Programming Guide, technical specifications per compute capability.
+int shared_bytes_of_sm(int sm) {
+  constexpr int kKilobyte = 1024;
+  return (sm == 80 ? 164 : sm == 120 ? 100 : 228) * kKilobyte;
+}
+
+int blocks_per_sm(const KernelListing& kernel) {
+  constexpr int kReservedShared = 1024;  // of every block
+  constexpr int kRegisters = 65536, kRegisterUnit = 8;
+  const int threads_of_sm = kernel.sm == 120 ? 1536 : 2048;
+  if (kernel.threads == 0) return 0;
+  const int registers = (kernel.registers + kRegisterUnit - 1) / kRegisterUnit * kRegisterUnit;
+  const int shared = kernel.shared_bytes + kernel.dynamic_shared_bytes + kReservedShared;
+  return std::min({kRegisters / std::max(registers * kernel.threads, 1),
+                   threads_of_sm / kernel.threads, shared_bytes_of_sm(kernel.sm) / shared, 32});
+}
+
+KernelListing describe(const Baked& baked, const KernelPack& pack) {
+  const KernelVariant& variant = baked.variant;
+  KernelListing listing{.name = variant.name, .family = baked.family, .sm = variant.sm};
   if (const CompiledKernel* kernel = pack.find(variant)) {
     listing.packed = true;
     listing.cubin_bytes = kernel->cubin.size();
@@ -38,6 +67,14 @@ KernelListing describe(const KernelVariant& variant, const KernelPack& pack) {
     listing.spill_bytes = kernel->resources.spill_bytes;
     listing.shared_bytes = kernel->resources.shared_bytes;
     listing.compile_seconds = kernel->seconds;
+    const auto bytes = gpu::cubin_variable(kernel->cubin, kernels::cuda::kTraitsSymbol);
+    if (bytes && bytes->size() == sizeof(kernels::cuda::Traits)) {
+      kernels::cuda::Traits traits;
+      std::memcpy(&traits, bytes->data(), sizeof(traits));
+      listing.threads = traits.threads;
+      listing.dynamic_shared_bytes = traits.shared_bytes;
+    }
+    listing.blocks_per_sm = blocks_per_sm(listing);
   }
   return listing;
 }
@@ -46,11 +83,11 @@ KernelListing describe(const KernelVariant& variant, const KernelPack& pack) {
 
 std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) {
   check_argument(!options.pack_path.empty(), "pack_path is empty");
-  const std::vector<KernelVariant> variants = baked_set();
+  const std::vector<Baked> variants = baked_set();
   KernelPack pack = open_or_empty(options.pack_path);
   std::set<std::string, std::less<>> names;
   std::vector<const KernelVariant*> missing;
-  for (const KernelVariant& variant : variants) {
+  for (const auto& [family, variant] : variants) {
     names.insert(variant.name);
     const bool wanted = variant.name.find(options.only) != std::string::npos;
     if (wanted && !pack.find(variant)) missing.push_back(&variant);
@@ -74,14 +111,14 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   pack.save(options.pack_path);
 
   std::vector<KernelListing> listings;
-  for (const KernelVariant& variant : variants) listings.push_back(describe(variant, pack));
+  for (const Baked& variant : variants) listings.push_back(describe(variant, pack));
   return listings;
 }
 
 std::vector<KernelListing> list_kernels(const std::string& pack_path) {
   const KernelPack pack = open_or_empty(pack_path);
   std::vector<KernelListing> listings;
-  for (const KernelVariant& variant : baked_set()) listings.push_back(describe(variant, pack));
+  for (const Baked& variant : baked_set()) listings.push_back(describe(variant, pack));
   return listings;
 }
 

@@ -2,17 +2,10 @@
 #include "kernels/cuda/kernel.h"
 
 #include "core/check.h"
+#include "kernels/cuda/kernel_traits.h"
 
 namespace fovea::kernels::cuda {
 namespace {
-
-// As KernelTraits in common/types.cuh.
-struct Traits {
-  int32_t threads;
-  int32_t shared_bytes;
-  int32_t row_tile;
-  int32_t key_tile;
-};
 
 // Above this a kernel must ask the driver for its shared memory.
 constexpr int kDefaultSharedBytes = 48 * 1024;
@@ -27,7 +20,7 @@ Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
              "cuModuleGetFunction");
   gpu::CUdeviceptr address = 0;
   size_t bytes = 0;
-  gpu::check(driver.module_global(&address, &bytes, module_, "fovea_traits"), "cuModuleGetGlobal");
+  gpu::check(driver.module_global(&address, &bytes, module_, kTraitsSymbol), "cuModuleGetGlobal");
   Traits traits{};
   if (bytes != sizeof(traits)) {
     fail(ErrorCode::unsupported, "{}: its traits have {} bytes, expected {}", variant.name, bytes,

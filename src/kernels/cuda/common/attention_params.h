@@ -112,6 +112,8 @@ struct AttentionParams {
 struct PlanParams {
   BatchParams batch;
   WorkList work;
+  // No tile is cut, so that a row's sums are made in an order that its own keys decide.
+  int32_t whole_tiles;
 };
 
 struct MergeParams {

@@ -65,7 +65,7 @@ class PortableAttention final : public AttentionKernel {
   }
 
   void plan(const BatchParams& batch, int32_t, Stream stream) override {
-    plan_.launch({}, PlanParams{batch, work_}, stream);
+    plan_.launch({}, PlanParams{batch, work_, setup_.spec.batch_invariant}, stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

@@ -98,7 +98,7 @@ __device__ void write_pair(const PlanParams& params, const PlannedTile& tile, in
   if (cut(first_cta) == 0) work.cta_begin[first_cta] = pair + first_cta;
   for (;; ++cta) {
     const int64_t next = cut(cta + 1);
-    const bool last = next >= tile.blocks;
+    const bool last = params.whole_tiles || next >= tile.blocks;
     const int to = last ? tile.blocks : static_cast<int>(next);
     const bool whole = last && cta == first_cta;
     work.items[pair + cta] = {tile.view.request,
