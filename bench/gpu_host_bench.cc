@@ -10,12 +10,16 @@
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
 #include "gpu/gpu.h"
+#include "kernels/cuda/common/measure_params.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/store.h"
 
 namespace fovea {
 namespace {
 
 constexpr int32_t kRequests = 64, kLength = 512, kPage = 16;
-constexpr int kCalls = 32;
+constexpr int kCalls = 32, kRounds = 300;
 
 template <typename T>
 gpu::DeviceBuffer on_device(const std::vector<T>& values) {
@@ -120,17 +124,39 @@ BackendRequest request() {
   return {Decode::spec(), Decode::cache(), Decode::limits(), find_device("cuda")};
 }
 
+// What the driver takes for one launch: the floor of all calls here.
+void time_launches(benchmark::State& state) {
+  namespace cuda = kernels::cuda;
+  const gpu::Context context(0);
+  const gpu::OwnedStream stream;
+  const cuda::Kernel empty(
+      cuda::make_variant(cuda::family("measure/empty"), {"32"}, context.info().sm),
+      cuda::kernel_store());
+  const cuda::EmptyParams params{};
+  empty.launch({}, params, stream.get());
+  for (auto _ : state) {
+    gpu::synchronize(stream.get());
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) empty.launch({}, params, stream.get());
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    state.SetIterationTime(elapsed.count() / kCalls);
+  }
+  gpu::synchronize(stream.get());
+}
+
 // One pair of timings for every backend that serves the decode.
 const bool kRegistered = [] {
   if (!why_no_gpu().empty()) return false;
+  benchmark::RegisterBenchmark("launch", time_launches)->UseManualTime()->Iterations(kRounds);
   static const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
     if (!entry.reject(request()).empty()) continue;
     const auto add = [&](const std::string& name, auto call) {
-      benchmark::RegisterBenchmark((entry.name + "/" + name).c_str(), [&entry, call](
-                                                                          benchmark::State& state) {
-        time_calls(state, entry, call);
-      })->UseManualTime();
+      benchmark::RegisterBenchmark(
+          (entry.name + "/" + name).c_str(),
+          [&entry, call](benchmark::State& state) { time_calls(state, entry, call); })
+          ->UseManualTime()
+          ->Iterations(kRounds);
     };
     add("plan", [](Decode& decode) { decode.plan(); });
     add("forward", [](Decode& decode) { decode.forward(); });

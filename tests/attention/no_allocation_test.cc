@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// After reserve() the fast CPU backends allocate nothing: global operator new is counted.
+// After reserve() the fast CPU backends and those of GPUs allocate nothing: global operator new is
+// counted, and a GPU's free memory does not change.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include "support/cases.h"
 #include "support/linear_case.h"
 #include "support/run_backend.h"
+#include "support/test_device.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
@@ -54,7 +56,49 @@ TEST(NoAllocation, TheCounterCounts) {
   EXPECT_GT(allocations, before);
 }
 
+TEST(NoAllocation, PlanAndForwardAllocateNothingOnAGpu) {
+  if (!test::on_gpu()) GTEST_SKIP() << "runs with FOVEA_TEST_DEVICE=cuda";
+  if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
+  const BackendRegistry registry = BackendRegistry::builtin();
+  int served = 0;
+  for (const BackendEntry& entry : registry.entries()) {
+    for (const char* name : {"mixed", "decode_page_16", "encoder", "cross", "window_pool"}) {
+      const AttentionCase test = test::attention_case(name);
+      if (!entry.reject(test::request_of(test)).empty()) continue;
+      ++served;
+      const test::CaseData data = test::make_data(test);
+      std::optional<test::PagedStore> store;
+      if (test::is_cached(test.spec)) store.emplace(test, data, test::Fill::zero);
+      test::PagedStore* pages = store ? &*store : nullptr;
+      ThreadPool threads(1);
+      test::BackendUnderTest under_test(entry, test, pages, threads);
+      test::PackedBatch batch(test, data, pages, test::whole_case(test), test::Fill::zero);
+      const test::DeviceBatch twin(batch, pages);
+      const BatchView view = twin.view();
+      const LayerTensors tensors = twin.tensors();
+      const auto run = [&] {
+        under_test.backend().plan(view);
+        under_test.backend().forward(tensors);
+        gpu::synchronize(nullptr);
+      };
+      const auto free_bytes = [] {
+        size_t free = 0, total = 0;
+        gpu::check(gpu::driver().memory_info(&free, &total), "cuMemGetInfo");
+        return free;
+      };
+      run();  // the driver loads code at its first launch
+      const size_t free_before = free_bytes();
+      const int64_t before = allocations;
+      run();
+      EXPECT_EQ(allocations, before) << entry.name << " on " << name;
+      EXPECT_EQ(free_bytes(), free_before) << entry.name << " on " << name;
+    }
+  }
+  EXPECT_GT(served, 0);
+}
+
 TEST(NoAllocation, PlanAndForwardAllocateNothing) {
+  if (test::on_gpu()) GTEST_SKIP() << "is about the CPU";
   if (kernels::cpu::best_isa() == kernels::cpu::Isa::none) GTEST_SKIP() << "no SIMD kernels";
   const BackendRegistry registry = BackendRegistry::builtin();
   const BackendEntry& entry = *registry.find("cpu");
@@ -76,6 +120,7 @@ TEST(NoAllocation, PlanAndForwardAllocateNothing) {
 }
 
 TEST(NoAllocation, LinearLayersAllocateNothing) {
+  if (test::on_gpu()) GTEST_SKIP() << "is about the CPU";
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const test::LinearCase& test : test::linear_cases()) {
     const test::LinearData data = test::make_data(test);

@@ -60,6 +60,12 @@ __device__ inline uint16_t made_finite(uint16_t bits) {
   return magnitude > kInfinity ? 0 : (bits & 0x8000) | (kInfinity - 1);
 }
 
+// What a lane moves at once. Rows are 16-byte aligned and whole numbers of chunks long.
+constexpr int kChunk = 8;
+struct alignas(16) Chunk {
+  uint16_t values[kChunk];
+};
+
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
   using Params = KvWriteParams;
@@ -74,7 +80,13 @@ struct KvWriteConfig {
     int dim;
     bool finite;  // the row is in page 0
 
-    __device__ uint16_t value(int d) const { return finite ? made_finite<kNew>(from[d]) : from[d]; }
+    __device__ Chunk chunk(int index) const {
+      Chunk chunk = reinterpret_cast<const Chunk*>(from)[index];
+      if (finite) {
+        for (uint16_t& value : chunk.values) value = made_finite<kNew>(value);
+      }
+      return chunk;
+    }
   };
 
   // Scale of a row; computed and kept for per_token_head.
@@ -86,9 +98,12 @@ struct KvWriteConfig {
         return side.scale[head];
       case kScalePerTokenHead: {
         float most = 0;
-        for (int d = threadIdx.x % 32; d < side.dim; d += 32) {
-          const float magnitude = fabsf(to_float<kNew>(side.from[d]));
-          if (magnitude < infinity()) most = fmaxf(most, magnitude);
+        for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
+          const Chunk chunk = side.chunk(index);
+          for (const uint16_t value : chunk.values) {
+            const float magnitude = fabsf(to_float<kNew>(value));
+            if (magnitude < infinity()) most = fmaxf(most, magnitude);
+          }
         }
         for (int step = 16; step > 0; step /= 2) {
           most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
@@ -104,15 +119,21 @@ struct KvWriteConfig {
   }
 
   __device__ static void write_row(const Params& params, const Side& side, int64_t slot, int head) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (kCache == kNew) {
-      auto* cache = static_cast<uint16_t*>(side.cache) + side.to;
-      for (int d = lane; d < side.dim; d += 32) cache[d] = side.value(d);
-    } else {
-      const float scale = row_scale(params, side, slot, head);
-      auto* cache = static_cast<uint8_t*>(side.cache) + side.to;
-      for (int d = lane; d < side.dim; d += 32) {
-        cache[d] = to_fp8<kCache>(to_float<kNew>(side.value(d)) / scale);
+    float scale = 1;
+    if constexpr (kCache != kNew) scale = row_scale(params, side, slot, head);
+    for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
+      const Chunk chunk = side.chunk(index);
+      if constexpr (kCache == kNew) {
+        auto* cache = static_cast<uint16_t*>(side.cache) + side.to;
+        reinterpret_cast<Chunk*>(cache)[index] = chunk;
+      } else {
+        uint32_t codes[2] = {0, 0};
+        for (int i = 0; i < kChunk; ++i) {
+          const uint32_t code = to_fp8<kCache>(to_float<kNew>(chunk.values[i]) / scale);
+          codes[i / 4] |= code << (i % 4 * 8);
+        }
+        auto* cache = static_cast<uint8_t*>(side.cache) + side.to;
+        reinterpret_cast<uint2*>(cache)[index] = {codes[0], codes[1]};
       }
     }
   }
