@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zeroed memory straight from the system: pages nobody touches cost address space only.
+// Zeroed memory straight from the system: what nobody touches costs address space only, 2 MiB at a
+// time where the system has pages of that size.
 #pragma once
 
 #include <cstddef>
