@@ -32,8 +32,8 @@ class ItemRunner {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
     changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
-    keys_in_place_ = (reader_.k_dtype == DType::f32 || reader_.k_dtype == DType::bf16) &&
-                     reader_.k_row_bytes % (4 * kLanes) == 0;
+    keys_in_place_ = !reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
+                     shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0;
     values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
     // Many rows read values often enough to pay for a copy that is f32 and dense.
     const bool dense = reader_.v_in_k && reader_.v_dtype == DType::f32;
@@ -182,10 +182,16 @@ class ItemRunner {
     keys.offset = (item_.head_begin + head_) * reader_.k_head_bytes;
     keys.next = ask ? next.k + first : nullptr;
     keys.next_offset = next_head() * reader_.k_head_bytes;
-    if (reader_.k_dtype == DType::f32) {
-      transpose_from_cache(static_cast<const float*>(nullptr), keys, reader_.k_row_bytes, panel);
-    } else {
-      transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, reader_.k_row_bytes, panel);
+    const char* type = nullptr;
+    switch (reader_.k_dtype) {
+      case DType::f8e4m3:
+        return transpose_from_cache(reinterpret_cast<const F8E4m3*>(type), keys, shape_.dim, panel);
+      case DType::f8e5m2:
+        return transpose_from_cache(reinterpret_cast<const F8E5m2*>(type), keys, shape_.dim, panel);
+      case DType::bf16:
+        return transpose_from_cache(reinterpret_cast<const Bf16*>(type), keys, shape_.dim, panel);
+      default:
+        return transpose_from_cache(reinterpret_cast<const float*>(type), keys, shape_.dim, panel);
     }
   }
 
@@ -389,10 +395,9 @@ class ItemRunner {
     product.width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
     product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
     product.o_stride = shape_.o_stride;
-    const bool ask = one_block() && next.begin <= begin && next.end >= end;
+    const bool ask = one_block() && v_lines_ > 0 && next.begin <= begin && next.end >= end;
     product.next = ask ? next.v : nullptr;
     product.next_offset = next_head() * reader_.v_head_bytes;
-    product.next_lines = v_lines_;
     with_product_rows(product_rows(block.rows), product);
   }
 

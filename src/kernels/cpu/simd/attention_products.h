@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/simd/attention_work.h"
 #include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -112,39 +113,52 @@ struct PanelRows {
   int64_t next_offset;
 };
 
-HWY_INLINE void store_dims(F32 pairs, const float*, float* to) { store(pairs, to); }
+// What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
+// Every e4m3 and e5m2 number is a bf16 number.
+template <class T>
+constexpr int32_t kDimsPerLane = sizeof(T) == 4 ? 1 : 2;
 
-// Each lane holds two neighbouring elements of one key.
-HWY_INLINE void store_dims(F32 pairs, const Bf16*, float* to) {
-  const hn::Rebind<uint32_t, F32Tag> d32;
-  const auto bits = hn::BitCast(d32, pairs);
-  store(hn::BitCast(kF32, hn::ShiftLeft<16>(bits)), to);
-  store(hn::BitCast(kF32, hn::And(bits, hn::Set(d32, 0xffff0000u))), to + kPanelKeys);
+HWY_INLINE F32 load_lanes(const float* from) { return load(from); }
+HWY_INLINE F32 load_lanes(const Bf16* from) { return load(reinterpret_cast<const float*>(from)); }
+template <class T>
+HWY_INLINE F32 load_lanes(const T* from) {
+  return hn::BitCast(kF32, load_as_bf16(from));
 }
 
-// transpose_panel() straight from the cache, reading each line once. A row is a multiple of kLanes
-// * 4 bytes long.
+template <int kDims>
+HWY_INLINE void store_dims(F32 lanes, float* to) {
+  if constexpr (kDims == 1) {
+    store(lanes, to);
+  } else {
+    const hn::Rebind<uint32_t, F32Tag> d32;
+    const auto bits = hn::BitCast(d32, lanes);
+    store(hn::BitCast(kF32, hn::ShiftLeft<16>(bits)), to);
+    store(hn::BitCast(kF32, hn::And(bits, hn::Set(d32, 0xffff0000u))), to + kPanelKeys);
+  }
+}
+
+// transpose_panel() straight from the cache, reading each line once. `dim` is a multiple of the
+// dims that a vector of lanes holds.
 template <class T>
-inline void transpose_from_cache(const T* type, const PanelRows& keys, int64_t row_bytes,
-                                 float* panel) {
-  constexpr int64_t kBytes = kLanes * 4;
-  constexpr int32_t kDims = static_cast<int32_t>(4 / sizeof(T));  // in one lane
+inline void transpose_from_cache(const T*, const PanelRows& keys, int32_t dim, float* panel) {
+  constexpr int32_t kDims = kDimsPerLane<T>;
   for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
     float* to = panel + half;
-    for (int64_t at = 0; at < row_bytes; at += kBytes, to += kLanes * kDims * kPanelKeys) {
+    for (int32_t d = 0; d < dim; d += kLanes * kDims, to += kLanes * kDims * kPanelKeys) {
+      const int64_t at = d * static_cast<int64_t>(sizeof(T));
       F32 blocks[kLanes / 4][4];
       for (int g = 0; g < kLanes / 4; ++g) {
         F32 rows[4];
         for (int j = 0; j < 4; ++j) {
           const int32_t key = half + 4 * g + j;
           if (keys.next) __builtin_prefetch(keys.next[key] + keys.next_offset + at, 0, 3);
-          rows[j] = load(reinterpret_cast<const float*>(keys.rows[key] + keys.offset + at));
+          rows[j] = load_lanes(reinterpret_cast<const T*>(keys.rows[key] + keys.offset + at));
         }
         transpose_blocks(rows, blocks[g]);
       }
       F32 dims[kLanes];
       gather_blocks(blocks, dims);
-      for (int i = 0; i < kLanes; ++i) store_dims(dims[i], type, to + i * kDims * kPanelKeys);
+      for (int i = 0; i < kLanes; ++i) store_dims<kDims>(dims[i], to + i * kDims * kPanelKeys);
     }
   }
 }
@@ -200,7 +214,6 @@ struct ValueProduct {
   int64_t o_stride;
   const char* const* next;  // [kTileKeys] or null
   int64_t next_offset;
-  int32_t next_lines;  // of each row
 
   template <int R>
   void run() const {
@@ -218,6 +231,7 @@ struct ValueProduct {
 
   template <int R, int kVectors>
   HWY_INLINE void columns(int32_t column) const {
+    constexpr int kLine = static_cast<int>(64 / sizeof(T));
     F32 sum[R][kVectors];
     for (int r = 0; r < R; ++r) {
       for (int v = 0; v < kVectors; ++v) {
@@ -225,19 +239,14 @@ struct ValueProduct {
                             hn::Load(kF32, o + r * o_stride + column + v * kLanes));
       }
     }
-    const int64_t first_line = static_cast<int64_t>(next_lines) * column / width;
-    const int64_t last_line =
-        static_cast<int64_t>(next_lines) * (column + kVectors * kLanes) / width;
     for (int32_t key = begin; key < end; ++key) {
       const T* row = reinterpret_cast<const T*>(values[key]) + column;
       if (next) {
-        const char* ahead = next[key] + next_offset;
-        for (int64_t line = first_line; line < last_line; ++line) {
-          __builtin_prefetch(ahead + line * 64, 0, 3);
-        }
+        const T* ahead = reinterpret_cast<const T*>(next[key] + next_offset) + column;
+        for (int v = 0; v < kVectors * kLanes; v += kLine) __builtin_prefetch(ahead + v, 0, 3);
       }
       F32 x[kVectors];
-      for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kLanes);
+      load_vectors(row, x);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32 weight = hn::Set(kF32, weights[r * kTileKeys + key]);
