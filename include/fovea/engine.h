@@ -18,21 +18,24 @@
 namespace fovea {
 
 struct EngineOptions {
-  std::string model_path;  // folder with config.json, tokenizer.json and *.safetensors
+  std::string model_path;      // folder with config.json, tokenizer.json and *.safetensors
+  std::string device = "cpu";  // or "cuda", "cuda:N": weights, caches and activations live there
   // Backends the engine may choose from; null: BackendRegistry::builtin(). Must outlive the engine.
   const BackendRegistry* registry = nullptr;
   BackendWish backend;                        // for every layer group that softmax-attends
   std::optional<BackendWish> decode_backend;  // unset: as backend
-  DType kv_dtype = DType::f32;
-  KvScale kv_scale = KvScale::none;  // none with an fp8 dtype: per_token_head
+  DType kv_dtype = DType::f32;                // a GPU needs bf16 or fp8
+  KvScale kv_scale = KvScale::none;           // none with an fp8 dtype: per_token_head
   int32_t page_size = 16;
-  size_t kv_memory_bytes = 0;      // for all pools together, never exceeded; 0: half of free memory
+  size_t kv_memory_bytes =
+      0;  // for all pools together, never exceeded; 0: half of the device's free memory
   int32_t max_requests = 32;       // running at once
   int32_t max_batch_tokens = 512;  // new tokens of one step; longer prompts are chunked
   int32_t max_context = 0;         // 0: the model's, or less where kv_memory_bytes holds less
   int threads = 0;                 // 0: one per core
   bool prefix_cache = true;
   bool batch_invariant = false;
+  bool cuda_graphs = true;  // on a GPU: replay decode steps instead of enqueueing their kernels
 };
 
 struct SamplingParams {

@@ -207,6 +207,10 @@ class RequestTable {
   void release(int32_t row);
 
   std::span<int32_t> row(int32_t index);  // [max_context]
+  // For copies of the table: whoever writes slots of a row from `first` on says so, whoever copies
+  // asks for the first position written since the row was last asked for; max_context: none.
+  void mark_changed(int32_t row, int32_t first);
+  int32_t take_changed(int32_t row);
   const int32_t* data() const { return slots_.get(); }
   int64_t row_stride() const { return max_context_; }
   int32_t max_requests() const { return max_requests_; }
@@ -219,6 +223,7 @@ class RequestTable {
   std::unique_ptr<int32_t, void (*)(void*)> slots_;  // untouched rows cost no memory
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
+  std::vector<int32_t> changed_;  // [max_requests]
 };
 
 // Free pages and reference counts of one pool. Exhaustion is a value: every allocation is all or

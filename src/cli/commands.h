@@ -23,8 +23,9 @@ struct EngineFlags {
   EngineOptions options;
   std::string backend = "auto";
   std::string decode_backend;
-  std::string kv_dtype = "fp32";
+  std::string kv_dtype;  // empty: fp32, on a GPU bf16
   bool no_prefix_cache = false;
+  bool no_cuda_graphs = false;
 
   EngineOptions parsed() const;
 };

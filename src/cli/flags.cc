@@ -23,7 +23,9 @@ EngineOptions EngineFlags::parsed() const {
   EngineOptions result = options;
   result.backend = parse_backend_wish(backend);
   if (!decode_backend.empty()) result.decode_backend = parse_backend_wish(decode_backend);
-  result.kv_dtype = parse_dtype_flag("--kv-dtype", kv_dtype);
+  result.kv_dtype = kv_dtype.empty() ? (result.device == "cpu" ? DType::f32 : DType::bf16)
+                                     : parse_dtype_flag("--kv-dtype", kv_dtype);
+  result.cuda_graphs = !no_cuda_graphs;
   result.prefix_cache = !no_prefix_cache;
   return result;
 }
@@ -37,11 +39,12 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--backend", flags.backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   command.add_option("--decode-backend", flags.decode_backend, "another backend for decode steps");
-  command.add_option("--kv-dtype", flags.kv_dtype, "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2")
-      ->capture_default_str();
+  command.add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
+  command.add_option("--kv-dtype", flags.kv_dtype,
+                     "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2; default fp32, on a GPU bf16");
   command
       .add_option("--kv-memory", options.kv_memory_bytes,
-                  "budget of all caches, e.g. 512MB; default half of the free memory")
+                  "budget of all caches, e.g. 512MB; default half of the device's free memory")
       ->transform(CLI::AsSizeValue(false));
   command.add_option("--page-size", options.page_size, "tokens of a page")->capture_default_str();
   command.add_option("--max-requests", options.max_requests, "running at once")
@@ -52,6 +55,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                      "tokens of one request; default the model's");
   command.add_option("--threads", options.threads, "default one per core");
   command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "do not reuse prefixes");
+  command.add_flag("--no-cuda-graphs", flags.no_cuda_graphs,
+                   "on a GPU: enqueue the kernels of every decode step");
   command.add_flag("--batch-invariant", options.batch_invariant,
                    "a request's bits do not depend on the rest of the batch");
 }

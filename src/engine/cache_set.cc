@@ -21,11 +21,12 @@ CacheSet::CacheSet(CacheSetOptions options)
         fail(ErrorCode::unsupported, "the model has two groups of linear layers, one fits");
       state_ = make_state_pool(*group.state, options_.plan.state_slots);
     } else if (group.kv->window > 0) {
-      window_pools_.push_back(make_window_kv_pool(*group.kv, options_.plan.window_pages[g], slots));
+      window_pools_.push_back(
+          make_window_kv_pool(*group.kv, options_.plan.window_pages[g], slots, options_.device));
       windows_.emplace_back(*window_pools_.back());
       pool = window_pools_.back().get();
     } else {
-      full_pools_.push_back(make_kv_pool(*group.kv, options_.plan.pages));
+      full_pools_.push_back(make_kv_pool(*group.kv, options_.plan.pages, options_.device));
       pool = full_pools_.back().get();
     }
     kv_.push_back(pool);
@@ -112,6 +113,7 @@ bool CacheSet::grow(CacheLease& lease, int32_t length, int64_t spare_pages) {
   if (!pages_.extend(lease.tokens, length, held > 0 ? row[held - 1] : -1, slots_)) return false;
   std::ranges::transform(slots_, row.begin() + lease.tokens,
                          [](int64_t slot) { return static_cast<int32_t>(slot); });
+  table_.mark_changed(lease.row, lease.tokens);
   lease.tokens = length;
   return true;
 }
@@ -206,6 +208,10 @@ void CacheSet::clear() {
   if (prefix_) forget(prefix_->clear());
 }
 
+void CacheSet::publish_slot_maps(Stream stream) {
+  for (const std::unique_ptr<WindowKvPool>& pool : window_pools_) pool->publish(stream);
+}
+
 void CacheSet::forget(std::span<const int64_t> pages) {
   for (WindowPages& window : windows_)
     for (const int64_t page : pages) window.forget(page);
@@ -221,6 +227,7 @@ void CacheSet::list_page(const CacheLease& lease, int32_t index, int64_t page) {
   const int64_t first = int64_t{index} * options_.page_size;
   for (int64_t i = 0; i < options_.page_size; ++i)
     row[static_cast<size_t>(first + i)] = static_cast<int32_t>(page * options_.page_size + i);
+  table_.mark_changed(lease.row, static_cast<int32_t>(first));
 }
 
 PrefixDomain CacheSet::domain(std::string_view salt) const {

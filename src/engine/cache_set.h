@@ -24,6 +24,7 @@ struct CacheSetOptions {
   int32_t page_size = 16;
   int32_t max_requests = 1;
   bool prefix_cache = false;
+  Device device;  // of the pools
   // What else makes cached KV interchangeable, see PrefixDomain.
   std::string model, kv_format;
 };
@@ -75,6 +76,10 @@ class CacheSet {
 
   // Drops every cached prefix nobody holds.
   void clear();
+
+  // On a GPU: what changed in the window pools' slot maps goes to the device, ordered by the
+  // stream.
+  void publish_slot_maps(Stream stream);
 
   KvPool* kv(size_t group) const { return kv_[group]; }  // null: linear
   StatePool* state(size_t group) const;                  // null: not linear

@@ -84,7 +84,8 @@ std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions
 std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
                                                   const std::vector<CacheGroup>& caches,
                                                   const EngineOptions& options,
-                                                  const BatchLimits& limits) {
+                                                  const BatchLimits& limits,
+                                                  const DeviceInfo& device) {
   std::vector<GroupSelection> selections;
   for (size_t g = 0; g < model.groups.size(); ++g) {
     const LayerGroup& group = model.groups[g];
@@ -94,7 +95,7 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     selection.request.spec.batch_invariant = options.batch_invariant;
     if (caches[g].kv) selection.request.cache = *caches[g].kv;
     selection.request.limits = limits;
-    selection.request.device = cpu_device();
+    selection.request.device = device;
     const BackendRegistry& registry = *options.registry;
     const bool linear = is_linear(group.spec.kind);
     selection.prefill =

@@ -31,7 +31,8 @@ struct GroupSelection {
 std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
                                                   const std::vector<CacheGroup>& caches,
                                                   const EngineOptions& options,
-                                                  const BatchLimits& limits);
+                                                  const BatchLimits& limits,
+                                                  const DeviceInfo& device);
 
 // Creates and reserves what was selected.
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,

@@ -7,6 +7,9 @@
 #include "core/check.h"
 #include "engine/available_memory.h"
 #include "engine/text_engine.h"
+#include "fovea/gpu.h"
+#include "gpu/gpu.h"
+#include "model/cuda_device.h"
 
 namespace fovea {
 namespace {
@@ -39,8 +42,14 @@ int32_t wanted_context(const EngineOptions& options, const ModelInfo& model) {
   return options.max_context > 0 ? options.max_context : model.max_context;
 }
 
-CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& model) {
+size_t free_memory(Device device) {
+  return device.kind == DeviceKind::cpu ? available_memory()
+                                        : gpu::Context(device.index).free_bytes();
+}
+
+CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& model, Device device) {
   CacheSetOptions caches;
+  caches.device = device;
   caches.groups = cache_groups(model, options);
   caches.page_size = options.page_size;
   caches.max_requests = std::min(options.max_requests, options.max_batch_tokens);
@@ -56,7 +65,7 @@ CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& mod
   demand.max_context = wanted_context(options, model);
   demand.shrink_context = options.max_context == 0;
   demand.prefix_cache = caches.prefix_cache;
-  demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : available_memory() / 2;
+  demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_memory(device) / 2;
   caches.plan = plan_memory(demand);
   return caches;
 }
@@ -68,6 +77,14 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
   limits.max_q_len = std::min(options.max_batch_tokens, caches.plan.max_context);
   limits.max_kv_len = caches.plan.max_context;
   return limits;
+}
+
+std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
+                                               const DeviceInfo& device, ThreadPool& threads) {
+  if (device.kind == DeviceKind::cpu) return make_host_device(threads);
+  return make_cuda_device({.index = device.index,
+                           .max_rows = options.max_batch_tokens,
+                           .row_invariant = options.batch_invariant});
 }
 
 int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
@@ -87,15 +104,17 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
     options.registry = own_registry.get();
   }
   auto threads = std::make_unique<ThreadPool>(options.threads);
-  std::unique_ptr<Model> model = load_model(options.model_path, *threads);
+  const DeviceInfo device = find_device(options.device);
+  std::unique_ptr<Model> model =
+      load_model(options.model_path, make_model_device(options, device, *threads));
   const std::filesystem::path folder = options.model_path;
   Tokenizer tokenizer = Tokenizer::open((folder / "tokenizer.json").string());
 
   const ModelInfo& info = model->info();
-  CacheSetOptions caching = cache_options(options, info);
+  CacheSetOptions caching = cache_options(options, info, device.device());
   const BatchLimits limits = batch_limits(options, caching);
   std::vector<GroupSelection> selections =
-      select_group_backends(info, caching.groups, options, limits);
+      select_group_backends(info, caching.groups, options, limits, device);
 
   EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
                     std::move(tokenizer)};
@@ -105,8 +124,8 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
   parts.stats.kv_bytes = caching.plan.bytes;
   parts.stats.weight_bytes = Checkpoint::open(options.model_path).bytes();
   parts.caches = std::make_unique<CacheSet>(std::move(caching));
-  parts.runner = std::make_unique<ModelRunner>(*parts.model, *parts.caches, *parts.threads,
-                                               parts.selections, limits);
+  parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
+                                   {limits, options.cuda_graphs});
   parts.stats.workspace_bytes = parts.runner->workspace_bytes();
   return std::make_unique<TextEngine>(std::move(parts));
 }

@@ -4,18 +4,29 @@
 #include <algorithm>
 
 namespace fovea {
+namespace {
 
-ModelRunner::ModelRunner(Model& model, CacheSet& caches, ThreadPool& threads,
-                         const std::vector<GroupSelection>& selections, const BatchLimits& limits)
-    : model_(model), caches_(caches) {
-  for (size_t g = 0; g < selections.size(); ++g) {
-    const BackendContext context{selections[g].request.spec, caches.kv(g), caches.state(g),
-                                 &threads};
-    backends_.push_back(create_group_backend(selections[g], context));
-    backend_pointers_.push_back(backends_.back().get());
-    workspace_bytes_ += backends_.back()->workspace_bytes(limits);
-  }
-  workspace_bytes_ += model.reserve(limits.max_tokens);
+class HostModelRunner final : public ModelRunner {
+ public:
+  HostModelRunner(ReservedModel model, CacheSet& caches, const BatchLimits& limits);
+  void run(std::span<const PassPart> parts, std::span<float> logits) override;
+  size_t workspace_bytes() const override { return model_.workspace_bytes(); }
+
+ private:
+  void add(const PassPart& part);
+  BatchView batch() const;
+
+  ReservedModel model_;
+  CacheSet& caches_;
+  // The batch, rebuilt by every pass within its first capacity.
+  std::vector<int32_t> tokens_, positions_, logit_rows_;
+  std::vector<int64_t> out_slots_;
+  std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_;
+  int32_t max_q_len_ = 0, max_kv_len_ = 0, decodes_ = 0;
+};
+
+HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches, const BatchLimits& limits)
+    : model_(std::move(model)), caches_(caches) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto requests = static_cast<size_t>(limits.max_requests);
   tokens_.reserve(tokens);
@@ -28,7 +39,7 @@ ModelRunner::ModelRunner(Model& model, CacheSet& caches, ThreadPool& threads,
   state_slots_.reserve(requests);
 }
 
-void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
+void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
   for (std::vector<int32_t>* array :
        {&tokens_, &positions_, &logit_rows_, &kv_lens_, &rows_, &state_slots_})
     array->clear();
@@ -36,13 +47,10 @@ void ModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) 
   q_indptr_.assign(1, 0);
   max_q_len_ = max_kv_len_ = decodes_ = 0;
   for (const PassPart& part : parts) add(part);
-
-  const BatchView view = batch();
-  for (AttentionBackend* backend : backend_pointers_) backend->plan(view);
-  model_.forward({tokens_, positions_, logit_rows_}, backend_pointers_, logits);
+  model_.forward(batch(), {tokens_, positions_, logit_rows_}, logits);
 }
 
-void ModelRunner::add(const PassPart& part) {
+void HostModelRunner::add(const PassPart& part) {
   const auto count = static_cast<int32_t>(part.tokens.size());
   const std::span<const int32_t> slots = caches_.table().row(part.lease->row);
   tokens_.insert(tokens_.end(), part.tokens.begin(), part.tokens.end());
@@ -61,7 +69,7 @@ void ModelRunner::add(const PassPart& part) {
   decodes_ += count == 1;
 }
 
-BatchView ModelRunner::batch() const {
+BatchView HostModelRunner::batch() const {
   BatchView view;
   view.requests = static_cast<int32_t>(kv_lens_.size());
   view.tokens = static_cast<int32_t>(tokens_.size());
@@ -78,6 +86,39 @@ BatchView ModelRunner::batch() const {
   view.out_slots = out_slots_.data();
   view.state_slots = state_slots_.data();
   return view;
+}
+
+}  // namespace
+
+ReservedModel::ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads,
+                             const std::vector<GroupSelection>& selections,
+                             const BatchLimits& limits)
+    : model_(model) {
+  for (size_t g = 0; g < selections.size(); ++g) {
+    BackendContext context{selections[g].request.spec, caches.kv(g), caches.state(g), &threads};
+    context.device = selections[g].request.device.device();
+    backends_.push_back(create_group_backend(selections[g], context));
+    backend_pointers_.push_back(backends_.back().get());
+    workspace_bytes_ += backends_.back()->workspace_bytes(limits);
+  }
+  workspace_bytes_ += model.reserve(limits.max_tokens);
+}
+
+void ReservedModel::forward(const BatchView& batch, const ModelInputs& inputs,
+                            std::span<float> logits) {
+  const Stream stream = model_.device().stream();
+  for (AttentionBackend* backend : backend_pointers_) backend->plan(batch, stream);
+  model_.forward(inputs, backend_pointers_, logits);
+}
+
+std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, ThreadPool& threads,
+                                               const std::vector<GroupSelection>& selections,
+                                               const ModelRunnerOptions& options) {
+  ReservedModel reserved(model, caches, threads, selections, options.limits);
+  if (model.device().kind() == DeviceKind::cuda) {
+    return make_cuda_model_runner(std::move(reserved), caches, options);
+  }
+  return std::make_unique<HostModelRunner>(std::move(reserved), caches, options.limits);
 }
 
 }  // namespace fovea

@@ -25,31 +25,44 @@ struct PassPart {
 
 class ModelRunner {
  public:
-  // model, caches and threads outlive this. Everything is allocated here.
-  ModelRunner(Model& model, CacheSet& caches, ThreadPool& threads,
-              const std::vector<GroupSelection>& selections, const BatchLimits& limits);
+  virtual ~ModelRunner() = default;
 
   // Runs the parts as one batch within the limits. logits: [sum of logit_rows, vocabulary], in the
   // order of the parts.
-  void run(std::span<const PassPart> parts, std::span<float> logits);
+  virtual void run(std::span<const PassPart> parts, std::span<float> logits) = 0;
+  virtual size_t workspace_bytes() const = 0;
+};
 
+struct ModelRunnerOptions {
+  BatchLimits limits;
+  bool cuda_graphs = true;
+};
+
+// For the device the model is on; model, caches and threads outlive the result. Everything is
+// allocated here.
+std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, ThreadPool& threads,
+                                               const std::vector<GroupSelection>& selections,
+                                               const ModelRunnerOptions& options);
+
+// The backends of all groups and the model, reserved for batches within the limits.
+class ReservedModel {
+ public:
+  ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads,
+                const std::vector<GroupSelection>& selections, const BatchLimits& limits);
+
+  // Plans the batch and runs the model on it.
+  void forward(const BatchView& batch, const ModelInputs& inputs, std::span<float> logits);
   size_t workspace_bytes() const { return workspace_bytes_; }
+  Model& model() const { return model_; }
 
  private:
-  void add(const PassPart& part);
-  BatchView batch() const;
-
   Model& model_;
-  CacheSet& caches_;
   std::vector<std::unique_ptr<AttentionBackend>> backends_;
   std::vector<AttentionBackend*> backend_pointers_;
   size_t workspace_bytes_ = 0;
-
-  // The batch, rebuilt by every pass within its first capacity.
-  std::vector<int32_t> tokens_, positions_, logit_rows_;
-  std::vector<int64_t> out_slots_;
-  std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_;
-  int32_t max_q_len_ = 0, max_kv_len_ = 0, decodes_ = 0;
 };
+
+std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,
+                                                    const ModelRunnerOptions& options);
 
 }  // namespace fovea

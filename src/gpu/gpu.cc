@@ -59,6 +59,14 @@ Context::~Context() { driver().context_release(device_); }
 void Context::bind() const { check(driver().context_set(context_), "cuCtxSetCurrent"); }
 void Context::bind_to_free() const noexcept { driver().context_set(context_); }
 
+size_t Context::free_bytes() const {
+  bind();
+  size_t free = 0;
+  size_t total = 0;
+  check(driver().memory_info(&free, &total), "cuMemGetInfo");
+  return free;
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   const CUresult result = driver().memory_allocate(&address_, bytes);

@@ -26,6 +26,7 @@ class Context {
   // For destructors: binds if the driver still answers, so that what lives here can be freed.
   void bind_to_free() const noexcept;
   const DeviceInfo& info() const { return info_; }
+  size_t free_bytes() const;  // of the device, for any process
   int shared_bytes_per_block() const { return shared_bytes_; }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "core/check.h"
 #include "fovea/kv_cache.h"
@@ -19,6 +20,7 @@ RequestTable::RequestTable(int32_t max_requests, int32_t max_context)
     fail(ErrorCode::out_of_memory, "the request table needs {} rows of {} bytes", rows, row_bytes);
   }
   in_use_.resize(rows);
+  changed_.assign(rows, max_context);
   free_.reserve(rows);
   for (int32_t row = max_requests - 1; row > 0; --row) free_.push_back(row);
 }
@@ -35,8 +37,18 @@ void RequestTable::release(int32_t row) {
   check_argument(row > 0 && row < max_requests_ && in_use_[static_cast<size_t>(row)],
                  "request row {} of [1, {}) is not in use", row, max_requests_);
   std::ranges::fill(this->row(row), 0);
+  mark_changed(row, 0);
   in_use_[static_cast<size_t>(row)] = false;
   free_.push_back(row);
+}
+
+void RequestTable::mark_changed(int32_t row, int32_t first) {
+  int32_t& changed = changed_[static_cast<size_t>(row)];
+  changed = std::min(changed, first);
+}
+
+int32_t RequestTable::take_changed(int32_t row) {
+  return std::exchange(changed_[static_cast<size_t>(row)], max_context_);
 }
 
 std::span<int32_t> RequestTable::row(int32_t index) {

@@ -114,6 +114,7 @@ class ModelDevice {
  public:
   virtual ~ModelDevice() = default;
   virtual DeviceKind kind() const = 0;
+  virtual int sm() const = 0;               // compute capability * 10; 0 on the CPU
   virtual ThreadPool* threads() const = 0;  // of CPU kernels; null on a GPU
   virtual Stream stream() const = 0;        // null on the CPU
   // Of what enters matrix products and attention.

@@ -36,6 +36,7 @@ class HostDevice final : public ModelDevice {
   explicit HostDevice(ThreadPool& threads) : threads_(threads) {}
 
   DeviceKind kind() const override { return DeviceKind::cpu; }
+  int sm() const override { return 0; }
   ThreadPool* threads() const override { return &threads_; }
   Stream stream() const override { return nullptr; }
   DType activation_dtype() const override { return DType::f32; }

@@ -25,6 +25,18 @@ inline constexpr ErrorBudget kBf16Budget = {2, 0x1p-8, 1, 5e-6};
 // Of the natural log-sum-exp, relative to the larger of 1 and its value.
 inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
 
+// Operations of a model's layers on a GPU against those of the CPU on the same bf16 inputs,
+// relative to a row's largest value: f32 results (sums over up to 1024 products in another order)
+// and bf16 ones.
+inline constexpr ErrorBudget kLayerOpF32Budget = {1, 0x1p-24, 64, 0};
+inline constexpr ErrorBudget kLayerOpBf16Budget = {1, 0x1p-8, 1, 0};
+// Two products with an activation between them, each intermediate row rounded to bf16.
+inline constexpr ErrorBudget kExpertsBudget = {1, 0x1p-8, 4, 0};
+
+// How far a logit of a model that runs in bf16 may be from eager fp32, for models of testdata's
+// size (their logits span about 20; measured 0.006 to 0.043).
+inline constexpr float kBf16ModelLogits = 0.1f;
+
 // What storing keys and values as scaled e4m3 may cost: root mean square of the difference from
 // attention over the unquantised ones, relative to that of the result.
 inline constexpr double kE4m3RelativeRms = 5e-2;

@@ -31,6 +31,7 @@ Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
   threads_ = traits.threads;
   shared_bytes_ = traits.shared_bytes;
   row_tile_ = traits.row_tile;
+  key_tile_ = traits.key_tile;
   if (shared_bytes_ > kDefaultSharedBytes) {
     gpu::check(driver.function_set_attribute(function_, gpu::kFunctionMaxDynamicSharedSizeBytes,
                                              shared_bytes_),

@@ -26,13 +26,15 @@ class Kernel {
         function_(other.function_),
         threads_(other.threads_),
         shared_bytes_(other.shared_bytes_),
-        row_tile_(other.row_tile_) {}
+        row_tile_(other.row_tile_),
+        key_tile_(other.key_tile_) {}
   Kernel& operator=(Kernel&& other) noexcept {
     std::swap(module_, other.module_);
     std::swap(function_, other.function_);
     std::swap(threads_, other.threads_);
     std::swap(shared_bytes_, other.shared_bytes_);
     std::swap(row_tile_, other.row_tile_);
+    std::swap(key_tile_, other.key_tile_);
     return *this;
   }
 
@@ -44,6 +46,7 @@ class Kernel {
   }
 
   int row_tile() const { return row_tile_; }
+  int key_tile() const { return key_tile_; }
 
  private:
   void launch_with(GridSize grid, void** arguments, Stream stream) const;
@@ -53,6 +56,7 @@ class Kernel {
   int threads_ = 0;
   int shared_bytes_ = 0;
   int row_tile_ = 0;
+  int key_tile_ = 0;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -85,6 +85,17 @@ struct GatherParams {
   int32_t rows, dim;
 };
 
+// table[rows[t]][positions[t]] = slots[t]: what a pass adds to the request table. Negative slots are
+// padding.
+struct RecordSlotsParams {
+  const int32_t* rows;       // [tokens]
+  const int32_t* positions;  // [tokens]
+  const int64_t* slots;      // [tokens]
+  int32_t* table;            // [.., stride]
+  int64_t stride;
+  int32_t tokens;
+};
+
 struct SoftCapParams {
   float* x;
   int64_t count;

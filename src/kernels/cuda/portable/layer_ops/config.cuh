@@ -14,6 +14,7 @@ enum Op {
   sigmoid_gate,
   gather,
   soft_cap,
+  record_slots,
   routing,
   group_choices,
   combine,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element by element, grid-stride: activations, gates, gathered rows, the soft cap of the logits.
+// Element by element, grid-stride: activations, gates, gathered rows, slots, the soft cap of the
+// logits.
 #pragma once
 
 #include "kernels/cuda/portable/layer_ops/config.cuh"
@@ -95,6 +96,21 @@ struct GatherConfig {
                               ? static_cast<const float*>(params.table)[from]
                               : from_bf16(static_cast<const uint16_t*>(params.table)[from]);
       params.out[row * params.out_stride + column] = value * params.factor;
+    }
+  }
+};
+
+struct RecordSlotsConfig {
+  using Params = RecordSlotsParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = kElementTraits;
+
+  __device__ static void run(const Params& params) {
+    for (int64_t t = first_element(); t < params.tokens; t += element_step()) {
+      const int64_t slot = params.slots[t];
+      if (slot < 0) continue;
+      params.table[params.rows[t] * params.stride + params.positions[t]] =
+          static_cast<int32_t>(slot);
     }
   }
 };

@@ -24,6 +24,8 @@ struct OpConfig<gather> : GatherConfig {};
 template <>
 struct OpConfig<soft_cap> : SoftCapConfig {};
 template <>
+struct OpConfig<record_slots> : RecordSlotsConfig {};
+template <>
 struct OpConfig<routing> : RoutingConfig {};
 template <>
 struct OpConfig<group_choices> : GroupConfig {};

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/cuda_batch.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "kernels/cuda/common/layer_params.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/store.h"
+
+namespace fovea {
+
+namespace cuda = kernels::cuda;
+
+CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
+  constexpr size_t kAlignment = 256;
+  const auto tokens = static_cast<size_t>(limits.max_tokens);
+  const auto requests = static_cast<size_t>(limits.max_requests);
+  Layout at{};
+  const auto take = [&](size_t bytes) {
+    const size_t begin = at.total;
+    at.total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  };
+  at.tokens = take(tokens * sizeof(int32_t));
+  at.positions = take(tokens * sizeof(int32_t));
+  at.logit_rows = take(tokens * sizeof(int32_t));
+  at.token_rows = take(tokens * sizeof(int32_t));
+  at.out_slots = take(tokens * sizeof(int64_t));
+  at.q_indptr = take((requests + 1) * sizeof(int32_t));
+  at.kv_lens = take(requests * sizeof(int32_t));
+  at.rows = take(requests * sizeof(int32_t));
+  return at;
+}
+
+CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm)
+    : record_slots_(make_variant(cuda::family("portable/layer_ops"), {"record_slots"}, sm),
+                    cuda::kernel_store()),
+      limits_(limits),
+      at_(layout(limits)),
+      table_stride_(table.row_stride()),
+      pinned_(at_.total),
+      arrays_(at_.total),
+      table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
+             sizeof(int32_t)) {
+  std::fill_n(pinned_.data<std::byte>(), at_.total, std::byte{0});
+  gpu::fill_bytes(arrays_.data(), 0, arrays_.bytes(), nullptr);
+  gpu::fill_bytes(table_.data(), 0, table_.bytes(), nullptr);
+  gpu::synchronize(nullptr);
+}
+
+PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
+  check_argument(parts.size() <= static_cast<size_t>(limits_.max_requests),
+                 "a pass has {} requests, the limit is {}", parts.size(), limits_.max_requests);
+  PassSize size;
+  int32_t decodes = 0;
+  host<int32_t>(at_.q_indptr)[0] = 0;
+  for (const PassPart& part : parts) {
+    const auto count = static_cast<int32_t>(part.tokens.size());
+    check_argument(size.tokens + count <= limits_.max_tokens,
+                   "a pass has {} tokens and more, the limit is {}", size.tokens + count,
+                   limits_.max_tokens);
+    const std::span<const int32_t> slots = table.row(part.lease->row);
+    std::copy(part.tokens.begin(), part.tokens.end(), host<int32_t>(at_.tokens) + size.tokens);
+    for (int32_t i = 0; i < count; ++i) {
+      host<int32_t>(at_.positions)[size.tokens + i] = part.begin + i;
+      host<int32_t>(at_.token_rows)[size.tokens + i] = part.lease->row;
+      host<int64_t>(at_.out_slots)[size.tokens + i] = slots[static_cast<size_t>(part.begin + i)];
+    }
+    size.tokens += count;
+    for (int32_t row = size.tokens - part.logit_rows; row < size.tokens; ++row) {
+      host<int32_t>(at_.logit_rows)[size.logit_rows++] = row;
+    }
+    host<int32_t>(at_.kv_lens)[size.requests] = part.begin + count;
+    host<int32_t>(at_.rows)[size.requests] = part.lease->row;
+    host<int32_t>(at_.q_indptr)[++size.requests] = size.tokens;
+    size.max_q_len = std::max(size.max_q_len, count);
+    size.max_kv_len = std::max(size.max_kv_len, part.begin + count);
+    decodes += count == 1;
+  }
+  size.mode = decodes == size.requests ? ForwardMode::decode
+              : decodes == 0           ? ForwardMode::extend
+                                       : ForwardMode::mixed;
+  return size;
+}
+
+void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
+  for (int32_t i = filled.tokens; i < padded.tokens; ++i) {
+    host<int32_t>(at_.tokens)[i] = host<int32_t>(at_.positions)[i] = 0;
+    host<int32_t>(at_.token_rows)[i] = 0;
+    host<int64_t>(at_.out_slots)[i] = -1;
+  }
+  for (int32_t i = filled.logit_rows; i < padded.logit_rows; ++i) {
+    host<int32_t>(at_.logit_rows)[i] = i;
+  }
+  for (int32_t i = filled.requests; i < padded.requests; ++i) {
+    host<int32_t>(at_.kv_lens)[i] = host<int32_t>(at_.rows)[i] = 0;
+    host<int32_t>(at_.q_indptr)[i + 1] = filled.tokens;
+  }
+}
+
+// The slots of new tokens are entered on the device, so a decode step copies none: what is left are
+// prefixes found in the cache and pages exchanged for equal ones.
+void CudaBatch::upload(std::span<const PassPart> parts, RequestTable& table, Stream stream) {
+  gpu::copy_to_device(arrays_.data(), pinned_.data(), at_.total, stream);
+  for (const PassPart& part : parts) {
+    const int32_t row = part.lease->row;
+    const int32_t changed = table.take_changed(row);
+    if (changed >= part.begin) continue;
+    gpu::copy_to_device(table_.data<int32_t>() + row * table_stride_ + changed,
+                        table.row(row).data() + changed,
+                        static_cast<size_t>(part.begin - changed) * sizeof(int32_t), stream);
+  }
+}
+
+void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
+  constexpr int32_t kThreads = 256;
+  const cuda::RecordSlotsParams params{device<int32_t>(at_.token_rows),
+                                       device<int32_t>(at_.positions),
+                                       device<int64_t>(at_.out_slots),
+                                       table_.data<int32_t>(),
+                                       table_stride_,
+                                       size.tokens};
+  record_slots_.launch({static_cast<uint32_t>((size.tokens + kThreads - 1) / kThreads)}, params,
+                       stream);
+}
+
+BatchView CudaBatch::view(const PassSize& size) const {
+  BatchView view;
+  view.mode = size.mode;
+  view.requests = size.requests;
+  view.tokens = size.tokens;
+  view.max_q_len = size.max_q_len;
+  view.max_kv_len = size.max_kv_len;
+  view.q_indptr = device<int32_t>(at_.q_indptr);
+  view.kv_lens = device<int32_t>(at_.kv_lens);
+  view.request_rows = device<int32_t>(at_.rows);
+  view.request_slots = table_.data<int32_t>();
+  view.request_slots_stride = table_stride_;
+  view.out_slots = device<int64_t>(at_.out_slots);
+  return view;
+}
+
+ModelInputs CudaBatch::inputs(const PassSize& size) const {
+  const auto tokens = static_cast<size_t>(size.tokens);
+  return {{device<int32_t>(at_.tokens), tokens},
+          {device<int32_t>(at_.positions), tokens},
+          {device<int32_t>(at_.logit_rows), static_cast<size_t>(size.logit_rows)}};
+}
+
+}  // namespace fovea

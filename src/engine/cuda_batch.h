@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrays of one pass on a GPU: filled in page-locked memory, brought to fixed device addresses
+// with one copy.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/cache_set.h"
+#include "engine/model_runner.h"
+#include "fovea/batch.h"
+#include "gpu/gpu.h"
+#include "kernels/cuda/kernel.h"
+
+namespace fovea {
+
+// A pass of `requests` requests with `tokens` new tokens and logits of `logit_rows` of them. In a
+// captured pass these are the sizes of its bucket.
+struct PassSize {
+  int32_t requests = 0, tokens = 0, logit_rows = 0;
+  int32_t max_q_len = 0, max_kv_len = 0;
+  ForwardMode mode = ForwardMode::extend;
+};
+
+class CudaBatch {
+ public:
+  // For the current GPU. Allocates the arrays and a zeroed copy of the request table.
+  CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm);
+
+  // Fills the arrays; the size is that of the parts. Throws Error{invalid_argument} where they
+  // exceed the limits.
+  PassSize fill(std::span<const PassPart> parts, RequestTable& table);
+  // The rest of a larger pass: requests and tokens of length 0.
+  void pad(const PassSize& filled, const PassSize& padded);
+  // Enqueues the copies of the arrays and of what changed in the parts' rows of the request table
+  // in front of their new tokens.
+  void upload(std::span<const PassPart> parts, RequestTable& table, Stream stream);
+
+  // Enqueues the entry of the new tokens' slots in the copy of the request table.
+  void record_slots(const PassSize& size, Stream stream) const;
+
+  // As the device sees it. The addresses never change.
+  BatchView view(const PassSize& size) const;
+  ModelInputs inputs(const PassSize& size) const;
+  size_t bytes() const { return arrays_.bytes() + table_.bytes(); }
+
+ private:
+  // Offsets in bytes into both blocks.
+  struct Layout {
+    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows, total;
+  };
+  static Layout layout(const BatchLimits& limits);
+  template <typename T>
+  T* host(size_t offset) const {
+    return reinterpret_cast<T*>(pinned_.data<std::byte>() + offset);
+  }
+  template <typename T>
+  const T* device(size_t offset) const {
+    return reinterpret_cast<const T*>(arrays_.data<std::byte>() + offset);
+  }
+
+  kernels::cuda::Kernel record_slots_;
+  BatchLimits limits_;
+  Layout at_;
+  int64_t table_stride_;
+  gpu::PinnedBuffer pinned_;
+  gpu::DeviceBuffer arrays_;
+  gpu::DeviceBuffer table_;  // [max_requests, max_context]
+};
+
+}  // namespace fovea

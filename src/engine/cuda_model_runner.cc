@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes on a GPU. A decode step is the replay of a graph: one is captured for each power of two of
+// requests, and serves any lengths because all arrays stay where they are. Other passes are
+// enqueued. One copy brings the arrays in, one takes the logits out.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+
+#include "core/check.h"
+#include "engine/cuda_batch.h"
+
+namespace fovea {
+namespace {
+
+// What a captured pass has baked in; a replay with others would read freed or foreign memory.
+using Addresses = std::vector<const void*>;
+
+class CudaModelRunner final : public ModelRunner {
+ public:
+  CudaModelRunner(ReservedModel model, CacheSet& caches, const ModelRunnerOptions& options);
+  void run(std::span<const PassPart> parts, std::span<float> logits) override;
+  size_t workspace_bytes() const override;
+
+ private:
+  struct Captured {
+    gpu::Graph graph;
+    Addresses addresses;
+  };
+
+  void warm_up();
+  void capture(int32_t requests);
+  void enqueue(const PassSize& size);
+  PassSize bucket(int32_t requests) const;
+  bool is_decode(std::span<const PassPart> parts) const;
+  Addresses addresses(const PassSize& size) const;
+  void read_logits(std::span<float> logits) const;
+
+  Stream stream() const { return model_.model().device().stream(); }
+  int32_t vocabulary() const { return model_.model().info().vocabulary; }
+
+  ReservedModel model_;
+  CacheSet& caches_;
+  BatchLimits limits_;
+  CudaBatch batch_;
+  gpu::DeviceBuffer logits_;            // [max_tokens, vocabulary]
+  gpu::PinnedBuffer readable_;          // [max_requests, vocabulary]: those of a decode step
+  std::map<int32_t, Captured> graphs_;  // by requests
+};
+
+CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
+                                 const ModelRunnerOptions& options)
+    : model_(std::move(model)),
+      caches_(caches),
+      limits_(options.limits),
+      batch_(options.limits, caches.table(), model_.model().device().sm()) {
+  const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
+  logits_ = gpu::DeviceBuffer(static_cast<size_t>(limits_.max_tokens) * row_bytes);
+  readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
+  warm_up();
+  if (!options.cuda_graphs) return;
+  const int32_t most = std::min(limits_.max_requests, limits_.max_tokens);
+  for (int32_t requests = 1; requests < most; requests *= 2) capture(requests);
+  capture(most);
+}
+
+size_t CudaModelRunner::workspace_bytes() const {
+  return model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
+}
+
+// Empty requests in passes of every power of two of rows: whatever is chosen, loaded or allocated
+// when an operation first runs at a size is so now.
+void CudaModelRunner::warm_up() {
+  for (int32_t rows = 1;; rows *= 2) {
+    PassSize size;
+    size.requests = 1;
+    size.tokens = size.logit_rows = std::min(rows, limits_.max_tokens);
+    batch_.pad({}, size);
+    batch_.upload({}, caches_.table(), stream());
+    enqueue(size);
+    gpu::synchronize(stream());
+    if (rows >= limits_.max_tokens) return;
+  }
+}
+
+PassSize CudaModelRunner::bucket(int32_t requests) const {
+  const auto rounded = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(requests)));
+  PassSize size;
+  size.requests = size.tokens = size.logit_rows =
+      std::min({rounded, limits_.max_requests, limits_.max_tokens});
+  size.max_q_len = 1;
+  size.max_kv_len = limits_.max_kv_len;
+  size.mode = ForwardMode::decode;
+  return size;
+}
+
+void CudaModelRunner::capture(int32_t requests) {
+  const PassSize size = bucket(requests);
+  enqueue(size);
+  gpu::synchronize(stream());
+  Captured captured;
+  captured.graph = gpu::Graph::capture(stream(), [&](Stream) { enqueue(size); });
+  captured.addresses = addresses(size);
+  graphs_[size.requests] = std::move(captured);
+}
+
+void CudaModelRunner::enqueue(const PassSize& size) {
+  batch_.record_slots(size, stream());
+  const size_t count = static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary());
+  model_.forward(batch_.view(size), batch_.inputs(size), {logits_.data<float>(), count});
+}
+
+bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
+  return std::ranges::all_of(
+      parts, [](const PassPart& part) { return part.tokens.size() == 1 && part.logit_rows == 1; });
+}
+
+void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
+  if (parts.empty()) return;
+  PassSize size = batch_.fill(parts, caches_.table());
+  check_argument(
+      logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
+      "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,
+      vocabulary());
+  const bool replays = !graphs_.empty() && is_decode(parts);
+  if (replays) {
+    const PassSize padded = bucket(size.requests);
+    batch_.pad(size, padded);
+    size = padded;
+  }
+  caches_.publish_slot_maps(stream());
+  batch_.upload(parts, caches_.table(), stream());
+  if (replays) {
+    const Captured& captured = graphs_.at(size.requests);
+#ifndef NDEBUG
+    if (captured.addresses != addresses(size)) {
+      fail(ErrorCode::invalid_argument,
+           "the graph captured for {} requests holds addresses that are no longer those of the "
+           "batch, the logits or the caches",
+           size.requests);
+    }
+#endif
+    captured.graph.launch(stream());
+  } else {
+    enqueue(size);
+  }
+  read_logits(logits);
+}
+
+void CudaModelRunner::read_logits(std::span<float> logits) const {
+  const bool fits = logits.size_bytes() <= readable_.bytes();
+  float* const to = fits ? readable_.data<float>() : logits.data();
+  gpu::copy_to_host(to, logits_.data(), logits.size_bytes(), stream());
+  gpu::synchronize(stream());
+  if (fits) std::memcpy(logits.data(), to, logits.size_bytes());
+}
+
+Addresses CudaModelRunner::addresses(const PassSize& size) const {
+  const BatchView view = batch_.view(size);
+  Addresses found = {view.q_indptr,      view.kv_lens,   view.request_rows,
+                     view.request_slots, view.out_slots, batch_.inputs(size).tokens.data(),
+                     logits_.data()};
+  for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {
+    const KvPool* const pool = caches_.kv(group);
+    if (pool == nullptr) continue;
+    found.push_back(pool->device_slot_map());
+    for (int32_t layer = 0; layer < pool->spec().layers; ++layer) {
+      const KvLayerView cache = pool->layer(layer);
+      found.insert(found.end(), {cache.k, cache.v, cache.k_scale, cache.v_scale});
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,
+                                                    const ModelRunnerOptions& options) {
+  return std::make_unique<CudaModelRunner>(std::move(model), caches, options);
+}
+
+}  // namespace fovea

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/cuda_device.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "core/check.h"
+#include "core/float_types.h"
+#include "gpu/cublaslt.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/store.h"
+#include "model/cuda_layer_kernels.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+using kernels::Activation;
+using kernels::MoeScore;
+
+static_assert(static_cast<int>(Activation::silu) == cuda::kSilu &&
+              static_cast<int>(Activation::gelu_tanh) == cuda::kGeluTanh &&
+              static_cast<int>(Activation::clamped_swiglu) == cuda::kClampedSwiglu);
+static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
+              static_cast<int>(MoeScore::topk_softmax) == cuda::kScoreTopkSoftmax &&
+              static_cast<int>(MoeScore::sigmoid) == cuda::kScoreSigmoid &&
+              static_cast<int>(MoeScore::grouped_sigmoid) == cuda::kScoreGroupedSigmoid);
+static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kChunkBytes = size_t{2} << 20;
+constexpr int32_t kMostHeadDim = 2048;  // HeadsConfig::kMaxDim
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+cuda::NormWeights weights_of(const Norm& norm) {
+  return {norm.weight.data(), norm.epsilon, norm.plus_one ? 1.0f : 0.0f};
+}
+
+// Vectors one after the other in large blocks: an allocation of the driver's is 2 MB.
+class VectorMemory {
+ public:
+  std::byte* take(size_t bytes) {
+    if (chunks_.empty() || used_ + bytes > chunks_.back().bytes()) {
+      chunks_.emplace_back(std::max(bytes, kChunkBytes));
+      used_ = 0;
+    }
+    std::byte* const taken = chunks_.back().data<std::byte>() + used_;
+    used_ += aligned(bytes);
+    return taken;
+  }
+  size_t bytes() const {
+    size_t total = 0;
+    for (const gpu::DeviceBuffer& chunk : chunks_) total += chunk.bytes();
+    return total;
+  }
+
+ private:
+  std::vector<gpu::DeviceBuffer> chunks_;
+  size_t used_ = 0;
+};
+
+class CudaDevice final : public ModelDevice {
+ public:
+  explicit CudaDevice(const CudaDeviceOptions& options)
+      : context_(options.index),
+        kernels_(context_.info().sm, cuda::kernel_store()),
+        products_(options.row_invariant, options.max_rows) {}
+  ~CudaDevice() override { context_.bind_to_free(); }
+
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+  int sm() const override { return context_.info().sm; }
+  ThreadPool* threads() const override { return nullptr; }
+  Stream stream() const override { return stream_.get(); }
+  DType activation_dtype() const override { return DType::bf16; }
+
+  const std::byte* place(const StoredTensor& tensor, std::string_view name) override;
+  std::span<const float> place(std::vector<float> values) override;
+  std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
+    return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
+  }
+  size_t weight_bytes() const override { return matrix_bytes_ + vectors_.bytes(); }
+  std::shared_ptr<std::byte> allocate(size_t bytes) override;
+
+  void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
+  void residual(const ResidualStep& step) override;
+  void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads, int32_t dim,
+                     const int32_t* positions) override;
+  void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) override {
+    launch_gated_activation(kernels_, parts, in, out, rows, stream());
+  }
+  void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
+                    int32_t gate_dim) override;
+  void moe_routing(const kernels::MoeRoutingParams& params) override;
+  void embedding(const kernels::EmbeddingParams& params) override;
+  void gather_rows(const kernels::ExpertRowsParams& params) override;
+  void fill_zero(float* x, int64_t count) override {
+    gpu::fill_bytes(x, 0, static_cast<size_t>(count) * sizeof(float), stream());
+  }
+  void soft_cap(float* x, float cap, int64_t count) override {
+    const cuda::SoftCapParams params{x, count, cap};
+    kernels_.soft_cap.launch(element_grid(count), params, stream());
+  }
+
+ private:
+  gpu::Context context_;
+  gpu::OwnedStream stream_;
+  CudaLayerKernels kernels_;
+  gpu::MatrixProducts products_;
+  std::map<const std::byte*, gpu::DeviceBuffer> matrices_;  // by their place in the file
+  size_t matrix_bytes_ = 0;
+  VectorMemory vectors_;
+};
+
+const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
+  if (tensor.dtype != DType::bf16) {
+    fail(ErrorCode::unsupported, "tensor '{}' is {}; on a GPU matrices must be bf16", name,
+         dtype_name(tensor.dtype));
+  }
+  gpu::DeviceBuffer& buffer = matrices_[tensor.data];
+  if (buffer.bytes() == 0) {
+    buffer = gpu::DeviceBuffer(tensor.bytes);
+    gpu::copy_to_device(buffer.data(), tensor.data, tensor.bytes, stream());
+    gpu::synchronize(stream());
+    matrix_bytes_ += tensor.bytes;
+  }
+  return buffer.data<std::byte>();
+}
+
+// Behind the values stands their bf16 form: a product with bf16 results reads its bias there.
+std::span<const float> CudaDevice::place(std::vector<float> values) {
+  std::vector<uint16_t> rounded(values.size());
+  std::ranges::transform(values, rounded.begin(), float_to_bf16);
+  const size_t bytes = values.size() * sizeof(float);
+  std::byte* const memory = vectors_.take(aligned(bytes) + rounded.size() * sizeof(uint16_t));
+  gpu::copy_to_device(memory, values.data(), bytes, stream());
+  gpu::copy_to_device(memory + aligned(bytes), rounded.data(), rounded.size() * sizeof(uint16_t),
+                      stream());
+  gpu::synchronize(stream());
+  return {reinterpret_cast<const float*>(memory), values.size()};
+}
+
+std::shared_ptr<std::byte> CudaDevice::allocate(size_t bytes) {
+  auto buffer = std::make_shared<gpu::DeviceBuffer>(bytes);
+  gpu::fill_bytes(buffer->data(), 0, bytes, stream());
+  gpu::synchronize(stream());
+  return {buffer, buffer->data<std::byte>()};
+}
+
+void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
+  gpu::MatmulParams params;
+  params.x = x.data;
+  params.weight = weights.weight;
+  params.out = out.data;
+  params.dtype = weights.dtype;
+  params.out_dtype = out.dtype;
+  params.x_stride = x.stride;
+  params.weight_stride = weights.stride;
+  params.out_stride = out.stride;
+  params.weight_is_kn = weights.is_kn;
+  params.rows = static_cast<int32_t>(rows);
+  params.n = weights.n;
+  params.k = weights.k;
+  if (weights.bias != nullptr) {
+    const size_t rounded =
+        out.dtype == DType::f32 ? 0 : aligned(static_cast<size_t>(weights.n) * sizeof(float));
+    params.bias = reinterpret_cast<const std::byte*>(weights.bias) + rounded;
+  }
+  products_.run(params, stream());
+}
+
+void CudaDevice::residual(const ResidualStep& step) {
+  if (step.branch == nullptr && !step.norm) return;
+  cuda::ResidualParams params{};
+  params.x = step.x;
+  params.branch = step.branch;
+  params.branch_norm = weights_of(step.branch_norm);
+  params.norm = weights_of(step.norm);
+  params.normed = step.normed.data;
+  params.normed_stride = step.normed.stride;
+  params.rows = static_cast<int32_t>(step.rows);
+  params.dim = step.dim;
+  kernels_.residual.launch({static_cast<uint32_t>(step.rows)}, params, stream());
+}
+
+void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
+                               int32_t dim, const int32_t* positions) {
+  if (!steps.norm && !steps.rotary && !steps.l2_epsilon && steps.scale.factor == 0) return;
+  if (dim > kMostHeadDim) {
+    fail(ErrorCode::unsupported, "a head has {} dims, at most {} on a GPU", dim, kMostHeadDim);
+  }
+  cuda::HeadsParams params{};
+  params.x = x.data;
+  params.row_stride = x.token_stride;
+  params.head_stride = x.head_stride;
+  params.positions = positions;
+  params.norm = weights_of(steps.norm);
+  params.cos = steps.rotary.table.cos;
+  params.sin = steps.rotary.table.sin;
+  params.max_positions = steps.rotary.table.max_positions;
+  params.rotary_dim = steps.rotary.table.rotary_dim;
+  params.interleaved = steps.rotary.layout == kernels::RopeLayout::interleaved;
+  params.l2_epsilon = steps.l2_epsilon.value_or(-1.0f);
+  params.position_scale = steps.scale.factor;
+  params.floor_scale = steps.scale.floor_scale;
+  params.rows = static_cast<int32_t>(rows);
+  params.heads = heads;
+  params.dim = dim;
+  const int64_t warps = kernels_.prepare_heads.row_tile();
+  const auto blocks = static_cast<uint32_t>((rows * heads + warps - 1) / warps);
+  kernels_.prepare_heads.launch({blocks}, params, stream());
+}
+
+void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
+                              int32_t gate_dim) {
+  cuda::SigmoidGateKernelParams params{};
+  params.x = x.data;
+  params.gate = gate.data;
+  params.x_row_stride = x.token_stride;
+  params.x_head_stride = x.head_stride;
+  params.gate_row_stride = gate.token_stride;
+  params.gate_head_stride = gate.head_stride;
+  params.x_is_f32 = x.dtype == DType::f32;
+  params.gate_is_f32 = gate.dtype == DType::f32;
+  params.rows = static_cast<int32_t>(rows);
+  params.heads = heads;
+  params.dim = dim;
+  params.gate_dim = gate_dim;
+  kernels_.sigmoid_gate.launch(element_grid(rows * heads * dim), params, stream());
+}
+
+void CudaDevice::moe_routing(const kernels::MoeRoutingParams& routing) {
+  cuda::RoutingParams params{};
+  params.logits = routing.logits;
+  params.bias = routing.bias;
+  params.ids = routing.ids;
+  params.weights = routing.weights;
+  params.rows = static_cast<int32_t>(routing.rows);
+  params.experts = routing.experts;
+  params.top_k = routing.top_k;
+  params.score = static_cast<int32_t>(routing.score);
+  params.normalise = routing.normalise;
+  params.factor = routing.factor;
+  params.groups = routing.groups;
+  params.top_groups = routing.top_groups;
+  kernels_.routing.launch({static_cast<uint32_t>(routing.rows)}, params, stream());
+}
+
+void CudaDevice::embedding(const kernels::EmbeddingParams& embedding) {
+  cuda::GatherParams params{};
+  params.table = embedding.table;
+  params.table_stride = embedding.dim;
+  params.table_is_f32 = embedding.dtype == DType::f32;
+  params.index = embedding.ids;
+  params.out = embedding.out;
+  params.out_stride = embedding.dim;
+  params.factor = embedding.factor;
+  params.table_rows = embedding.table_rows;
+  params.rows = static_cast<int32_t>(embedding.rows);
+  params.dim = embedding.dim;
+  kernels_.gather.launch(element_grid(embedding.rows * embedding.dim), params, stream());
+}
+
+void CudaDevice::gather_rows(const kernels::ExpertRowsParams& rows) {
+  cuda::GatherParams params{};
+  params.table = rows.x;
+  params.table_stride = rows.x_stride;
+  params.table_is_f32 = 1;
+  params.index = rows.index;
+  params.out = rows.out;
+  params.out_stride = rows.out_stride;
+  params.factor = 1;
+  params.table_rows = std::numeric_limits<int32_t>::max();
+  params.rows = static_cast<int32_t>(rows.rows);
+  params.dim = rows.dim;
+  kernels_.gather.launch(element_grid(rows.rows * rows.dim), params, stream());
+}
+
+}  // namespace
+
+CudaLayerKernels::CudaLayerKernels(int sm, gpu::KernelStore& store) {
+  const cuda::Family& layer_ops = cuda::family("portable/layer_ops");
+  const auto load = [&](cuda::Kernel& kernel, const char* op) {
+    kernel = cuda::Kernel(make_variant(layer_ops, {op}, sm), store);
+  };
+  load(residual, "residual");
+  load(prepare_heads, "prepare_heads");
+  load(gated_activation, "gated_activation");
+  load(sigmoid_gate, "sigmoid_gate");
+  load(gather, "gather");
+  load(soft_cap, "soft_cap");
+  load(routing, "routing");
+  load(group_choices, "group_choices");
+  load(combine, "combine");
+  const cuda::Family& gemm = cuda::family("portable/expert_gemm");
+  for (const int is_kn : {0, 1}) {
+    const char* const layout = is_kn != 0 ? "true" : "false";
+    expert_gemm_few[is_kn] = cuda::Kernel(make_variant(gemm, {"16", layout}, sm), store);
+    expert_gemm_many[is_kn] = cuda::Kernel(make_variant(gemm, {"64", layout}, sm), store);
+  }
+}
+
+cuda::GridSize element_grid(int64_t count) {
+  constexpr int64_t kThreads = 256, kMostBlocks = 4096;
+  return {static_cast<uint32_t>(std::min((count + kThreads - 1) / kThreads, kMostBlocks))};
+}
+
+void launch_gated_activation(const CudaLayerKernels& kernels, const MlpParts& parts, Rows in,
+                             Rows out, int64_t rows, Stream stream) {
+  cuda::GatedParams params{};
+  const auto* const gates = static_cast<const uint16_t*>(in.data);
+  params.gate = gates;
+  params.up = gates + (parts.alternates ? 1 : parts.width());
+  params.out = out.data;
+  params.in_stride = in.stride;
+  params.out_stride = out.stride;
+  params.in_step = parts.alternates ? 2 : 1;
+  params.activation = static_cast<int32_t>(parts.activation);
+  const kernels::GatedActivationParams defaults;
+  params.alpha = defaults.alpha;
+  params.limit = defaults.limit;
+  params.rows = rows;
+  params.dim = parts.width();
+  kernels.gated_activation.launch(element_grid(rows * params.dim), params, stream);
+}
+
+std::unique_ptr<ModelDevice> make_cuda_device(const CudaDeviceOptions& options) {
+  return std::make_unique<CudaDevice>(options);
+}
+
+}  // namespace fovea

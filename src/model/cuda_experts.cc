@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routed experts on a GPU: group the choices, two grouped products around the activation, combine.
+// The host knows no counts, so a captured pass serves any routing.
+#include <algorithm>
+
+#include "core/check.h"
+#include "model/cuda_layer_kernels.h"
+#include "model/layers.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// Rows an expert has on average from which the large tile pays.
+constexpr int64_t kManyRows = 32;
+
+bool same_shape(const Linear& a, const Linear& b) {
+  return a.n == b.n && a.k == b.k && a.stride == b.stride && a.is_kn == b.is_kn &&
+         a.dtype == b.dtype;
+}
+
+void check_same(const std::vector<MlpParts>& experts) {
+  check_argument(!experts.empty(), "there are no experts");
+  const MlpParts& first = experts[0];
+  for (const MlpParts& expert : experts) {
+    const bool same = same_shape(expert.gate, first.gate) && same_shape(expert.up, first.up) &&
+                      same_shape(expert.down, first.down) &&
+                      expert.alternates == first.alternates &&
+                      expert.activation == first.activation;
+    if (!same) fail(ErrorCode::unsupported, "experts of different shapes do not run on a GPU");
+  }
+  for (const Linear* matrix : {&first.gate, &first.down}) {
+    if (matrix->n % 8 != 0 || matrix->k % 8 != 0) {
+      fail(ErrorCode::unsupported,
+           "an expert's matrix is {} by {}; on a GPU both must be multiples of 8", matrix->n,
+           matrix->k);
+    }
+  }
+}
+
+gpu::DeviceBuffer upload(const std::vector<cuda::ExpertMatrix>& table, Stream stream) {
+  gpu::DeviceBuffer buffer(table.size() * sizeof(cuda::ExpertMatrix));
+  gpu::copy_to_device(buffer.data(), table.data(), buffer.bytes(), stream);
+  gpu::synchronize(stream);
+  return buffer;
+}
+
+class CudaExperts final : public Experts {
+ public:
+  CudaExperts(std::vector<MlpParts> experts, bool weights_scale_input,
+              const CudaLayerKernels& kernels, Stream stream)
+      : count_(static_cast<int32_t>(experts.size())),
+        weights_scale_input_(weights_scale_input),
+        kernels_(kernels),
+        stream_(stream) {
+    check_same(experts);
+    parts_ = experts[0];
+    std::vector<cuda::ExpertMatrix> in, out;
+    for (const MlpParts& expert : experts) {
+      in.push_back({expert.gate.weight, expert.gate.bias});
+      if (expert.up) in.push_back({expert.up.weight, expert.up.bias});
+      out.push_back({expert.down.weight, expert.down.bias});
+    }
+    in_ = upload(in, stream);
+    out_ = upload(out, stream);
+  }
+
+  size_t scratch_bytes(int64_t rows, int32_t top_k) const override {
+    Arena counter(DType::bf16);
+    buffers(counter, rows, top_k);
+    return counter.used();
+  }
+
+  void add(const ExpertChoice& choice, Rows x, Rows out, int64_t rows,
+           std::byte* scratch) const override {
+    if (rows == 0) return;
+    Arena arena(DType::bf16, {scratch, scratch_bytes(rows, choice.top_k)});
+    const Buffers lists = buffers(arena, rows, choice.top_k);
+    const cuda::GroupParams group{
+        choice.ids, lists.counts, lists.choices, static_cast<int32_t>(rows), count_, choice.top_k};
+    kernels_.group_choices.launch({static_cast<uint32_t>(count_)}, group, stream_);
+
+    cuda::ExpertGemmParams gemm = products(lists, rows, choice.top_k);
+    gemm.x = x.data;
+    gemm.x_stride = x.stride;
+    gemm.source_is_row = 1;
+    gemm.scale = weights_scale_input_ ? choice.weights : nullptr;
+    multiply(gemm, parts_.gate, in_, parts_.up ? 2 : 1, lists.hidden);
+    launch_gated_activation(kernels_, parts_, lists.hidden, lists.activated, rows * choice.top_k,
+                            stream_);
+    gemm.x = lists.activated.data;
+    gemm.x_stride = lists.activated.stride;
+    gemm.source_is_row = 0;
+    gemm.scale = nullptr;
+    multiply(gemm, parts_.down, out_, 1, lists.results);
+
+    const cuda::CombineParams combine{choice.ids,
+                                      weights_scale_input_ ? nullptr : choice.weights,
+                                      lists.results.floats(),
+                                      out.floats(),
+                                      static_cast<int32_t>(rows),
+                                      choice.top_k,
+                                      parts_.down.n};
+    kernels_.combine.launch({static_cast<uint32_t>(rows)}, combine, stream_);
+  }
+
+ private:
+  struct Buffers {
+    int32_t *counts, *choices;
+    Rows hidden, activated, results;
+  };
+
+  Buffers buffers(Arena& arena, int64_t rows, int32_t top_k) const {
+    const int64_t width = parts_.width(), choices = rows * top_k;
+    Buffers lists{};
+    lists.counts = arena.ints(count_);
+    lists.choices = arena.ints(count_ * rows);
+    lists.hidden = arena.rows(choices, 2 * width);
+    lists.activated = arena.rows(choices, width);
+    lists.results = arena.float_rows(choices, parts_.down.n);
+    return lists;
+  }
+
+  static cuda::ExpertGemmParams products(const Buffers& lists, int64_t rows, int32_t top_k) {
+    cuda::ExpertGemmParams gemm{};
+    gemm.counts = lists.counts;
+    gemm.list = lists.choices;
+    gemm.rows = static_cast<int32_t>(rows);
+    gemm.top_k = top_k;
+    return gemm;
+  }
+
+  void multiply(cuda::ExpertGemmParams gemm, const Linear& shape, const gpu::DeviceBuffer& weights,
+                int32_t matrices, Rows out) const {
+    const bool many = int64_t{gemm.rows} * gemm.top_k >= kManyRows * count_;
+    const cuda::Kernel& kernel =
+        (many ? kernels_.expert_gemm_many : kernels_.expert_gemm_few)[shape.is_kn];
+    gemm.weights = weights.data<cuda::ExpertMatrix>();
+    gemm.weight_stride = shape.stride;
+    gemm.out = out.data;
+    gemm.out_stride = out.stride;
+    gemm.out_is_f32 = out.dtype == DType::f32;
+    gemm.matrices = matrices;
+    gemm.n = shape.n;
+    gemm.k = shape.k;
+    gemm.row_tiles = (gemm.rows + kernel.row_tile() - 1) / kernel.row_tile();
+    const int32_t column_tiles = (shape.n + kernel.key_tile() - 1) / kernel.key_tile() * matrices;
+    kernel.launch(
+        {static_cast<uint32_t>(count_ * gemm.row_tiles), static_cast<uint32_t>(column_tiles)}, gemm,
+        stream_);
+  }
+
+  MlpParts parts_;  // of the first; all have its shape
+  int32_t count_;
+  bool weights_scale_input_;
+  const CudaLayerKernels& kernels_;
+  Stream stream_;
+  gpu::DeviceBuffer in_, out_;
+};
+
+}  // namespace
+
+std::unique_ptr<Experts> make_cuda_experts(std::vector<MlpParts> experts, bool weights_scale_input,
+                                           const CudaLayerKernels& kernels, Stream stream) {
+  return std::make_unique<CudaExperts>(std::move(experts), weights_scale_input, kernels, stream);
+}
+
+}  // namespace fovea

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models wholly on a GPU, through the engine: against the reference outputs of each checkpoint,
+// cold, with prefix hits and batched, and with replayed and enqueued decode steps. Skipped where
+// there is no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "fovea/check.h"
+#include "fovea/engine.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "support/error_budget.h"
+
+namespace fovea {
+namespace {
+
+EngineOptions options_for(const std::string& model) {
+  EngineOptions options;
+  options.model_path = model_folder(model);
+  options.device = "cuda";
+  options.kv_dtype = DType::bf16;
+  options.kv_memory_bytes = size_t{64} << 20;
+  options.max_context = 1024;
+  options.max_requests = 8;
+  options.max_batch_tokens = 200;
+  options.threads = 2;
+  return options;
+}
+
+class GpuModels : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+  std::string model() const { return GetParam(); }
+
+  // Logits of the last token of a text by the fp32 engine.
+  std::vector<float> exact_logits(const std::vector<int32_t>& text) {
+    if (!exact_) {
+      EngineOptions options = options_for(model());
+      options.device = "cpu";
+      options.kv_dtype = DType::f32;
+      exact_ = Engine::load(options);
+    }
+    const std::vector<float> all = exact_->logits(text);
+    return {all.end() - exact_->vocabulary(), all.end()};
+  }
+
+  // Equal to the reference, or different for the first time where the exact logits of both tokens
+  // are closer than what rounding to bf16 may move them. What follows depends on that token.
+  void expect_greedy(const ReferencePrompt& prompt, const std::vector<int32_t>& tokens,
+                     const std::string& what) {
+    ASSERT_EQ(tokens.size(), prompt.greedy.size()) << what;
+    const auto [want, got] = std::ranges::mismatch(prompt.greedy, tokens);
+    if (want == prompt.greedy.end()) return;
+    std::vector<int32_t> text = prompt.tokens;
+    text.insert(text.end(), prompt.greedy.begin(), want);
+    const std::vector<float> logits = exact_logits(text);
+    EXPECT_LE(logits[static_cast<size_t>(*want)] - logits[static_cast<size_t>(*got)],
+              2 * test::kBf16ModelLogits)
+        << what << ": token " << want - prompt.greedy.begin() << " is " << *got << ", want "
+        << *want;
+  }
+
+  std::unique_ptr<Engine> exact_;
+};
+
+TEST_P(GpuModels, LogitsAreWithinTheBudgetOfTheReference) {
+  const std::unique_ptr<Engine> engine = Engine::load(options_for(model()));
+  for (const ReferencePrompt& prompt : read_reference(model())) {
+    const std::vector<float> logits = engine->logits(prompt.tokens);
+    const auto width = static_cast<size_t>(engine->vocabulary());
+    float worst = 0;
+    for (size_t i = 0; i < width; ++i) {
+      const float difference = std::fabs(logits[logits.size() - width + i] - prompt.last_logits[i]);
+      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+    }
+    EXPECT_LE(worst, test::kBf16ModelLogits) << prompt.tokens.size() << " tokens";
+  }
+}
+
+TEST_P(GpuModels, ContinueTheReferencePromptsColdWarmAndBatched) {
+  const std::unique_ptr<Engine> engine = Engine::load(options_for(model()));
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : prompts) requests.push_back(greedy_request(prompt));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    for (const bool warm : {false, true}) {
+      const GenerateResult result = engine->generate({&requests[i], 1}).front();
+      expect_greedy(prompts[i], result.tokens, std::to_string(i) + (warm ? " warm" : " cold"));
+      if (warm) {
+        EXPECT_EQ(result.cached_tokens, (result.prompt_tokens - 1) / 16 * 16);
+      }
+    }
+  }
+  engine->clear_prefix_cache();
+  for (const bool warm : {false, true}) {
+    const std::vector<GenerateResult> results = engine->generate(requests);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      expect_greedy(prompts[i], results[i].tokens,
+                    std::to_string(i) + (warm ? " batched, warm" : " batched, cold"));
+    }
+  }
+  engine->clear_prefix_cache();
+  EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
+}
+
+// Pages that divide nothing, passes smaller than a page or a window.
+TEST_P(GpuModels, DoNotDependOnPagesAndChunks) {
+  const ReferencePrompt prompt = read_reference(model())[3];
+  const GenerateRequest request = greedy_request(prompt);
+  for (const int32_t page_size : {1, 3, 64}) {
+    EngineOptions options = options_for(model());
+    options.page_size = page_size;
+    options.max_batch_tokens = 61;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    for (const bool warm : {false, true}) {
+      expect_greedy(prompt, engine->generate({&request, 1}).front().tokens,
+                    "pages of " + std::to_string(page_size) + (warm ? ", warm" : ", cold"));
+    }
+  }
+}
+
+// The log-probabilities of every token and of its alternatives, bit by bit: one prompt after the
+// other and all together, so that batches shrink through several buckets.
+TEST_P(GpuModels, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : prompts) {
+    requests.push_back(greedy_request(prompt));
+    requests.back().sampling.max_new_tokens = 10 + 9 * static_cast<int32_t>(requests.size());
+    requests.back().sampling.logprobs = 20;
+  }
+  std::vector<std::vector<GenerateResult>> results;
+  for (const bool graphs : {true, false}) {
+    EngineOptions options = options_for(model());
+    options.cuda_graphs = graphs;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    results.push_back(engine->generate(requests));
+    std::vector<GenerateResult> alone = engine->generate({&requests[2], 1});
+    results.back().push_back(std::move(alone.front()));
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) {
+    const GenerateResult &replayed = results[0][i], &enqueued = results[1][i];
+    EXPECT_EQ(replayed.tokens, enqueued.tokens) << i;
+    EXPECT_EQ(replayed.logprobs, enqueued.logprobs) << i;
+    ASSERT_EQ(replayed.top.size(), enqueued.top.size());
+    for (size_t t = 0; t < replayed.top.size(); ++t) {
+      for (size_t k = 0; k < replayed.top[t].size(); ++k) {
+        EXPECT_EQ(replayed.top[t][k].token, enqueued.top[t][k].token) << i << " " << t;
+        EXPECT_EQ(replayed.top[t][k].logprob, enqueued.top[t][k].logprob) << i << " " << t;
+      }
+    }
+  }
+}
+
+TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
+  CheckOptions options;
+  options.engine = options_for(model());
+  options.engine.max_context = 2048;
+  options.backends = {"portable"};
+  options.kv_dtypes = {DType::bf16, DType::f8e4m3};
+  for (const CheckRow& row : check_model(options)) {
+    EXPECT_TRUE(row.pass) << dtype_name(row.kv_dtype) << ": " << row.unsupported
+                          << ", perplexity changed by " << row.perplexity_change;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
+                         ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "llama4_text"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST(GpuModelsRefused, NameTheReason) {
+  if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  for (const char* model : {"deepseek_v3", "qwen3_next"}) {
+    try {
+      Engine::load(options_for(model));
+      ADD_FAILURE() << model << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_NE(std::string(error.what()).find("runs on the CPU only"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea
