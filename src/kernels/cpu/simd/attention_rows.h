@@ -122,29 +122,56 @@ inline float score_factor(const AttentionParams& params, int32_t head) {
   return params.scale * k_scale * kLog2E;
 }
 
+// One query row as f32, padded with zeros.
+inline void load_query(const AttentionParams& params, int64_t token, int64_t q_head, float* row) {
+  const int32_t front = params.q_rope.data ? params.q_split_dim : params.head_dim;
+  load_any_row(head_row(params.q, token, q_head), params.q.dtype, front, row);
+  if (front == params.head_dim) return;
+  load_any_row(head_row(params.q_rope, token, q_head), params.q_rope.dtype, params.head_dim - front,
+               row + front);
+}
+
+// block[d * count + r] = rows[r][d] for r < count <= kLanes; rows are `stride` floats apart.
+inline void interleave_rows(const float* rows, int64_t stride, int32_t count, int32_t dim,
+                            float* block) {
+  const auto lanes = hn::FirstN(kF32, static_cast<size_t>(count));
+  for (int32_t d = 0; d < dim; d += kLanes) {
+    F32 blocks[kLanes / 4][4];
+    for (int32_t g = 0; g < kLanes / 4; ++g) {
+      F32 four[4];
+      for (int32_t j = 0; j < 4; ++j) {
+        const int32_t r = 4 * g + j;
+        four[j] = r < count ? load(rows + r * stride + d) : hn::Zero(kF32);
+      }
+      transpose_blocks(four, blocks[g]);
+    }
+    F32 dims[kLanes];
+    gather_blocks(blocks, dims);
+    for (int32_t i = 0; i < kLanes; ++i) {
+      hn::BlendedStore(dims[i], lanes, kF32, block + (d + i) * count);
+    }
+  }
+}
+
 // The queries of one kv head. Element d of row r of a block of R rows is at block + d * R + r.
-// `row` is scratch for one row.
+// `rows` is scratch for kProductRows rows.
 inline void load_queries(const AttentionParams& params, const AttentionItem& item,
-                         const RowShape& shape, int32_t head, float* row, float* q) {
-  const int32_t front = params.q_rope.data ? params.q_split_dim : shape.dim;
-  for (int32_t r = 0; r < shape.head_rows; ++r) {
-    const int32_t first = r / kProductRows * kProductRows;
-    const int32_t block = product_rows(smaller(kProductRows, shape.rows - first));
-    float* to = q + static_cast<int64_t>(first) * padded(shape.dim) + (r - first);
-    if (r >= shape.rows) {
-      for (int32_t d = 0; d < padded(shape.dim); ++d) to[d * block] = 0;
-      continue;
+                         const RowShape& shape, int32_t head, float* rows, float* q) {
+  const int64_t stride = padded(shape.dim) + kPadFloats;
+  for (int32_t first = 0; first < shape.rows; first += kProductRows) {
+    const int32_t count = product_rows(smaller(kProductRows, shape.rows - first));
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t r = first + i;
+      if (r >= shape.rows) {
+        memset(rows + i * stride, 0, static_cast<size_t>(padded(shape.dim)) * sizeof(float));
+        continue;
+      }
+      const int64_t token = params.q_indptr[item.request] + (item.row_begin + r) / shape.group;
+      const int64_t q_head = head * shape.group + (item.row_begin + r) % shape.group;
+      load_query(params, token, q_head, rows + i * stride);
     }
-    const int64_t token = params.q_indptr[item.request] + (item.row_begin + r) / shape.group;
-    const int64_t q_head = head * shape.group + (item.row_begin + r) % shape.group;
-    load_any_row(head_row(params.q, token, q_head), params.q.dtype, front, row);
-    if (front < shape.dim) {
-      load_any_row(head_row(params.q_rope, token, q_head), params.q_rope.dtype, shape.dim - front,
-                   row + front);
-    }
-    for (int32_t d = 0; d < padded(shape.dim); ++d) {
-      to[d * block] = d < shape.dim ? row[d] : 0.0f;
-    }
+    interleave_rows(rows, stride, count, padded(shape.dim),
+                    q + static_cast<int64_t>(first) * padded(shape.dim));
   }
 }
 
