@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fovea's CPU attention beside PyTorch's scaled_dot_product_attention and onnxruntime's
 GroupQueryAttention: same machine, threads, dtype, shapes and kind of inputs, one run, case by case.
+Rounds of all libraries alternate and the median round counts: a machine that slows down slows all.
 
 Needs the PyPI packages torch, onnxruntime, onnx and numpy, which the build does not. Peers read one
 contiguous cache; Fovea reads pages of 16 in random order. Caches rotate so that none is warm.
 
-Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--quick] [--phase decode|prefill] [--csv FILE]
+Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--rounds 3] [--quick]
+                          [--phase decode|prefill] [--dtype fp32|bf16] [--csv FILE]
 """
 import argparse
 import json
@@ -121,7 +123,21 @@ def fovea_result(binary, case, threads, budget):
     return report["results"][0], report
 
 
-def all_cases(quick, phase):
+def measure(case, flags):
+    """One round: Fovea's result and the seconds of each peer, None where it has no such case."""
+    ours, _ = fovea_result(flags.fovea, case, flags.threads, flags.seconds)
+    peers = {"torch": torch_seconds(case, case["q_dtype"], flags.seconds, False),
+             "torch expanded": torch_seconds(case, case["q_dtype"], flags.seconds, True),
+             "onnxruntime": onnx_seconds(case, flags.seconds, flags.threads)
+             if case["q_dtype"] == "fp32" else None}
+    return ours, peers
+
+
+def median(values):
+    return None if None in values else sorted(values)[len(values) // 2]
+
+
+def all_cases(quick, phase, dtype_wanted):
     cases = []
     base = {"batch": 1, "q_heads": 32, "kv_heads": 8, "q_dtype": "fp32", "kv_dtype": "fp32"}
     for dtype in ("fp32", "bf16"):
@@ -133,7 +149,8 @@ def all_cases(quick, phase):
             for length in ((1024, 4096) if quick else (1024, 4096, 16384)):
                 cases.append({**base, "phase": "decode", "batch": batch, "head_dim": 128, "q_len": 1,
                               "kv_len": length, "q_dtype": dtype, "kv_dtype": dtype})
-    return [case for case in cases if phase in (None, case["phase"])]
+    return [case for case in cases
+            if phase in (None, case["phase"]) and dtype_wanted in (None, case["q_dtype"])]
 
 
 def main():
@@ -141,6 +158,8 @@ def main():
     parser.add_argument("--fovea", default="build/fovea")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per case and library")
+    parser.add_argument("--rounds", type=int, default=3, help="of each case; the libraries alternate")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--phase", choices=("prefill", "decode"))
     parser.add_argument("--csv", help="also write the rows here")
@@ -152,12 +171,10 @@ def main():
     print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {flags.threads} threads\n")
     print("| case | fovea ms | of ceiling | torch ms | torch expanded ms | onnxruntime ms | fovea vs best peer |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for case in all_cases(flags.quick, flags.phase):
-        ours, _ = fovea_result(flags.fovea, case, flags.threads, flags.seconds)
-        peers = {"torch": torch_seconds(case, case["q_dtype"], flags.seconds, False),
-                 "torch expanded": torch_seconds(case, case["q_dtype"], flags.seconds, True),
-                 "onnxruntime": onnx_seconds(case, flags.seconds, flags.threads)
-                 if case["q_dtype"] == "fp32" else None}
+    for case in all_cases(flags.quick, flags.phase, flags.dtype):
+        rounds = [measure(case, flags) for _ in range(flags.rounds)]
+        ours = sorted((ours for ours, _ in rounds), key=lambda result: result["seconds"])[len(rounds) // 2]
+        peers = {name: median([peers[name] for _, peers in rounds]) for name in rounds[0][1]}
         best = min(seconds for seconds in peers.values() if seconds)
         name = (f"{case['phase']} {case['q_dtype']} B {case['batch']} q {case['q_len']} kv {case['kv_len']} "
                 f"D {case['head_dim']}")
