@@ -308,6 +308,91 @@ void scopes(Cases& cases) {
   cases.push_back(test);
 }
 
+// Several tiles and CTAs a request, and tiles that several CTAs share: where GPU kernels differ
+// from the small cases. The oracle takes half a minute of one core for them.
+void long_requests(Cases& cases) {
+  const std::vector<RequestShape> ragged = {{300, 300}, {1, 6000}, {5, 2000},  {0, 0},
+                                            {64, 64},   {1, 1},    {131, 1400}};
+  const auto add = [&](std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
+                       auto&& change) {
+    AttentionCase test = mha_case(fmt::format("long_{}", name), q_heads, kv_heads, head_dim);
+    test.spec.q_dtype = test.cache.dtype = DType::bf16;
+    test.cache.page_size = 64;
+    test.requests = ragged;
+    change(test);
+    cases.push_back(test);
+  };
+  add("mixed", 8, 2, 128, [](AttentionCase&) {});
+  add("mixed_fp16", 8, 2, 128,
+      [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
+  for (const int32_t page_size : {1, 16, 48, 128}) {
+    add(fmt::format("page_{}", page_size), 8, 2, 128,
+        [&](AttentionCase& test) { test.cache.page_size = page_size; });
+  }
+  add("hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
+  add("decode", 32, 8, 128, [](AttentionCase& test) {
+    test.mode = ForwardMode::decode;
+    test.requests = {{1, 9000}, {1, 3}, {1, 2500}};
+  });
+  add("decode_of_many", 4, 1, 128, [](AttentionCase& test) {
+    test.mode = ForwardMode::decode;
+    test.requests.clear();
+    for (int32_t i = 0; i < 300; ++i)
+      test.requests.push_back({i % 7 == 6 ? 0 : 1, 1 + i * 37 % 500});
+  });
+  add("prefill", 8, 2, 128, [](AttentionCase& test) {
+    test.mode = ForwardMode::extend;
+    test.requests = {{700, 700}, {1, 1}, {257, 900}};
+  });
+  for (const auto& [q_heads, kv_heads] : {std::pair{4, 4}, {7, 1}, {16, 1}, {64, 1}}) {
+    add(fmt::format("group_{}", q_heads / kv_heads), q_heads, kv_heads, 128,
+        [](AttentionCase& test) {
+          test.requests = {{200, 333}, {1, 1500}, {9, 900}};
+        });
+  }
+  constexpr int32_t kDims[][2] = {{64, 64}, {80, 80}, {96, 96}, {192, 192}, {192, 128}, {256, 256}};
+  for (const auto& [dim, dim_v] : kDims) {
+    add(fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,
+        [dim_v = dim_v](AttentionCase& test) { test.spec.head_dim_v = dim_v; });
+  }
+  add("window", 8, 2, 128, [](AttentionCase& test) { test.spec.window = 500; });
+  add("window_pool", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.window = 300;
+    test.window_pool = true;
+  });
+  add("chunk", 8, 2, 128, [](AttentionCase& test) { test.spec.chunk = 512; });
+  add("sinks_cap", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.has_sinks = true;
+    test.spec.logit_cap = 30;
+  });
+  add("alibi", 8, 2, 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
+  add("tree", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{15, 3000}, {15, 15}, {15, 400}};
+  });
+  add("custom", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::custom;
+    test.requests = {{150, 1200}, {1, 2000}};
+  });
+  add("encoder", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::encoder;
+    test.mode = ForwardMode::extend;
+    test.requests = {{500, 500}, {1, 1}, {300, 300}};
+  });
+  add("cross", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::cross;
+    test.requests = {{1, 1500}, {200, 700}, {1, 0}};
+  });
+  for (const KvScale scale :
+       {KvScale::none, KvScale::per_tensor, KvScale::per_head, KvScale::per_token_head}) {
+    add(fmt::format("fp8_{}", static_cast<int>(scale)), 8, 2, 128, [scale](AttentionCase& test) {
+      test.cache.dtype = DType::f8e4m3;
+      test.cache.scale = scale;
+    });
+  }
+}
+
 // Shapes nobody would write down.
 void random_shapes(Cases& cases) {
   for (int round = 1; round < test_scale(); ++round) {
@@ -371,6 +456,7 @@ std::vector<AttentionCase> attention_cases() {
   storage(cases);
   latent(cases);
   scopes(cases);
+  if (on_gpu()) long_requests(cases);
   random_shapes(cases);
   for (AttentionCase& test : cases) fit_test_device(test);
   return cases;
