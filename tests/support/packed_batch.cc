@@ -205,12 +205,12 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
 
 BatchView PackedBatch::view() const {
   BatchView view;
+  view.max_q_len = std::max(max_q_len_, bound_q_len_);
   // A mixed case whose pieces are all single tokens is a decode batch.
   view.mode =
-      test_.mode == ForwardMode::mixed && max_q_len_ == 1 ? ForwardMode::decode : test_.mode;
+      test_.mode == ForwardMode::mixed && view.max_q_len == 1 ? ForwardMode::decode : test_.mode;
   view.requests = requests_;
   view.tokens = tokens_;
-  view.max_q_len = max_q_len_;
   view.max_kv_len = max_kv_len_;
   view.q_indptr = q_indptr_.data();
   view.kv_lens = kv_lens_.data();

@@ -61,6 +61,8 @@ class PackedBatch {
               const std::vector<Piece>& pieces, Fill fill);
 
   BatchView view() const;  // points into this object
+  // Passes the upper bounds of a batch that is at least as long: those of a captured pass.
+  void take_bounds(const PackedBatch& longer) { bound_q_len_ = longer.max_q_len_; }
   LayerTensors tensors();
   Output output() const;
   // Rows beyond the batch's tokens and gaps between rows.
@@ -81,6 +83,7 @@ class PackedBatch {
   const PagedStore* store_;
   int32_t tokens_ = 0, requests_ = 0;
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
+  int32_t bound_q_len_ = 0;  // 0: max_q_len_
 
   std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_;
   std::vector<int32_t> decoder_slots_;  // scope cross: nobody may read them
