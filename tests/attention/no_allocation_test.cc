@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // After reserve() the fast CPU backends and those of GPUs allocate nothing: global operator new is
-// counted, and a GPU's free memory does not change.
+// counted. Device memory cannot be allocated inside a capture, and contract_test captures them all.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -81,17 +81,10 @@ TEST(NoAllocation, PlanAndForwardAllocateNothingOnAGpu) {
         under_test.backend().forward(tensors);
         gpu::synchronize(nullptr);
       };
-      const auto free_bytes = [] {
-        size_t free = 0, total = 0;
-        gpu::check(gpu::driver().memory_info(&free, &total), "cuMemGetInfo");
-        return free;
-      };
       run();  // the driver loads code at its first launch
-      const size_t free_before = free_bytes();
       const int64_t before = allocations;
       run();
       EXPECT_EQ(allocations, before) << entry.name << " on " << name;
-      EXPECT_EQ(free_bytes(), free_before) << entry.name << " on " << name;
     }
   }
   EXPECT_GT(served, 0);
