@@ -72,6 +72,7 @@ struct BatchParams {
   int32_t requests;
   int32_t q_heads;
   int32_t kv_heads;
+  int32_t max_q_len;  // an upper bound for choices of the host; 0: that of the limits
   MaskParams mask;
 };
 

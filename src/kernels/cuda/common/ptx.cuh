@@ -21,6 +21,11 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
+// A kernel launched with programmatic serialization starts while the one before it still runs; until this
+// returns it must not touch what that one reads or writes. Otherwise it does nothing. sm_90 and later.
+__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(uint32_t (&r)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of sm90/decode and its plan, read by host and device code alike.
+#pragma once
+
+#include "kernels/cuda/common/attention_params.h"
+
+namespace fovea::kernels::cuda {
+
+// Part of the keys of one row tile of one kv head. A tile's rows are its request's (token, q head
+// of the group) pairs in that order.
+struct alignas(16) DecodeItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t first_row;  // of the request's packed rows
+  // The first key that any row sees, or a multiple of the plan's grain. Keys before the former may
+  // have left a window pool, so what lies in their place must not reach a product.
+  int32_t key_begin;
+  int32_t key_end;     // exclusive
+  int32_t partial;     // slot of the partial result, -1: the item is the whole tile
+  int32_t first_part;  // of an item with a partial slot: that of the first part of its tile
+  int32_t parts;       // of the tile
+  int32_t q_begin;     // the request's first row of q, its new tokens and its keys
+  int32_t q_len;
+  int32_t kv_len;
+  int32_t heads;  // kv heads from kv_head on, each with such a tile; partial rows lie head by head
+};
+
+// The stretch of the work list that one CTA works on.
+struct alignas(16) DecodeRange {
+  int32_t begin;  // items
+  int32_t end;
+  int32_t reserved[2];
+  DecodeItem first;  // items[begin] once more, so that a CTA needs one read to start
+};
+
+// What plan writes and attention reads; device memory inside the workspace. The list is cut into
+// equally loaded contiguous ranges, one for each CTA, so a range begins and ends inside at most one
+// tile: two partial results a CTA bound the workspace, whatever the batch is. CTA c keeps that of a
+// tile begun before it in slot 2c, that of a tile it does not finish in slot 2c + 1.
+struct DecodeWork {
+  DecodeItem* items;    // [tiles * kv_heads + ctas]; entries between two ranges are unused
+  DecodeRange* ranges;  // [ctas]
+  float* partial_out;   // [2 * ctas, max_heads, row_tile, head_dim_v]
+  float* partial_lse;   // [2 * ctas, max_heads, row_tile]
+  int32_t* tickets;     // [2 * ctas] parts of the tile that begins in this slot that are done
+  int32_t ctas;
+  int32_t max_heads;    // of an item; divides kv_heads
+  int32_t least_units;  // no more CTAs take part than have so many units of work each
+  // Items have max_heads heads where a CTA's part is at least this many units, else one: reading
+  // the heads of a token together suits the memory, many short parts suit small batches.
+  int32_t joint_units;
+};
+
+// Warps of a CTA: eight, four where eight tiles of keys would not fit. An item's heads divide them.
+constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v) {
+  return head_dim + head_dim_v <= 320 ? 8 : 4;
+}
+
+struct DecodePlanParams {
+  BatchParams batch;
+  DecodeWork list;
+};
+
+struct DecodeParams : AttentionParams {
+  DecodeWork list;
+};
+
+}  // namespace fovea::kernels::cuda

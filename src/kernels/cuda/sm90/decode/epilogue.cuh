@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// The results of the warps become the result of the item; the last CTA to finish a tile that several
+// shared joins their parts, in ascending order of keys whoever comes last.
+#pragma once
+
+#include "kernels/cuda/sm90/decode/mainloop.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Four neighbouring columns of a result row, `sum` weights relative to 2^most added up.
+struct RowPart {
+  float most;
+  float sum;
+  float4 out;
+};
+
+__device__ inline float4 scaled(const float4& x, float factor) {
+  return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
+}
+
+// Joins parts in their order. Those without weight may hold anything.
+template <int kParts>
+__device__ RowPart join(const RowPart (&parts)[kParts]) {
+  float most = parts[0].most;
+#pragma unroll
+  for (int i = 1; i < kParts; ++i) most = fmaxf(most, parts[i].most);
+  const float base = most == -infinity() ? 0.0f : most;
+  RowPart joined = {most, 0, {0, 0, 0, 0}};
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const float weight = exp2_fast(parts[i].most - base);
+    const bool counts = weight > 0;
+    joined.sum += counts ? parts[i].sum * weight : 0.0f;
+    joined.out.x += counts ? parts[i].out.x * weight : 0.0f;
+    joined.out.y += counts ? parts[i].out.y * weight : 0.0f;
+    joined.out.z += counts ? parts[i].out.z * weight : 0.0f;
+    joined.out.w += counts ? parts[i].out.w * weight : 0.0f;
+  }
+  return joined;
+}
+
+// Writes out, and lse from the thread that has column 0.
+template <class C>
+__device__ void store_row(const DecodeParams& params, const Tile& tile, int head, int row, int column,
+                          const RowPart& part) {
+  const int64_t token = tile.view.q_begin + tile.token_of(row);
+  const int q_head = tile.q_head_of(head, row);
+  const bool empty = !(part.sum > 0);
+  float factor = empty ? 0.0f : __fdividef(1.0f, part.sum);
+  if (params.sinks || (params.lse && column == 0)) {
+    const float lse = empty ? -infinity() : (part.most + __log2f(part.sum)) * kLn2;
+    if (params.lse && column == 0) params.lse[token * params.batch.q_heads + q_head] = lse;
+    if (params.sinks && !empty) factor /= 1 + __expf(params.sinks[q_head] - lse);
+  }
+  const float4 value = scaled(part.out, factor);
+  auto* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+             q_head * params.out_head_stride + column;
+  *reinterpret_cast<uint2*>(to) = {pack<C::kQ>(value.x, value.y), pack<C::kQ>(value.z, value.w)};
+}
+
+// Maxima and sums of this warp.
+template <class C>
+__device__ void put_down_stats(const Accumulator<C>& acc, typename C::SharedMemory& shared) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < C::kColumns; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float sum = acc.sum[n][i];
+#pragma unroll
+      for (int step = 4; step <= 16; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (lane < 4) shared.stats[threadIdx.x / 32][n * 8 + lane % 4 * 2 + i] = {acc.most[n][i], sum};
+    }
+  }
+}
+
+// Rows 8n to 8n + 7 of this warp's accumulators into the stage it has just read.
+template <class C>
+__device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::Stage& stage) {
+  const int lane = threadIdx.x % 32;
+  auto* rows = reinterpret_cast<float*>(&stage);
+  const float unit = C::kFp8 && acc.v_unit > 0 ? acc.v_unit : 1;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int d = 0; d < C::kHeadDimV / 16; ++d) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int column = d * 16 + (C::kFp8 ? lane / 4 * 2 + half : lane / 4 + 8 * half);
+        rows[(lane % 4 * 2 + i) * C::kJoinPitch + column] = acc.out[d][n][2 * half + i] * unit;
+      }
+    }
+  }
+}
+
+// A row quad of one head over the warps that worked on it.
+template <class C>
+__device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads, int head, int row,
+                              int column) {
+  RowPart parts[C::kWarps];
+#pragma unroll
+  for (int i = 0; i < C::kWarps; ++i) {
+    const int warp = head + i * heads;
+    const bool mine = warp < C::kWarps;
+    const int from = mine ? warp : 0;
+    const float2 stats = shared.stats[from][row];
+    const auto* rows = reinterpret_cast<const float*>(&shared.stages[from][shared.join_stage[from]]);
+    parts[i] = {mine ? stats.x : -infinity(), stats.y,
+                *reinterpret_cast<const float4*>(&rows[row % 8 * C::kJoinPitch + column])};
+  }
+  return join(parts);
+}
+
+// Row `row` of head `head` in a partial slot.
+template <class C>
+__device__ int64_t partial_row(const DecodeParams& params, int slot, int head, int row) {
+  return (static_cast<int64_t>(slot) * params.list.max_heads + head) * C::kRowTile + row;
+}
+
+// Two lanes share a row quad: one takes the even parts, one the odd ones, eight at a time.
+template <class C>
+__device__ void join_parts(const DecodeParams& params, const Tile& tile) {
+  constexpr int kSharers = 2;
+  constexpr int kAtOnce = 8;
+  constexpr int kQuads = C::kHeadDimV / 4;
+  constexpr int kLanes = 32 / kSharers;
+  const int lane = threadIdx.x % 32;
+  const int elements = tile.item.heads * tile.rows * kQuads;
+  const int count = tile.item.parts;
+  for (int base = threadIdx.x / 32 * kLanes; base < elements; base += C::kWarps * kLanes) {
+    const int element = min(base + lane % kLanes, elements - 1);
+    const int column = element % kQuads * 4;
+    const int head = element / kQuads / tile.rows;
+    const int row = element / kQuads % tile.rows;
+    const bool live = column < params.head_dim_v;
+    RowPart joined[2] = {{-infinity(), 0, {0, 0, 0, 0}}, {-infinity(), 0, {0, 0, 0, 0}}};
+    for (int first = lane / kLanes; first < count; first += kSharers * kAtOnce) {
+      RowPart parts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = min(first + i * kSharers, count - 1);
+        const int slot = part == 0 ? tile.item.first_part : tile.item.first_part + 2 * part - 1;
+        const int64_t at = partial_row<C>(params, slot, head, row);
+        parts[i].most = __ldcg(params.list.partial_lse + at);
+        parts[i].sum = 1;
+        parts[i].out = __ldcg(reinterpret_cast<const float4*>(
+            params.list.partial_out + at * params.head_dim_v + (live ? column : 0)));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        parts[i].most = first + i * kSharers < count ? parts[i].most * kLog2E : -infinity();
+      }
+      joined[1] = join(parts);
+      joined[0] = join(joined);
+    }
+    joined[1].most = __shfl_xor_sync(~0u, joined[0].most, kLanes);
+    joined[1].sum = __shfl_xor_sync(~0u, joined[0].sum, kLanes);
+    joined[1].out = {__shfl_xor_sync(~0u, joined[0].out.x, kLanes), __shfl_xor_sync(~0u, joined[0].out.y, kLanes),
+                     __shfl_xor_sync(~0u, joined[0].out.z, kLanes), __shfl_xor_sync(~0u, joined[0].out.w, kLanes)};
+    const RowPart whole = join(joined);
+    if (lane < kLanes && base + lane < elements && live) store_row<C>(params, tile, head, row, column, whole);
+  }
+}
+
+// Adds one to a counter; what this CTA wrote before comes before it, what others wrote before theirs is
+// visible after it.
+__device__ inline int take_ticket(int32_t* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+// A joined row quad to out, or to the item's partial result.
+template <class C>
+__device__ void store_joined(const DecodeParams& params, const Tile& tile, int head, int row, int column,
+                             const RowPart& joined) {
+  if (tile.item.partial < 0) {
+    store_row<C>(params, tile, head, row, column, joined);
+    return;
+  }
+  const bool empty = !(joined.sum > 0);
+  const int64_t at = partial_row<C>(params, tile.item.partial, head, row);
+  if (column == 0) {
+    params.list.partial_lse[at] = empty ? -infinity() : (joined.most + __log2f(joined.sum)) * kLn2;
+  }
+  *reinterpret_cast<float4*>(params.list.partial_out + at * params.head_dim_v + column) =
+      scaled(joined.out, empty ? 0.0f : __fdividef(1.0f, joined.sum));
+}
+
+// All threads. `stage` is the one this warp read last, -1: it saw no key. No stage may be refilled before
+// this returns.
+template <class C>
+__device__ void finish_item(const DecodeParams& params, const Tile& tile, const Accumulator<C>& acc,
+                            int stage, typename C::SharedMemory& shared) {
+  constexpr int kQuads = C::kHeadDimV / 4;
+  const int warp = threadIdx.x / 32;
+  const int heads = tile.item.heads;
+  if (threadIdx.x % 32 == 0) shared.join_stage[warp] = max(stage, 0);
+  put_down_stats<C>(acc, shared);
+#pragma unroll
+  for (int n = 0; n < C::kColumns; ++n) {
+    if (8 * n >= tile.rows) break;
+    if (stage >= 0) put_down_rows<C>(acc, n, shared.stages[warp][stage]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kThreads) {
+      const int head = i / (8 * kQuads);
+      const int row = 8 * n + i / kQuads % 8;
+      const int column = i % kQuads * 4;
+      if (row >= tile.rows || column >= params.head_dim_v) continue;
+      RowPart joined = join_warps<C>(shared, heads, head, row, column);
+      if constexpr (C::kFp8) {
+        joined.out = scaled(joined.out, shared_scale(params.keys, params.keys.v_scale, tile.item.kv_head + head));
+      }
+      store_joined<C>(params, tile, head, row, column, joined);
+    }
+    __syncthreads();
+  }
+  if (tile.item.partial < 0) return;
+  if (threadIdx.x == 0) {
+    int32_t* ticket = params.list.tickets + tile.item.first_part;
+    const bool last = take_ticket(ticket) == tile.item.parts - 1;
+    if (last) *ticket = 0;  // for the next layer
+    shared.is_last = last;
+  }
+  __syncthreads();
+  if (shared.is_last) join_parts<C>(params, tile);
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan once per pass, attention once per layer; parts of a tile are joined inside the attention
+// kernel.
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr std::string_view kFolder = "sm90/decode";
+constexpr int kHopper = 90;
+// Rows of a tile, smallest first; the batch's longest request decides which one a pass uses.
+constexpr int32_t kRowTiles[] = {8, 16};
+constexpr int32_t kMostRows = 32;  // two tiles of 16: the second finds the keys in L2
+constexpr int32_t kMaxHeadDim = 256;
+// Wider heads leave no registers for 16 rows of accumulators.
+constexpr int32_t kMostDimsOf16Rows = 320;
+constexpr const char* kPlanGrain = "16";    // keys
+constexpr const char* kPlanOverhead = "4";  // of an item, in grains
+
+// Heads of a token are read together where a CTA's part is so many grains of one head or more.
+constexpr int32_t kJointUnits = 800;
+constexpr int32_t kMostHeads = 4;
+constexpr int32_t kLeastUnits = 1;
+// Of the plan: each finds the whole line, they share the writing.
+constexpr uint32_t kPlanCtas = 4;
+
+struct Variant {
+  int32_t row_tile;
+  int32_t max_heads;  // of an item
+  gpu::KernelVariant plan, attention;
+};
+
+bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+
+std::vector<Variant> find_variants(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const auto q = variant_type(spec.q_dtype);
+  const DType stored = cached(spec) ? setup.cache.dtype : spec.q_dtype;
+  const auto kv = variant_type(stored);
+  const bool types = q && kv && !is_fp8(spec.q_dtype) && (stored == spec.q_dtype || is_fp8(stored));
+  if (setup.sm != kHopper || !types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim)
+    return {};
+  std::vector<Variant> found;
+  for (const int32_t row_tile : kRowTiles) {
+    const std::string rows = std::to_string(row_tile);
+    if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMostDimsOf16Rows) continue;
+    const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
+    found.push_back(
+        {row_tile, std::gcd(kMostHeads, spec.kv_heads),
+         make_variant(family("sm90/decode_plan"), {rows, kPlanGrain, kPlanOverhead}, setup.sm),
+         make_variant(family(kFolder), values, setup.sm)});
+  }
+  return found;
+}
+
+std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
+  std::vector<gpu::KernelVariant> all;
+  for (const Variant& variant : find_variants(setup)) {
+    all.push_back(variant.plan);
+    all.push_back(variant.attention);
+  }
+  return all;
+}
+
+// Row tiles of a batch: sum over requests of ceil(rows / row_tile). Every request with rows adds
+// less than one tile to the batch's rows / row_tile.
+int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
+  const int64_t group = spec.q_heads / spec.kv_heads;
+  const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
+  return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
+}
+
+DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchLimits& limits,
+                 const Variant& variant, size_t& bytes) {
+  WorkspaceCarver carver(workspace);
+  const AttentionSpec& spec = setup.spec;
+  const int64_t ctas = setup.multiprocessors;
+  const int64_t partial_rows = 2 * ctas * variant.max_heads * variant.row_tile;
+  DecodeWork list{};
+  list.items =
+      carver.take<DecodeItem>(most_tiles(spec, limits, variant.row_tile) * spec.kv_heads + ctas);
+  list.ranges = carver.take<DecodeRange>(ctas);
+  list.partial_out = carver.take<float>(partial_rows * spec.head_dim_v);
+  list.partial_lse = carver.take<float>(partial_rows);
+  list.tickets = carver.take<int32_t>(2 * ctas);
+  list.ctas = static_cast<int32_t>(ctas);
+  list.max_heads = variant.max_heads;
+  list.least_units = kLeastUnits;
+  list.joint_units = kJointUnits;
+  bytes = std::max(bytes, carver.bytes());
+  return list;
+}
+
+size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
+  // One plan is valid at a time, so the lists share their bytes.
+  size_t bytes = 0;
+  for (const Variant& variant : find_variants(setup)) {
+    carve(nullptr, setup, limits, variant, bytes);
+  }
+  return bytes;
+}
+
+class HopperDecode final : public AttentionKernel {
+ public:
+  HopperDecode(const AttentionSetup& setup, gpu::KernelStore& store)
+      : setup_(setup), group_(setup.spec.q_heads / setup.spec.kv_heads) {
+    for (Variant& variant : find_variants(setup)) {
+      Kernel plan(variant.plan, store), attention(variant.attention, store);
+      check_argument(attention.row_tile() == variant.row_tile,
+                     "{} has row tiles of {}, its plan {}", variant.attention.name,
+                     attention.row_tile(), variant.row_tile);
+      loaded_.push_back({std::move(variant), std::move(plan), std::move(attention), {}});
+    }
+    check_argument(!loaded_.empty(), "{} has no variant for these layers", kFolder);
+  }
+
+  void reserve(const BatchLimits& limits, std::byte* workspace) override {
+    size_t bytes = 0;
+    for (Loaded& loaded : loaded_)
+      loaded.list = carve(workspace, setup_, limits, loaded.variant, bytes);
+    max_q_len_ = limits.max_q_len;
+  }
+
+  // Host figures choose the row tile, so that a captured pass keeps its kernels.
+  void plan(const BatchParams& batch, int32_t, Stream stream) override {
+    const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
+    active_ = &loaded_.back();
+    for (const Loaded& loaded : loaded_) {
+      if (rows > loaded.variant.row_tile) continue;
+      active_ = &loaded;
+      break;
+    }
+    active_->plan.launch({kPlanCtas}, DecodePlanParams{batch, active_->list}, stream);
+  }
+
+  void attend(const AttentionParams& given, int32_t, Stream stream) override {
+    DecodeParams params{given, active_->list};
+    active_->attention.launch({static_cast<uint32_t>(params.list.ctas)}, params, stream);
+  }
+
+ private:
+  struct Loaded {
+    Variant variant;
+    Kernel plan, attention;
+    DecodeWork list;
+  };
+
+  AttentionSetup setup_;
+  int32_t group_;
+  int32_t max_q_len_ = 1;
+  std::vector<Loaded> loaded_;
+  const Loaded* active_ = nullptr;  // of the planned batch
+};
+
+std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
+  return std::make_unique<HopperDecode>(setup, store);
+}
+
+}  // namespace
+
+const AttentionFamily& hopper_decode() {
+  static constexpr AttentionFamily kFamily = {.folder = kFolder,
+                                              .row_tile = kMostRows,
+                                              .variants = variants,
+                                              .workspace_bytes = workspace_bytes,
+                                              .load = load};
+  return kFamily;
+}
+
+}  // namespace fovea::kernels::cuda
