@@ -54,6 +54,9 @@ namespace fovea::gpu {
   X(module_unload, "cuModuleUnload", (CUmodule))                                                   \
   X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                  \
   X(module_global, "cuModuleGetGlobal_v2", (CUdeviceptr*, size_t*, CUmodule, const char*))         \
+  X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                   \
+    (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,          \
+     const uint32_t*, int, int, int, int))                                                         \
   X(function_set_attribute, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))         \
   X(launch, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))
 

@@ -43,8 +43,11 @@ Kernel::~Kernel() {
   if (module_) gpu::driver().module_unload(module_);
 }
 
-void Kernel::launch_with(GridSize grid, void** arguments, Stream stream) const {
+void Kernel::launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped) const {
   if (grid.x == 0 || grid.y == 0) return;
+  gpu::CUlaunchAttribute overlap{};
+  overlap.id = gpu::kLaunchAttributeProgrammaticStreamSerialization;
+  overlap.value.programmatic_stream_serialization = 1;
   const gpu::CUlaunchConfig config{.grid_x = grid.x,
                                    .grid_y = grid.y,
                                    .grid_z = 1,
@@ -53,8 +56,8 @@ void Kernel::launch_with(GridSize grid, void** arguments, Stream stream) const {
                                    .block_z = 1,
                                    .shared_bytes = static_cast<unsigned>(shared_bytes_),
                                    .stream = stream,
-                                   .attributes = nullptr,
-                                   .attribute_count = 0};
+                                   .attributes = overlapped ? &overlap : nullptr,
+                                   .attribute_count = overlapped ? 1u : 0u};
   gpu::check(gpu::driver().launch(&config, function_, arguments, nullptr), "cuLaunchKernelEx");
 }
 

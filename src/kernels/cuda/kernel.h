@@ -45,11 +45,19 @@ class Kernel {
     launch_with(grid, arguments, stream);
   }
 
+  // As launch(), of a kernel that waits for the one before it in the stream itself
+  // (griddepcontrol): it is set up while that one still runs. sm_90 and later.
+  template <typename Params>
+  void launch_overlapped(GridSize grid, const Params& params, Stream stream) const {
+    void* arguments[] = {const_cast<Params*>(&params)};
+    launch_with(grid, arguments, stream, true);
+  }
+
   int row_tile() const { return row_tile_; }
   int key_tile() const { return key_tile_; }
 
  private:
-  void launch_with(GridSize grid, void** arguments, Stream stream) const;
+  void launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped = false) const;
 
   gpu::CUmodule module_ = nullptr;
   gpu::CUfunction function_ = nullptr;

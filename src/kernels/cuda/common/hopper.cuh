@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/tensor_map.h"
 
 namespace fovea::kernels::cuda {
 
@@ -52,11 +53,6 @@ __device__ inline void fence_barrier_init() {
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-
-// A CUtensorMap as the driver encoded it, passed inside a __grid_constant__ parameter.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
 
 __device__ inline void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of the Hopper MLA decode kernels, read by host and device code alike.
+#pragma once
+
+#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/tensor_map.h"
+
+namespace fovea::kernels::cuda {
+
+// Keys [key_begin, key_end) of 64 or 128 packed (token, head) rows of one request.
+struct alignas(16) MlaItem {
+  int32_t request;
+  int32_t q_begin;  // the request's first row of q, its new tokens and its keys
+  int32_t q_len;
+  int32_t kv_len;
+  int32_t first_row;  // of the request's packed rows
+  int32_t key_begin;  // a multiple of kBlockKeys
+  int32_t key_end;    // exclusive
+  int32_t partial;    // slot of the partial result, -1: the item is the whole row tile
+};
+
+// The parts of one row tile that several workers computed, in ascending order of keys: slot
+// `first`, then count - 1 slots from first + 1 in steps of two. count 0: nothing to do.
+struct MlaMerge {
+  int32_t q_begin;
+  int32_t q_len;
+  int32_t first_row;
+  int32_t first;
+  int32_t count;
+};
+
+// A worker's contiguous part of the items.
+struct alignas(16) MlaRange {
+  int32_t begin, end;
+  int32_t reserved[2];
+  MlaItem first;  // items[begin] once more, so that a worker needs one read to start
+};
+
+// What mla_plan writes and the others read. A worker is one block of mla_decode or two with 64 rows
+// each of the same items. Only the first and the last item of a range can be parts of row tiles.
+struct MlaWorkList {
+  MlaItem* items;      // [row tiles + workers]; entries between two ranges are unused
+  MlaRange* ranges;    // [workers]
+  MlaMerge* merges;    // [workers]
+  float* partial_out;  // [2 * workers, row tile, rank]
+  float* partial_lse;  // [2 * workers, row tile]
+  int32_t workers;     // at most kMlaMaxWorkers
+};
+constexpr int32_t kMlaMaxWorkers = 160;
+
+struct MlaPlanParams {
+  BatchParams batch;  // masks: causal, tree
+  MlaWorkList work;
+  // Whatever the balance: the bits of a row then do not depend on the batch it is in.
+  int32_t whole_tiles;
+};
+
+struct MlaMergeParams {
+  MlaWorkList work;
+  void* out;
+  int64_t out_token_stride, out_head_stride;
+  float* lse;  // or null
+  int32_t q_heads;
+};
+
+struct alignas(64) MlaDecodeParams {
+  // The cache, innermost first: [64 columns, places of a page, column blocks, pages], boxes
+  // [64, box_keys, 1, 1], 128-byte swizzle. Unused by variants that gather rows.
+  TensorMap cache_map;
+  // Queries, innermost first: [rank or rope columns, q_heads, tokens], boxes [64, q_box_rows, 1].
+  TensorMap q_latent_map, q_rope_map;
+  BatchParams batch;  // kv_heads 1
+  const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
+  int64_t page_stride, token_stride;
+  const int32_t* page_table;  // [requests, page_table_stride]
+  int64_t page_table_stride;
+  int32_t page_size;
+  int32_t box_keys;    // of a page that one copy brings: 8, 16, 32 or 64
+  int32_t q_box_rows;  // divides q_heads and 64
+  void* out;           // [tokens, q_heads, rank]
+  int64_t out_token_stride, out_head_stride;
+  float* lse;  // [tokens, q_heads] or null
+  float scale;
+  MlaWorkList work;
+};
+
+}  // namespace fovea::kernels::cuda

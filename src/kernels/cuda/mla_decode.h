@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed MLA decode on Hopper: queries of latent and RoPE columns against a cache of such rows,
+// whose latent columns are the values as well. Device lengths in, nothing on the host after the
+// launch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "fovea/dtype.h"
+#include "gpu/kernel_pack.h"
+#include "kernels/cuda/common/mla_params.h"
+#include "kernels/cuda/kernel.h"
+
+namespace fovea::kernels::cuda {
+
+struct MlaDecodeSetup {
+  int32_t q_heads = 128;
+  int32_t rank = 512;         // latent columns
+  int32_t rope = 64;          // RoPE columns
+  DType dtype = DType::bf16;  // of queries, cache and output: bf16 or f16
+  int32_t page_size = 64;
+  // Upper bounds over every batch.
+  int32_t max_requests = 0;
+  int32_t max_tokens = 0;
+  int32_t max_q_len = 1;
+  // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
+  // busy.
+  bool batch_invariant = false;
+  int sm = 90;
+  int32_t multiprocessors = 0;
+};
+
+// Device memory; strides in elements, multiples of 8, rows of a head contiguous and 16-byte
+// aligned.
+struct MlaDecodeTensors {
+  const void* q_latent = nullptr;  // [tokens, q_heads, rank]
+  const void* q_rope = nullptr;    // [tokens, q_heads, rope]
+  int64_t q_latent_token_stride = 0, q_latent_head_stride = 0;
+  int64_t q_rope_token_stride = 0, q_rope_head_stride = 0;
+  int64_t tokens = 0;           // rows of q that may be read
+  const void* cache = nullptr;  // [pages, page_size, rank + rope]
+  int64_t pages = 0, page_stride = 0, token_stride = 0;
+  const int32_t* page_table = nullptr;  // [requests, page_table_stride]
+  int64_t page_table_stride = 0;
+  void* out = nullptr;  // [tokens, q_heads, rank]
+  int64_t out_token_stride = 0, out_head_stride = 0;
+  float* lse = nullptr;  // [tokens, q_heads] or null; natural log
+  float scale = 1;
+};
+
+class MlaDecode {
+ public:
+  // Error{unsupported} as Kernel's constructor; Error{invalid_argument} naming what the kernels do
+  // not take.
+  MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store);
+
+  // Exact upper bound over every batch within the setup. Touches no device.
+  static size_t workspace_bytes(const MlaDecodeSetup& setup);
+  // 64-byte aligned device memory of workspace_bytes, the kernel's from a plan() to the last
+  // decode().
+  void reserve(std::byte* workspace);
+
+  // Once per pass: from lengths on the device to the work of all layers. Masks: causal and tree.
+  void plan(const BatchParams& batch, Stream stream);
+  // Once per layer, of the planned batch. Both are legal in a capture.
+  void decode(const MlaDecodeTensors& tensors, Stream stream) const;
+
+ private:
+  MlaDecodeSetup setup_;
+  Kernel plan_, decode_, merge_;
+  MlaWorkList work_{};
+  BatchParams batch_{};
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer warpgroup: work items, query rows, keys.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_decode/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Tells all roles what to do next; without an item, that there is nothing more. One thread.
+template <class C>
+__device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
+                                             typename C::SharedMemory& shared, const MlaItem* item,
+                                             Ring<kTileSlots> at) {
+  RowTile tile = {};
+  tile.tiles = -1;
+  if (item) {
+    const MaskParams& mask = params.batch.mask;
+    const int heads = params.batch.q_heads;
+    tile.item = *item;
+    tile.view = {item->request, item->q_begin, item->q_len, item->kv_len};
+    tile.first_row = item->first_row + block_rank<C>() * kTileRows;
+    tile.rows = min(max(item->q_len * heads - tile.first_row, 0), kTileRows);
+    tile.tiles = (max(item->key_end - item->key_begin, 0) + kTileKeys - 1) / kTileKeys;
+    const int token = tile.first_row / heads;
+    const int open_end =
+        mask.tree ? tile.view.prefix() : visible_keys(mask, tile.view, token, token).end;
+    tile.masked = tile.tiles - max(min(open_end, item->key_end) - item->key_begin, 0) / kTileKeys;
+  }
+  shared.tile_empty[at.stage].wait(at.phase ^ 1);
+  shared.tiles[at.stage] = tile;
+  shared.tile_full[at.stage].arrive();
+  return tile.tiles;
+}
+
+// Query rows of one work item: half of the latent part through a stage of the ring, from where the
+// score warpgroup takes it into registers, the rest to its place. Rows behind the last one are
+// whatever stands there: rows do not mix. One thread.
+template <class C>
+__device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
+                                             typename C::SharedMemory& shared, const RowTile& tile,
+                                             int stage) {
+  shared.q_full.arrive_expecting(kTileBytes * (2 * C::kHalfTiles + C::kRopeTiles));
+#pragma unroll 1
+  for (int row = 0; row < kTileRows; row += params.q_box_rows) {
+    const int packed = tile.first_row + row;
+    const int token = tile.view.q_begin + packed / params.batch.q_heads;
+    const int head = packed % params.batch.q_heads;
+#pragma unroll
+    for (int t = 0; t < C::kHalfTiles; ++t) {
+      load_box(shared.kv[stage][t][row], params.q_latent_map, shared.q_full, t * kTileColumns, head,
+               token);
+      load_box(shared.q[t][row], params.q_latent_map, shared.q_full,
+               (C::kHalfTiles + t) * kTileColumns, head, token);
+    }
+    if constexpr (C::kRopeTiles > 0) {
+      load_box(shared.q[C::kHalfTiles][row], params.q_rope_map, shared.q_full, 0, head, token);
+    }
+  }
+}
+
+// One thread: work items and their queries.
+template <class C>
+__device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
+                                                typename C::SharedMemory& shared) {
+  prefetch_tensor_map(params.q_latent_map);
+  prefetch_tensor_map(params.q_rope_map);
+  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
+  const int end = range.end;
+  Ring<C::kStages> ring;
+  Ring<kTileSlots> slot;
+  uint32_t phase = 0;
+  for (int i = range.begin; i < end; ++i) {
+    const RowTile& tile = shared.tiles[slot.stage];
+    const MlaItem* item = i == range.begin ? &range.first : &params.work.items[i];
+    const int tiles = announce_tile<C>(params, shared, item, slot);
+    slot.advance();
+    if (tiles == 0) continue;
+    shared.empty[ring.stage].wait(ring.phase ^ 1);
+    shared.q_empty.wait(phase ^ 1);
+    load_queries<C>(params, shared, tile, ring.stage);
+    shared.full[ring.stage].arrive();  // nobody waits for this one, but phases stay in step
+    phase ^= 1;
+#pragma unroll 1
+    for (int t = 0; t < 2 * tiles + 1; ++t) ring.advance();
+  }
+  announce_tile<C>(params, shared, nullptr, slot);
+}
+
+// Pages of an item's boxes, looked up 32 at a time, one a lane, a group ahead of their use.
+struct PageWindow {
+  int page, next_page;
+
+  __device__ __forceinline__ static int find(const MlaDecodeParams& params, const MlaItem& item,
+                                             int key) {
+    const int group_keys = 32 * params.box_keys;
+    const int at =
+        max(key / group_keys * group_keys + static_cast<int>(threadIdx.x % 32) * params.box_keys,
+            item.key_begin);
+    if (at >= item.key_end) return 0;
+    return params.page_table[item.request * params.page_table_stride + at / params.page_size];
+  }
+  __device__ __forceinline__ void start(const MlaDecodeParams& params, const MlaItem& item) {
+    next_page = find(params, item, item.key_begin);
+    step(params, item, item.key_begin);
+  }
+  __device__ __forceinline__ void step(const MlaDecodeParams& params, const MlaItem& item,
+                                       int key) {
+    page = next_page;
+    next_page = find(params, item, key + 32 * params.box_keys);
+  }
+};
+
+// One box of the cache, which is read once (or twice at the same time): 5 % faster with this policy
+// than without where memory is the limit (2026-11-21).
+__device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& map,
+                                               TransactionBarrier& barrier, int place,
+                                               int column_tile, int page) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(0), "r"(place), "r"(column_tile), "r"(page), "r"(shared_address(&barrier)),
+      "l"(kEvictFirst)
+      : "memory");
+}
+
+// `kTiles` column tiles of one key tile. One warp; lanes from `lane` have the pages of its boxes,
+// `place` is where the first begins in its page.
+template <int kTiles>
+__device__ __forceinline__ void load_keys(const MlaDecodeParams& params,
+                                          uint16_t (*to)[kTileKeys][kTileColumns],
+                                          TransactionBarrier& full, const PageWindow& window,
+                                          int lane, int place, int boxes, int first_tile) {
+  if (threadIdx.x % 32 == 0) full.arrive_expecting(boxes * params.box_keys * 128 * kTiles);
+  for (int box = 0; box < boxes; ++box) {
+    const int page = __shfl_sync(~0u, window.page, lane + box);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        load_cache_box(to[t][box * params.box_keys], params.cache_map, full, place, first_tile + t,
+                       page);
+      }
+    }
+  }
+}
+
+// One warp. Every cycle between a free stage and the copy into it counts: with the divisions and
+// the page behind the wait, the kernel took 1.35 times as long (2026-11-21).
+template <class C>
+__device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
+                                             typename C::SharedMemory& shared) {
+  Ring<C::kStages> ring;
+  uint32_t rope_phase = 0;
+  TileReader<C> reader;
+  PageWindow window;
+  if (threadIdx.x % 32 == 0) prefetch_tensor_map(params.cache_map);
+  const int group_keys = 32 * params.box_keys;
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    const MlaItem item = tile.item;
+    const int tiles = tile.tiles;
+    reader.give_back(shared);
+    if (tiles < 0) return;
+    if (tiles == 0) continue;
+    ring.advance();  // the stage of the queries
+    window.start(params, item);
+    for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
+      if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
+      const int lane = key % group_keys / params.box_keys;
+      const int place = key % params.page_size;
+      const int boxes =
+          (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shared.empty[ring.stage].wait(ring.phase ^ 1);
+        load_keys<C::kHalfTiles>(params, shared.kv[ring.stage], shared.full[ring.stage], window,
+                                 lane, place, boxes, half * C::kHalfTiles);
+        ring.advance();
+      }
+      if constexpr (C::kRopeTiles > 0) {
+        shared.rope_empty.wait(rope_phase ^ 1);
+        load_keys<1>(params, &shared.rope, shared.rope_full, window, lane, place, boxes,
+                     2 * C::kHalfTiles);
+        rope_phase ^= 1;
+      }
+    }
+  }
+}
+
+// Columns [first_tile * 64, + kTiles * 64) of 64 rows, 8 lanes a row, swizzled as the copy engine
+// does. from[i]: this lane's chunk of its i-th row, null behind the last key: those rows become
+// zero.
+template <int kTiles>
+__device__ __forceinline__ void copy_rows(const char* const (&from)[4], int first_tile,
+                                          uint16_t (*to)[kTileKeys][kTileColumns]) {
+  const int chunk = threadIdx.x % 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = threadIdx.x / 8 + 16 * i;
+    const char* source = from[i] ? from[i] + first_tile * 128 : nullptr;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      copy_async(&to[t][row][(chunk ^ row % 8) * 8], source ? source + t * 128 : source,
+                 source ? 16 : 0);
+    }
+  }
+}
+
+// All threads of the warpgroup: work items, queries, and keys row by row, for any page size.
+template <class C>
+__device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
+                                             typename C::SharedMemory& shared) {
+  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
+  Ring<C::kStages> ring;
+  TileReader<C> reader;
+  uint32_t rope_phase = 0;
+  uint32_t q_phase = 0;
+  int index = range.begin;
+  if (threadIdx.x == 0)
+    announce_tile<C>(params, shared, index < range.end ? &range.first : nullptr, reader.at);
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    const int tiles = tile.tiles;
+    if (tiles < 0) break;
+    if (tiles > 0) {
+      shared.empty[ring.stage].wait(ring.phase ^ 1);
+      shared.q_empty.wait(q_phase ^ 1);
+      if (threadIdx.x == 0) load_queries<C>(params, shared, tile, ring.stage);
+      shared.full[ring.stage].arrive();
+      q_phase ^= 1;
+      ring.advance();
+    }
+    const int request = tile.item.request;
+    const int end = tile.item.key_end;
+    int key = tile.item.key_begin + threadIdx.x / 8;
+    reader.give_back(shared);
+    ++index;
+    if (threadIdx.x == 0) {
+      announce_tile<C>(params, shared, index < range.end ? &params.work.items[index] : nullptr,
+                       reader.at);
+    }
+    for (int t = 0; t < tiles; ++t, key += kTileKeys) {
+      const char* from[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int at = key + 16 * r;
+        from[r] = nullptr;
+        if (at < end) {
+          const int page =
+              params.page_table[request * params.page_table_stride + at / params.page_size];
+          from[r] = static_cast<const char*>(params.cache) + page * params.page_stride +
+                    at % params.page_size * params.token_stride + threadIdx.x % 8 * 16;
+        }
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shared.empty[ring.stage].wait(ring.phase ^ 1);
+        copy_rows<C::kHalfTiles>(from, half * C::kHalfTiles, shared.kv[ring.stage]);
+        shared.full[ring.stage].arrive_after_copies();
+        ring.advance();
+      }
+      if constexpr (C::kRopeTiles > 0) {
+        shared.rope_empty.wait(rope_phase ^ 1);
+        copy_rows<1>(from, 2 * C::kHalfTiles, &shared.rope);
+        shared.rope_full.arrive_after_copies();
+        rope_phase ^= 1;
+      }
+    }
+  }
+  commit_copies();
+  wait_copies<0>();
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// The score warpgroup (scores and weights of a key tile) and the two value warpgroups (each half of
+// the value columns).
+#pragma once
+
+#include "kernels/cuda/common/wgmma.cuh"
+#include "kernels/cuda/sm90/mla_decode/softmax.cuh"
+
+namespace fovea::kernels::cuda {
+
+// One warp has read a stage, or filled it.
+__device__ __forceinline__ void release(TransactionBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+template <class C>
+struct ScoreState {
+  float scores[kTileKeys / 2];
+  uint32_t queries[C::kHalfTiles * 16];
+  ScoreRow rows[2];
+};
+
+template <class C>
+__device__ __forceinline__ void take_queries(const uint16_t (*tiles)[64][kTileColumns],
+                                             ScoreState<C>& state) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int step = 0; step < C::kHalfTiles * 4; ++step) {
+    const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
+    uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(state.queries[4 * step]);
+    load_matrices(to, &tiles[step / 4][row][chunk * 8]);
+  }
+}
+
+// Rows copied one by one were written by ordinary means, which the tensor cores see behind a fence.
+template <class C>
+__device__ __forceinline__ void see_copied_rows() {
+  if constexpr (C::kLoader == rows) fence_async_proxy();
+}
+
+// The same value, computed anew: descriptors of all steps kept over a loop would not fit the
+// registers.
+__device__ __forceinline__ uint32_t fresh(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The scores of one key tile, complete when it returns. The parts are taken as they arrive.
+template <class C>
+__device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
+                                               Ring<C::kStages> ring, uint32_t rope_phase,
+                                               ScoreState<C>& state) {
+  using Scores = Product<kTileKeys>;
+  uint64_t keys = rows_descriptor(shared_address(shared.kv[ring.stage]));
+  const uint64_t queries = rows_descriptor(fresh(shared_address(shared.q)));
+  shared.full[ring.stage].wait(ring.phase);
+  see_copied_rows<C>();
+  products_begin();
+#pragma unroll
+  for (int step = 0; step < C::kHalfTiles * 4; ++step) {
+    const int offset = step / 4 * kTileBytes + step % 4 * 32;
+    Scores::template run<C::kQ, false>(state.scores, state.queries + 4 * step, keys + offset / 16,
+                                       step > 0);
+  }
+  ring.advance();
+  keys = rows_descriptor(shared_address(shared.kv[ring.stage]));
+  shared.full[ring.stage].wait(ring.phase);
+  see_copied_rows<C>();
+  products_begin();
+#pragma unroll
+  for (int step = 0; step < C::kHalfTiles * 4; ++step) {
+    const int offset = step / 4 * kTileBytes + step % 4 * 32;
+    Scores::template run<C::kQ, false>(state.scores, queries + offset / 16, keys + offset / 16,
+                                       true);
+  }
+  if constexpr (C::kRopeTiles > 0) {
+    shared.rope_full.wait(rope_phase);
+    see_copied_rows<C>();
+    keys = rows_descriptor(shared_address(shared.rope));
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int offset = step * 32;
+      Scores::template run<C::kQ, false>(state.scores,
+                                         queries + (C::kHalfTiles * kTileBytes + offset) / 16,
+                                         keys + offset / 16, true);
+    }
+  }
+  products_commit();
+  products_wait<0>();
+  products_landed(state.scores);
+  if constexpr (C::kRopeTiles > 0) release(shared.rope_empty);
+}
+
+// Rows of the values that no key of the item owns may hold anything, NaN too; a weight of 0 does
+// not stop that.
+template <class C>
+__device__ __forceinline__ void clear_foreign_values(typename C::SharedMemory& shared,
+                                                     Ring<C::kStages> ring, int valid) {
+  named_barrier_wait(1, kWarpgroupThreads);  // all warps have read these rows as keys
+  for (int half = 0; half < 2; ++half) {
+    for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * 8;
+         i += kWarpgroupThreads) {
+#pragma unroll
+      for (int t = 0; t < C::kHalfTiles; ++t) {
+        *reinterpret_cast<uint4*>(&shared.kv[ring.stage][t][valid + i / 8][i % 8 * 8]) = uint4{};
+      }
+    }
+    ring.advance();
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const RowTile& tile,
+                                          int half, float lse) {
+  const int rank = block_rank<C>();
+  const int row = thread_row(half);
+  if (threadIdx.x % 4 != 0 || row >= tile.rows) return;
+  if (tile.item.partial >= 0) {
+    params.work.partial_lse[static_cast<int64_t>(tile.item.partial) * (C::kBlocks * kTileRows) +
+                            rank * kTileRows + row] = lse;
+  } else if (params.lse) {
+    const int packed = tile.first_row + row;
+    params.lse[static_cast<int64_t>(tile.view.q_begin) * params.batch.q_heads + packed] = lse;
+  }
+}
+
+// Where a role is in the rings.
+template <class C>
+struct Progress {
+  Ring<C::kStages> keys;
+  Ring<2> weights;
+  uint32_t rope_phase = 0;
+  uint32_t q_phase = 0;
+};
+
+template <class C>
+__device__ __forceinline__ void finish_rows(const MlaDecodeParams& params,
+                                            typename C::SharedMemory& shared, const RowTile& tile,
+                                            Ring<C::kStages> ring, int slot,
+                                            const ScoreState<C>& state) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = state.rows[half].sum;
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (threadIdx.x % 4 == 0) shared.inverse_sum[slot][thread_row(half)] = sum > 0 ? 1 / sum : 0;
+    store_lse<C>(params, tile, half,
+                 sum > 0 ? (state.rows[half].most + log2f(sum)) * kLn2 : -infinity());
+  }
+  const int keys =
+      (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;  // of the last tile
+  if (keys < kTileKeys) clear_foreign_values<C>(shared, ring, keys);
+}
+
+template <class C>
+__device__ __forceinline__ void score_item(const MlaDecodeParams& params,
+                                           typename C::SharedMemory& shared, const RowTile& tile,
+                                           Progress<C>& at) {
+  const int lane = threadIdx.x % 32;
+  const int masked = tile.masked;
+  const float factor = params.scale * kLog2E;
+  ScoreState<C> state;
+#pragma unroll
+  for (ScoreRow& row : state.rows) row = {kLowest, 0};
+  shared.q_full.wait(at.q_phase);
+  at.q_phase ^= 1;
+  take_queries<C>(shared.kv[at.keys.stage], state);
+  release(shared.empty[at.keys.stage]);
+  at.keys.advance();
+  for (int left = tile.tiles - 1; left >= 0; --left) {  // tiles after this one
+    compute_scores<C>(shared, at.keys, at.rope_phase, state);
+    if (left == 0 && lane == 0) shared.q_empty.arrive();
+    if (left < masked) hide_keys<C>(params, tile, left, state.scores);
+    float rescale[2] = {1, 1};
+    const bool moved = softmax(factor, state.rows, state.scores, rescale);
+
+    const int slot = at.weights.stage;
+    shared.weights_empty[slot].wait(at.weights.phase ^ 1);
+    store_weights<C>(shared.weights[slot], state.scores);
+    if (lane == 0) shared.rescaled[slot][threadIdx.x % kWarpgroupThreads / 32] = moved;
+    if (moved && lane % 4 == 0) {
+      shared.rescale[slot][thread_row(0)] = rescale[0];
+      shared.rescale[slot][thread_row(1)] = rescale[1];
+    }
+    if (left == 0) finish_rows<C>(params, shared, tile, at.keys, slot, state);
+    fence_async_proxy();
+    release(shared.weights_full[slot]);
+    at.weights.advance();
+    at.keys.advance();
+    at.keys.advance();
+    at.rope_phase ^= 1;
+  }
+}
+
+// The widest product that a kernel of 512 threads may name: the compiler holds instructions to the
+// 128 registers a thread starts with.
+constexpr int kProductColumns = 128;
+
+// Adds weights * values of one key tile, complete when it returns.
+template <class C>
+__device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int stage, int slot,
+                                           float (&out)[C::kValueColumns / 2]) {
+  const uint64_t weights = rows_descriptor(shared_address(shared.weights[slot]));
+  const uint64_t values = columns_descriptor(shared_address(shared.kv[stage]), kTileBytes);
+  products_begin();
+#pragma unroll
+  for (int step = 0; step < kTileKeys / 16; ++step) {
+#pragma unroll
+    for (int part = 0; part < C::kValueColumns / kProductColumns; ++part) {
+      Product<kProductColumns>::template run<C::kQ, true>(
+          out + part * kProductColumns / 2, weights + step * 32 / 16,
+          values + (step * 16 * 128 + part * (kProductColumns / kTileColumns) * kTileBytes) / 16,
+          true);
+    }
+  }
+  products_commit();
+  products_wait<0>();
+  products_landed(out);
+}
+
+// Accumulates the item's values; inverse: what each of the two rows is to be multiplied by.
+template <class C>
+__device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int tiles, int half,
+                                           Progress<C>& at, float (&out)[C::kValueColumns / 2],
+                                           float (&inverse)[2]) {
+  const int warp = threadIdx.x % kWarpgroupThreads / 32;
+  if (tiles > 0) at.keys.advance();  // the stage of the queries
+  for (int t = 0; t < tiles; ++t) {
+    const int slot = at.weights.stage;
+    shared.weights_full[slot].wait(at.weights.phase);
+    if (t > 0 && shared.rescaled[slot][warp]) {
+      const float factors[2] = {shared.rescale[slot][thread_row(0)],
+                                shared.rescale[slot][thread_row(1)]};
+#pragma unroll
+      for (int i = 0; i < C::kValueColumns / 2; ++i) out[i] *= factors[i / 2 % 2];
+    }
+    if (t + 1 == tiles) {
+      inverse[0] = shared.inverse_sum[slot][thread_row(0)];
+      inverse[1] = shared.inverse_sum[slot][thread_row(1)];
+    }
+    Ring<C::kStages> own = at.keys;
+    if (half) own.advance();
+    add_values<C>(shared, own.stage, slot, out);
+    release(shared.empty[own.stage]);
+    release(shared.weights_empty[slot]);
+    at.weights.advance();
+    at.keys.advance();
+    at.keys.advance();
+  }
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the scores of a key tile to weights in shared memory: masks, running maxima and sums.
+#pragma once
+
+#include "kernels/cuda/common/wgmma.cuh"
+#include "kernels/cuda/sm90/mla_decode/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+// The running maximum that weights refer to lags behind the true one by up to this many powers of
+// two, so that accumulated values are rescaled seldom. Weights then reach 256, sums 256 times the
+// keys.
+constexpr float kMaximumLag = 8;
+
+struct ScoreRow {
+  float most;  // the maximum that weights refer to, in powers of two
+  float sum;   // of this thread's columns
+};
+
+__device__ __forceinline__ int thread_row(int half) {
+  return threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+}
+
+// Hides keys of the tile before the last `left` from rows that do not see them.
+template <class C>
+__device__ __forceinline__ void hide_keys(const MlaDecodeParams& params, const RowTile& tile,
+                                          int left, float (&scores)[kTileKeys / 2]) {
+  const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
+  const MaskParams& mask = params.batch.mask;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int packed = tile.first_row + min(thread_row(half), max(tile.rows - 1, 0));
+    const int token = packed / params.batch.q_heads;
+    const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
+    const bool drafts = mask.tree && token < tile.view.q_len;
+    const uint64_t tree = drafts ? mask.tree[tile.view.q_begin + token] : 0;
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int at = key + threadIdx.x % 4 * 2 + i * 8 + c;
+        const bool seen = at < end && (!drafts || at < tile.view.prefix() ||
+                                       (tree >> (at - tile.view.prefix()) & 1));
+        if (!seen) scores[4 * i + 2 * half + c] = -infinity();
+      }
+    }
+  }
+}
+
+// Scores below any real one, yet finite: differences of two are no NaN.
+constexpr float kLowest = -1e30f;
+
+// Turns scores into weights. Returns whether some row of the warp moved its maximum; then rescale
+// is what accumulated values are to be multiplied by.
+__device__ __forceinline__ bool softmax(float factor, ScoreRow (&rows)[2],
+                                        float (&scores)[kTileKeys / 2], float (&rescale)[2]) {
+  float most[2] = {-infinity(), -infinity()};
+#pragma unroll
+  for (int i = 0; i < kTileKeys / 8; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most[half] = fmaxf(most[half], fmaxf(scores[4 * i + 2 * half], scores[4 * i + 2 * half + 1]));
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], step));
+    }
+  }
+  const bool moved = __any_sync(~0u, most[0] * factor > rows[0].most + kMaximumLag ||
+                                         most[1] * factor > rows[1].most + kMaximumLag);
+  if (moved) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float next = most[half] * factor > rows[half].most + kMaximumLag ? most[half] * factor
+                                                                             : rows[half].most;
+      rescale[half] = exp2_fast(rows[half].most - next);
+      rows[half].most = next;
+      rows[half].sum *= rescale[half];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[4 * i + 2 * half + c];
+        score = exp2_fast(fmaf(score, factor, -rows[half].most));
+        sum += score;
+      }
+    }
+    rows[half].sum += sum;
+  }
+  return moved;
+}
+
+__device__ __forceinline__ void store_matrices(void* shared, uint32_t r0, uint32_t r1, uint32_t r2,
+                                               uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared)),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+template <class C>
+__device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileColumns],
+                                              const float (&scores)[kTileKeys / 2]) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int pair = 0; pair < kTileKeys / 16; ++pair) {
+    const float* s = scores + 8 * pair;
+    const int chunk = (2 * pair + lane / 16) ^ (row % 8);
+    store_matrices(&to[row][chunk * 8], pack<C::kQ>(s[0], s[1]), pack<C::kQ>(s[2], s[3]),
+                   pack<C::kQ>(s[4], s[5]), pack<C::kQ>(s[6], s[7]));
+  }
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Absorbed MLA decode on a Hopper GPU against fp64: ranks, heads, pages, lengths, masks, splits.
+// Every byte that no request owns is NaN. Skipped elsewhere.
+#include "kernels/cuda/mla_decode.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "gpu/gpu.h"
+#include "support/error_budget.h"
+#include "support/poison.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Case {
+  std::string name;
+  std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
+  int32_t heads = 128, rank = 512, rope = 64, page_size = 64;
+  bool tree = false, batch_invariant = false;
+  float spread = 1;  // of the keys: large ones move the maxima of the softmax
+  DType dtype = DType::bf16;
+};
+
+template <typename T>
+gpu::DeviceBuffer to_device(const std::vector<T>& values) {
+  gpu::DeviceBuffer buffer(std::max<size_t>(values.size(), 1) * sizeof(T));
+  gpu::copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T), nullptr);
+  return buffer;
+}
+
+template <typename T>
+std::vector<T> to_host(const gpu::DeviceBuffer& buffer, size_t count) {
+  std::vector<T> values(count);
+  gpu::copy_to_host(values.data(), buffer.data(), count * sizeof(T), nullptr);
+  gpu::synchronize(nullptr);
+  return values;
+}
+
+float read(DType dtype, uint16_t bits) {
+  return dtype == DType::bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+}
+
+std::vector<uint16_t> noise(DType dtype, size_t count, float spread, std::mt19937& random) {
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<uint16_t> values(count);
+  for (uint16_t& value : values) {
+    value = dtype == DType::bf16 ? float_to_bf16(normal(random)) : float_to_f16(normal(random));
+  }
+  return values;
+}
+
+// The batch on the host; pages of the cache in random order, its other bytes poison.
+struct Problem {
+  explicit Problem(const Case& test);
+  int32_t columns() const { return test.rank + test.rope; }
+  bool visible(size_t request, int32_t token, int32_t key) const;
+  // fp64 output and natural LSE of one row.
+  std::vector<double> expected(size_t request, int32_t token, int32_t head, double& lse) const;
+
+  const Case& test;
+  int32_t tokens = 0, max_q_len = 0;
+  int64_t pages = 1, table_stride = 1;
+  std::vector<int32_t> q_indptr{0}, kv_lens, page_table;
+  std::vector<uint64_t> tree;
+  std::vector<uint16_t> q, cache;
+};
+
+Problem::Problem(const Case& c) : test(c) {
+  std::mt19937 random(11);
+  for (const auto& [q_len, kv_len] : c.requests) {
+    const int64_t own = (kv_len + c.page_size - 1) / c.page_size;
+    pages += own;
+    table_stride = std::max(table_stride, own);
+    max_q_len = std::max(max_q_len, q_len);
+    q_indptr.push_back(tokens += q_len);
+    kv_lens.push_back(kv_len);
+    for (int32_t t = 0; t < q_len; ++t) {  // a binary tree: the parent of draft t is (t - 1) / 2
+      const uint64_t parent = t > 0 ? tree[tree.size() - static_cast<size_t>(t - (t - 1) / 2)] : 0;
+      tree.push_back(parent | 1ull << t);
+    }
+  }
+  std::vector<int32_t> order(static_cast<size_t>(pages - 1));
+  std::iota(order.begin(), order.end(), 1);
+  std::shuffle(order.begin(), order.end(), random);
+  page_table =
+      test::index_array(c.requests.size() * static_cast<size_t>(table_stride), test::Fill::poison);
+  cache.assign(static_cast<size_t>(pages) * c.page_size * columns(), 0xffff);
+  size_t next = 0;
+  for (size_t r = 0; r < c.requests.size(); ++r) {
+    for (int32_t n = 0; n < kv_lens[r]; ++n) {
+      int32_t& page = page_table[r * table_stride + n / c.page_size];
+      if (n % c.page_size == 0) page = order[next++];
+      const auto row = noise(c.dtype, static_cast<size_t>(columns()), c.spread, random);
+      std::copy(row.begin(), row.end(),
+                cache.begin() + (int64_t{page} * c.page_size + n % c.page_size) * columns());
+    }
+  }
+  q = noise(c.dtype, static_cast<size_t>(tokens) * c.heads * columns(), 1, random);
+}
+
+bool Problem::visible(size_t request, int32_t token, int32_t key) const {
+  const int32_t prefix = kv_lens[request] - test.requests[request].first;
+  if (test.tree && key >= prefix) return tree[q_indptr[request] + token] >> (key - prefix) & 1;
+  return key <= prefix + token;
+}
+
+std::vector<double> Problem::expected(size_t request, int32_t token, int32_t head,
+                                      double& lse) const {
+  const uint16_t* query =
+      &q[(size_t{1} * (q_indptr[request] + token) * test.heads + head) * columns()];
+  std::vector<double> out(static_cast<size_t>(test.rank)), scores;
+  std::vector<const uint16_t*> rows;
+  for (int32_t n = 0; n < kv_lens[request]; ++n) {
+    if (!visible(request, token, n)) continue;
+    const int64_t page = page_table[request * table_stride + n / test.page_size];
+    rows.push_back(&cache[(page * test.page_size + n % test.page_size) * columns()]);
+    double dot = 0;
+    for (int32_t d = 0; d < columns(); ++d) {
+      dot += static_cast<double>(read(test.dtype, query[d])) * read(test.dtype, rows.back()[d]);
+    }
+    scores.push_back(dot / std::sqrt(columns()));
+  }
+  lse = -kInfinity;
+  if (rows.empty()) return out;
+  const double most = *std::max_element(scores.begin(), scores.end());
+  double sum = 0;
+  for (double& score : scores) sum += score = std::exp(score - most);
+  lse = most + std::log(sum);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (int32_t d = 0; d < test.rank; ++d)
+      out[d] += scores[i] / sum * read(test.dtype, rows[i][d]);
+  }
+  return out;
+}
+
+class MlaDecodeTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() {
+    if (!why_no_gpu().empty()) return;
+    context = new gpu::Context(0);
+    const char* pack = std::getenv("FOVEA_KERNEL_PACK");
+    store = new gpu::KernelStore({.pack_path = pack ? pack : ""});
+  }
+  static void TearDownTestSuite() {
+    delete store;
+    delete context;
+    store = nullptr;
+    context = nullptr;
+  }
+  void SetUp() override {
+    if (!context) GTEST_SKIP() << why_no_gpu();
+    if (context->info().sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+  }
+
+  static gpu::Context* context;
+  static gpu::KernelStore* store;
+};
+gpu::Context* MlaDecodeTest::context = nullptr;
+gpu::KernelStore* MlaDecodeTest::store = nullptr;
+
+TEST_P(MlaDecodeTest, MatchesFp64) {
+  const Case& c = GetParam();
+  const Problem problem(c);
+  const MlaDecodeSetup setup = {.q_heads = c.heads,
+                                .rank = c.rank,
+                                .rope = c.rope,
+                                .dtype = c.dtype,
+                                .page_size = c.page_size,
+                                .max_requests = static_cast<int32_t>(c.requests.size()),
+                                .max_tokens = problem.tokens,
+                                .max_q_len = problem.max_q_len,
+                                .batch_invariant = c.batch_invariant,
+                                .sm = context->info().sm,
+                                .multiprocessors = context->info().cores};
+  MlaDecode decode(setup, *store);
+  const gpu::DeviceBuffer workspace(MlaDecode::workspace_bytes(setup));
+  gpu::fill_bytes(workspace.data(), test::kPoisonByte, workspace.bytes(), nullptr);
+  decode.reserve(workspace.data<std::byte>());
+
+  const auto q = to_device(problem.q), cache = to_device(problem.cache);
+  const auto q_indptr = to_device(problem.q_indptr), kv_lens = to_device(problem.kv_lens);
+  const auto page_table = to_device(problem.page_table);
+  const auto tree = to_device(problem.tree);
+  const size_t rows = static_cast<size_t>(problem.tokens) * c.heads;
+  const gpu::DeviceBuffer out(std::max<size_t>(rows * c.rank, 1) * 2);
+  const gpu::DeviceBuffer lse(std::max<size_t>(rows, 1) * 4);
+  gpu::fill_bytes(out.data(), test::kPoisonByte, out.bytes(), nullptr);
+  gpu::fill_bytes(lse.data(), test::kPoisonByte, lse.bytes(), nullptr);
+
+  BatchParams batch{};
+  batch.q_indptr = q_indptr.data<int32_t>();
+  batch.kv_lens = kv_lens.data<int32_t>();
+  batch.requests = static_cast<int32_t>(c.requests.size());
+  batch.q_heads = c.heads;
+  batch.kv_heads = 1;
+  batch.mask.causal = 1;
+  if (c.tree) batch.mask.tree = tree.data<uint64_t>();
+  const int64_t columns = problem.columns();
+  const MlaDecodeTensors tensors = {.q_latent = q.data(),
+                                    .q_rope = q.data<uint16_t>() + c.rank,
+                                    .q_latent_token_stride = c.heads * columns,
+                                    .q_latent_head_stride = columns,
+                                    .q_rope_token_stride = c.heads * columns,
+                                    .q_rope_head_stride = columns,
+                                    .tokens = problem.tokens,
+                                    .cache = cache.data(),
+                                    .pages = problem.pages,
+                                    .page_stride = c.page_size * columns,
+                                    .token_stride = columns,
+                                    .page_table = page_table.data<int32_t>(),
+                                    .page_table_stride = problem.table_stride,
+                                    .out = out.data(),
+                                    .out_token_stride = int64_t{c.heads} * c.rank,
+                                    .out_head_stride = c.rank,
+                                    .lse = lse.data<float>(),
+                                    .scale = static_cast<float>(1 / std::sqrt(columns))};
+  decode.plan(batch, nullptr);
+  decode.decode(tensors, nullptr);
+  const auto first = to_host<uint16_t>(out, rows * c.rank);
+  for (int again = 0; again < 3; ++again) decode.decode(tensors, nullptr);
+  const auto got = to_host<uint16_t>(out, rows * c.rank);
+  const auto got_lse = to_host<float>(lse, rows);
+  EXPECT_EQ(got, first) << "another run gives other bits";
+
+  const test::ErrorBudget& budget = test::error_budget(c.dtype);
+  for (size_t r = 0; r < c.requests.size(); ++r) {
+    for (int32_t t = 0; t < c.requests[r].first; ++t) {
+      for (int32_t h = t % 5; h < c.heads; h += 5) {  // fp64 on one core: every fifth head
+        double want_lse = 0;
+        const std::vector<double> want = problem.expected(r, t, h, want_lse);
+        const size_t row = static_cast<size_t>(problem.q_indptr[r] + t) * c.heads + h;
+        const std::string where = "request " + std::to_string(r) + " token " + std::to_string(t) +
+                                  " head " + std::to_string(h);
+        double most = 0, worst = 0, dot = 0, norm_got = 0, norm_want = 0;
+        for (int32_t d = 0; d < c.rank; ++d) {
+          const double value = read(c.dtype, got[row * c.rank + d]);
+          ASSERT_TRUE(std::isfinite(value)) << where;
+          most = std::max(most, std::fabs(want[d]));
+          worst = std::max(worst, std::fabs(value - want[d]));
+          dot += value * want[d];
+          norm_got += value * value;
+          norm_want += want[d] * want[d];
+        }
+        // A plain computation rounds the weights and the result to the dtype.
+        ASSERT_LE(worst, (budget.times_plain + budget.units) * budget.unit * most) << where;
+        if (std::isinf(want_lse)) {
+          ASSERT_EQ(got_lse[row], static_cast<float>(-kInfinity)) << where;
+          continue;
+        }
+        ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance) << where;
+        // Scores of several hundred columns in fp32, and their sum over the keys.
+        const double terms = static_cast<double>(columns) + std::sqrt(problem.kv_lens[r]);
+        ASSERT_NEAR(got_lse[row], want_lse,
+                    (test::kLseBudget.units + terms) * test::kLseBudget.unit *
+                        std::max(1.0, std::fabs(want_lse)))
+            << where;
+      }
+    }
+  }
+}
+
+std::vector<Case> cases() {
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{2, 900}, {1, 3000}, {0, 0},
+                                                          {4, 65},  {1, 1},    {1, 64}};
+  std::vector<Case> list;
+  list.push_back({.name = "lengths",
+                  .requests = {{1, 0},
+                               {1, 1},
+                               {1, 2},
+                               {1, 15},
+                               {1, 17},
+                               {1, 63},
+                               {1, 64},
+                               {1, 65},
+                               {1, 127},
+                               {1, 129},
+                               {1, 4097}}});
+  list.push_back({.name = "one_long", .requests = {{1, 20000}}, .heads = 16});
+  list.push_back({.name = "more_new_than_keys", .requests = {{5, 2}, {3, 3}, {2, 0}}, .heads = 16});
+  list.push_back({.name = "mixed", .requests = mixed});
+  std::vector<std::pair<int32_t, int32_t>> many;
+  for (int32_t i = 0; i < 200; ++i) many.emplace_back(1, i * 7919 % 500);
+  list.push_back({.name = "many_short", .requests = many});
+  list.push_back(
+      {.name = "many_equal", .requests = std::vector<std::pair<int32_t, int32_t>>(150, {1, 128})});
+  for (const int32_t page : {1, 3, 8, 16, 32, 128, 256}) {
+    list.push_back({.name = "page_" + std::to_string(page), .requests = mixed, .page_size = page});
+  }
+  for (const int32_t heads : {1, 5, 16, 20, 64, 96}) {
+    list.push_back({.name = "heads_" + std::to_string(heads), .requests = mixed, .heads = heads});
+  }
+  list.push_back(
+      {.name = "page_1_heads_16", .requests = {{1, 900}, {1, 64}}, .heads = 16, .page_size = 1});
+  list.push_back({.name = "verify_8", .requests = {{8, 900}, {8, 500}, {7, 64}}});
+  list.push_back(
+      {.name = "tree", .requests = {{15, 300}, {15, 15}, {15, 2000}}, .heads = 20, .tree = true});
+  list.push_back({.name = "moving_maxima", .requests = {{1, 3000}}, .spread = 12});
+  list.push_back({.name = "batch_invariant", .requests = mixed, .batch_invariant = true});
+  list.push_back({.name = "rank_256", .requests = mixed, .rank = 256});
+  list.push_back({.name = "rank_256_heads_16", .requests = {{2, 700}}, .heads = 16, .rank = 256});
+  list.push_back({.name = "no_rope", .requests = mixed, .rope = 0});
+  list.push_back({.name = "f16", .requests = mixed, .dtype = DType::f16});
+  return list;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MlaDecodeTest, ::testing::ValuesIn(cases()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
+  const MlaDecodeSetup good = {.max_requests = 1, .max_tokens = 1, .multiprocessors = 132};
+  EXPECT_GT(MlaDecode::workspace_bytes(good), 0u);
+  const auto refusal = [&](auto change) {
+    MlaDecodeSetup setup = good;
+    change(setup);
+    try {
+      MlaDecode::workspace_bytes(setup);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.rank = 384; }).find("rank is 384"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.rope = 32; }).find("rope is 32"), std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.sm = 80; }).find("sm is 80"), std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.dtype = DType::f32; }).find("dtype is"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.q_heads = 0; }).find("q_heads is 0"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.page_size = 0; }).find("page_size is 0"),
+            std::string::npos);
+}
+
+// Items and ranges are bounded by the limits, so the workspace grows with them and never shrinks.
+TEST(MlaDecodeSetup, WorkspaceGrowsWithTheLimits) {
+  size_t before = 0;
+  for (const int32_t requests : {1, 7, 64, 512}) {
+    const size_t bytes = MlaDecode::workspace_bytes(
+        {.max_requests = requests, .max_tokens = requests, .multiprocessors = 132});
+    EXPECT_GE(bytes, before);
+    before = bytes;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::kernels::cuda
