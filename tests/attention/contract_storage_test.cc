@@ -129,7 +129,7 @@ TEST_P(Storage, ScalesActAsFactors) {
   AttentionCase test = test::attention_case("q_fp32_kv_fp8_e4m3_per_tensor");
   test.prewritten = true;
   const BackendEntry* entry = serving(test);
-  ASSERT_NE(entry, nullptr);
+  if (entry == nullptr) GTEST_SKIP() << "takes no fp8 cache";
   const CaseData data = make_data(test);
   const auto run = [&](float k_factor, float v_factor) {
     ThreadPool threads(1);
@@ -156,7 +156,7 @@ TEST_P(Storage, ScaledE4m3CostsLittle) {
   for (const char* scale : {"per_tensor", "per_head", "per_token_head"}) {
     const AttentionCase test = test::attention_case(std::string("q_fp32_kv_fp8_e4m3_") + scale);
     const BackendEntry* entry = serving(test);
-    ASSERT_NE(entry, nullptr);
+    if (entry == nullptr) GTEST_SKIP() << "takes no fp8 cache";
     const CaseData data = make_data(test);
     AttentionCase unquantised = test;
     unquantised.cache.dtype = DType::f32;

@@ -141,7 +141,7 @@ TEST(SelectBackend, RequireNeverChanges) {
   EXPECT_NE(text.find("'fa3'"), std::string::npos) << text;
   EXPECT_NE(text.find("flash: rejected"), std::string::npos) << text;
   EXPECT_NE(text.find("device: "), std::string::npos) << text;
-  EXPECT_NE(text.find("not_built: "), std::string::npos) << text;
+  EXPECT_NE(text.find("q_dtype: "), std::string::npos) << text;
   EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::require, "reference"}).chosen->name,
             "reference");
 }

@@ -7,6 +7,7 @@ namespace fovea {
 
 std::vector<BackendEntry> builtin_backends() {
   std::vector<BackendEntry> list;
+  list.push_back(flash_backend());
   list.push_back(portable_backend());
   list.push_back(cpu_backend());
   list.push_back(linear_backend());

@@ -11,6 +11,7 @@ namespace fovea {
 // backends.cc: THE list, in order of preference.
 std::vector<BackendEntry> builtin_backends();
 
+BackendEntry flash_backend();
 BackendEntry portable_backend();
 BackendEntry cpu_backend();
 BackendEntry linear_backend();

@@ -19,6 +19,7 @@ struct CudaKernels {
 };
 
 // The tables, defined beside the rows that use them.
+const CudaKernels& flash_kernels();
 const CudaKernels& portable_kernels();
 
 }  // namespace fovea

@@ -59,11 +59,6 @@ std::vector<BackendEntry> missing_gpu_backends() {
   constexpr int kAmpere = 80;
   constexpr int kAny = std::numeric_limits<int>::max();
   std::vector<GpuRow> rows = {
-      {"flash",
-       "Hopper MHA and GQA: paged, ragged, sinks, windows, fp8",
-       {"fa3", "flash_attn", "flashinfer", "trtllm_mha", "fa4"},
-       kHopper,
-       kHopper},
       {"mla",
        "Hopper MLA: absorbed decode, up-projected prefill",
        {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"},

@@ -81,5 +81,6 @@ std::vector<std::string> fitting_values(std::string_view folder, int32_t head_di
 // The families, each defined in its folder.
 const AttentionFamily& portable_attention();
 const AttentionFamily& hopper_decode();
+const AttentionFamily& hopper_prefill();
 
 }  // namespace fovea::kernels::cuda

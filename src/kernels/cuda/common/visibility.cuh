@@ -63,10 +63,9 @@ __device__ inline Interval visible_keys(const MaskParams& mask, const RequestVie
   return keys;
 }
 
-// AttentionMask's definition; 0 <= key < kv_len. Not inlined: 32 copies of it would be most of a
-// kernel's code, and only tiles with rare masks call it.
-__device__ __noinline__ inline bool visible(const MaskParams& mask, const RequestView& view, int32_t token,
-                               int32_t key) {
+// AttentionMask's definition; 0 <= key < kv_len.
+__device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const RequestView& view,
+                                                int32_t token, int32_t key) {
   const int32_t query_at = query_position(mask, view, token);
   const int32_t key_at = key_position(mask, view, key);
   if (mask.spans) {
@@ -92,6 +91,12 @@ __device__ __noinline__ inline bool visible(const MaskParams& mask, const Reques
   }
   return !mask.custom || mask.custom[mask.custom_indptr[view.request] +
                                      static_cast<int64_t>(token) * view.kv_len + key] != 0;
+}
+
+// Not inlined: 32 copies of it would be most of a kernel's code, and only tiles with rare masks call it.
+__device__ __noinline__ inline bool visible(const MaskParams& mask, const RequestView& view, int32_t token,
+                               int32_t key) {
+  return inlined_visible(mask, view, token, key);
 }
 
 }  // namespace fovea::kernels::cuda

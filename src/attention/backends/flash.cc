@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// `flash`: bulk copies and warpgroup products, for Hopper.
+#include "attention/backends/backends.h"
+#include "attention/backends/cuda_entry.h"
+
+namespace fovea {
+
+const CudaKernels& flash_kernels() {
+  // Decodes, and extends of a few tokens, take the portable kernels, which split keys over the SMs.
+  static const CudaKernels kernels = {.name = "flash",
+                                      .prefill = &kernels::cuda::hopper_prefill(),
+                                      .decode = &kernels::cuda::portable_attention()};
+  return kernels;
+}
+
+BackendEntry flash_backend() {
+  constexpr int kHopper = 90;
+  static constexpr DType kKvDtypes[] = {DType::f16, DType::bf16};
+  static constexpr KvScale kKvScales[] = {KvScale::none};
+  Capability can = cuda_capability();
+  can.min_sm = can.max_sm = kHopper;
+  can.max_head_dim = 256;
+  can.kv_dtypes = kKvDtypes;
+  can.kv_scales = kKvScales;
+  can.batch_invariant = true;  // tiles of keys lie the same whatever a batch holds
+  return cuda_entry({.name = "flash",
+                     .role = "Hopper MHA and GQA; decodes by the portable kernels",
+                     .aliases = {"fa3", "flash_attn", "flashinfer", "trtllm_mha", "fa4"}},
+                    flash_kernels(), can);
+}
+
+}  // namespace fovea

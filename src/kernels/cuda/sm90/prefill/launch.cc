@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order once per pass, prefill once per layer.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "core/check.h"
+#include "gpu/tensor_map.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/common/prefill_params.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr std::string_view kFolder = "sm90/prefill";
+constexpr std::string_view kOrderFolder = "sm90/prefill_order";
+constexpr int kHopper = 90;
+constexpr int32_t kRowTile = 128;
+constexpr int32_t kGroupRows = 64;  // of a warpgroup
+constexpr int64_t kElementBytes = 2;
+constexpr uint32_t kBoxColumns = 64;
+
+// Head dims of the variants, least work first; others are padded with zeros by the copy engine.
+constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
+    {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+
+struct Variants {
+  gpu::KernelVariant order;
+  std::optional<gpu::KernelVariant> plain, general;
+};
+
+bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+
+// What one interval of keys per row and a softmax of scaled products cannot express.
+bool always_general(const AttentionSpec& spec) {
+  return spec.mask != MaskKind::none || spec.logit_cap > 0 || spec.has_alibi;
+}
+// Windows and chunks are measured on positions, which some batches give.
+bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
+
+std::optional<Variants> find_variants(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const auto type = variant_type(spec.q_dtype);
+  const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
+    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
+  });
+  if (setup.sm != kHopper || !type || is_fp8(spec.q_dtype) || dims == std::end(kHeadDims) ||
+      (cached(spec) && setup.cache.dtype != spec.q_dtype)) {
+    return std::nullopt;
+  }
+  const auto variant = [&](const char* scores) {
+    return make_variant(
+        family(kFolder),
+        {std::to_string(dims->first), std::to_string(dims->second), *type, *type, scores},
+        setup.sm);
+  };
+  Variants found{.order = make_variant(family(kOrderFolder), {"1024"}, setup.sm)};
+  if (!always_general(spec)) found.plain = variant("plain");
+  if (always_general(spec) || uses_positions(spec)) found.general = variant("general");
+  return found;
+}
+
+std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
+  const auto found = find_variants(setup);
+  if (!found) return {};
+  std::vector<gpu::KernelVariant> list = {found->order};
+  for (const auto& variant : {found->plain, found->general}) {
+    if (variant) list.push_back(*variant);
+  }
+  return list;
+}
+
+// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share keys
+// and no row is wasted.
+int32_t heads_shift(const AttentionSpec& spec) {
+  int32_t shift = 0;
+  for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
+       group /= 2) {
+    ++shift;
+  }
+  return shift;
+}
+
+int32_t tokens_per_tile(const AttentionSpec& spec) { return kRowTile >> heads_shift(spec); }
+
+struct Buffers {
+  PrefillOrder* order;
+  PrefillTile* tiles;
+};
+
+Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
+  // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
+  const int64_t tokens = tokens_per_tile(setup.spec);
+  const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
+  Buffers buffers{};
+  buffers.order = workspace.take<PrefillOrder>(1);
+  buffers.tiles =
+      workspace.take<PrefillTile>((limits.max_tokens + filled * (tokens - 1)) / tokens);
+  return buffers;
+}
+
+size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve(counter, setup, limits);
+  return counter.bytes();
+}
+
+// [pages, places, heads, dim]; packed rows are one page.
+TensorMap key_map(const void* data, int64_t dim, int64_t heads, int64_t places, int64_t pages,
+                       int64_t head_stride, int64_t place_stride, int64_t page_stride,
+                       int32_t box_keys) {
+  gpu::TensorMapSpec spec;
+  spec.data = data;
+  spec.sizes = {static_cast<uint64_t>(dim), static_cast<uint64_t>(heads),
+                static_cast<uint64_t>(places), static_cast<uint64_t>(pages)};
+  spec.strides = {static_cast<uint64_t>(head_stride * kElementBytes),
+                  static_cast<uint64_t>(place_stride * kElementBytes),
+                  static_cast<uint64_t>(page_stride * kElementBytes)};
+  spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
+  TensorMap map;
+  gpu::encode_tensor_map(spec, &map);
+  return map;
+}
+
+// A loaded variant with the maps of every layer, whose boxes depend on its key tile.
+class Prefill {
+ public:
+  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, gpu::KernelStore& store)
+      : kernel_(variant, store) {
+    check_argument(kernel_.row_tile() == kRowTile, "{} has row tiles of {}, its plan {}",
+                   variant.name, kernel_.row_tile(), kRowTile);
+    const AttentionSpec& spec = setup.spec;
+    box_keys_ = kernel_.key_tile();
+    if (!cached(spec)) return;
+    box_keys_ = std::gcd(box_keys_, setup.cache.page_size);
+    for (const KvLayerView& view : setup.layers) {
+      const int64_t pages = view.slots / view.page_size;
+      layers_.push_back({key_map(view.k, spec.head_dim, spec.kv_heads, view.page_size, pages,
+                                 view.k_head_stride, view.k_token_stride, view.k_page_stride,
+                                 box_keys_),
+                         key_map(view.v, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
+                                 view.v_head_stride, view.v_token_stride, view.v_page_stride,
+                                 box_keys_)});
+    }
+  }
+
+  const Kernel& kernel() const { return kernel_; }
+  int32_t box_keys() const { return box_keys_; }
+  const TensorMap& k(int32_t layer) const { return layers_[static_cast<size_t>(layer)].k; }
+  const TensorMap& v(int32_t layer) const { return layers_[static_cast<size_t>(layer)].v; }
+
+ private:
+  struct LayerMaps {
+    TensorMap k, v;
+  };
+
+  Kernel kernel_;
+  int32_t box_keys_ = 0;
+  std::vector<LayerMaps> layers_;
+};
+
+class HopperPrefill final : public AttentionKernel {
+ public:
+  HopperPrefill(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
+      : setup_(setup), order_(variants.order, store) {
+    if (variants.plain) plain_.emplace(setup, *variants.plain, store);
+    if (variants.general) general_.emplace(setup, *variants.general, store);
+    params_.heads_shift = heads_shift(setup.spec);
+  }
+
+  void reserve(const BatchLimits& limits, std::byte* workspace) override {
+    WorkspaceCarver carver(workspace);
+    buffers_ = carve(carver, setup_, limits);
+    params_.order = buffers_.order;
+  }
+
+  void plan(const BatchParams& given, int32_t tokens, Stream stream) override {
+    const AttentionSpec& spec = setup_.spec;
+    const BatchParams batch = without_idle_positions(given);
+    tokens_ = tokens;
+    active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
+    order_.launch({},
+                  PrefillOrderParams{
+                      .batch = batch,
+                      .order = buffers_.order,
+                      .tiles = buffers_.tiles,
+                      .tokens_per_tile = tokens_per_tile(spec),
+                      .heads_shift = params_.heads_shift,
+                      .token_bytes = static_cast<int32_t>((spec.head_dim + spec.head_dim_v) *
+                                                          kElementBytes)},
+                  stream);
+  }
+
+  void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
+    const AttentionSpec& spec = setup_.spec;
+    params_.attention = given;
+    params_.attention.batch = without_idle_positions(given.batch);
+    params_.box_keys = active_->box_keys();
+    gpu::TensorMapSpec q;
+    q.rank = 3;
+    q.data = given.q;
+    q.sizes = {static_cast<uint64_t>(spec.head_dim), static_cast<uint64_t>(spec.q_heads),
+               static_cast<uint64_t>(tokens_)};
+    q.strides = {static_cast<uint64_t>(given.q_head_stride * kElementBytes),
+                 static_cast<uint64_t>(given.q_token_stride * kElementBytes)};
+    q.box = {kBoxColumns, 1u << params_.heads_shift,
+             static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
+    gpu::encode_tensor_map(q, &params_.q);
+    if (cached(spec)) {
+      params_.k = active_->k(layer);
+      params_.v = active_->v(layer);
+    } else {
+      const KeyParams& keys = given.keys;
+      params_.k = key_map(keys.k, spec.head_dim, spec.kv_heads, tokens_, 1, keys.k_head_stride,
+                          keys.k_token_stride, tokens_ * keys.k_token_stride, params_.box_keys);
+      params_.v = key_map(keys.v, spec.head_dim_v, spec.kv_heads, tokens_, 1, keys.v_head_stride,
+                          keys.v_token_stride, tokens_ * keys.v_token_stride, params_.box_keys);
+    }
+    active_->kernel().launch({static_cast<uint32_t>(setup_.multiprocessors)}, params_, stream);
+  }
+
+ private:
+  // Without window, chunk, spans and ALiBi nothing is measured on positions.
+  BatchParams without_idle_positions(BatchParams batch) const {
+    if (plain_ && !uses_positions(setup_.spec)) batch.mask.positions = nullptr;
+    return batch;
+  }
+
+  AttentionSetup setup_;
+  Kernel order_;
+  std::optional<Prefill> plain_, general_;
+  Buffers buffers_{};
+  const Prefill* active_ = nullptr;  // of the planned pass
+  int32_t tokens_ = 0;               // of the planned pass at most
+  PrefillParams params_{};           // what layers share; attend() adds the rest
+};
+
+std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
+  const auto found = find_variants(setup);
+  check_argument(found.has_value(), "{} has no variant for these layers", kFolder);
+  return std::make_unique<HopperPrefill>(setup, *found, store);
+}
+
+}  // namespace
+
+const AttentionFamily& hopper_prefill() {
+  static constexpr AttentionFamily kFamily = {.folder = kFolder,
+                                              .row_tile = kRowTile,
+                                              .variants = variants,
+                                              .workspace_bytes = workspace_bytes,
+                                              .load = load};
+  return kFamily;
+}
+
+}  // namespace fovea::kernels::cuda
