@@ -6,10 +6,9 @@
 namespace fovea {
 
 const CudaKernels& flash_kernels() {
-  // Decodes, and extends of a few tokens, take the portable kernels, which split keys over the SMs.
   static const CudaKernels kernels = {.name = "flash",
                                       .prefill = &kernels::cuda::hopper_prefill(),
-                                      .decode = &kernels::cuda::portable_attention()};
+                                      .decode = &kernels::cuda::hopper_decode()};
   return kernels;
 }
 
@@ -24,7 +23,7 @@ BackendEntry flash_backend() {
   can.kv_scales = kKvScales;
   can.batch_invariant = true;  // tiles of keys lie the same whatever a batch holds
   return cuda_entry({.name = "flash",
-                     .role = "Hopper MHA and GQA; decodes by the portable kernels",
+                     .role = "Hopper MHA and GQA: prefill by warpgroup products, decode by split keys",
                      .aliases = {"fa3", "flash_attn", "flashinfer", "trtllm_mha", "fa4"}},
                     flash_kernels(), can);
 }
