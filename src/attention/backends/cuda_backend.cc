@@ -49,6 +49,15 @@ int64_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
   return spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
 }
 
+const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
+                                        const cuda::AttentionSetup& setup) {
+  const cuda::AttentionFamily* family = table.prefill_of(setup);
+  if (family == nullptr) {
+    fail(ErrorCode::unsupported, "backend '{}' has no kernel for these layers", table.name);
+  }
+  return *family;
+}
+
 Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
               const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   Buffers buffers;
@@ -58,7 +67,7 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
     buffers.page_table_stride = (tiled + setup.cache.page_size - 1) / setup.cache.page_size;
     buffers.page_table = workspace.take<int32_t>(limits.max_requests * buffers.page_table_stride);
   }
-  size_t bytes = table.prefill->workspace_bytes(setup, limits);
+  size_t bytes = prefill_of(table, setup).workspace_bytes(setup, limits);
   if (table.decode != nullptr) {
     bytes = std::max(bytes, table.decode->workspace_bytes(setup, limits));
   }
@@ -122,7 +131,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
     page_table_ = cuda::Kernel(kernels.page_table, store);
     kv_write_ = cuda::Kernel(kernels.kv_write, store);
   }
-  prefill_ = table.prefill->load(setup_, store);
+  prefill_ = prefill_of(table, setup_).load(setup_, store);
   if (table.decode != nullptr) decode_ = table.decode->load(setup_, store);
 
   params_.batch.q_heads = spec().q_heads;
@@ -259,6 +268,12 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
 }
 
 }  // namespace
+
+const cuda::AttentionFamily* CudaKernels::prefill_of(const cuda::AttentionSetup& setup) const {
+  const auto found = std::ranges::find_if(
+      prefill, [&](const auto* family) { return !family->variants(setup).empty(); });
+  return found == prefill.end() ? nullptr : *found;
+}
 
 size_t cuda_workspace_bytes(const CudaKernels& table, const cuda::AttentionSetup& setup,
                             const BatchLimits& limits) {

@@ -27,12 +27,6 @@ constexpr KvLayout kKvLayouts[] = {KvLayout::mha};
 constexpr int32_t kMostRequests = 65535;  // rows of a grid
 constexpr int64_t kRowAlignment = 16;     // bytes
 
-std::vector<const cuda::AttentionFamily*> families(const CudaKernels& kernels) {
-  std::vector<const cuda::AttentionFamily*> found = {kernels.prefill};
-  if (kernels.decode != nullptr) found.push_back(kernels.decode);
-  return found;
-}
-
 cuda::AttentionSetup setup_of(const BackendRequest& request) {
   return {.spec = request.spec,
           .cache = request.cache,
@@ -75,7 +69,10 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
                    std::vector<Reason>& reasons) {
   const cuda::AttentionSetup setup = setup_of(request);
   std::vector<gpu::KernelVariant> needed;
-  for (const cuda::AttentionFamily* family : families(kernels)) {
+  const cuda::AttentionFamily* prefill = kernels.prefill_of(setup);
+  for (const auto* family :
+       {prefill != nullptr ? prefill : kernels.prefill.back(), kernels.decode}) {
+    if (family == nullptr) continue;
     const std::vector<gpu::KernelVariant> variants = family->variants(setup);
     if (variants.empty()) {
       reasons.push_back(

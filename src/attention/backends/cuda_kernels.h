@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "kernels/cuda/attention_kernel.h"
 
@@ -11,11 +12,15 @@ namespace fovea {
 
 struct CudaKernels {
   std::string_view name;
-  // Serves any batch.
-  const kernels::cuda::AttentionFamily* prefill = nullptr;
+  // By preference: the first that has variants for a setup serves any batch of it.
+  std::vector<const kernels::cuda::AttentionFamily*> prefill;
   // Serves any batch too, and is chosen where no request has more than its row_tile packed (token,
   // q head of a group) rows. Null: prefill serves all.
   const kernels::cuda::AttentionFamily* decode = nullptr;
+
+  // Null: no family has variants.
+  const kernels::cuda::AttentionFamily* prefill_of(
+      const kernels::cuda::AttentionSetup& setup) const;
 };
 
 // The tables, defined beside the rows that use them.

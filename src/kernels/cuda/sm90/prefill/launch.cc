@@ -40,6 +40,10 @@ bool always_general(const AttentionSpec& spec) {
 // Windows and chunks are measured on positions, which some batches give.
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
+// A page is a bulk copy of its own. Extends of 512 over 8192 ran at 496 TFLOP/s over pages of 16,
+// but at 60 over pages of 1, where portable/attention reaches 171 (2026-11-21).
+constexpr int32_t kLeastPage = 4;
+
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto type = variant_type(spec.q_dtype);
@@ -47,7 +51,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
     return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
   });
   if (setup.sm != kHopper || !type || is_fp8(spec.q_dtype) || dims == std::end(kHeadDims) ||
-      (cached(spec) && setup.cache.dtype != spec.q_dtype)) {
+      (cached(spec) && (setup.cache.dtype != spec.q_dtype || setup.cache.page_size < kLeastPage))) {
     return std::nullopt;
   }
   const auto variant = [&](const char* scores) {
@@ -72,8 +76,8 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   return list;
 }
 
-// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share keys
-// and no row is wasted.
+// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share
+// keys and no row is wasted.
 int32_t heads_shift(const AttentionSpec& spec) {
   int32_t shift = 0;
   for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
@@ -96,8 +100,7 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   Buffers buffers{};
   buffers.order = workspace.take<PrefillOrder>(1);
-  buffers.tiles =
-      workspace.take<PrefillTile>((limits.max_tokens + filled * (tokens - 1)) / tokens);
+  buffers.tiles = workspace.take<PrefillTile>((limits.max_tokens + filled * (tokens - 1)) / tokens);
   return buffers;
 }
 
@@ -109,8 +112,8 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
 
 // [pages, places, heads, dim]; packed rows are one page.
 TensorMap key_map(const void* data, int64_t dim, int64_t heads, int64_t places, int64_t pages,
-                       int64_t head_stride, int64_t place_stride, int64_t page_stride,
-                       int32_t box_keys) {
+                  int64_t head_stride, int64_t place_stride, int64_t page_stride,
+                  int32_t box_keys) {
   gpu::TensorMapSpec spec;
   spec.data = data;
   spec.sizes = {static_cast<uint64_t>(dim), static_cast<uint64_t>(heads),
@@ -137,12 +140,11 @@ class Prefill {
     box_keys_ = std::gcd(box_keys_, setup.cache.page_size);
     for (const KvLayerView& view : setup.layers) {
       const int64_t pages = view.slots / view.page_size;
-      layers_.push_back({key_map(view.k, spec.head_dim, spec.kv_heads, view.page_size, pages,
-                                 view.k_head_stride, view.k_token_stride, view.k_page_stride,
-                                 box_keys_),
-                         key_map(view.v, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
-                                 view.v_head_stride, view.v_token_stride, view.v_page_stride,
-                                 box_keys_)});
+      layers_.push_back(
+          {key_map(view.k, spec.head_dim, spec.kv_heads, view.page_size, pages, view.k_head_stride,
+                   view.k_token_stride, view.k_page_stride, box_keys_),
+           key_map(view.v, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
+                   view.v_head_stride, view.v_token_stride, view.v_page_stride, box_keys_)});
     }
   }
 
@@ -182,14 +184,13 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
     order_.launch({},
-                  PrefillOrderParams{
-                      .batch = batch,
-                      .order = buffers_.order,
-                      .tiles = buffers_.tiles,
-                      .tokens_per_tile = tokens_per_tile(spec),
-                      .heads_shift = params_.heads_shift,
-                      .token_bytes = static_cast<int32_t>((spec.head_dim + spec.head_dim_v) *
-                                                          kElementBytes)},
+                  PrefillOrderParams{.batch = batch,
+                                     .order = buffers_.order,
+                                     .tiles = buffers_.tiles,
+                                     .tokens_per_tile = tokens_per_tile(spec),
+                                     .heads_shift = params_.heads_shift,
+                                     .token_bytes = static_cast<int32_t>(
+                                         (spec.head_dim + spec.head_dim_v) * kElementBytes)},
                   stream);
   }
 
