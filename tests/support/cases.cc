@@ -136,6 +136,15 @@ void scores(Cases& cases) {
   test.name = "logit_cap_window";
   test.spec.window = 40;
   cases.push_back(test);
+  // The LSE of a single key is its score: a large cap shows what its tanh loses near 0.
+  test = mha_case("logit_cap_large", 8, 2, 128);
+  test.spec.logit_cap = 50;
+  test.requests = {{1, 1}, {1, 2}, {2, 2}, {1, 90}};
+  cases.push_back(test);
+  test.name = "logit_cap_large_decode";
+  test.mode = ForwardMode::decode;
+  test.requests = {{1, 1}, {1, 2}, {1, 90}};
+  cases.push_back(test);
 
   test = mixed("sinks", 4, 2, 64);
   test.spec.has_sinks = true;

@@ -123,11 +123,6 @@ __device__ void for_each_score(float (&scores)[C::kKeys / 16][C::kColumns][4], V
   }
 }
 
-// 1 - 2 / (e^2x + 1)
-__device__ inline float tanh_fast(float x) {
-  return 1 - __fdividef(2.0f, exp2_fast(x * (2 * kLog2E)) + 1);
-}
-
 // Soft cap and ALiBi.
 template <class C>
 __device__ void bend_scores(const DecodeParams& params, const Tile& tile, int head, int first,

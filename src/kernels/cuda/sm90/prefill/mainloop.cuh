@@ -209,11 +209,6 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
   }
 }
 
-// tanh with an error of a few 1e-7, from one power and one reciprocal.
-__device__ __forceinline__ float fast_tanh(float x) {
-  return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(2.0f * kLog2E * x));
-}
-
 // Raw products to scores in units of log2: scale, cap, ALiBi. Plain scores are scaled in the softmax.
 template <class Config>
 __device__ __forceinline__ void transform_scores(const PrefillParams& params, const RowTile& tile,
@@ -226,7 +221,7 @@ __device__ __forceinline__ void transform_scores(const PrefillParams& params, co
   if (cap > 0) {
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) {
-      acc.scores[i] = cap * fast_tanh(acc.scores[i] / cap);
+      acc.scores[i] = cap * tanh_fast(acc.scores[i] / cap);
     }
   }
   if (attention.alibi_slopes) {
