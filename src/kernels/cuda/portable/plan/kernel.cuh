@@ -8,6 +8,7 @@
 //   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
 #pragma once
 
+#include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
@@ -15,40 +16,6 @@ namespace fovea::kernels::cuda {
 constexpr int kPlanThreads = 1024;
 // What an item costs besides its keys, in key blocks: loading q, storing out, filling the pipeline.
 constexpr int kItemOverhead = 2;
-
-template <typename T>
-struct ScanMemory {
-  T warp_totals[kPlanThreads / 32];
-  T total;
-};
-
-// Sum of `value` over the threads before this one; `total` is that of all.
-template <typename T>
-__device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  T sum = value;
-  for (int step = 1; step < 32; step *= 2) {
-    const T before = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += before;
-  }
-  __syncthreads();  // the memory may still be read from the last scan
-  if (lane == 31) memory.warp_totals[warp] = sum;
-  __syncthreads();
-  if (warp == 0) {
-    const T own = memory.warp_totals[lane];
-    T warps = own;
-    for (int step = 1; step < 32; step *= 2) {
-      const T before = __shfl_up_sync(~0u, warps, step);
-      if (lane >= step) warps += before;
-    }
-    memory.warp_totals[lane] = warps - own;
-    if (lane == 31) memory.total = warps;
-  }
-  __syncthreads();
-  total = memory.total;
-  return memory.warp_totals[warp] + sum - value;
-}
 
 struct PlannedTile {
   RequestView view;

@@ -1,56 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// From device-side lengths to the work list, without the host. Every (row tile, group of
-// kv heads) pair costs its keys, counted in units of kGrain, plus kOverhead; the pairs stand in a line, which is cut
-// into equal ranges, one for each CTA of the attention kernel. Everything about a pair follows from where it begins in the line, so each thread writes its
-// pairs on its own.
+// From device-side lengths to the work list, without the host. Every (row tile, group of kv heads)
+// pair costs its keys, counted in units of kGrain, plus kOverhead; the pairs stand in a line, which
+// is cut into equal ranges, one for each CTA of the attention kernel. Everything about a pair follows
+// from where it begins in the line, so each thread writes its pairs on its own.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
 //   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index pair + range
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kPlanThreads = 1024;
 constexpr int kMaxRanges = 2048;
-
-template <typename T>
-struct ScanMemory {
-  T warp_totals[kPlanThreads / 32];
-  T total;
-};
-
-// Sum of `value` over the threads before this one; `total` is that of all.
-template <typename T>
-__device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  T sum = value;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const T before = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += before;
-  }
-  __syncthreads();  // the memory may still be read from the last scan
-  if (lane == 31) memory.warp_totals[warp] = sum;
-  __syncthreads();
-  if (warp == 0) {
-    const T own = memory.warp_totals[lane];
-    T warps = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const T before = __shfl_up_sync(~0u, warps, step);
-      if (lane >= step) warps += before;
-    }
-    memory.warp_totals[lane] = warps - own;
-    if (lane == 31) memory.total = warps;
-  }
-  __syncthreads();
-  total = memory.total;
-  return memory.warp_totals[warp] + sum - value;
-}
 
 // A row tile and, once they are known, where its pairs begin in the line of one head.
 template <int kOverhead>
