@@ -339,6 +339,8 @@ TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.sm = 80; }).find("sm is 80"), std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.dtype = DType::f32; }).find("dtype is"),
             std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.cache = MlaCache::fp8_rows; }).find("cache is"),
+            std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.q_heads = 0; }).find("q_heads is 0"),
             std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.page_size = 0; }).find("page_size is 0"),

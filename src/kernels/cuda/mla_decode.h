@@ -14,11 +14,19 @@
 
 namespace fovea::kernels::cuda {
 
+// What a row of the cache holds.
+enum class MlaCache : uint8_t {
+  as_queries,  // rank + rope elements of the queries' dtype
+  e4m3,        // rank + rope f8e4m3 elements, to be multiplied by MlaDecodeTensors::cache_scale
+  fp8_rows,    // KvLayout::mla_fp8_rows; rank 512, rope 64
+};
+
 struct MlaDecodeSetup {
   int32_t q_heads = 128;
   int32_t rank = 512;         // latent columns
   int32_t rope = 64;          // RoPE columns
-  DType dtype = DType::bf16;  // of queries, cache and output: bf16 or f16
+  DType dtype = DType::bf16;  // of queries and output: bf16 or f16
+  MlaCache cache = MlaCache::as_queries;
   int32_t page_size = 64;
   // Upper bounds over every batch.
   int32_t max_requests = 0;
@@ -31,8 +39,8 @@ struct MlaDecodeSetup {
   int32_t multiprocessors = 0;
 };
 
-// Device memory; strides in elements, multiples of 8, rows of a head contiguous and 16-byte
-// aligned.
+// Device memory; strides in elements (fp8_rows: bytes), rows of a head contiguous; rows of 16-bit
+// elements and of fp8 caches begin at multiples of 16 bytes.
 struct MlaDecodeTensors {
   const void* q_latent = nullptr;  // [tokens, q_heads, rank]
   const void* q_rope = nullptr;    // [tokens, q_heads, rope]
@@ -41,6 +49,7 @@ struct MlaDecodeTensors {
   int64_t tokens = 0;           // rows of q that may be read
   const void* cache = nullptr;  // [pages, page_size, rank + rope]
   int64_t pages = 0, page_stride = 0, token_stride = 0;
+  const float* cache_scale = nullptr;   // [1], or null: 1; e4m3 only
   const int32_t* page_table = nullptr;  // [requests, page_table_stride]
   int64_t page_table_stride = 0;
   void* out = nullptr;  // [tokens, q_heads, rank]

@@ -37,6 +37,8 @@ void check_setup(const MlaDecodeSetup& setup) {
   check_argument(setup.rank == 512 || setup.rank == 256, "rank is {}, accepted: 512, 256",
                  setup.rank);
   check_argument(setup.rope == 64 || setup.rope == 0, "rope is {}, accepted: 64, 0", setup.rope);
+  check_argument(setup.cache == MlaCache::as_queries,
+                 "cache is e4m3 or fp8_rows, accepted so far: as_queries");
   check_argument(setup.q_heads > 0, "q_heads is {}, at least 1", setup.q_heads);
   check_argument(setup.page_size > 0, "page_size is {}, at least 1", setup.page_size);
   check_argument(setup.multiprocessors > 1, "multiprocessors is {}, at least 2",
