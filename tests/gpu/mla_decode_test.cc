@@ -180,16 +180,16 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                 .rope = c.rope,
                                 .dtype = c.dtype,
                                 .page_size = c.page_size,
-                                .max_requests = static_cast<int32_t>(c.requests.size()),
-                                .max_tokens = problem.tokens,
                                 .max_q_len = problem.max_q_len,
                                 .batch_invariant = c.batch_invariant,
                                 .sm = context->info().sm,
                                 .multiprocessors = context->info().cores};
+  const BatchLimits limits = {.max_requests = static_cast<int32_t>(c.requests.size()),
+                              .max_tokens = problem.tokens};
   MlaDecode decode(setup, *store);
-  const gpu::DeviceBuffer workspace(MlaDecode::workspace_bytes(setup));
+  const gpu::DeviceBuffer workspace(MlaDecode::workspace_bytes(setup, limits));
   gpu::fill_bytes(workspace.data(), test::kPoisonByte, workspace.bytes(), nullptr);
-  decode.reserve(workspace.data<std::byte>());
+  decode.reserve(limits, workspace.data<std::byte>());
 
   const auto q = to_device(problem.q), cache = to_device(problem.cache);
   const auto q_indptr = to_device(problem.q_indptr), kv_lens = to_device(problem.kv_lens);
@@ -321,13 +321,13 @@ INSTANTIATE_TEST_SUITE_P(All, MlaDecodeTest, ::testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 
 TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
-  const MlaDecodeSetup good = {.max_requests = 1, .max_tokens = 1, .multiprocessors = 132};
-  EXPECT_GT(MlaDecode::workspace_bytes(good), 0u);
+  const MlaDecodeSetup good = {.multiprocessors = 132};
+  EXPECT_GT(MlaDecode::workspace_bytes(good, {}), 0u);
   const auto refusal = [&](auto change) {
     MlaDecodeSetup setup = good;
     change(setup);
     try {
-      MlaDecode::workspace_bytes(setup);
+      MlaDecode::workspace_bytes(setup, {});
     } catch (const Error& error) {
       return std::string(error.what());
     }
@@ -352,7 +352,7 @@ TEST(MlaDecodeSetup, WorkspaceGrowsWithTheLimits) {
   size_t before = 0;
   for (const int32_t requests : {1, 7, 64, 512}) {
     const size_t bytes = MlaDecode::workspace_bytes(
-        {.max_requests = requests, .max_tokens = requests, .multiprocessors = 132});
+        {.multiprocessors = 132}, {.max_requests = requests, .max_tokens = requests});
     EXPECT_GE(bytes, before);
     before = bytes;
   }

@@ -6,7 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
+#include "fovea/batch.h"
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/common/mla_params.h"
@@ -28,10 +30,7 @@ struct MlaDecodeSetup {
   DType dtype = DType::bf16;  // of queries and output: bf16 or f16
   MlaCache cache = MlaCache::as_queries;
   int32_t page_size = 64;
-  // Upper bounds over every batch.
-  int32_t max_requests = 0;
-  int32_t max_tokens = 0;
-  int32_t max_q_len = 1;
+  int32_t max_q_len = 1;  // over every batch; with q_heads it decides the row tile
   // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
   // busy.
   bool batch_invariant = false;
@@ -64,11 +63,13 @@ class MlaDecode {
   // not take.
   MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store);
 
-  // Exact upper bound over every batch within the setup. Touches no device.
-  static size_t workspace_bytes(const MlaDecodeSetup& setup);
+  // What the constructor takes from the store.
+  static std::vector<gpu::KernelVariant> variants(const MlaDecodeSetup& setup);
+  // Exact upper bound over every batch within the setup and the limits. Touches no device.
+  static size_t workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits& limits);
   // 64-byte aligned device memory of workspace_bytes, the kernel's from a plan() to the last
   // decode().
-  void reserve(std::byte* workspace);
+  void reserve(const BatchLimits& limits, std::byte* workspace);
 
   // Once per pass: from lengths on the device to the work of all layers. Masks: causal and tree.
   void plan(const BatchParams& batch, Stream stream);

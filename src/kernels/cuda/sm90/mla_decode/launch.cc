@@ -45,12 +45,13 @@ void check_setup(const MlaDecodeSetup& setup) {
                  setup.multiprocessors);
 }
 
-MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup) {
+MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
+                  const BatchLimits& limits) {
   const int64_t row_tile = int64_t{row_blocks(setup)} * kTileRows;
   // Every request with rows adds less than one tile to the batch's rows / row_tile.
-  const int64_t filled = std::min(setup.max_requests, setup.max_tokens);
+  const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   const int64_t tiles =
-      (int64_t{setup.max_tokens} * setup.q_heads + filled * (row_tile - 1)) / row_tile;
+      (int64_t{limits.max_tokens} * setup.q_heads + filled * (row_tile - 1)) / row_tile;
   MlaWorkList work{};
   work.workers = workers(setup);
   work.items = workspace.take<MlaItem>(tiles + work.workers);
@@ -82,31 +83,37 @@ void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t colum
 
 }  // namespace
 
-MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
+std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
   const std::string blocks = std::to_string(row_blocks(setup));
   const std::string row_tile = std::to_string(row_blocks(setup) * kTileRows);
   const std::string rank = std::to_string(setup.rank);
   const std::string type = *variant_type(setup.dtype);
-  plan_ = Kernel(variant("sm90/mla_plan", {row_tile}, setup), store);
-  decode_ = Kernel(variant("sm90/mla_decode",
-                           {rank, std::to_string(setup.rope), type, type,
-                            loads_pages(setup) ? "pages" : "rows", blocks},
-                           setup),
-                   store);
-  merge_ = Kernel(variant("sm90/mla_merge", {row_tile, rank, type}, setup), store);
+  return {variant("sm90/mla_plan", {row_tile}, setup),
+          variant("sm90/mla_decode",
+                  {rank, std::to_string(setup.rope), type, type,
+                   loads_pages(setup) ? "pages" : "rows", blocks},
+                  setup),
+          variant("sm90/mla_merge", {row_tile, rank, type}, setup)};
 }
 
-size_t MlaDecode::workspace_bytes(const MlaDecodeSetup& setup) {
+MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
+  const std::vector<gpu::KernelVariant> needed = variants(setup);
+  plan_ = Kernel(needed[0], store);
+  decode_ = Kernel(needed[1], store);
+  merge_ = Kernel(needed[2], store);
+}
+
+size_t MlaDecode::workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits& limits) {
   check_setup(setup);
   WorkspaceCarver counter(nullptr);
-  carve(counter, setup);
+  carve(counter, setup, limits);
   return counter.bytes();
 }
 
-void MlaDecode::reserve(std::byte* workspace) {
+void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   WorkspaceCarver carver(workspace);
-  work_ = carve(carver, setup_);
+  work_ = carve(carver, setup_, limits);
 }
 
 void MlaDecode::plan(const BatchParams& batch, Stream stream) {
