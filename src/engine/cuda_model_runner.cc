@@ -9,12 +9,10 @@
 
 #include "core/check.h"
 #include "engine/cuda_batch.h"
+#include "engine/graph_addresses.h"
 
 namespace fovea {
 namespace {
-
-// What a captured pass has baked in; a replay with others would read freed or foreign memory.
-using Addresses = std::vector<const void*>;
 
 class CudaModelRunner final : public ModelRunner {
  public:
@@ -25,7 +23,7 @@ class CudaModelRunner final : public ModelRunner {
  private:
   struct Captured {
     gpu::Graph graph;
-    Addresses addresses;
+    std::vector<GraphAddress> addresses;
   };
 
   void warm_up();
@@ -33,7 +31,7 @@ class CudaModelRunner final : public ModelRunner {
   void enqueue(const PassSize& size);
   PassSize bucket(int32_t requests) const;
   bool is_decode(std::span<const PassPart> parts) const;
-  Addresses addresses(const PassSize& size) const;
+  std::vector<GraphAddress> addresses(const PassSize& size) const;
   void read_logits(std::span<float> logits) const;
 
   Stream stream() const { return model_.model().device().stream(); }
@@ -133,12 +131,7 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   if (replays) {
     const Captured& captured = graphs_.at(size.requests);
 #ifndef NDEBUG
-    if (captured.addresses != addresses(size)) {
-      fail(ErrorCode::invalid_argument,
-           "the graph captured for {} requests holds addresses that are no longer those of the "
-           "batch, the logits or the caches",
-           size.requests);
-    }
+    check_addresses(captured.addresses, addresses(size), size.requests);
 #endif
     captured.graph.launch(stream());
   } else {
@@ -155,18 +148,28 @@ void CudaModelRunner::read_logits(std::span<float> logits) const {
   if (fits) std::memcpy(logits.data(), to, logits.size_bytes());
 }
 
-Addresses CudaModelRunner::addresses(const PassSize& size) const {
+std::vector<GraphAddress> CudaModelRunner::addresses(const PassSize& size) const {
   const BatchView view = batch_.view(size);
-  Addresses found = {view.q_indptr,      view.kv_lens,   view.request_rows,
-                     view.request_slots, view.out_slots, batch_.inputs(size).tokens.data(),
-                     logits_.data()};
-  for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {
-    const KvPool* const pool = caches_.kv(group);
+  const ModelInputs inputs = batch_.inputs(size);
+  std::vector<GraphAddress> found = {{.array = "q_indptr", .address = view.q_indptr},
+                                     {.array = "kv_lens", .address = view.kv_lens},
+                                     {.array = "request_rows", .address = view.request_rows},
+                                     {.array = "request_slots", .address = view.request_slots},
+                                     {.array = "out_slots", .address = view.out_slots},
+                                     {.array = "tokens", .address = inputs.tokens.data()},
+                                     {.array = "positions", .address = inputs.positions.data()},
+                                     {.array = "logit_rows", .address = inputs.logit_rows.data()},
+                                     {.array = "logits", .address = logits_.data()}};
+  for (int32_t group = 0; group < std::ssize(model_.model().info().groups); ++group) {
+    const KvPool* const pool = caches_.kv(static_cast<size_t>(group));
     if (pool == nullptr) continue;
-    found.push_back(pool->device_slot_map());
+    found.push_back({"the slot map", group, -1, pool->device_slot_map()});
     for (int32_t layer = 0; layer < pool->spec().layers; ++layer) {
       const KvLayerView cache = pool->layer(layer);
-      found.insert(found.end(), {cache.k, cache.v, cache.k_scale, cache.v_scale});
+      found.push_back({"k", group, layer, cache.k});
+      found.push_back({"v", group, layer, cache.v});
+      found.push_back({"k_scale", group, layer, cache.k_scale});
+      found.push_back({"v_scale", group, layer, cache.v_scale});
     }
   }
   return found;

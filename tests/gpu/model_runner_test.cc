@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// The runner of passes on a GPU by itself. Skipped without a GPU.
+#include "engine/model_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "model/cuda_device.h"
+
+namespace fovea {
+namespace {
+
+constexpr BatchLimits kLimits = {
+    .max_requests = 4, .max_tokens = 32, .max_q_len = 32, .max_kv_len = 64};
+
+// What Engine::load puts together, with the parts at hand.
+struct Parts {
+  Parts() {
+    registry = BackendRegistry::builtin();
+    options.registry = &registry;
+    options.kv_dtype = DType::bf16;
+    model = load_model(model_folder("llama"), make_cuda_device({.max_rows = kLimits.max_tokens}));
+    caches = std::make_unique<CacheSet>(cache_options());
+    const std::vector<GroupSelection> selections = select_group_backends(
+        model->info(), cache_options().groups, options, kLimits, find_device("cuda"));
+    runner = make_model_runner(*model, *caches, threads, selections, {kLimits, true});
+  }
+
+  CacheSetOptions cache_options() const {
+    CacheSetOptions wanted;
+    wanted.groups = cache_groups(model->info(), options);
+    wanted.max_requests = kLimits.max_requests;
+    wanted.device = {DeviceKind::cuda, 0};
+    wanted.plan.pages = 20;
+    wanted.plan.window_pages.resize(wanted.groups.size());
+    wanted.plan.max_context = kLimits.max_kv_len;
+    return wanted;
+  }
+
+  // One token of a new request.
+  std::vector<float> decode(int32_t token) {
+    CacheLease lease = caches->admit({{&token, 1}, {}}, false, 0).value();
+    EXPECT_TRUE(caches->extend(lease, 0, 1));
+    std::vector<float> logits(static_cast<size_t>(model->info().vocabulary));
+    const PassPart part{{&token, 1}, 0, &lease, 1};
+    runner->run({&part, 1}, logits);
+    caches->release(lease);
+    return logits;
+  }
+
+  BackendRegistry registry;
+  EngineOptions options;
+  ThreadPool threads{1};
+  std::unique_ptr<Model> model;
+  std::unique_ptr<CacheSet> caches;
+  std::unique_ptr<ModelRunner> runner;
+};
+
+class GpuModelRunner : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  }
+};
+
+#ifndef NDEBUG
+// Other pools in the place of those a graph was captured with.
+TEST_F(GpuModelRunner, RefusesToReplayOverPoolsThatMoved) {
+  Parts parts;
+  const std::vector<float> logits = parts.decode(5);
+  EXPECT_EQ(parts.decode(5), logits);
+  CacheSet others(parts.cache_options());
+  std::swap(*parts.caches, others);
+  try {
+    parts.decode(5);
+    ADD_FAILURE() << "replayed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(std::string(error.what()).rfind("k of layer 0 of layer group 0 is at", 0), 0u)
+        << error.what();
+  }
+  std::swap(*parts.caches, others);
+  EXPECT_EQ(parts.decode(5), logits);
+}
+#endif
+
+}  // namespace
+}  // namespace fovea
