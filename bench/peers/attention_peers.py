@@ -8,7 +8,7 @@ Needs the PyPI packages torch, onnxruntime, onnx and numpy, which the build does
 contiguous cache; Fovea reads pages of 16 in random order. Caches rotate so that none is warm.
 
 Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--rounds 3] [--quick]
-                          [--phase decode|prefill] [--dtype fp32|bf16] [--csv FILE]
+                          [--phase decode|prefill] [--dtype fp32|bf16] [--filter SUBSTRING] [--csv FILE]
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ COLD_BYTES = 640e6
 def median_seconds(call, variants, budget):
     call(0)
     times, end, i = [], time.perf_counter() + budget, 1
-    while time.perf_counter() < end or len(times) < 5:
+    while time.perf_counter() < end or len(times) < 3:
         start = time.perf_counter()
         call(i % variants)
         times.append(time.perf_counter() - start)
@@ -137,6 +137,11 @@ def median(values):
     return None if None in values else sorted(values)[len(values) // 2]
 
 
+def name_of(case):
+    return (f"{case['phase']} {case['q_dtype']} B {case['batch']} q {case['q_len']} kv {case['kv_len']} "
+            f"D {case['head_dim']}")
+
+
 def all_cases(quick, phase, dtype_wanted):
     cases = []
     base = {"batch": 1, "q_heads": 32, "kv_heads": 8, "q_dtype": "fp32", "kv_dtype": "fp32"}
@@ -162,6 +167,7 @@ def main():
     parser.add_argument("--dtype", choices=("fp32", "bf16"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--phase", choices=("prefill", "decode"))
+    parser.add_argument("--filter", default="", help="part of the case's name, as in the first column")
     parser.add_argument("--csv", help="also write the rows here")
     flags = parser.parse_args()
     import onnxruntime
@@ -172,12 +178,13 @@ def main():
     print("| case | fovea ms | of ceiling | torch ms | torch expanded ms | onnxruntime ms | fovea vs best peer |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for case in all_cases(flags.quick, flags.phase, flags.dtype):
+        if flags.filter not in name_of(case):
+            continue
         rounds = [measure(case, flags) for _ in range(flags.rounds)]
         ours = sorted((ours for ours, _ in rounds), key=lambda result: result["seconds"])[len(rounds) // 2]
         peers = {name: median([peers[name] for _, peers in rounds]) for name in rounds[0][1]}
         best = min(seconds for seconds in peers.values() if seconds)
-        name = (f"{case['phase']} {case['q_dtype']} B {case['batch']} q {case['q_len']} kv {case['kv_len']} "
-                f"D {case['head_dim']}")
+        name = name_of(case)
         shown = [f"{seconds * 1e3:.3f}" if seconds else "-" for seconds in peers.values()]
         print(f"| {name} | {ours['seconds'] * 1e3:.3f} | {ours['fraction']:.2f} {ours['bound']} | "
               f"{' | '.join(shown)} | {best / ours['seconds']:.2f} |", flush=True)
