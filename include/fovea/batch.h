@@ -85,6 +85,10 @@ struct BatchView {
 
   // Linear layers: the state slot of each request, -1 for padding (no read, no write).
   const int32_t* state_slots = nullptr;  // [requests]
+  // Linear layers, or null: the slot that gets a copy of the state as it is after each new token, -1
+  // for none; no slot twice and none of state_slots. After a verification the request continues from
+  // the slot of its last accepted token; in a prompt these are checkpoints for the prefix cache.
+  const int32_t* snapshot_slots = nullptr;  // [tokens]
 };
 
 }  // namespace fovea

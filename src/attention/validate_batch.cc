@@ -180,6 +180,23 @@ void check_states(const BatchView& batch, int32_t slots) {
   }
 }
 
+void check_snapshots(const BatchView& batch, int32_t slots) {
+  for (int32_t token = 0; token < batch.tokens; ++token) {
+    const int32_t slot = batch.snapshot_slots[token];
+    check_argument(slot >= -1 && slot < slots, "snapshot_slots[{}] is {}, must be in [-1, {})",
+                   token, slot, slots);
+    if (slot < 0) continue;
+    for (int32_t request = 0; request < batch.requests; ++request) {
+      check_argument(slot != batch.state_slots[request],
+                     "snapshot_slots[{}] is {}, which is state_slots[{}]", token, slot, request);
+    }
+    for (int32_t earlier = 0; earlier < token; ++earlier) {
+      check_argument(slot != batch.snapshot_slots[earlier],
+                     "snapshot_slots[{}] is {}, which is snapshot_slots[{}]", token, slot, earlier);
+    }
+  }
+}
+
 // The first position of a request's new tokens.
 int32_t first_position(const BatchView& batch, int32_t request) {
   const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
@@ -211,7 +228,10 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
     need(batch.request_slots, "request_slots");
   }
   if (uses_kv_cache(spec)) check_slots(batch, rules);
-  if (is_linear(spec.kind)) check_states(batch, rules.state_slots);
+  if (is_linear(spec.kind)) {
+    check_states(batch, rules.state_slots);
+    if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);
+  }
   if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
   check_mask(batch, spec);
 }

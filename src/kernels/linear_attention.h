@@ -13,6 +13,8 @@ struct StateBatch {
   const int32_t* q_indptr = nullptr;     // [requests + 1]
   const int32_t* kv_lens = nullptr;      // [requests]
   const int32_t* state_slots = nullptr;  // [requests]
+  // Slots that get a copy of the state after a token, -1 for none. Distinct, none of state_slots.
+  const int32_t* snapshot_slots = nullptr;  // [tokens] or null
 };
 
 // Depthwise causal convolution over time, then SiLU: y[t, c] = silu(bias[c] + sum_i w[c, i]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What AttentionBackend promises for linear layers, for every built-in backend.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fovea/error.h"
 #include "fovea/select_backend.h"
 #include "support/expect_close.h"
 #include "support/linear_case.h"
@@ -55,6 +57,8 @@ std::vector<Contract> contracts() {
   return contracts;
 }
 
+constexpr int32_t kSnapshots = 6;
+
 // One backend over one state pool whose slots hold NaN until a request starts in them.
 class LinearRun {
  public:
@@ -63,8 +67,10 @@ class LinearRun {
         data_(data),
         threads_(threads),
         pool_(make_state_pool(test::state_spec(test_),
-                              static_cast<int32_t>(test_.lengths.size()) + 2)),
+                              static_cast<int32_t>(test_.lengths.size()) + 2 + kSnapshots)),
         workspace_(contract.entry.workspace_bytes(request_of(test_, threads)), Fill::poison) {
+    // Backwards, so that slots and requests do not coincide; slot 0 and the last stay free.
+    for (size_t i = test_.lengths.size(); i > 0; --i) slots_.push_back(static_cast<int32_t>(i));
     poison_states();
     BackendContext context;
     context.spec = test_.spec;
@@ -75,9 +81,14 @@ class LinearRun {
   }
 
   // Outputs of the batch's rows. A piece of request -1 is padding: its state slot is -1.
-  std::vector<float> run(const std::vector<Piece>& pieces) {
+  // snapshots[t]: which snapshot the state after token t becomes, -1 for none.
+  std::vector<float> run(const std::vector<Piece>& pieces,
+                         const std::vector<int32_t>& snapshots = {}) {
     Arrays arrays;
     for (const Piece& piece : pieces) append(piece, arrays);
+    for (int32_t snapshot : snapshots) {
+      arrays.snapshot_slots.push_back(snapshot == -1 ? -1 : snapshot_slot(snapshot));
+    }
     const auto tokens = static_cast<int32_t>(arrays.q_indptr.back());
     const int64_t width = int64_t{test_.spec.kv_heads} * test_.spec.head_dim_v;
     std::vector<float> out(static_cast<size_t>((tokens + 2) * width), NAN);
@@ -88,6 +99,7 @@ class LinearRun {
     batch.q_indptr = arrays.q_indptr.data();
     batch.kv_lens = arrays.kv_lens.data();
     batch.state_slots = arrays.state_slots.data();
+    if (!snapshots.empty()) batch.snapshot_slots = arrays.snapshot_slots.data();
     for (const Piece& piece : pieces) {
       batch.max_q_len = std::max(batch.max_q_len, piece.end - piece.begin);
       batch.max_kv_len = std::max(batch.max_kv_len, piece.end);
@@ -114,6 +126,9 @@ class LinearRun {
     return out;
   }
 
+  // The request continues from a snapshot.
+  void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
+
   // The other layer and the slots no request uses are as they were.
   bool others_untouched() const {
     const auto all_nan = [](const float* from, int64_t count) {
@@ -127,7 +142,7 @@ class LinearRun {
 
  private:
   struct Arrays {
-    std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots;
+    std::vector<int32_t> q_indptr = {0}, kv_lens, state_slots, snapshot_slots;
     std::vector<float> mixed, log_decay, beta;
   };
 
@@ -150,15 +165,18 @@ class LinearRun {
     add(sequence.beta, test_.spec.kv_heads, to.beta);
     to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
     to.kv_lens.push_back(piece.end);
-    // Backwards, so that slots and requests do not coincide; slot 0 and the last stay free.
-    const auto slot = static_cast<int32_t>(data_.sequences.size() - piece.request);
-    to.state_slots.push_back(padding ? -1 : slot);
+    to.state_slots.push_back(padding ? -1 : slots_[piece.request]);
+  }
+
+  int32_t snapshot_slot(int32_t snapshot) const {
+    return static_cast<int32_t>(data_.sequences.size()) + 1 + snapshot;
   }
 
   using LinearSequence = test::LinearSequence;
   const LinearCase& test_;
   const LinearData& data_;
   ThreadPool threads_;
+  std::vector<int32_t> slots_;  // of each sequence
   std::unique_ptr<StatePool> pool_;
   test::GuardedBuffer workspace_;
   std::unique_ptr<AttentionBackend> backend_;
@@ -258,6 +276,61 @@ TEST_P(Linear, PaddingIsZeroAndWritesNothing) {
   whole.insert(whole.end(), out.begin() + static_cast<int64_t>(width),
                out.end() - static_cast<int64_t>(width));
   EXPECT_TRUE(is_close(test().spec, oracle(test(), data, last), whole, {}));
+}
+
+// A draft of `drafted` tokens is verified with a snapshot after each; whatever number of them is
+// accepted, the sequence goes on as if the others had never been there.
+TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
+  const LinearData data = make_data(test());
+  const auto longest = static_cast<size_t>(
+      std::max_element(test().lengths.begin(), test().lengths.end()) - test().lengths.begin());
+  const size_t other = longest == 0 ? 1 : 0;
+  const int32_t length = test().lengths[longest];
+  const int32_t drafted = std::min(kSnapshots, length - 2);
+  LinearRun whole(GetParam(), data, 1);
+  const std::vector<float> want = whole.run({{longest, 0, length}});
+  const size_t width = static_cast<size_t>(test().spec.kv_heads) * test().spec.head_dim_v;
+  for (int32_t prompt : {0, 1}) {  // the first draft starts from nothing, or from a state
+    for (int32_t accepted = 1; accepted <= drafted; ++accepted) {
+      SCOPED_TRACE(fmt::format("{} of {} tokens accepted after {}", accepted, drafted, prompt));
+      LinearRun run(GetParam(), data, 2);
+      std::vector<float> out;
+      if (prompt > 0) out = run.run({{longest, 0, prompt}});
+      // In company, and behind a token without a snapshot.
+      std::vector<int32_t> snapshots = {-1};
+      for (int32_t i = 0; i < drafted; ++i) snapshots.push_back(drafted - 1 - i);
+      const std::vector<float> verified =
+          run.run({{other, 0, 1}, {longest, prompt, prompt + drafted}}, snapshots);
+      const auto first = verified.begin() + static_cast<int64_t>(width);
+      out.insert(out.end(), first, first + static_cast<int64_t>(accepted * width));
+      run.restore(longest, drafted - accepted);
+      const std::vector<float> rest = run.run({{longest, prompt + accepted, length}});
+      out.insert(out.end(), rest.begin(), rest.end());
+      EXPECT_EQ(out, want);
+    }
+  }
+}
+
+std::string error_of_snapshots(LinearRun& run, const std::vector<int32_t>& snapshots) {
+  try {
+    run.run({{1, 0, 2}}, snapshots);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
+  const LinearData data = make_data(test());
+  LinearRun run(GetParam(), data, 1);
+  const auto requests = static_cast<int32_t>(test().lengths.size());
+  const std::string beyond = error_of_snapshots(run, {-1, kSnapshots + 1});
+  EXPECT_EQ(beyond, fmt::format("snapshot_slots[1] is {0}, must be in [-1, {0})",
+                                requests + 2 + kSnapshots));
+  EXPECT_EQ(error_of_snapshots(run, {3, 3}),
+            fmt::format("snapshot_slots[1] is {}, which is snapshot_slots[0]", requests + 4));
+  EXPECT_EQ(error_of_snapshots(run, {-2, -1}),  // the slot of request 1
+            fmt::format("snapshot_slots[0] is {}, which is state_slots[0]", requests - 1));
 }
 
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {

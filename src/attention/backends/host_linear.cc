@@ -33,7 +33,8 @@ class HostLinear final : public HostBackend {
   }
 
   void plan_batch(const BatchView& batch) override {
-    state_batch_ = {batch.requests, batch.q_indptr, batch.kv_lens, batch.state_slots};
+    state_batch_ = {batch.requests, batch.q_indptr, batch.kv_lens, batch.state_slots,
+                    batch.snapshot_slots};
   }
 
   void run_layer(const LayerTensors& layer) override {

@@ -25,6 +25,13 @@ Request request_of(const StateBatch& batch, int32_t index) {
   return {begin, end, batch.state_slots[index], batch.kv_lens[index] == end - begin};
 }
 
+// Copies `size` elements of the request's state to their place in the snapshot after `token`.
+void take_snapshot(const StateBatch& batch, const Request& request, int64_t token,
+                   int64_t slot_stride, int64_t size, float* state) {
+  const int64_t slot = batch.snapshot_slots ? batch.snapshot_slots[token] : -1;
+  if (slot >= 0) std::copy_n(state, size, state + (slot - request.slot) * slot_stride);
+}
+
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
 // One channel of one request: `taps` slides over the last width inputs, oldest first.
@@ -43,8 +50,9 @@ void convolve(const CausalConvParams& params, const Request& request, int32_t ch
              static_cast<double>(taps[static_cast<size_t>(i)]);
     }
     params.y[token * params.dim + channel] = static_cast<float>(silu(sum));
+    std::copy_n(taps.begin() + 1, width - 1, state);
+    take_snapshot(params.batch, request, token, params.state_slot_stride, width - 1, state);
   }
-  std::copy_n(taps.begin() + 1, width - 1, state);
 }
 
 void clear_rows(float* out, const Request& request, int64_t token_stride, int64_t size) {
@@ -95,6 +103,8 @@ void gated_delta_net_head(const GatedDeltaNetParams& params, const Request& requ
       }
       out[i] = static_cast<float>(params.scale * o);
     }
+    take_snapshot(params.batch, request, token, params.state_slot_stride, value_dim * key_dim,
+                  state);
   }
 }
 
@@ -126,6 +136,8 @@ void mamba2_head(const Mamba2Params& params, const Request& request, int32_t hea
       }
       out[i] = static_cast<float>(y);
     }
+    take_snapshot(params.batch, request, token, params.state_slot_stride, head_dim * state_dim,
+                  state);
   }
 }
 

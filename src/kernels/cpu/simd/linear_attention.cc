@@ -196,28 +196,40 @@ void mamba_step(const MambaToken& token, float skip, float* state, int32_t state
   }
 }
 
+// Rows of one head's state in the request's slot; a snapshot's slot is slot_stride times the
+// difference away.
+struct HeadState {
+  float* rows;
+  int32_t dim;
+  int64_t slot_stride;
+};
+
 // Takes every group of rows through all tokens, block by block. make(token) describes a token,
 // step<rows>(description, state, row) is one step of `rows` rows from `row` on.
 template <typename Token, typename Make, typename StepOf>
-HWY_INLINE void run(const StateSpan& span, const HeadRange& range, float* state, int32_t dim,
-                    const Make& make, const StepOf& step) {
+HWY_INLINE void run(const StateBatch& batch, const StateSpan& span, const HeadRange& range,
+                    const HeadState& state, const Make& make, const StepOf& step) {
+  const int64_t dim = state.dim;
   if (span.from_zero) {
-    memset(state + static_cast<int64_t>(range.row_begin) * dim, 0,
-           static_cast<size_t>(range.row_end - range.row_begin) * static_cast<size_t>(dim) *
-               sizeof(float));
+    memset(state.rows + range.row_begin * dim, 0,
+           static_cast<size_t>((range.row_end - range.row_begin) * dim) * sizeof(float));
   }
   for (int64_t begin = span.begin; begin < span.end; begin += kBlock) {
     const auto count = static_cast<int32_t>(least(kBlock, span.end - begin));
     Token tokens[kBlock];
     for (int32_t t = 0; t < count; ++t) tokens[t] = make(begin + t);
     for (int32_t row = range.row_begin; row < range.row_end; row += kGroup) {
-      float* rows_state = state + static_cast<int64_t>(row) * dim;
-      with_rows<kGroup>(static_cast<int32_t>(least(kGroup, range.row_end - row)),
-                        [&]<int32_t rows>() HWY_ATTR {
-                          for (int32_t t = 0; t < count; ++t) {
-                            step.template operator()<rows>(tokens[t], rows_state, row);
-                          }
-                        });
+      float* rows_state = state.rows + row * dim;
+      with_rows<kGroup>(
+          static_cast<int32_t>(least(kGroup, range.row_end - row)), [&]<int32_t rows>() HWY_ATTR {
+            for (int32_t t = 0; t < count; ++t) {
+              step.template operator()<rows>(tokens[t], rows_state, row);
+              const int64_t slot = batch.snapshot_slots ? batch.snapshot_slots[begin + t] : -1;
+              if (slot < 0) continue;
+              memcpy(rows_state + (slot - span.slot) * state.slot_stride, rows_state,
+                     static_cast<size_t>(rows * dim) * sizeof(float));
+            }
+          });
     }
   }
 }
@@ -226,21 +238,24 @@ HWY_INLINE void run(const StateSpan& span, const HeadRange& range, float* state,
 
 void gated_delta_net_rows(const GatedDeltaNetParams& params, const StateSpan& span,
                           const HeadRange& range) {
-  float* state = params.state + span.slot * params.state_slot_stride +
-                 static_cast<int64_t>(range.head) * params.value_dim * params.key_dim;
+  const HeadState state = {params.state + span.slot * params.state_slot_stride +
+                               static_cast<int64_t>(range.head) * params.value_dim * params.key_dim,
+                           params.key_dim, params.state_slot_stride};
   run<DeltaToken>(
-      span, range, state, params.key_dim,
+      params.batch, span, range, state,
       [&](int64_t token) HWY_ATTR { return delta_token(params, range.head, token); },
       [&]<int32_t rows>(const DeltaToken& token, float* rows_state, int32_t row)
           HWY_ATTR { delta_step<rows>(token, rows_state, params.key_dim, row); });
 }
 
 void mamba2_rows(const Mamba2Params& params, const StateSpan& span, const HeadRange& range) {
-  float* state = params.state + span.slot * params.state_slot_stride +
-                 static_cast<int64_t>(range.head) * params.head_dim * params.state_dim;
+  const HeadState state = {
+      params.state + span.slot * params.state_slot_stride +
+          static_cast<int64_t>(range.head) * params.head_dim * params.state_dim,
+      params.state_dim, params.state_slot_stride};
   const float skip = params.skip ? params.skip[range.head] : 0.0f;
   run<MambaToken>(
-      span, range, state, params.state_dim,
+      params.batch, span, range, state,
       [&](int64_t token) HWY_ATTR { return mamba_token(params, range.head, token); },
       [&]<int32_t rows>(const MambaToken& token, float* rows_state, int32_t row)
           HWY_ATTR { mamba_step<rows>(token, skip, rows_state, params.state_dim, row); });

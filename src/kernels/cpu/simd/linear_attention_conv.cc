@@ -77,19 +77,22 @@ void convolve_tile(const Channels& channels, int64_t begin, int32_t tokens) {
   }
 }
 
-// The last width - 1 inputs, oldest first; in place, as entries only move to the front.
-void keep_last_inputs(const Channels& channels) {
+// Leaves the last width - 1 inputs before `end` in a slot, oldest first; also in the request's own,
+// as entries only move to the front.
+void keep_last_inputs(const Channels& channels, int64_t end, int64_t slot) {
   const CausalConvParams& params = channels.params;
   const int64_t kept = params.width - 1;
-  const int64_t tokens = channels.span.end - channels.span.begin;
+  const int64_t tokens = end - channels.span.begin;
   for (int32_t lane = 0; lane < channels.count; ++lane) {
-    float* state = channels.state() + lane * kept;
+    const float* state = channels.state() + lane * kept;
+    float* to =
+        channels.state() + (slot - channels.span.slot) * params.state_slot_stride + lane * kept;
     for (int64_t i = 0; i < kept; ++i) {
-      const int64_t token = channels.span.end - kept + i;
+      const int64_t token = end - kept + i;
       if (token >= channels.span.begin) {
-        state[i] = params.x[token * params.dim + channels.first + lane];
+        to[i] = params.x[token * params.dim + channels.first + lane];
       } else {
-        state[i] = channels.span.from_zero ? 0.0f : state[i + tokens];
+        to[i] = channels.span.from_zero ? 0.0f : state[i + tokens];
       }
     }
   }
@@ -110,7 +113,18 @@ void convolve_channels(const CausalConvParams& params, const StateSpan& span, in
       convolve_tile(channels_from(first), token, tokens);
     }
   }
-  for (int32_t first = begin; first < end; first += kLanes) keep_last_inputs(channels_from(first));
+  const auto keep = [&](int64_t token_end, int64_t slot) {
+    for (int32_t first = begin; first < end; first += kLanes) {
+      keep_last_inputs(channels_from(first), token_end, slot);
+    }
+  };
+  if (params.batch.snapshot_slots) {
+    for (int64_t token = span.begin; token < span.end; ++token) {
+      const int64_t slot = params.batch.snapshot_slots[token];
+      if (slot >= 0) keep(token + 1, slot);
+    }
+  }
+  keep(span.end, span.slot);
 }
 
 }  // namespace fovea::kernels::cpu::FOVEA_ISA
