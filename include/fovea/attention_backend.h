@@ -26,6 +26,19 @@ struct MlaWeights {
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
 };
 
+// Rotary positions (arXiv:2104.09864) of q and k. A pair (a, b) of a head becomes
+// (a cos - b sin, b cos + a sin); every product and sum is rounded to f32 and the result to the
+// spec's q_dtype, so all backends give the same bits.
+struct RotaryTensors {
+  const float* cos = nullptr;  // [max_positions, rotary_dim / 2]
+  const float* sin = nullptr;
+  int32_t max_positions = 0;
+  int32_t rotary_dim = 0;    // leading values of a head that rotate, even
+  bool interleaved = false;  // value 2i is paired with 2i + 1; else i with i + rotary_dim / 2
+  // [tokens], in [0, max_positions); on a GPU others count as 0.
+  const int32_t* positions = nullptr;
+};
+
 // Inputs of a linear layer, f32, dense. `mixed` goes through the causal convolution and SiLU, then
 // splits into q, k, v (gated_delta_net: [q_heads*head_dim, q_heads*head_dim, kv_heads*head_dim_v])
 // or x, B, C (mamba2: [kv_heads*head_dim_v, q_heads*head_dim, q_heads*head_dim]).
@@ -58,6 +71,7 @@ struct LayerTensors {
   bool save_kv = true;
   const float* sinks = nullptr;         // [q_heads], with spec.has_sinks
   const float* alibi_slopes = nullptr;  // [q_heads], with spec.has_alibi
+  RotaryTensors rotary;                 // with spec.has_rope; q is then overwritten
   MlaWeights mla_weights;               // mla with nope_dim > 0
   LinearTensors linear;                 // gated_delta_net, mamba2: replaces q, k, v
 };

@@ -60,7 +60,9 @@ struct AttentionSpec {
   int32_t chunk = 0;           // a query sees keys of its own aligned chunk only; 0: off
   bool has_sinks = false;      // one extra logit per head in the denominator
   bool has_alibi = false;      // s += slope[head] * (key position - query position)
-  bool needs_lse = false;      // log-sum-exp is read by the caller
+  // q and k arrive without positions: forward() rotates q in place and k on its way to the cache.
+  bool has_rope = false;
+  bool needs_lse = false;  // log-sum-exp is read by the caller
   // The bits of a row depend on that row's own tokens only: not on the rest of the batch, on the
   // chunking of its prompt, or on what was a prefix-cache hit.
   bool batch_invariant = false;

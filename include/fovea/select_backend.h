@@ -33,6 +33,7 @@ enum class RejectCode : uint8_t {
   logit_cap,
   sinks,
   alibi,
+  rope,
   lse,
   batch_invariant,
   limits,     // batch limits

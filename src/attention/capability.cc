@@ -67,6 +67,7 @@ void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& rea
                  fmt::format("logit_cap is {}, accepted: 0", spec.logit_cap));
   reasons.unless(!spec.has_sinks || can.sinks, RejectCode::sinks, "has_sinks is not supported");
   reasons.unless(!spec.has_alibi || can.alibi, RejectCode::alibi, "has_alibi is not supported");
+  reasons.unless(!spec.has_rope || can.rope, RejectCode::rope, "has_rope is not supported");
   reasons.unless(!spec.needs_lse || can.lse, RejectCode::lse, "needs_lse is not supported");
 }
 

@@ -73,6 +73,8 @@ std::string_view reject_code_name(RejectCode code) {
       return "sinks";
     case RejectCode::alibi:
       return "alibi";
+    case RejectCode::rope:
+      return "rope";
     case RejectCode::lse:
       return "lse";
     case RejectCode::batch_invariant:

@@ -19,6 +19,18 @@ void check_optional(const void* given, bool wanted, std::string_view name, std::
                  given != nullptr ? "given" : "null", flag, wanted);
 }
 
+void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
+  check_optional(rotary.cos, spec.has_rope, "rotary.cos", "has_rope");
+  if (!spec.has_rope) return;
+  check_argument(rotary.sin != nullptr, "rotary.sin is null");
+  check_argument(rotary.positions != nullptr, "rotary.positions is null");
+  check_argument(rotary.max_positions > 0, "rotary.max_positions is {}, must be positive",
+                 rotary.max_positions);
+  check_argument(
+      rotary.rotary_dim > 0 && rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= spec.head_dim,
+      "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, spec.head_dim);
+}
+
 }  // namespace
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
@@ -32,6 +44,7 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
   if (cached && stores(layer)) {
     check_argument(batch.out_slots != nullptr, "out_slots is null, storing k and v needs it");
   }
+  check_rotary(layer.rotary, spec);
   if (!layer.q) return;
   check_rows(layer.q, dtype, "q");
   check_rows(layer.out, dtype, "out");

@@ -73,6 +73,14 @@ void validate_linear(const AttentionSpec& spec) {
                  "needs_lse must be off");
 }
 
+void validate_rope(const AttentionSpec& spec) {
+  if (!spec.has_rope) return;
+  check_argument(spec.kind == AttentionKind::mha, "has_rope needs kind mha");
+  check_argument(
+      spec.scope == AttentionScope::decoder || spec.scope == AttentionScope::encoder_cache,
+      "has_rope needs scope decoder or encoder_cache: k is rotated on its way to the cache");
+}
+
 // Windows, chunks, biases and masks are counted from a query's own position among the keys.
 void validate_mask(const AttentionSpec& spec) {
   check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
@@ -102,6 +110,7 @@ void validate_spec(const AttentionSpec& spec) {
   validate_mla(spec);
   validate_linear(spec);
   validate_mask(spec);
+  validate_rope(spec);
   check_argument(std::isfinite(spec.softmax_scale) && spec.softmax_scale >= 0,
                  "softmax_scale is {}, must be finite and not negative", spec.softmax_scale);
   check_argument(std::isfinite(spec.logit_cap) && spec.logit_cap >= 0,

@@ -157,6 +157,7 @@ void add_explain(CLI::App& program) {
   command->add_option("--logit-cap", spec.logit_cap, "0 is off");
   command->add_flag("--sinks", spec.has_sinks);
   command->add_flag("--alibi", spec.has_alibi);
+  command->add_flag("--rope", spec.has_rope, "q and k arrive without positions");
   command->add_flag("--lse", spec.needs_lse);
   command->add_flag("--batch-invariant", spec.batch_invariant);
   command->add_option("--max-requests", limits.max_requests)->capture_default_str();

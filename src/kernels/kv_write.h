@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "fovea/attention_backend.h"
 #include "fovea/kv_cache.h"
 #include "fovea/tensor.h"
 
@@ -25,5 +26,17 @@ struct KvWriteParams {
   int32_t head_dim = 0;    // of `k` as passed
   int32_t head_dim_v = 0;  // of `v` as passed
 };
+
+// to[t, h] = the rotated from[t, h], for every backend on the CPU.
+struct RotateHeadsParams {
+  RotaryTensors rotary;
+  HeadRows from;
+  HeadRows to;  // of the same dtype; may be `from`
+  int32_t tokens = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+};
+// Error{invalid_argument} names a position that the tables do not have.
+void rotate_heads(const RotateHeadsParams& params, ThreadPool& threads);
 
 }  // namespace fovea::kernels

@@ -24,6 +24,7 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
   parts.logit_cap = static_cast<float>(config.number("final_logit_softcapping"));
 
   AttentionSpec full = read_attention(config);
+  full.has_rope = rotates_in_backend(*parts.device);
   full.softmax_scale =
       1 / std::sqrt(static_cast<float>(read_size(config, "query_pre_attn_scalar")));
   full.logit_cap = static_cast<float>(config.number("attn_logit_softcapping"));

@@ -45,6 +45,7 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
   const int32_t hidden = parts.info.hidden;
   AttentionSpec full = read_attention(config);
   full.has_sinks = true;
+  full.has_rope = rotates_in_backend(*parts.device);
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
 

@@ -75,17 +75,26 @@ struct LayerSlot {
   int32_t layer = 0;
 };
 
+// Whether AttentionSpec::has_rope pays where nothing else happens to q and k between projection and
+// attention: on a GPU it saves two launches a layer.
+inline bool rotates_in_backend(const ModelDevice& device) {
+  return device.kind() == DeviceKind::cuda;
+}
+
 // Softmax attention with its projections.
 struct SelfAttentionParts {
   AttentionSpec spec;
   LayerSlot slot;
   Linear q, k, v, o;
   HeadSteps q_steps, k_steps;
+  Rotary in_backend;             // with spec.has_rope: what the backend does to q and k
   std::span<const float> sinks;  // [q_heads] or empty
   // q yields [query | gate] for each head, and the result is multiplied by sigmoid(gate).
   bool has_output_gate = false;
 
-  void rotate(const Rotary& rotary) { q_steps.rotary = k_steps.rotary = rotary; }
+  void rotate(const Rotary& rotary) {
+    (spec.has_rope ? in_backend : q_steps.rotary = k_steps.rotary) = rotary;
+  }
 };
 
 class SelfAttention : public Block {

@@ -10,7 +10,8 @@ std::unique_ptr<Model> load_llama(const Config& config, Checkpoint checkpoint,
                                   std::shared_ptr<ModelDevice> device) {
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
-  const AttentionSpec spec = read_attention(config);
+  AttentionSpec spec = read_attention(config);
+  spec.has_rope = rotates_in_backend(*parts.device);
   const Rotary rotary = make_rotary(read_rope(config, spec.head_dim), parts);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");

@@ -318,6 +318,53 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
   fixture.backend->forward(with([](auto& t) { t.save_kv = false; }));
 }
 
+TEST(Forward, RefusesRotationsThatDoNotFit) {
+  std::vector<float> rows(5 * 2 * 8), table(kContext * 4);
+  const std::vector<int32_t> positions(5);
+  const RotaryTensors good{.cos = table.data(),
+                           .sin = table.data(),
+                           .max_positions = kContext,
+                           .rotary_dim = 8,
+                           .positions = positions.data()};
+  const std::vector<int32_t> beyond(5, kContext);
+  const auto with = [&](const std::function<void(RotaryTensors&)>& change) {
+    RotaryTensors rotary = good;
+    change(rotary);
+    return rotary;
+  };
+  const std::vector<std::pair<const char*, RotaryTensors>> wrong = {
+      {"rotary.cos is null, but the spec's has_rope is true", {}},
+      {"rotary.sin is null", with([](auto& r) { r.sin = nullptr; })},
+      {"rotary.positions is null", with([](auto& r) { r.positions = nullptr; })},
+      {"rotary.max_positions is 0", with([](auto& r) { r.max_positions = 0; })},
+      {"rotary.rotary_dim is 7, must be even and in [2, 8]",
+       with([](auto& r) { r.rotary_dim = 7; })},
+      {"rotary.rotary_dim is 10", with([](auto& r) { r.rotary_dim = 10; })},
+      {"rotary.positions[0] is", with([&](auto& r) { r.positions = beyond.data(); })},
+  };
+  Fixture fixture;
+  fixture.spec.has_rope = true;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  LayerTensors layer{.q = dense_rows(rows.data(), DType::f32, 2, 8),
+                     .k = dense_rows(rows.data(), DType::f32, 1, 8),
+                     .v = dense_rows(rows.data(), DType::f32, 1, 8),
+                     .out = dense_rows(rows.data(), DType::f32, 2, 8)};
+  layer.rotary = good;
+  fixture.backend->forward(layer);
+  for (const auto& [words, rotary] : wrong) {
+    layer.rotary = rotary;
+    const std::string text = error_of([&] { fixture.backend->forward(layer); });
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  }
+  fixture.spec.has_rope = false;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  layer.rotary = good;
+  EXPECT_NE(error_of([&] { fixture.backend->forward(layer); }).find("rotary.cos is given"),
+            std::string::npos);
+}
+
 TEST(Forward, NeedsAReserveAndAPlan) {
   Fixture fixture;
   fixture.pool = make_kv_pool(fixture.cache, kPages);

@@ -90,6 +90,7 @@ TEST(Capability, EveryCodeHasItsReason) {
       {RejectCode::logit_cap, [](auto& r) { r.spec.logit_cap = 30; }},
       {RejectCode::sinks, [](auto& r) { r.spec.has_sinks = true; }},
       {RejectCode::alibi, [](auto& r) { r.spec.has_alibi = true; }},
+      {RejectCode::rope, [](auto& r) { r.spec.has_rope = true; }},
       {RejectCode::lse, [](auto& r) { r.spec.needs_lse = true; }},
       {RejectCode::batch_invariant, [](auto& r) { r.spec.batch_invariant = true; }},
       {RejectCode::limits, [](auto& r) { r.limits.max_kv_len = 65; }},

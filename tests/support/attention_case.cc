@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "core/float_types.h"
@@ -112,6 +113,60 @@ void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   share(from.v, from.kv_len, to.v);
 }
 
+RotaryTable make_rotary_table(const AttentionCase& test) {
+  RotaryTable table;
+  table.rotary_dim = test.rotary_dim > 0 ? test.rotary_dim : test.spec.head_dim;
+  for (const RequestShape& shape : test.requests) {
+    table.positions = std::max({table.positions, shape.kv_len, 1});
+  }
+  for (int32_t position = 0; position < table.positions; ++position) {
+    for (int32_t pair = 0; pair < table.rotary_dim / 2; ++pair) {
+      const double angle = position * std::pow(1e4, -2.0 * pair / table.rotary_dim);
+      table.cos.push_back(static_cast<float>(std::cos(angle)));
+      table.sin.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  return table;
+}
+
+// Rows [tokens, heads, head_dim], each token at its position; rounded as RotaryTensors says.
+void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads,
+            const std::vector<int32_t>& positions, std::vector<float>& rows) {
+  const int32_t pairs = table.rotary_dim / 2;
+  const auto rounded = [&](float value) {
+    float stored = 0;
+    store_float(&stored, test.spec.q_dtype, 0, value);
+    return load_float(&stored, test.spec.q_dtype, 0);
+  };
+  float* head = rows.data();
+  for (const int32_t position : positions) {
+    for (int32_t h = 0; h < heads; ++h, head += test.spec.head_dim) {
+      for (int32_t pair = 0; pair < pairs; ++pair) {
+        float& first = head[test.rope_interleaved ? 2 * pair : pair];
+        float& second = head[test.rope_interleaved ? 2 * pair + 1 : pair + pairs];
+        const size_t at = static_cast<size_t>(position) * pairs + pair;
+        const float a_cos = first * table.cos[at], a_sin = first * table.sin[at];
+        const float b_cos = second * table.cos[at], b_sin = second * table.sin[at];
+        first = rounded(a_cos - b_sin);
+        second = rounded(b_cos + a_sin);
+      }
+    }
+  }
+}
+
+void rotate_request(const AttentionCase& test, const RotaryTable& table, RequestData& data) {
+  data.plain_q = data.q;
+  data.plain_k = data.k;
+  std::vector<int32_t> of_keys(static_cast<size_t>(data.kv_len)), of_queries;
+  std::iota(of_keys.begin(), of_keys.end(), 0);
+  for (int32_t token = 0; token < data.q_len; ++token) {
+    of_queries.push_back(rotary_position(data, token));
+    if (data.cached() + token >= 0) of_keys[data.cached() + token] = of_queries.back();
+  }
+  rotate(test, table, test.spec.kv_heads, of_keys, data.k);
+  rotate(test, table, test.spec.q_heads, of_queries, data.q);
+}
+
 }  // namespace
 
 bool is_mla(const AttentionSpec& spec) { return spec.kind == AttentionKind::mla; }
@@ -161,6 +216,11 @@ BatchLimits limits_of(const AttentionCase& test) {
   return limits;
 }
 
+int32_t rotary_position(const RequestData& request, int32_t token) {
+  if (!request.positions.empty()) return request.positions[token];
+  return std::max(0, request.cached() + token);
+}
+
 CaseData make_data(const AttentionCase& test) {
   std::mt19937_64 random(test.seed);
   CaseData data;
@@ -183,6 +243,10 @@ CaseData make_data(const AttentionCase& test) {
       data.alibi_slopes.push_back(
           std::exp2(-8.0f * static_cast<float>(head + 1) / static_cast<float>(spec.q_heads)));
     }
+  }
+  if (spec.has_rope) {
+    data.rotary = make_rotary_table(test);
+    for (RequestData& request : data.requests) rotate_request(test, data.rotary, request);
   }
   if (has_mla_weights(spec)) {
     const size_t latent = static_cast<size_t>(spec.q_heads) * spec.kv_lora_rank;

@@ -27,6 +27,8 @@ struct AttentionCase {
   std::vector<RequestShape> requests;
   uint32_t seed = 1;
 
+  int32_t rotary_dim = 0;  // with spec.has_rope; 0: all of a head
+  bool rope_interleaved = false;
   bool split_q = false;           // mla: the rotary part of q is a tensor of its own
   bool strided = false;           // gaps between rows of every tensor and between pages
   bool prewritten = false;        // the cache holds the new tokens already; save_kv is false
@@ -61,6 +63,7 @@ struct RequestData {
   int32_t q_len = 0, kv_len = 0;
   std::vector<float> q;                            // [q_len, q_heads, q_width]
   std::vector<float> k;                            // [kv_len, kv_heads, k_width]
+  std::vector<float> plain_q, plain_k;             // has_rope: the same before rotation
   std::vector<float> v;                            // [kv_len, kv_heads, v_width]
   std::vector<int32_t> parents;                    // tree: [q_len], -1: follows the cached tokens
   std::vector<int32_t> positions;                  // tree: [q_len]
@@ -72,12 +75,21 @@ struct RequestData {
   int32_t cached() const { return kv_len - q_len; }
 };
 
+struct RotaryTable {
+  std::vector<float> cos, sin;  // [positions, rotary_dim / 2]
+  int32_t positions = 0, rotary_dim = 0;
+};
+
 struct CaseData {
   std::vector<RequestData> requests;
   std::vector<float> sinks;         // [q_heads]
   std::vector<float> alibi_slopes;  // [q_heads]
+  RotaryTable rotary;               // has_rope
   std::vector<float> w_uk, w_uv;    // rounded to q_dtype
 };
+
+// Where a new token is rotated to.
+int32_t rotary_position(const RequestData& request, int32_t token);
 
 CaseData make_data(const AttentionCase& test);
 

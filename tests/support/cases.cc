@@ -238,6 +238,57 @@ void storage(Cases& cases) {
   cases.push_back(test);
 }
 
+// Rotated on the way to the cache, whose bytes are those of keys that were rotated before.
+void rotations(Cases& cases) {
+  AttentionCase test = mixed("rope", 4, 2, 64);
+  test.spec.has_rope = true;
+  cases.push_back(test);
+  test.name = "rope_decode";
+  test.mode = ForwardMode::decode;
+  test.requests = {{1, 130}, {1, 1}, {0, 0}, {1, 17}};
+  cases.push_back(test);
+
+  test = mixed("rope_part_strided", 7, 1, 128);
+  test.spec.has_rope = true;
+  test.spec.q_dtype = test.cache.dtype = DType::bf16;
+  test.rotary_dim = 20;
+  test.strided = true;
+  cases.push_back(test);
+  test.name = "rope_interleaved";
+  test.rotary_dim = 64;
+  test.rope_interleaved = true;
+  test.spec.q_dtype = test.cache.dtype = DType::f16;
+  cases.push_back(test);
+  test.name = "rope_fp8_dim_256";
+  test.spec.head_dim = test.spec.head_dim_v = 256;
+  test.spec.q_dtype = DType::bf16;
+  test.cache.dtype = DType::f8e4m3;
+  test.cache.scale = KvScale::per_token_head;
+  test.rotary_dim = 0;
+  test.strided = false;
+  cases.push_back(test);
+
+  test = mixed("rope_prewritten", 4, 2, 64);
+  test.spec.has_rope = true;
+  test.prewritten = true;
+  cases.push_back(test);
+  test.name = "rope_skip_some_writes";
+  test.prewritten = false;
+  test.skip_some_writes = true;
+  cases.push_back(test);
+  test.name = "rope_window_pool";
+  test.skip_some_writes = false;
+  test.spec.window = 24;
+  test.window_pool = true;
+  cases.push_back(test);
+  test = mixed("rope_tree", 4, 2, 64);
+  test.spec.has_rope = true;
+  test.spec.mask = MaskKind::tree;
+  test.mode = ForwardMode::target_verify;
+  test.requests = {{8, 120}, {8, 8}};
+  cases.push_back(test);
+}
+
 void latent(Cases& cases) {
   for (int32_t page_size : {1, 16, 64, 128}) {
     AttentionCase test = mla_case(fmt::format("mla_page_{}", page_size), 4);
@@ -463,6 +514,7 @@ std::vector<AttentionCase> attention_cases() {
   scores(cases);
   formats(cases);
   storage(cases);
+  rotations(cases);
   latent(cases);
   scopes(cases);
   if (on_gpu()) long_requests(cases);

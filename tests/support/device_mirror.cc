@@ -113,6 +113,9 @@ LayerTensors DeviceBatch::tensors() const {
   tensors.lse = mirror_.translate(tensors.lse);
   tensors.sinks = mirror_.translate(tensors.sinks);
   tensors.alibi_slopes = mirror_.translate(tensors.alibi_slopes);
+  tensors.rotary.cos = mirror_.translate(tensors.rotary.cos);
+  tensors.rotary.sin = mirror_.translate(tensors.rotary.sin);
+  tensors.rotary.positions = mirror_.translate(tensors.rotary.positions);
   return tensors;
 }
 

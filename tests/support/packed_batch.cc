@@ -90,7 +90,9 @@ PackedBatch::PackedBatch(const AttentionCase& test, const CaseData& data, const 
       fill_(fill),
       store_(store),
       sinks_(data.sinks),
-      alibi_slopes_(data.alibi_slopes) {
+      alibi_slopes_(data.alibi_slopes),
+      cos_(data.rotary.cos),
+      sin_(data.rotary.sin) {
   add_requests(store, pieces);
   add_masks(pieces);
   add_rows(pieces);
@@ -185,7 +187,9 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
     const RequestData& request = data_.requests[piece.request];
     for (int32_t token = piece.begin; token < piece.end; ++token, ++row) {
       std::vector<float> front, back;
-      const float* q = &request.q[static_cast<size_t>(token) * spec.q_heads * q_size];
+      const std::vector<float>& all_q = spec.has_rope ? request.plain_q : request.q;
+      const std::vector<float>& all_k = spec.has_rope ? request.plain_k : request.k;
+      const float* q = &all_q[static_cast<size_t>(token) * spec.q_heads * q_size];
       for (int32_t head = 0; head < spec.q_heads; ++head, q += q_size) {
         front.insert(front.end(), q, q + q_size - rope);
         back.insert(back.end(), q + q_size - rope, q + q_size);
@@ -194,13 +198,15 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
       if (rope > 0) q_rope_.set_token(row, back.data());
       // The k and v of tokens that are not to be stored stay as filled.
       const int32_t key = request.cached() + token;
+      rotary_positions_.push_back(rotary_position(request, token));
       if (spec.scope == AttentionScope::cross || key < 0) continue;
       if (is_cached(spec) && PagedStore::is_written_before(test_, request, key)) continue;
       const auto kv_row = static_cast<size_t>(key) * spec.kv_heads;
-      k_.set_token(row, &request.k[kv_row * k_width(spec)]);
+      k_.set_token(row, &all_k[kv_row * k_width(spec)]);
       if (v_width(spec) > 0) v_.set_token(row, &request.v[kv_row * v_width(spec)]);
     }
   }
+  append_wild(rotary_positions_, fill_);
 }
 
 BatchView PackedBatch::view() const {
@@ -264,6 +270,14 @@ LayerTensors PackedBatch::tensors() {
   tensors.save_kv = !test_.prewritten;
   if (test_.spec.has_sinks) tensors.sinks = sinks_.data();
   if (test_.spec.has_alibi) tensors.alibi_slopes = alibi_slopes_.data();
+  if (test_.spec.has_rope) {
+    tensors.rotary = {cos_.data(),
+                      sin_.data(),
+                      data_.rotary.positions,
+                      data_.rotary.rotary_dim,
+                      test_.rope_interleaved,
+                      rotary_positions_.data()};
+  }
   if (has_mla_weights(test_.spec)) {
     tensors.mla_weights.dtype = test_.spec.q_dtype;
     tensors.mla_weights.w_uk = w_uk_.data();
@@ -286,7 +300,7 @@ std::vector<std::span<std::byte>> PackedBatch::memory() {
   };
   add(q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, decoder_slots_, out_slots_,
       tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_, lse_,
-      w_uk_, w_uv_, sinks_, alibi_slopes_);
+      w_uk_, w_uv_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
   for (PackedRows* rows : {&q_, &q_rope_, &k_, &v_, &out_}) blocks.push_back(rows->memory());
   return blocks;
 }

@@ -99,6 +99,8 @@ class PackedBatch {
   std::vector<float> lse_;
   std::vector<char> w_uk_, w_uv_;  // in q_dtype
   std::vector<float> sinks_, alibi_slopes_;
+  std::vector<float> cos_, sin_;
+  std::vector<int32_t> rotary_positions_;
 };
 
 }  // namespace fovea::test

@@ -91,6 +91,7 @@ class CudaBackend final : public AttentionBackend {
   const AttentionSpec& spec() const { return setup_.spec; }
   cuda::AttentionKernel& kernel_for(const BatchView& batch) const;
   void build_page_table(const BatchView& batch, Stream stream);
+  // Stores k and v and, with has_rope, rotates k on the way and q in place.
   void store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream);
 
   gpu::Context context_;
@@ -225,7 +226,7 @@ void CudaBackend::build_page_table(const BatchView& batch, Stream stream) {
 
 void CudaBackend::store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream) {
   cuda::KvWriteParams write = layer.write;
-  write.k = tensors.k.data;
+  write.k = stores(tensors) ? tensors.k.data : nullptr;
   write.v = tensors.v.data;
   write.k_token_stride = tensors.k.token_stride;
   write.k_head_stride = tensors.k.head_stride;
@@ -234,7 +235,17 @@ void CudaBackend::store(const LayerTensors& tensors, const CudaLayer& layer, Str
   write.slots = batch_.out_slots;
   write.q_indptr = batch_.q_indptr;
   write.requests = batch_.requests;
-  const int64_t rows = int64_t{batch_.tokens} * spec().kv_heads;
+  if (spec().has_rope) {
+    const RotaryTensors& rotary = tensors.rotary;
+    write.rotary = {rotary.cos, rotary.sin, rotary.max_positions, rotary.rotary_dim,
+                    rotary.interleaved};
+    write.positions = rotary.positions;
+    write.q = tensors.q.data;
+    write.q_token_stride = tensors.q.token_stride;
+    write.q_head_stride = tensors.q.head_stride;
+    write.q_heads = tensors.q ? spec().q_heads : 0;
+  }
+  const int64_t rows = int64_t{batch_.tokens} * (spec().kv_heads + write.q_heads);
   kv_write_.launch({static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, write, stream);
 }
 
@@ -249,7 +260,7 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
     check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
                    "layer is {}, the pool has {}", tensors.layer, layers_.size());
     const CudaLayer& layer = layers_[static_cast<size_t>(tensors.layer)];
-    if (stores(tensors)) store(tensors, layer, stream);
+    if (stores(tensors) || spec().has_rope) store(tensors, layer, stream);
     params_.keys = layer.keys;
   } else {
     params_.keys = packed_keys(tensors, batch_);

@@ -127,7 +127,7 @@ Capability cuda_capability() {
   can.kv_layouts = kKvLayouts;
   can.max_group = 128;
   can.window = can.chunk = can.logit_cap = true;
-  can.sinks = can.alibi = can.lse = true;
+  can.sinks = can.alibi = can.rope = can.lse = true;
   return can;
 }
 

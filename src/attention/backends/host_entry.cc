@@ -67,7 +67,7 @@ Capability host_capability() {
   can.max_head_dim = std::numeric_limits<int32_t>::max();
   can.max_group = std::numeric_limits<int32_t>::max();
   can.window = can.chunk = can.logit_cap = true;
-  can.sinks = can.alibi = can.lse = can.batch_invariant = true;
+  can.sinks = can.alibi = can.rope = can.lse = can.batch_invariant = true;
   return can;
 }
 

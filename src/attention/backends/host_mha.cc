@@ -5,6 +5,7 @@
 
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/host_pages.h"
+#include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
 
 namespace fovea {
@@ -13,6 +14,7 @@ namespace {
 struct MhaBuffers {
   PageTable pages;             // of cached keys
   int32_t* kv_lens = nullptr;  // scope encoder: q_len of each request
+  HeadRows rotated_k;          // [max_tokens, kv_heads, head_dim], with has_rope
   std::span<std::byte> schedule;
 };
 
@@ -44,6 +46,12 @@ MhaBuffers carve_mha(WorkspaceCarver& workspace, const HostShape& shape,
     buffers.pages = carve_page_table(workspace, key_limits, shape.cache.page_size);
   } else {
     buffers.kv_lens = workspace.take<int32_t>(limits.max_requests);
+  }
+  if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
+    const int64_t values = int64_t{limits.max_tokens} * spec.kv_heads * spec.head_dim;
+    const int64_t row_bytes = values * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+    buffers.rotated_k = dense_rows(workspace.take<std::byte>(row_bytes), spec.q_dtype,
+                                   spec.kv_heads, spec.head_dim);
   }
   const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits);
   buffers.schedule = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
@@ -100,7 +108,22 @@ class HostMha final : public HostBackend {
     params_.keys.kv_indptr = batch.q_indptr;
   }
 
-  void run_layer(const LayerTensors& layer) override {
+  // Rotates q in place; returns the layer with k rotated in the workspace.
+  LayerTensors rotated(LayerTensors layer) {
+    const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
+      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().head_dim},
+                            threads());
+    };
+    if (layer.q) rotate(layer.q, layer.q, spec().q_heads);
+    if (stores(layer)) {
+      rotate(layer.k, buffers_.rotated_k, spec().kv_heads);
+      layer.k = buffers_.rotated_k;
+    }
+    return layer;
+  }
+
+  void run_layer(const LayerTensors& given) override {
+    const LayerTensors layer = spec().has_rope ? rotated(given) : given;
     if (uses_kv_cache(spec())) {
       params_.keys.cache = pool()->layer(layer.layer);
       store(layer, params_.keys.cache, spec().head_dim, spec().head_dim_v);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "core/check.h"
+#include "core/float_types.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/kv_write.h"
 #include "kernels/layer_ops.h"
 
 namespace fovea::kernels {
@@ -141,6 +144,40 @@ void rope(const RopeParams& params, ThreadPool& threads) {
           for (int64_t i = 0; i < pairs; ++i) rotate(x[i], x[i + pairs], cos[i], sin[i]);
         } else {
           for (int64_t i = 0; i < pairs; ++i) rotate(x[2 * i], x[2 * i + 1], cos[i], sin[i]);
+        }
+      }
+    }
+  });
+}
+
+void rotate_heads(const RotateHeadsParams& params, ThreadPool& threads) {
+  const RotaryTensors& rotary = params.rotary;
+  const DType dtype = params.from.dtype;
+  const int64_t pairs = rotary.rotary_dim / 2;
+  const int64_t rest = rotary.rotary_dim;
+  const auto size = static_cast<int64_t>(dtype_bytes(dtype));
+  const int64_t first_step = rotary.interleaved ? 2 : 1;
+  const int64_t second_at = rotary.interleaved ? 1 : pairs;
+  const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(1, params.heads * pairs));
+  cpu::parallel_ranges(threads, params.tokens, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t position = rotary.positions[token];
+      check_argument(position >= 0 && position < rotary.max_positions,
+                     "rotary.positions[{}] is {}, must be in [0, {})", token, position,
+                     rotary.max_positions);
+      for (int64_t head = 0; head < params.heads; ++head) {
+        const char* from = row_address(params.from, token, head);
+        char* to = row_address(params.to, token, head);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+          const int64_t at = pair * first_step;
+          float a = load_float(from, dtype, at), b = load_float(from, dtype, at + second_at);
+          rotate(a, b, rotary.cos[position * pairs + pair], rotary.sin[position * pairs + pair]);
+          store_float(to, dtype, at, a);
+          store_float(to, dtype, at + second_at, b);
+        }
+        if (from != to && rest < params.head_dim) {
+          std::memcpy(to + rest * size, from + rest * size,
+                      static_cast<size_t>((params.head_dim - rest) * size));
         }
       }
     }

@@ -2,11 +2,7 @@
 // Parameter blocks of the attention kernels, read by host and device code alike.
 #pragma once
 
-#ifdef __CUDACC_RTC__
-#include "kernels/cuda/common/types.cuh"
-#else
-#include <cstdint>
-#endif
+#include "kernels/cuda/common/rotary.h"
 
 namespace fovea::kernels::cuda {
 
@@ -22,8 +18,8 @@ struct WorkItem {
   // A multiple of kBlockKeys, or the first key that any row sees: those before it may have left a
   // window pool, so what lies in their place must not reach a product.
   int32_t key_begin;
-  int32_t key_end;    // exclusive
-  int32_t partial;    // slot of the partial result, -1: the item is the whole tile
+  int32_t key_end;  // exclusive
+  int32_t partial;  // slot of the partial result, -1: the item is the whole tile
 };
 
 // The parts of one row tile that several CTAs computed, to be merged in this order: partial slot
@@ -148,7 +144,7 @@ constexpr int32_t kTableKeys = 256;  // the largest key tile of any kernel
 enum ScaleKind : int32_t { kScaleNone, kScalePerTensor, kScalePerHead, kScalePerTokenHead };
 
 struct KvWriteParams {
-  const void* k;  // [tokens, kv_heads, head_dim]
+  const void* k;  // [tokens, kv_heads, head_dim]; null: nothing is stored
   const void* v;  // [tokens, kv_heads, head_dim_v]
   int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
   const int64_t* slots;     // [tokens], what is outside [0, slot_count) is skipped
@@ -166,6 +162,12 @@ struct KvWriteParams {
   int32_t page_size;
   int32_t kv_heads;
   int32_t head_dim, head_dim_v;
+  // Applied to k before it is stored, and to q in place.
+  RotaryParams rotary;
+  const int32_t* positions;  // [tokens]; null without rotary
+  void* q;                   // [tokens, q_heads, head_dim]
+  int64_t q_token_stride, q_head_stride;
+  int32_t q_heads;  // 0 without q or rotary
 };
 
 }  // namespace fovea::kernels::cuda

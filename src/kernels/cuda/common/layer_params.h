@@ -3,11 +3,7 @@
 // host and device code alike. "Activations" are bf16; everything else is f32.
 #pragma once
 
-#ifdef __CUDACC_RTC__
-#include "kernels/cuda/common/types.cuh"
-#else
-#include <cstdint>
-#endif
+#include "kernels/cuda/common/rotary.h"
 
 namespace fovea::kernels::cuda {
 
@@ -35,11 +31,7 @@ struct HeadsParams {
   int64_t row_stride, head_stride;
   const int32_t* positions;  // [rows]; null where no step needs them
   NormWeights norm;
-  const float* cos;  // [max_positions, rotary_dim / 2]; null: no rotation
-  const float* sin;
-  int32_t max_positions;  // others count as 0
-  int32_t rotary_dim;
-  int32_t interleaved;
+  RotaryParams rotary;
   float l2_epsilon;      // < 0: no such norm
   float position_scale;  // 0: none
   float floor_scale;
@@ -85,8 +77,8 @@ struct GatherParams {
   int32_t rows, dim;
 };
 
-// table[rows[t]][positions[t]] = slots[t]: what a pass adds to the request table. Negative slots are
-// padding.
+// table[rows[t]][positions[t]] = slots[t]: what a pass adds to the request table. Negative slots
+// are padding.
 struct RecordSlotsParams {
   const int32_t* rows;       // [tokens]
   const int32_t* positions;  // [tokens]
@@ -134,10 +126,10 @@ struct GroupParams {
 
 // out[r] += the weighted results of row r's experts, in the order of the experts' numbers.
 struct CombineParams {
-  const int32_t* ids;     // [rows, top_k]
-  const float* weights;   // [rows, top_k] or null: 1
-  const float* results;   // [rows * top_k, dim]
-  float* out;             // [rows, dim]
+  const int32_t* ids;    // [rows, top_k]
+  const float* weights;  // [rows, top_k] or null: 1
+  const float* results;  // [rows * top_k, dim]
+  float* out;            // [rows, dim]
   int32_t rows, top_k, dim;
 };
 

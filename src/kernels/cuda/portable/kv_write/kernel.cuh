@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores new keys and values. A warp takes one (token, head) of K and then of V; per-token-head scales
-// need the largest magnitude of the row first.
+// Stores new keys and values. A warp takes one (token, head) of K and then of V; per-token-head
+// scales need the largest magnitude of the row first. With rotary positions k turns on the way, and
+// further warps turn q in place: two launches of a layer less than by itself.
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/rotary.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -26,8 +28,8 @@ constexpr float largest_fp8() {
   return kType == f8e4m3 ? 448.0f : 57344.0f;
 }
 
-// Round to nearest even, saturated. In integers, because sm_80 has no instruction for it: the value is
-// rounded where its lowest kept mantissa bit lies, which for subnormals is fixed.
+// Round to nearest even, saturated. In integers, because sm_80 has no instruction for it: the value
+// is rounded where its lowest kept mantissa bit lies, which for subnormals is fixed.
 template <Type kType>
 __device__ inline uint8_t to_fp8(float value) {
   constexpr int kMantissa = kType == f8e4m3 ? 3 : 2;
@@ -66,6 +68,25 @@ struct alignas(16) Chunk {
   uint16_t values[kChunk];
 };
 
+// Chunk `index` of a row of one token, rotated and rounded.
+template <Type kType>
+__device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const uint16_t* row, int index,
+                                      int position) {
+  Chunk chunk = reinterpret_cast<const Chunk*>(row)[index];
+  const int64_t table = rotary_row(rotary, position);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const int at = index * kChunk + i;
+    if (at >= rotary.rotary_dim) break;
+    const RotaryPlace place = rotary_place(rotary, at);
+    const float value =
+        rotated(place, to_float<kType>(chunk.values[i]), to_float<kType>(row[place.other]),
+                rotary.cos[table + place.pair], rotary.sin[table + place.pair]);
+    chunk.values[i] = static_cast<uint16_t>(pack<kType>(value, 0.0f));
+  }
+  return chunk;
+}
+
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
   using Params = KvWriteParams;
@@ -78,10 +99,13 @@ struct KvWriteConfig {
     void* cache;
     float* scale;  // base of the scales, or null
     int dim;
-    bool finite;  // the row is in page 0
+    bool finite;   // the row is in page 0
+    bool rotates;  // at `position`
+    int position;
 
-    __device__ Chunk chunk(int index) const {
-      Chunk chunk = reinterpret_cast<const Chunk*>(from)[index];
+    __device__ Chunk chunk(const Params& params, int index) const {
+      Chunk chunk = rotates ? rotated_chunk<kNew>(params.rotary, from, index, position)
+                            : reinterpret_cast<const Chunk*>(from)[index];
       if (finite) {
         for (uint16_t& value : chunk.values) value = made_finite<kNew>(value);
       }
@@ -90,7 +114,8 @@ struct KvWriteConfig {
   };
 
   // Scale of a row; computed and kept for per_token_head.
-  __device__ static float row_scale(const Params& params, const Side& side, int64_t slot, int head) {
+  __device__ static float row_scale(const Params& params, const Side& side, int64_t slot,
+                                    int head) {
     switch (params.scale_kind) {
       case kScalePerTensor:
         return side.scale[0];
@@ -99,7 +124,7 @@ struct KvWriteConfig {
       case kScalePerTokenHead: {
         float most = 0;
         for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
-          const Chunk chunk = side.chunk(index);
+          const Chunk chunk = side.chunk(params, index);
           for (const uint16_t value : chunk.values) {
             const float magnitude = fabsf(to_float<kNew>(value));
             if (magnitude < infinity()) most = fmaxf(most, magnitude);
@@ -122,7 +147,7 @@ struct KvWriteConfig {
     float scale = 1;
     if constexpr (kCache != kNew) scale = row_scale(params, side, slot, head);
     for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
-      const Chunk chunk = side.chunk(index);
+      const Chunk chunk = side.chunk(params, index);
       if constexpr (kCache == kNew) {
         auto* cache = static_cast<uint16_t*>(side.cache) + side.to;
         reinterpret_cast<Chunk*>(cache)[index] = chunk;
@@ -138,11 +163,26 @@ struct KvWriteConfig {
     }
   }
 
+  // A head has at most a chunk for each lane (256 values); all have read before one writes.
+  __device__ static void rotate_query(const Params& params, int64_t token, int head) {
+    auto* const row = static_cast<uint16_t*>(params.q) + token * params.q_token_stride +
+                      head * params.q_head_stride;
+    const int index = threadIdx.x % 32;
+    const bool has_chunk = index < params.head_dim / kChunk;
+    Chunk chunk;
+    if (has_chunk) chunk = rotated_chunk<kNew>(params.rotary, row, index, params.positions[token]);
+    __syncwarp();
+    if (has_chunk) reinterpret_cast<Chunk*>(row)[index] = chunk;
+  }
+
   __device__ static void run(const Params& params) {
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
-    const int64_t token = warp / params.kv_heads;
-    const int head = static_cast<int>(warp % params.kv_heads);
+    const int heads = params.kv_heads + params.q_heads;
+    const int64_t token = warp / heads;
+    const int head = static_cast<int>(warp % heads);
     if (token >= params.q_indptr[params.requests]) return;
+    if (head >= params.kv_heads) return rotate_query(params, token, head - params.kv_heads);
+    if (params.k == nullptr) return;
     int64_t slot = params.slots[token];
     if (slot < 0 || slot >= params.slot_count) return;
     if (params.slot_map) slot = params.slot_map[slot];
@@ -153,12 +193,22 @@ struct KvWriteConfig {
                         head * params.k_head_stride,
                     page * params.k_page_stride + place * params.k_place_stride +
                         head * params.k_cache_head_stride,
-                    params.k_cache, params.k_scale, params.head_dim, page == 0};
+                    params.k_cache,
+                    params.k_scale,
+                    params.head_dim,
+                    page == 0,
+                    params.rotary.cos != nullptr,
+                    params.rotary.cos != nullptr ? params.positions[token] : 0};
     const Side v = {static_cast<const uint16_t*>(params.v) + token * params.v_token_stride +
                         head * params.v_head_stride,
                     page * params.v_page_stride + place * params.v_place_stride +
                         head * params.v_cache_head_stride,
-                    params.v_cache, params.v_scale, params.head_dim_v, page == 0};
+                    params.v_cache,
+                    params.v_scale,
+                    params.head_dim_v,
+                    page == 0,
+                    false,
+                    0};
     write_row(params, k, slot, head);
     write_row(params, v, slot, head);
   }

@@ -2,6 +2,7 @@
 // The residual stream with its norms, and the steps of the heads of q and k.
 #pragma once
 
+#include "kernels/cuda/common/rotary.cuh"
 #include "kernels/cuda/portable/layer_ops/config.cuh"
 
 namespace fovea::kernels::cuda {
@@ -55,7 +56,7 @@ struct HeadsConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kWarps = 4;
   static constexpr int kMaxDim = 2048;
-  static constexpr KernelTraits kTraits = {kWarps * 32, kWarps * kMaxDim * 4, kWarps, 0};
+  static constexpr KernelTraits kTraits = {kWarps * 32, kWarps* kMaxDim * 4, kWarps, 0};
 
   __device__ static float inverse_rms(const float* x, int dim, float epsilon) {
     float squares = 0;
@@ -63,18 +64,18 @@ struct HeadsConfig {
     return rsqrtf(warp_sum(squares) / dim + epsilon);
   }
 
-  __device__ static void rotate(const Params& params, float* x, int position) {
-    const int pairs = params.rotary_dim / 2;
-    const int64_t at = position >= 0 && position < params.max_positions ? position : 0;
-    for (int i = threadIdx.x % 32; i < pairs; i += 32) {
-      const float cos = params.cos[at * pairs + i];
-      const float sin = params.sin[at * pairs + i];
-      const int first = params.interleaved ? 2 * i : i;
-      const int second = params.interleaved ? 2 * i + 1 : i + pairs;
-      const float a = x[first];
-      const float b = x[second];
-      x[first] = a * cos - b * sin;
-      x[second] = b * cos + a * sin;
+  __device__ static void rotate(const RotaryParams& rotary, float* x, int position) {
+    const int64_t row = rotary_row(rotary, position);
+    for (int i = threadIdx.x % 32; i < rotary.rotary_dim / 2; i += 32) {
+      const float cos = rotary.cos[row + i];
+      const float sin = rotary.sin[row + i];
+      const int at = rotary.interleaved ? 2 * i : i;
+      const RotaryPlace first = rotary_place(rotary, at);
+      const RotaryPlace second = rotary_place(rotary, first.other);
+      const float a = x[at];
+      const float b = x[first.other];
+      x[at] = rotated(first, a, b, cos, sin);
+      x[first.other] = rotated(second, b, a, cos, sin);
     }
     __syncwarp();
   }
@@ -97,7 +98,7 @@ struct HeadsConfig {
       }
       __syncwarp();
     }
-    if (params.cos) rotate(params, x, params.positions[row]);
+    if (params.rotary.cos) rotate(params.rotary, x, params.positions[row]);
     float factor = params.l2_epsilon >= 0 ? inverse_rms(x, params.dim, params.l2_epsilon) : 1.0f;
     if (params.position_scale != 0) {
       const float steps =
