@@ -2,6 +2,7 @@
 #include "attention/backends/cuda_backend.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/cuda_layer.h"
@@ -41,7 +42,9 @@ cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
 struct Buffers {
   int32_t* page_table = nullptr;  // [max_requests, page_table_stride]; scopes with a cache
   int64_t page_table_stride = 0;
-  std::byte* families = nullptr;  // one plan is valid at a time: the families share these bytes
+  // The same bytes, one plan being valid at a time, unless a mixed batch has both.
+  std::byte* prefill = nullptr;
+  std::byte* decode = nullptr;
 };
 
 // The most keys one request can have.
@@ -58,6 +61,13 @@ const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
   return *family;
 }
 
+// New tokens up to which a request of a mixed batch is decode's while longer ones are prefill's; 0:
+// one kernel serves any batch. Batch-invariant rows need one kernel for all.
+int32_t most_decode_tokens(const CudaKernels& table, const AttentionSpec& spec) {
+  if (table.decode == nullptr || spec.batch_invariant) return 0;
+  return table.decode->row_tile / (spec.q_heads / spec.kv_heads);
+}
+
 Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
               const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   Buffers buffers;
@@ -67,11 +77,16 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
     buffers.page_table_stride = (tiled + setup.cache.page_size - 1) / setup.cache.page_size;
     buffers.page_table = workspace.take<int32_t>(limits.max_requests * buffers.page_table_stride);
   }
-  size_t bytes = prefill_of(table, setup).workspace_bytes(setup, limits);
-  if (table.decode != nullptr) {
-    bytes = std::max(bytes, table.decode->workspace_bytes(setup, limits));
+  const size_t prefill = prefill_of(table, setup).workspace_bytes(setup, limits);
+  const size_t decode = table.decode == nullptr ? 0 : table.decode->workspace_bytes(setup, limits);
+  const int32_t shortest = most_decode_tokens(table, setup.spec);
+  if (shortest > 0 && limits.max_q_len > shortest && limits.max_requests > 1) {
+    buffers.prefill = workspace.take<std::byte>(static_cast<int64_t>(prefill));
+    buffers.decode = workspace.take<std::byte>(static_cast<int64_t>(decode));
+  } else {
+    buffers.prefill = buffers.decode =
+        workspace.take<std::byte>(static_cast<int64_t>(std::max(prefill, decode)));
   }
-  buffers.families = workspace.take<std::byte>(static_cast<int64_t>(bytes));
   return buffers;
 }
 
@@ -89,7 +104,7 @@ class CudaBackend final : public AttentionBackend {
 
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
-  cuda::AttentionKernel& kernel_for(const BatchView& batch) const;
+  void plan_kernels(const BatchView& batch, Stream stream);
   void build_page_table(const BatchView& batch, Stream stream);
   // Stores k and v and, with has_rope, rotates k on the way and q in place.
   void store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream);
@@ -107,8 +122,10 @@ class CudaBackend final : public AttentionBackend {
   bool reserved_ = false;
   bool planned_ = false;
   BatchView batch_;
-  cuda::AttentionKernel* active_ = nullptr;  // of the planned batch
-  cuda::AttentionParams params_{};           // of the planned batch; each layer adds its tensors
+  // Of the planned batch: its kernel, or in a mixed one prefill_ and decode_ beside it.
+  cuda::AttentionKernel* active_ = nullptr;
+  cuda::AttentionKernel* beside_ = nullptr;
+  cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
 };
 
 CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
@@ -158,8 +175,8 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   check_workspace(workspace, needed, name());
   WorkspaceCarver carver(workspace.data());
   buffers_ = carve(carver, table_, setup_, limits);
-  prefill_->reserve(limits, buffers_.families);
-  if (decode_ != nullptr) decode_->reserve(limits, buffers_.families);
+  prefill_->reserve(limits, buffers_.prefill);
+  if (decode_ != nullptr) decode_->reserve(limits, buffers_.decode);
   for (CudaLayer& layer : layers_) {
     layer.keys.page_table = buffers_.page_table;
     layer.keys.page_table_stride = buffers_.page_table_stride;
@@ -170,13 +187,26 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
 }
 
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
-// with. Batch-invariant rows need one kernel for all.
-cuda::AttentionKernel& CudaBackend::kernel_for(const BatchView& batch) const {
-  if (decode_ == nullptr || spec().batch_invariant) return *prefill_;
-  int64_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
+// with. In a mixed batch every request goes to the kernel that suits its length, by the lengths on
+// the device.
+void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
+  const int32_t most = most_decode_tokens(table_, spec());
+  int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
-  const int64_t rows = longest * (spec().q_heads / spec().kv_heads);
-  return rows <= table_.decode->row_tile ? *decode_ : *prefill_;
+  active_ = longest <= most ? decode_.get() : prefill_.get();
+  beside_ = nullptr;
+  cuda::BatchParams all = params_.batch;
+  if (batch.mode == ForwardMode::mixed && batch.requests > 1 && active_ == prefill_.get() &&
+      most > 0) {
+    beside_ = decode_.get();
+    cuda::BatchParams few = all;
+    few.most_q_len = most;
+    few.max_q_len = 1;  // of nearly all of them
+    beside_->plan(few, batch.tokens, stream);
+    all.least_q_len = most + 1;
+    all.most_q_len = std::numeric_limits<int32_t>::max();
+  }
+  active_->plan(all, batch.tokens, stream);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -193,14 +223,13 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
   if (batch_.tokens > 0) {
     const bool cross = spec().scope == AttentionScope::cross;
     const bool cached = uses_kv_cache(spec());
-    active_ = &kernel_for(batch);
     params_.batch.q_indptr = batch.q_indptr;
     params_.batch.kv_lens = !cached ? nullptr : cross ? batch.encoder_lens : batch.kv_lens;
     params_.batch.requests = batch.requests;
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
     if (cached) build_page_table(batch, stream);
-    active_->plan(params_.batch, batch.tokens, stream);
+    plan_kernels(batch, stream);
   }
   planned_ = true;
 }
@@ -275,6 +304,8 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   params_.lse = tensors.lse;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
+  // The kernel that needs few SMs first: the other fills those that are left.
+  if (beside_ != nullptr) beside_->attend(params_, tensors.layer, stream);
   active_->attend(params_, tensors.layer, stream);
 }
 

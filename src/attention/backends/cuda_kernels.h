@@ -15,7 +15,8 @@ struct CudaKernels {
   // By preference: the first that has variants for a setup serves any batch of it.
   std::vector<const kernels::cuda::AttentionFamily*> prefill;
   // Serves any batch too, and is chosen where no request has more than its row_tile packed (token,
-  // q head of a group) rows. Null: prefill serves all.
+  // q head of a group) rows; in mixed batches it serves such requests while prefill serves the
+  // others. Null: prefill serves all.
   const kernels::cuda::AttentionFamily* decode = nullptr;
 
   // Null: no family has variants.

@@ -43,7 +43,8 @@ class AttentionKernel {
   // plan() they may be anything.
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
   // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
-  // that holds for every replay.
+  // that holds for every replay. With batch.most_q_len the kernel shares the pass with one of
+  // another family: those for few new tokens attend first, directly before those for many.
   virtual void plan(const BatchParams& batch, int32_t tokens, Stream stream) = 0;
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; params.work is the kernel's own business.

@@ -69,6 +69,9 @@ struct BatchParams {
   int32_t q_heads;
   int32_t kv_heads;
   int32_t max_q_len;  // an upper bound for choices of the host; 0: that of the limits
+  // Of a plan: it takes the requests with least_q_len to most_q_len new tokens and leaves the others
+  // to another kernel that runs beside its own. most_q_len 0: it takes all.
+  int32_t least_q_len, most_q_len;
   MaskParams mask;
 };
 

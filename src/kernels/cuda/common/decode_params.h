@@ -59,6 +59,12 @@ constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v) {
 struct DecodePlanParams {
   BatchParams batch;
   DecodeWork list;
+  // Beside another kernel (batch.most_q_len > 0) the list gets as many CTAs as let both end together,
+  // but these at least: fewer do not saturate the memory.
+  int32_t least_ctas;
+  // (query token, key) pairs that the other kernel works off while this one works off a unit, if
+  // either has the whole device.
+  float pairs_per_unit;
 };
 
 struct DecodeParams : AttentionParams {

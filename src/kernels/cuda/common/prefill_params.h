@@ -45,6 +45,9 @@ struct alignas(64) PrefillParams {
   PrefillOrder* order;
   // A tile has 2^heads_shift q heads of one kv head: a divisor of the group, at most 64.
   int32_t heads_shift;
+  // Launched with programmatic serialization right behind a kernel that holds other SMs and whose
+  // results it does not need: blocks begin as SMs fall free, and the first outlasts that kernel.
+  int32_t beside;
   int32_t box_keys;              // divides the key tile, and the page size or the reverse
 };
 

@@ -21,6 +21,14 @@ __device__ inline RequestView request_view(const BatchParams& batch, int32_t req
   return {request, begin, q_len, batch.kv_lens ? batch.kv_lens[request] : q_len};
 }
 
+// As a plan sees a request: empty if it is another kernel's.
+__device__ inline RequestView planned_view(const BatchParams& batch, int32_t request) {
+  const RequestView view = request_view(batch, request);
+  const bool mine = batch.most_q_len == 0 ||
+                    (view.q_len >= batch.least_q_len && view.q_len <= batch.most_q_len);
+  return mine ? view : RequestView{request, view.q_begin, 0, 0};
+}
+
 __device__ inline int32_t query_position(const MaskParams& mask, const RequestView& view,
                                          int32_t token) {
   return mask.positions ? mask.positions[view.q_begin + token] : view.prefix() + token;

@@ -109,7 +109,7 @@ struct PlanConfig {
       const int request = base + threadIdx.x;
       int own = 0;
       if (request < params.batch.requests) {
-        own = (request_view(params.batch, request).q_len * group + kRowTile - 1) / kRowTile;
+        own = (planned_view(params.batch, request).q_len * group + kRowTile - 1) / kRowTile;
       }
       int total;
       const int before = exclusive_scan(own, total, small_scan);

@@ -20,7 +20,7 @@ constexpr int32_t kMostRows = 32;  // two tiles of 16: the second finds the keys
 constexpr int32_t kMaxHeadDim = 256;
 // Wider heads leave no registers for 16 rows of accumulators.
 constexpr int32_t kMostDimsOf16Rows = 320;
-constexpr const char* kPlanGrain = "16";    // keys
+constexpr int32_t kGrain = 16;              // keys
 constexpr const char* kPlanOverhead = "4";  // of an item, in grains
 
 // Heads of a token are read together where a CTA's part is so many grains of one head or more.
@@ -51,10 +51,10 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
     const std::string rows = std::to_string(row_tile);
     if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMostDimsOf16Rows) continue;
     const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
-    found.push_back(
-        {row_tile, std::gcd(kMostHeads, spec.kv_heads),
-         make_variant(family("sm90/decode_plan"), {rows, kPlanGrain, kPlanOverhead}, setup.sm),
-         make_variant(family(kFolder), values, setup.sm)});
+    found.push_back({row_tile, std::gcd(kMostHeads, spec.kv_heads),
+                     make_variant(family("sm90/decode_plan"),
+                                  {rows, std::to_string(kGrain), kPlanOverhead}, setup.sm),
+                     make_variant(family(kFolder), values, setup.sm)});
   }
   return found;
 }
@@ -74,6 +74,15 @@ int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t
   const int64_t group = spec.q_heads / spec.kv_heads;
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
+}
+
+// Against prefill: a key of one head is read at 4.2 TB/s, a (token, key) pair of all heads computed
+// at 650 TFLOP/s (H200, 2026-11-21).
+float pairs_per_unit(const AttentionSetup& setup) {
+  constexpr float kFlopsPerByte = 650.0f / 4.2f;
+  const DType stored = cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
+  return static_cast<float>(kGrain) * static_cast<float>(dtype_bytes(stored)) * kFlopsPerByte /
+         static_cast<float>(2 * setup.spec.q_heads);
 }
 
 DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchLimits& limits,
@@ -136,10 +145,15 @@ class HopperDecode final : public AttentionKernel {
       active_ = &loaded;
       break;
     }
-    active_->plan.launch({kPlanCtas}, DecodePlanParams{batch, active_->list}, stream);
+    active_->plan.launch(
+        {kPlanCtas},
+        DecodePlanParams{batch, active_->list, setup_.multiprocessors / 2, pairs_per_unit(setup_)},
+        stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {
+    // In a mixed batch prefill begins as soon as every block here has: what came before this launch
+    // must be over by then, so it may not overlap that.
     DecodeParams params{given, active_->list};
     active_->attention.launch({static_cast<uint32_t>(params.list.ctas)}, params, stream);
   }

@@ -44,15 +44,36 @@ struct PlanConfig {
     // Of 1024 tiles at a time.
     PlannedTile tiles[kPlanThreads];
     int64_t bounds[kMaxRanges + 1];
+    unsigned long long other_pairs;  // (query token, key) pairs of the kernel beside
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kGrain};
+
+  // (query token, key) pairs of a request, about.
+  __device__ static unsigned long long pairs_of(const BatchParams& batch, int request) {
+    const RequestView view = request_view(batch, request);
+    const Interval keys = visible_keys(batch.mask, view, view.q_len / 2, view.q_len / 2);
+    return static_cast<unsigned long long>(view.q_len) * (keys.end - keys.begin);
+  }
+
+  // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
+  __device__ static int fitting_ctas(const Params& params, int64_t units, unsigned long long other_pairs) {
+    const int all = params.list.ctas;
+    if (other_pairs == 0) return all;
+    const float beside = static_cast<float>(other_pairs) / (params.pairs_per_unit * static_cast<float>(units));
+    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
+  }
 
   // Views and first tiles of the requests from `first` on; returns how many tiles they have.
   __device__ static int load_requests(const Params& params, int first, SharedMemory& shared) {
     const int request = first + static_cast<int>(threadIdx.x);
     const int group = params.batch.q_heads / params.batch.kv_heads;
     RequestView view = {request, 0, 0, 0};
-    if (request < params.batch.requests) view = request_view(params.batch, request);
+    if (request < params.batch.requests) {
+      view = planned_view(params.batch, request);
+      if (params.batch.most_q_len > 0 && view.q_len == 0) {
+        atomicAdd(&shared.other_pairs, pairs_of(params.batch, request));
+      }
+    }
     int total;
     const int tiles = (view.q_len * group + kRowTile - 1) / kRowTile;
     const int before = exclusive_scan(tiles, total, shared.small_scan);
@@ -207,6 +228,8 @@ struct PlanConfig {
     const DecodeWork& work = params.list;
     const int thread = static_cast<int>(threadIdx.x);
     // How long is the line?
+    if (thread == 0) shared.other_pairs = 0;
+    __syncthreads();
     int64_t line = 0;
     int64_t all_tiles = 0;
     int last_total = 0;
@@ -225,13 +248,14 @@ struct PlanConfig {
       if (tiles <= kPlanThreads && thread < tiles) shared.tiles[thread].start = before;
       line += total;
     }
-    const int heads = line * params.batch.kv_heads >= static_cast<int64_t>(work.joint_units) * work.ctas
+    const int ctas = fitting_ctas(params, line * params.batch.kv_heads, shared.other_pairs);
+    const int heads = line * params.batch.kv_heads >= static_cast<int64_t>(work.joint_units) * ctas
                           ? work.max_heads
                           : 1;
     const int groups = params.batch.kv_heads / heads;
     line *= groups;
     const int64_t useful = (line + work.least_units - 1) / work.least_units;
-    const int ranges = static_cast<int>(min(static_cast<int64_t>(work.ctas), useful));
+    const int ranges = static_cast<int>(min(static_cast<int64_t>(ctas), useful));
     for (int i = thread; i <= ranges; i += kPlanThreads) shared.bounds[i] = ranges ? i * line / ranges : 0;
     if (blockIdx.x == 0) {
       for (int i = thread; i < 2 * ranges; i += kPlanThreads) work.tickets[i] = 0;

@@ -182,6 +182,7 @@ class HopperPrefill final : public AttentionKernel {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
+    params_.beside = batch.most_q_len > 0;
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
     order_.launch({},
                   PrefillOrderParams{.batch = batch,
@@ -219,7 +220,12 @@ class HopperPrefill final : public AttentionKernel {
       params_.v = key_map(keys.v, spec.head_dim_v, spec.kv_heads, tokens_, 1, keys.v_head_stride,
                           keys.v_token_stride, tokens_ * keys.v_token_stride, params_.box_keys);
     }
-    active_->kernel().launch({static_cast<uint32_t>(setup_.multiprocessors)}, params_, stream);
+    const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors)};
+    if (params_.beside) {
+      active_->kernel().launch_overlapped(grid, params_, stream);
+    } else {
+      active_->kernel().launch(grid, params_, stream);
+    }
   }
 
  private:

@@ -46,7 +46,9 @@ template <class Config>
 __device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const PrefillOrder order = *params.order;
   Ring<kTileSlots> slots;
-  int n = blockIdx.x;
+  // Each block's first tile is its own, unless some begin late.
+  const int dealt = params.beside ? 0 : gridDim.x;
+  int n = params.beside ? atomicAdd(&params.order->taken, 1) : blockIdx.x;
   while (true) {
     const TileSlot tile = work_at<Config>(params, order, n);
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
@@ -54,13 +56,15 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
     shared.tile_full[slots.stage].arrive();
     slots.advance();
     if (tile.request < 0) break;
-    n = gridDim.x + atomicAdd(&params.order->taken, 1);
+    n = dealt + atomicAdd(&params.order->taken, 1);
   }
   // The last block to run out of work leaves the counters as it found them.
   if (atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
     params.order->taken = 0;
     params.order->finished = 0;
   }
+  // So the end of this launch is the end of both, to whatever follows in the stream.
+  if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
 }
 
 // A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page and

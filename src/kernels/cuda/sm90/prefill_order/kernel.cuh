@@ -19,7 +19,7 @@ template <typename Visit>
 __device__ void for_each_tile(const PrefillOrderParams& params, int shift, Visit visit) {
   const int warps = blockDim.x / 32;
   for (int request = threadIdx.x / 32; request < params.batch.requests; request += warps) {
-    const RequestView view = request_view(params.batch, request);
+    const RequestView view = planned_view(params.batch, request);
     const int step = 32 * params.tokens_per_tile;
     for (int first = threadIdx.x % 32 * params.tokens_per_tile; first < view.q_len; first += step) {
       const int last = min(first + params.tokens_per_tile, view.q_len) - 1;
@@ -47,7 +47,7 @@ struct PrefillOrderConfig {
     if (threadIdx.x == 0) longest = all_keys = 0;
     __syncthreads();
     for (int request = threadIdx.x; request < params.batch.requests; request += kThreads) {
-      const int keys = request_view(params.batch, request).kv_len;
+      const int keys = planned_view(params.batch, request).kv_len;
       atomicMax(&longest, keys);
       atomicAdd(&all_keys, static_cast<unsigned long long>(keys));
     }
