@@ -93,7 +93,11 @@ struct SelfAttentionParts {
   bool has_output_gate = false;
 
   void rotate(const Rotary& rotary) {
-    (spec.has_rope ? in_backend : q_steps.rotary = k_steps.rotary) = rotary;
+    if (spec.has_rope) {
+      in_backend = rotary;
+    } else {
+      q_steps.rotary = k_steps.rotary = rotary;
+    }
   }
 };
 
