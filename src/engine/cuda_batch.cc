@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "engine/sampler.h"
 #include "kernels/cuda/common/layer_params.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/store.h"
@@ -11,6 +12,25 @@
 namespace fovea {
 
 namespace cuda = kernels::cuda;
+
+namespace {
+
+// The draw of a part's next token from the given row of logits.
+cuda::Draw draw_of(const PassPart& part, int32_t row) {
+  cuda::Draw draw{.row = -1};
+  if (part.sampling == nullptr) return draw;
+  const SamplingParams& params = *part.sampling;
+  const auto position = static_cast<uint64_t>(part.begin) + part.tokens.size();
+  draw.uniform = uniform_at(params.seed, position);
+  draw.row = row;
+  draw.top_k = params.top_k;
+  draw.temperature = params.temperature;
+  draw.top_p = params.top_p;
+  draw.min_p = params.min_p;
+  return draw;
+}
+
+}  // namespace
 
 CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   constexpr size_t kAlignment = 256;
@@ -30,16 +50,19 @@ CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   at.q_indptr = take((requests + 1) * sizeof(int32_t));
   at.kv_lens = take(requests * sizeof(int32_t));
   at.rows = take(requests * sizeof(int32_t));
+  at.draws = take(requests * sizeof(cuda::Draw));
   return at;
 }
 
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm)
     : record_slots_(make_variant(cuda::family("portable/layer_ops"), {"record_slots"}, sm),
                     cuda::kernel_store()),
+      sampling_(make_variant(cuda::family("portable/sampling"), {"512"}, sm), cuda::kernel_store()),
       limits_(limits),
       at_(layout(limits)),
       table_stride_(table.row_stride()),
       pinned_(at_.total),
+      drawn_(static_cast<size_t>(limits.max_requests) * sizeof(int32_t)),
       arrays_(at_.total),
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
              sizeof(int32_t)) {
@@ -71,6 +94,9 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     for (int32_t row = size.tokens - part.logit_rows; row < size.tokens; ++row) {
       host<int32_t>(at_.logit_rows)[size.logit_rows++] = row;
     }
+    host<cuda::Draw>(at_.draws)[size.requests] = draw_of(part, size.logit_rows - 1);
+    drawn_.data<int32_t>()[size.requests] = -1;
+    size.draws |= part.sampling != nullptr;
     host<int32_t>(at_.kv_lens)[size.requests] = part.begin + count;
     host<int32_t>(at_.rows)[size.requests] = part.lease->row;
     host<int32_t>(at_.q_indptr)[++size.requests] = size.tokens;
@@ -94,6 +120,7 @@ void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
     host<int32_t>(at_.logit_rows)[i] = i;
   }
   for (int32_t i = filled.requests; i < padded.requests; ++i) {
+    host<cuda::Draw>(at_.draws)[i].row = -1;
     host<int32_t>(at_.kv_lens)[i] = host<int32_t>(at_.rows)[i] = 0;
     host<int32_t>(at_.q_indptr)[i + 1] = filled.tokens;
   }
@@ -123,6 +150,13 @@ void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
                                        size.tokens};
   record_slots_.launch({static_cast<uint32_t>((size.tokens + kThreads - 1) / kThreads)}, params,
                        stream);
+}
+
+void CudaBatch::draw(const PassSize& size, const float* logits, int32_t vocabulary,
+                     Stream stream) const {
+  const cuda::DrawParams params{logits, vocabulary, device<cuda::Draw>(at_.draws),
+                                drawn_.data<int32_t>(), vocabulary};
+  sampling_.launch({static_cast<uint32_t>(size.requests)}, params, stream);
 }
 
 BatchView CudaBatch::view(const PassSize& size) const {

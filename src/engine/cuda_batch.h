@@ -10,6 +10,7 @@
 #include "engine/model_runner.h"
 #include "fovea/batch.h"
 #include "gpu/gpu.h"
+#include "kernels/cuda/common/sampling_params.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea {
@@ -19,6 +20,7 @@ namespace fovea {
 struct PassSize {
   int32_t requests = 0, tokens = 0, logit_rows = 0;
   int32_t max_q_len = 0, max_kv_len = 0;
+  bool draws = false;  // tokens are drawn, of up to `requests` rows
   ForwardMode mode = ForwardMode::extend;
 };
 
@@ -39,6 +41,12 @@ class CudaBatch {
   // Enqueues the entry of the new tokens' slots in the copy of the request table.
   void record_slots(const PassSize& size, Stream stream) const;
 
+  // Enqueues the draws of a pass from its logits [logit_rows, vocabulary].
+  void draw(const PassSize& size, const float* logits, int32_t vocabulary, Stream stream) const;
+  // Of part i, once the stream has been waited for; -1: none was drawn.
+  int32_t drawn(size_t part) const { return drawn_.data<int32_t>()[part]; }
+  const void* draws() const { return device<kernels::cuda::Draw>(at_.draws); }
+
   // As the device sees it. The addresses never change.
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
@@ -47,7 +55,8 @@ class CudaBatch {
  private:
   // Offsets in bytes into both blocks.
   struct Layout {
-    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows, total;
+    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows, draws,
+        total;
   };
   static Layout layout(const BatchLimits& limits);
   template <typename T>
@@ -59,11 +68,12 @@ class CudaBatch {
     return reinterpret_cast<const T*>(arrays_.data<std::byte>() + offset);
   }
 
-  kernels::cuda::Kernel record_slots_;
+  kernels::cuda::Kernel record_slots_, sampling_;
   BatchLimits limits_;
   Layout at_;
   int64_t table_stride_;
   gpu::PinnedBuffer pinned_;
+  gpu::PinnedBuffer drawn_;  // [max_requests] tokens, written by the GPU
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
 };

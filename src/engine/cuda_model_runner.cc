@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Passes on a GPU. A decode step is the replay of a graph: one is captured for each power of two of
 // requests, and serves any lengths because all arrays stay where they are. Other passes are
-// enqueued. One copy brings the arrays in, one takes the logits out.
+// enqueued. One copy brings the arrays in. Tokens are drawn on the GPU and written to memory of the
+// host; logits are copied out where somebody asked for them.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -17,7 +18,8 @@ namespace {
 class CudaModelRunner final : public ModelRunner {
  public:
   CudaModelRunner(ReservedModel model, CacheSet& caches, const ModelRunnerOptions& options);
-  void run(std::span<const PassPart> parts, std::span<float> logits) override;
+  void run(std::span<const PassPart> parts, std::span<float> logits,
+           std::span<int32_t> drawn) override;
   size_t workspace_bytes() const override;
 
  private:
@@ -32,6 +34,7 @@ class CudaModelRunner final : public ModelRunner {
   PassSize bucket(int32_t requests) const;
   bool is_decode(std::span<const PassPart> parts) const;
   std::vector<GraphAddress> addresses(const PassSize& size) const;
+  bool read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const;
   void read_logits(std::span<float> logits) const;
 
   Stream stream() const { return model_.model().device().stream(); }
@@ -89,6 +92,7 @@ PassSize CudaModelRunner::bucket(int32_t requests) const {
   size.max_q_len = 1;
   size.max_kv_len = limits_.max_kv_len;
   size.mode = ForwardMode::decode;
+  size.draws = vocabulary() <= kernels::cuda::kMostVocabulary;
   return size;
 }
 
@@ -106,6 +110,7 @@ void CudaModelRunner::enqueue(const PassSize& size) {
   batch_.record_slots(size, stream());
   const size_t count = static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary());
   model_.forward(batch_.view(size), batch_.inputs(size), {logits_.data<float>(), count});
+  if (size.draws) batch_.draw(size, logits_.data<float>(), vocabulary(), stream());
 }
 
 bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
@@ -113,9 +118,14 @@ bool CudaModelRunner::is_decode(std::span<const PassPart> parts) const {
       parts, [](const PassPart& part) { return part.tokens.size() == 1 && part.logit_rows == 1; });
 }
 
-void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
+void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
+                          std::span<int32_t> drawn) {
+  check_argument(drawn.size() == parts.size(), "drawn holds {}, must hold {} as parts does",
+                 drawn.size(), parts.size());
+  std::ranges::fill(drawn, -1);
   if (parts.empty()) return;
   PassSize size = batch_.fill(parts, caches_.table());
+  size.draws = size.draws && vocabulary() <= kernels::cuda::kMostVocabulary;
   check_argument(
       logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
       "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,
@@ -137,7 +147,18 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   } else {
     enqueue(size);
   }
-  read_logits(logits);
+  if (!size.draws || !read_tokens(parts, drawn)) read_logits(logits);
+}
+
+// Whether nobody needs logits.
+bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const {
+  gpu::synchronize(stream());
+  bool all = true;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    drawn[i] = batch_.drawn(i);
+    all = all && (drawn[i] >= 0 || parts[i].logit_rows == 0);
+  }
+  return all;
 }
 
 void CudaModelRunner::read_logits(std::span<float> logits) const {
@@ -159,6 +180,7 @@ std::vector<GraphAddress> CudaModelRunner::addresses(const PassSize& size) const
                                      {.array = "tokens", .address = inputs.tokens.data()},
                                      {.array = "positions", .address = inputs.positions.data()},
                                      {.array = "logit_rows", .address = inputs.logit_rows.data()},
+                                     {.array = "draws", .address = batch_.draws()},
                                      {.array = "logits", .address = logits_.data()}};
   for (int32_t group = 0; group < std::ssize(model_.model().info().groups); ++group) {
     const KvPool* const pool = caches_.kv(static_cast<size_t>(group));

@@ -9,7 +9,8 @@ namespace {
 class HostModelRunner final : public ModelRunner {
  public:
   HostModelRunner(ReservedModel model, CacheSet& caches, const BatchLimits& limits);
-  void run(std::span<const PassPart> parts, std::span<float> logits) override;
+  void run(std::span<const PassPart> parts, std::span<float> logits,
+           std::span<int32_t> drawn) override;
   size_t workspace_bytes() const override { return model_.workspace_bytes(); }
 
  private:
@@ -39,7 +40,9 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches, const Ba
   state_slots_.reserve(requests);
 }
 
-void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logits) {
+void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
+                          std::span<int32_t> drawn) {
+  std::ranges::fill(drawn, -1);
   for (std::vector<int32_t>* array :
        {&tokens_, &positions_, &logit_rows_, &kv_lens_, &rows_, &state_slots_})
     array->clear();

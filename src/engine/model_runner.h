@@ -10,17 +10,20 @@
 
 #include "engine/cache_set.h"
 #include "engine/group_backends.h"
+#include "fovea/engine.h"
 #include "model/model.h"
 
 namespace fovea {
 
 // New tokens of one request, at positions [begin, begin + tokens). Its lease is extended to cover
-// them. Logits are wanted of the last logit_rows of them.
+// them. Logits are wanted of the last logit_rows of them, or with `sampling` only the token drawn
+// from those of the last.
 struct PassPart {
   std::span<const int32_t> tokens;
   int32_t begin = 0;
   const CacheLease* lease = nullptr;
   int32_t logit_rows = 0;
+  const SamplingParams* sampling = nullptr;  // without logprobs; logit_rows is 1
 };
 
 class ModelRunner {
@@ -28,8 +31,11 @@ class ModelRunner {
   virtual ~ModelRunner() = default;
 
   // Runs the parts as one batch within the limits. logits: [sum of logit_rows, vocabulary], in the
-  // order of the parts.
-  virtual void run(std::span<const PassPart> parts, std::span<float> logits) = 0;
+  // order of the parts. drawn: [parts], the token where one was drawn, by the rules of Sampler; -1
+  // where the caller is to draw it: none was asked for, the runner leaves that to the caller, or
+  // the logits are no distribution. Logits of a part with a token are unspecified.
+  virtual void run(std::span<const PassPart> parts, std::span<float> logits,
+                   std::span<int32_t> drawn) = 0;
   virtual size_t workspace_bytes() const = 0;
 };
 

@@ -101,10 +101,15 @@ void TextEngine::run_pass(std::span<const Chunk> chunks) {
     const auto tokens = std::span<const int32_t>(request.tokens)
                             .subspan(static_cast<size_t>(chunk.begin),
                                      static_cast<size_t>(chunk.end - chunk.begin));
-    pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows});
+    const bool only_token =
+        chunk.end == request.length() && !request.scores_prompt() && request.sampling.logprobs < 0;
+    pass_.push_back({tokens, chunk.begin, &request.lease, outcome.logit_rows,
+                     only_token ? &request.sampling : nullptr});
     outcomes_.push_back(std::move(outcome));
   }
-  parts_.runner->run(pass_, logit_rows(0, rows));
+  drawn_.resize(pass_.size());
+  parts_.runner->run(pass_, logit_rows(0, rows), drawn_);
+  for (size_t i = 0; i < outcomes_.size(); ++i) outcomes_[i].drawn = drawn_[i];
 }
 
 std::span<float> TextEngine::logit_rows(size_t first, size_t count) const {
@@ -126,6 +131,10 @@ void TextEngine::sample_pass() {
 }
 
 void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
+  if (outcome.drawn >= 0) {
+    outcome.sampled.token = outcome.drawn;
+    return;
+  }
   Request& request = *outcome.chunk.request;
   if (request.scores_prompt()) {
     for (int32_t row = 0; row < outcome.logit_rows; ++row) {
@@ -233,7 +242,9 @@ std::vector<float> TextEngine::logits(std::span<const int32_t> tokens) {
     const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(end - begin);
     const PassPart part{tokens.subspan(first, count), begin, &alone.lease, end - begin};
     const auto width = static_cast<size_t>(vocabulary());
-    parts_.runner->run({&part, 1}, std::span(result).subspan(first * width, count * width));
+    int32_t drawn = -1;
+    parts_.runner->run({&part, 1}, std::span(result).subspan(first * width, count * width),
+                       {&drawn, 1});
   }
   return result;
 }

@@ -62,6 +62,7 @@ class TextEngine final : public Engine {
     Chunk chunk;
     int32_t logit_rows = 0;
     size_t first_row = 0;
+    int32_t drawn = -1;  // the token, where the runner has drawn it
     SampledToken sampled;
     std::exception_ptr error;
   };
@@ -84,6 +85,7 @@ class TextEngine final : public Engine {
   std::unique_ptr<float[]> logits_;
   std::vector<Outcome> outcomes_;
   std::vector<PassPart> pass_;
+  std::vector<int32_t> drawn_;
   std::vector<TokenEvent> events_;  // not yet returned
   int64_t next_id_ = 1;
   mutable EngineStats stats_;

@@ -49,7 +49,9 @@ struct Parts {
     EXPECT_TRUE(caches->extend(lease, 0, 1));
     std::vector<float> logits(static_cast<size_t>(model->info().vocabulary));
     const PassPart part{{&token, 1}, 0, &lease, 1};
-    runner->run({&part, 1}, logits);
+    int32_t drawn = 0;
+    runner->run({&part, 1}, logits, {&drawn, 1});
+    EXPECT_EQ(drawn, -1);
     caches->release(lease);
     return logits;
   }

@@ -160,6 +160,66 @@ TEST_P(GpuModels, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
   }
 }
 
+// A request that wants log-probabilities is drawn for on the CPU, from the same logits.
+TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  EngineOptions options = options_for(model());
+  options.prefix_cache = false;  // the second time the passes would be others
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : prompts) {
+    requests.push_back(greedy_request(prompt));
+    SamplingParams& sampling = requests.back().sampling;
+    sampling.seed = requests.size();
+    sampling.temperature = 0.7f + 0.1f * static_cast<float>(requests.size());
+    if (requests.size() > 1) sampling.top_k = 30;
+    if (requests.size() > 2) sampling.top_p = 0.9f;
+    if (requests.size() > 3) sampling.min_p = 0.02f;
+  }
+  const std::vector<GenerateResult> drawn = engine->generate(requests);
+  for (GenerateRequest& request : requests) request.sampling.logprobs = 0;
+  const std::vector<GenerateResult> wanted = engine->generate(requests);
+  for (size_t i = 0; i < drawn.size(); ++i) EXPECT_EQ(drawn[i].tokens, wanted[i].tokens) << i;
+}
+
+// With batch_invariant the log-probabilities of a text have the same bits alone and in company,
+// cold and after prefix hits: its prompt is cut otherwise there, and its steps run in other graphs.
+TEST_P(GpuModels, BatchInvariantBits) {
+  std::vector<GenerateRequest> requests;
+  for (const ReferencePrompt& prompt : read_reference(model())) {
+    requests.push_back(greedy_request(prompt));
+    requests.back().sampling.max_new_tokens = 10 + 5 * static_cast<int32_t>(requests.size());
+    requests.back().sampling.logprobs = 20;
+  }
+  const auto bits = [](const GenerateResult& result) {
+    std::vector<float> values = result.logprobs;
+    for (const auto& top : result.top)
+      for (const TokenLogprob& entry : top) values.push_back(entry.logprob);
+    return values;
+  };
+  for (const char* backend : {"flash", "portable"}) {
+    EngineOptions options = options_for(model());
+    options.batch_invariant = true;
+    options.backend = parse_backend_wish(std::string("prefer:") + backend);
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    std::vector<GenerateResult> alone;
+    for (const GenerateRequest& request : requests) {
+      engine->clear_prefix_cache();
+      alone.push_back(engine->generate({&request, 1}).front());
+    }
+    engine->clear_prefix_cache();
+    for (const bool warm : {false, true}) {
+      const std::vector<GenerateResult> together = engine->generate(requests);
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const std::string what =
+            std::string(backend) + ", " + std::to_string(i) + (warm ? " warm" : " cold");
+        EXPECT_EQ(together[i].tokens, alone[i].tokens) << what;
+        EXPECT_TRUE(bits(together[i]) == bits(alone[i])) << what;
+      }
+    }
+  }
+}
+
 TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   CheckOptions options;
   options.engine = options_for(model());

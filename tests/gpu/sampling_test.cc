@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens drawn on a GPU against those of Sampler, from the same logits and numbers. Skipped without
+// a GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/sampler.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "gpu/gpu.h"
+#include "kernels/cuda/common/sampling_params.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/store.h"
+#include "support/device_array.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Rows of one vocabulary, and how each is to be drawn from.
+struct Rows {
+  int32_t vocabulary = 0;
+  std::vector<float> logits;
+  std::vector<SamplingParams> params;
+  std::vector<uint64_t> positions;
+
+  std::span<const float> row(size_t i) const {
+    const auto width = static_cast<size_t>(vocabulary);
+    return {logits.data() + i * width, width};
+  }
+};
+
+class GpuSampling : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+    context_ = std::make_unique<gpu::Context>(0);
+    kernel_ =
+        cuda::Kernel(make_variant(cuda::family("portable/sampling"), {"512"}, context_->info().sm),
+                     cuda::kernel_store());
+  }
+
+  std::vector<int32_t> draw(const Rows& rows) {
+    const size_t count = rows.params.size();
+    std::vector<cuda::Draw> draws(count);
+    for (size_t i = 0; i < count; ++i) {
+      const SamplingParams& params = rows.params[i];
+      draws[i].uniform = uniform_at(params.seed, rows.positions[i]);
+      draws[i].row = static_cast<int32_t>(i);
+      draws[i].top_k = params.top_k;
+      draws[i].temperature = params.temperature;
+      draws[i].top_p = params.top_p;
+      draws[i].min_p = params.min_p;
+    }
+    const gpu::DeviceBuffer logits = test::to_device(rows.logits),
+                            on_device = test::to_device(draws),
+                            tokens = test::to_device(std::vector<int32_t>(count, -2));
+    const cuda::DrawParams params{logits.data<float>(), rows.vocabulary,
+                                  on_device.data<cuda::Draw>(), tokens.data<int32_t>(),
+                                  rows.vocabulary};
+    kernel_.launch({static_cast<uint32_t>(count)}, params, nullptr);
+    return test::to_host<int32_t>(tokens, count);
+  }
+
+  void expect_equal(const Rows& rows, const std::string& what) {
+    const std::vector<int32_t> found = draw(rows);
+    Sampler sampler(rows.vocabulary);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const int32_t want = sampler.sample(rows.row(i), rows.params[i], rows.positions[i]).token;
+      EXPECT_EQ(found[i], want) << what << ", row " << i;
+    }
+  }
+
+  std::unique_ptr<gpu::Context> context_;
+  cuda::Kernel kernel_;
+};
+
+std::vector<SamplingParams> many_params() {
+  std::vector<SamplingParams> all;
+  for (const float temperature : {0.0f, 0.1f, 0.8f, 1.0f, 3.0f, 1e-20f}) {
+    for (const int32_t top_k : {0, 1, 2, 40, 1000, 1 << 24}) {
+      for (const float top_p : {1.0f, 0.95f, 0.5f, 1e-6f}) {
+        for (const float min_p : {0.0f, 0.05f}) {
+          SamplingParams params;
+          params.temperature = temperature;
+          params.top_k = top_k;
+          params.top_p = top_p;
+          params.min_p = min_p;
+          all.push_back(params);
+        }
+      }
+    }
+  }
+  return all;
+}
+
+Rows random_rows(int32_t vocabulary, float deviation, size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, deviation);
+  const std::vector<SamplingParams> params = many_params();
+  Rows rows{.vocabulary = vocabulary};
+  rows.logits.resize(count * static_cast<size_t>(vocabulary));
+  for (float& logit : rows.logits) logit = normal(random);
+  for (size_t i = 0; i < count; ++i) {
+    rows.params.push_back(params[i % params.size()]);
+    rows.params.back().seed = seed + i;
+    rows.positions.push_back(i * 7);
+  }
+  return rows;
+}
+
+TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
+  for (const int32_t vocabulary : {1, 2, 31, 33, 511, 2048, 5000}) {
+    for (const float deviation : {0.5f, 4.0f}) {
+      const size_t count = 2 * many_params().size();
+      expect_equal(random_rows(vocabulary, deviation, count, 3 + vocabulary),
+                   "vocabulary " + std::to_string(vocabulary));
+    }
+  }
+  expect_equal(random_rows(151936, 2, many_params().size() / 4 + 1, 9), "vocabulary 151936");
+}
+
+// Ranks among equals go by id; so do draws where nothing is sorted.
+TEST_F(GpuSampling, BreaksTiesById) {
+  Rows rows = random_rows(3000, 1, 4 * many_params().size(), 5);
+  for (float& logit : rows.logits) logit = std::round(logit);
+  expect_equal(rows, "whole numbers");
+  for (float& logit : rows.logits) logit = logit < 0 ? -0.0f : 0.0f;
+  expect_equal(rows, "zeros of both signs");
+}
+
+TEST_F(GpuSampling, NeverDrawsMinusInfinity) {
+  Rows rows = random_rows(700, 2, many_params().size(), 6);
+  for (size_t i = 0; i < rows.logits.size(); ++i) {
+    if (i % 3 != 1) rows.logits[i] = -kInfinity;
+  }
+  expect_equal(rows, "two thirds at -inf");
+}
+
+TEST_F(GpuSampling, ReportsRowsThatAreNoDistribution) {
+  for (const bool greedy : {true, false}) {
+    Rows rows = random_rows(600, 2, 4, 7);
+    for (SamplingParams& params : rows.params) params.temperature = greedy ? 0.0f : 1.0f;
+    rows.logits[599] = std::numeric_limits<float>::quiet_NaN();
+    rows.logits[600] = kInfinity;
+    std::fill_n(rows.logits.begin() + 1200, 600, -kInfinity);
+    const std::vector<int32_t> found = draw(rows);
+    EXPECT_EQ(std::vector<int32_t>(found.begin(), found.begin() + 3), std::vector<int32_t>(3, -1));
+    Sampler sampler(600);
+    EXPECT_EQ(found[3], sampler.sample(rows.row(3), rows.params[3], rows.positions[3]).token);
+  }
+}
+
+}  // namespace
+}  // namespace fovea
