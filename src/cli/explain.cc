@@ -17,9 +17,15 @@ struct ExplainFlags {
   std::string model;
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
-  std::string dtype = "fp32", kv_dtype = "fp32";
+  std::string dtype, kv_dtype;  // empty: default_dtype()
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
+
+  // What backends of the device serve.
+  DType default_dtype() const { return device == "cpu" ? DType::f32 : DType::bf16; }
+  DType cache_dtype() const {
+    return kv_dtype.empty() ? default_dtype() : parse_dtype_flag("--kv-dtype", kv_dtype);
+  }
 };
 
 template <typename T>
@@ -56,8 +62,9 @@ void complete(ExplainFlags& flags) {
                                 {"per_tensor", KvScale::per_tensor},
                                 {"per_head", KvScale::per_head},
                                 {"per_token_head", KvScale::per_token_head}});
-  spec.q_dtype = parse_dtype_flag("--dtype", flags.dtype);
-  cache.dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
+  spec.q_dtype =
+      flags.dtype.empty() ? flags.default_dtype() : parse_dtype_flag("--dtype", flags.dtype);
+  cache.dtype = flags.cache_dtype();
   if (spec.kind == mla) {
     spec.kv_heads = 1;
     spec.kv_lora_rank = spec.head_dim_v;
@@ -93,7 +100,8 @@ void run(ExplainFlags& flags) {
     EngineOptions options;
     options.model_path = flags.model;
     options.backend = parse_backend_wish(flags.backend);
-    options.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype);
+    options.device = flags.device;
+    options.kv_dtype = flags.cache_dtype();
     fmt::print("{}", Engine::load(options)->explain());
     return;
   }
@@ -146,9 +154,9 @@ void add_explain(CLI::App& program) {
   command->add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
       ->capture_default_str();
   command->add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
-  command->add_option("--dtype", flags->dtype, "of q, the new k and v, and out")
-      ->capture_default_str();
-  command->add_option("--kv-dtype", flags->kv_dtype)->capture_default_str();
+  command->add_option("--dtype", flags->dtype,
+                      "of q, the new k and v, and out; default fp32, on a GPU bf16");
+  command->add_option("--kv-dtype", flags->kv_dtype, "default fp32, on a GPU bf16");
   command->add_option("--kv-scale", flags->scale, "none, per_tensor, per_head or per_token_head")
       ->capture_default_str();
   command->add_option("--page-size", flags->request.cache.page_size)->capture_default_str();
