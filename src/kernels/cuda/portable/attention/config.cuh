@@ -13,6 +13,13 @@ constexpr int kRowTile = 16 * kWarps;  // one m16 tile per warp
 // bank groups for every head dim that is a multiple of 16.
 constexpr int kPad = 8;
 
+// What a block may have at least: of the GPUs that run sm_80 code, sm_86 and sm_89 have 99 KB, as sm_120.
+#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+constexpr int kSharedLimit = 227 << 10;
+#else
+constexpr int kSharedLimit = 99 << 10;
+#endif
+
 template <int kDim, int kDimV, Type kQuery, Type kCache>
 struct AttentionConfig {
   static_assert(kDim % 16 == 0 && kDimV % 16 == 0);
@@ -25,8 +32,10 @@ struct AttentionConfig {
   // Scales per token are folded into the weights, in units of this: scale * unit is about the row's
   // largest value, where the scale itself would make f16 weights subnormal.
   static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
-  // Two stages of K and V within 99 KB, what an sm_120 block may have.
-  static constexpr int kKeys = kDim + kDimV <= 256 ? 64 : 32;
+  // Two stages of K and V; with head dim 256 tiles of 32 keys take 103 KB.
+  static constexpr int kKeys = kDim + kDimV <= 256                             ? 64
+                               : kDim + kDimV <= 384 || kSharedLimit > 99 << 10 ? 32
+                                                                               : 16;
   static constexpr int kStages = 2;
 
   using Element = uint16_t;
@@ -43,6 +52,7 @@ struct AttentionConfig {
     float v_scale[kStages][kKeys];
   };
 
+  static_assert(sizeof(SharedMemory) <= kSharedLimit);
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kWarps * 32, sizeof(SharedMemory), kRowTile, kKeys};
   __device__ static void run(const Params& params);
