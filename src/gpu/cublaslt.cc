@@ -1,138 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cublaslt.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
-#include <filesystem>
-#include <sstream>
-#include <vector>
 
 #include "core/check.h"
+#include "gpu/cublaslt_library.h"
 
 namespace fovea::gpu {
 namespace {
 
-// The parts of cuBLASLt's binary interface used here (cuBLAS 12 and later).
-using Status = int;
-using Handle = void*;
-using Descriptor = void*;
-struct Algorithm {
-  uint64_t data[8];
-};
-struct Heuristic {
-  Algorithm algorithm;
-  size_t workspace_bytes;
-  Status state;
-  float waves;
-  int reserved[4];
-};
-static_assert(sizeof(Heuristic) == 96);
+using namespace cublaslt;
 
-enum DescriptorAttribute : int { kTransposeA = 3, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };
-enum PreferenceAttribute : int {
-  kWorkspaceBytes = 1,
-  kWeightAlignment = 5,
-  kXAlignment,
-  kOutAlignment,
-  kResultAlignment
-};
-constexpr int kComputeF32 = 68;
-constexpr int kTransposed = 1;
 constexpr int kEpilogueBias = 4;
-
-#define FOVEA_CUBLASLT_FUNCTIONS(X)                                                               \
-  X(create, "cublasLtCreate", (Handle*))                                                          \
-  X(destroy, "cublasLtDestroy", (Handle))                                                         \
-  X(matmul_create, "cublasLtMatmulDescCreate", (Descriptor*, int, int))                           \
-  X(matmul_destroy, "cublasLtMatmulDescDestroy", (Descriptor))                                    \
-  X(matmul_set, "cublasLtMatmulDescSetAttribute", (Descriptor, int, const void*, size_t))         \
-  X(layout_create, "cublasLtMatrixLayoutCreate", (Descriptor*, int, uint64_t, uint64_t, int64_t)) \
-  X(layout_destroy, "cublasLtMatrixLayoutDestroy", (Descriptor))                                  \
-  X(preference_create, "cublasLtMatmulPreferenceCreate", (Descriptor*))                           \
-  X(preference_destroy, "cublasLtMatmulPreferenceDestroy", (Descriptor))                          \
-  X(preference_set, "cublasLtMatmulPreferenceSetAttribute",                                       \
-    (Descriptor, int, const void*, size_t))                                                       \
-  X(heuristic, "cublasLtMatmulAlgoGetHeuristic",                                                  \
-    (Handle, Descriptor, Descriptor, Descriptor, Descriptor, Descriptor, Descriptor, int,         \
-     Heuristic*, int*))                                                                           \
-  X(matmul, "cublasLtMatmul",                                                                     \
-    (Handle, Descriptor, const void*, const void*, Descriptor, const void*, Descriptor,           \
-     const void*, const void*, Descriptor, void*, Descriptor, const Algorithm*, void*, size_t,    \
-     Stream))
-
-struct Library {
-#define FOVEA_DECLARE(member, name, parameters) Status(*member) parameters = nullptr;
-  FOVEA_CUBLASLT_FUNCTIONS(FOVEA_DECLARE)
-#undef FOVEA_DECLARE
-  std::string problem;
-};
-
-// <prefix>/lib/python3.x/site-packages/nvidia/{cu13,cublas}/lib of every <prefix>/bin on PATH.
-void append_python_packages(std::vector<std::string>& candidates) {
-  namespace fs = std::filesystem;
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    std::error_code ignored;
-    const fs::path lib = fs::path(folder).parent_path() / "lib";
-    for (const fs::directory_entry& entry : fs::directory_iterator(lib, ignored)) {
-      if (!entry.path().filename().string().starts_with("python3")) continue;
-      for (const char* file : {"cu13/lib/libcublasLt.so.13", "cublas/lib/libcublasLt.so.12"}) {
-        const fs::path candidate = entry.path() / "site-packages" / "nvidia" / file;
-        if (fs::exists(candidate, ignored)) candidates.push_back(candidate.string());
-      }
-    }
-  }
-}
-
-std::vector<std::string> candidates() {
-  if (const char* given = std::getenv("FOVEA_CUBLASLT")) return {given};
-  std::vector<std::string> found = {"libcublasLt.so.13", "libcublasLt.so.12",
-                                    "/usr/local/cuda/lib64/libcublasLt.so.13",
-                                    "/usr/local/cuda/lib64/libcublasLt.so.12"};
-  append_python_packages(found);
-  return found;
-}
-
-Library load() {
-  Library library;
-  void* opened = nullptr;
-  std::string tried;
-  for (const std::string& name : candidates()) {
-    opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (opened) break;
-    tried += (tried.empty() ? "" : ", ") + name;
-  }
-  if (!opened) {
-    library.problem = "no cuBLASLt: tried " + tried +
-                      "; install the CUDA toolkit or the PyPI package nvidia-cublas, or name the "
-                      "file in FOVEA_CUBLASLT";
-    return library;
-  }
-#define FOVEA_FIND(member, name, parameters)                                    \
-  library.member = reinterpret_cast<Status(*) parameters>(dlsym(opened, name)); \
-  if (!library.member) library.problem = "this cuBLASLt has no " name;
-  FOVEA_CUBLASLT_FUNCTIONS(FOVEA_FIND)
-#undef FOVEA_FIND
-  return library;
-}
-
-const Library& loaded() {
-  static const Library library = load();
-  return library;
-}
-
-const Library& library() {
-  if (!loaded().problem.empty()) fail(ErrorCode::unsupported, "{}", loaded().problem);
-  return loaded();
-}
-
-void check_status(Status status, std::string_view call) {
-  if (status != 0) fail(ErrorCode::unsupported, "{}: status {}", call, status);
-}
 
 // cudaDataType
 int type_of(DType dtype) {
@@ -175,7 +55,7 @@ constexpr uint32_t kMostAligned = 256;  // bytes that cuBLASLt distinguishes
 
 }  // namespace
 
-const std::string& why_no_cublaslt() { return loaded().problem; }
+const std::string& why_no_cublaslt() { return cublaslt::loaded().problem; }
 
 struct MatrixProducts::Plan {
   Descriptor matmul = nullptr;
