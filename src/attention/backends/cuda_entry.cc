@@ -3,6 +3,7 @@
 
 #include "attention/backends/cuda_backend.h"
 #include "attention/backends/cuda_layer.h"
+#include "attention/backends/entry.h"
 #include "attention/names.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
@@ -94,23 +95,6 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
   } catch (const Error& error) {
     reasons.push_back({RejectCode::kernels, error.what()});
   }
-}
-
-void refuse(std::string_view name, std::span<const Reason> reasons) {
-  if (reasons.empty()) return;
-  fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
-       reject_code_name(reasons.front().code), reasons.front().text);
-}
-
-// What a context asks for; selection has looked at the limits before.
-BackendRequest request_of(const BackendContext& context) {
-  BackendRequest request;
-  request.spec = context.spec;
-  if (context.kv != nullptr) request.cache = context.kv->spec();
-  request.device = context.device.kind == DeviceKind::cpu
-                       ? cpu_device()
-                       : gpu::Context(context.device.index).info();
-  return request;
 }
 
 }  // namespace

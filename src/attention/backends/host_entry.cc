@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "attention/backends/entry.h"
 #include "attention/backends/host_linear.h"
 #include "attention/backends/host_mha.h"
 #include "attention/backends/host_mla.h"
@@ -35,21 +36,6 @@ std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
   if (is_linear(context.spec.kind)) return make_host_linear(kernels, context);
   if (context.spec.kind == AttentionKind::mla) return make_host_mla(kernels, context);
   return make_host_mha(kernels, context);
-}
-
-void refuse(std::string_view name, std::span<const Reason> reasons) {
-  if (reasons.empty()) return;
-  fail(ErrorCode::unsupported, "backend '{}' does not serve this: {}: {}", name,
-       reject_code_name(reasons.front().code), reasons.front().text);
-}
-
-// What a context asks for; selection has looked at the limits before.
-BackendRequest request_of(const BackendContext& context) {
-  BackendRequest request;
-  request.spec = context.spec;
-  if (context.kv != nullptr) request.cache = context.kv->spec();
-  request.device = cpu_device();
-  return request;
 }
 
 }  // namespace
