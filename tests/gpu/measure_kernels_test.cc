@@ -9,6 +9,7 @@
 #include "core/float_types.h"
 #include "fovea/gpu.h"
 #include "kernels/cuda/common/measure_params.h"
+#include "support/device_array.h"
 
 namespace fovea::bench {
 namespace {
@@ -26,10 +27,7 @@ class MeasureKernelsTest : public ::testing::Test {
   std::vector<T> noise(DType dtype, int64_t count, uint32_t seed, float factor, float offset) {
     const gpu::DeviceBuffer buffer(static_cast<size_t>(count) * sizeof(T));
     kernels->fill_noise(buffer.data(), dtype, count, seed, factor, offset, nullptr);
-    std::vector<T> values(static_cast<size_t>(count));
-    gpu::copy_to_host(values.data(), buffer.data(), buffer.bytes(), nullptr);
-    gpu::synchronize(nullptr);
-    return values;
+    return test::to_host<T>(buffer, static_cast<size_t>(count));
   }
   std::optional<gpu::Context> context;
   std::optional<MeasureKernels> kernels;
@@ -77,13 +75,9 @@ TEST_F(MeasureKernelsTest, RowErrorIsTheDistanceFromAttention) {
     out[d] = float_to_bf16(0.5f);
   }
   const SampledRow row{.request = 0, .token = 0, .q_head = 0, .key_begin = 0, .key_end = 2};
-  const auto upload = [](const auto& values) {
-    gpu::DeviceBuffer buffer(values.size() * sizeof(values[0]));
-    gpu::copy_to_device(buffer.data(), values.data(), buffer.bytes(), nullptr);
-    return buffer;
-  };
-  const auto dk = upload(k), dv = upload(v), dq = upload(q), dout = upload(out);
-  const auto dslots = upload(slots), drow = upload(std::vector<SampledRow>{row});
+  const auto dk = test::to_device(k), dv = test::to_device(v), dq = test::to_device(q),
+             dout = test::to_device(out);
+  const auto dslots = test::to_device(slots), drow = test::to_device(std::vector<SampledRow>{row});
   const gpu::DeviceBuffer error(sizeof(RowError)), scores(2 * sizeof(double));
   AttentionRowsParams params{};
   params.rows = drow.data<SampledRow>();
@@ -104,9 +98,7 @@ TEST_F(MeasureKernelsTest, RowErrorIsTheDistanceFromAttention) {
   params.head_dim = params.head_dim_v = kDim;
   params.scale = 1 / 8.0;
   kernels->get("measure/attention_rows", {"bf16", "bf16", "bf16"}).launch({1, 1}, params, nullptr);
-  RowError host;
-  gpu::copy_to_host(&host, error.data(), sizeof(host), nullptr);
-  gpu::synchronize(nullptr);
+  const RowError host = test::to_host<RowError>(error, 1).front();
   const double expected = std::tanh(0.5);  // (e^2 - e) / (e^2 + e)
   EXPECT_NEAR(host.squared_norm, kDim * expected * expected, 1e-9);
   EXPECT_NEAR(host.squared_error, kDim * (expected - 0.5) * (expected - 0.5), 1e-9);
@@ -117,15 +109,11 @@ TEST_F(MeasureKernelsTest, NotFiniteCountsInfinitiesAndNan) {
   values[0] = 0x7f80;
   values[500] = 0xff80;
   values[999] = 0xffff;
-  const gpu::DeviceBuffer data(values.size() * 2), found(8);
-  gpu::copy_to_device(data.data(), values.data(), data.bytes(), nullptr);
+  const gpu::DeviceBuffer data = test::to_device(values), found(8);
   gpu::fill_bytes(found.data(), 0, 8, nullptr);
   kernels->get("measure/not_finite", {"bf16"})
       .launch(kernels->grid(), NotFiniteParams{data.data(), 1000, found.data<uint64_t>()}, nullptr);
-  uint64_t count = 0;
-  gpu::copy_to_host(&count, found.data(), 8, nullptr);
-  gpu::synchronize(nullptr);
-  EXPECT_EQ(count, 3u);
+  EXPECT_EQ(test::to_host<uint64_t>(found, 1).front(), 3u);
 }
 
 }  // namespace

@@ -18,11 +18,15 @@
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
+#include "support/device_array.h"
 #include "support/error_budget.h"
 #include "support/poison.h"
 
 namespace fovea::kernels::cuda {
 namespace {
+
+using test::to_device;
+using test::to_host;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -34,21 +38,6 @@ struct Case {
   float spread = 1;  // of the keys: large ones move the maxima of the softmax
   DType dtype = DType::bf16;
 };
-
-template <typename T>
-gpu::DeviceBuffer to_device(const std::vector<T>& values) {
-  gpu::DeviceBuffer buffer(std::max<size_t>(values.size(), 1) * sizeof(T));
-  gpu::copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T), nullptr);
-  return buffer;
-}
-
-template <typename T>
-std::vector<T> to_host(const gpu::DeviceBuffer& buffer, size_t count) {
-  std::vector<T> values(count);
-  gpu::copy_to_host(values.data(), buffer.data(), count * sizeof(T), nullptr);
-  gpu::synchronize(nullptr);
-  return values;
-}
 
 float read(DType dtype, uint16_t bits) {
   return dtype == DType::bf16 ? bf16_to_float(bits) : f16_to_float(bits);

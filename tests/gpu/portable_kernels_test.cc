@@ -17,9 +17,13 @@
 #include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
+#include "support/device_array.h"
 
 namespace fovea::kernels::cuda {
 namespace {
+
+using test::to_device;
+using test::to_host;
 
 struct Case {
   std::string name;
@@ -31,21 +35,6 @@ struct Case {
   float logit_cap = 0;
   bool sinks = false, alibi = false, tree = false;
 };
-
-template <typename T>
-gpu::DeviceBuffer to_device(const std::vector<T>& values) {
-  gpu::DeviceBuffer buffer(std::max<size_t>(values.size(), 1) * sizeof(T));
-  gpu::copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T), nullptr);
-  return buffer;
-}
-
-template <typename T>
-std::vector<T> to_host(const gpu::DeviceBuffer& buffer, size_t count) {
-  std::vector<T> values(count);
-  gpu::copy_to_host(values.data(), buffer.data(), count * sizeof(T), nullptr);
-  gpu::synchronize(nullptr);
-  return values;
-}
 
 std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
   std::normal_distribution<float> normal;
