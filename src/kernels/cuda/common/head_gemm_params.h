@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of the products of every head with a matrix of its own, read by host and device code
+// alike.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "kernels/cuda/common/types.cuh"
+#else
+#include <cstdint>
+#endif
+
+namespace fovea::kernels::cuda {
+
+// out[t, h, :] = x[t, h, :] weight[h], elements of one 16-bit type, summed in f32 over k in
+// ascending order whatever the tile. Rows of a head are contiguous and, as those of the weights,
+// 16-byte aligned; n and k are multiples of 8. Grid: x counts row tiles times column tiles, y
+// heads.
+struct HeadGemmParams {
+  const void* x;  // [tokens, heads, k]
+  int64_t x_token_stride, x_head_stride;
+  const void* weight;  // [heads, n, k], or [heads, k, n]
+  int64_t weight_head_stride, weight_row_stride;
+  void* out;  // [tokens, heads, n]
+  int64_t out_token_stride, out_head_stride;
+  const int32_t* live_tokens;  // [1], on the device: rows from here on stay untouched
+  const uint8_t* skip;         // [tokens] 1: this row too; or null
+  int32_t tokens;              // at most
+  int32_t n, k;
+  int32_t row_tiles;
+};
+
+}  // namespace fovea::kernels::cuda

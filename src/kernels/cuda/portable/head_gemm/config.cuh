@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of the product. 16 rows for decode, where a head's matrix is read once for all its rows; 128
+// for prefill. Either way an output element sums over k in steps of 16 from the first to the last,
+// so the tile moves no bit.
+#pragma once
+
+#include "kernels/cuda/common/head_gemm_params.h"
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kDepth = 64;  // of k in one stage
+constexpr int kStages = 3;
+constexpr int kChunk = 8;  // elements of one 16-byte copy
+
+template <int kRowTile, bool kIsKn>
+struct Tiles {
+  static_assert(kRowTile == 16 || kRowTile == 128);
+  static constexpr int kColumnTile = kRowTile == 16 ? 64 : 128;
+  // Warps stand side by side over the columns of a small tile, four by two over a large one.
+  static constexpr int kWarps = kRowTile == 16 ? 4 : 8;
+  static constexpr int kWarpRows = kRowTile == 16 ? 16 : 32;
+  static constexpr int kWarpColumns = kRowTile == 16 ? 16 : 64;
+  static constexpr int kRowWarps = kRowTile / kWarpRows;
+
+  // The weights of a stage as they lie in memory.
+  static constexpr int kWeightRows = kIsKn ? kDepth : kColumnTile;
+  static constexpr int kWeightWidth = kIsKn ? kColumnTile : kDepth;
+  static constexpr int kStageElements = kRowTile * kDepth + kWeightRows * kWeightWidth;
+  static constexpr int kSharedBytes = kStages * kStageElements * 2;
+};
+
+// Element offset of chunk `chunk` of a row of `kWidth` elements; neighbouring rows start in
+// different banks.
+template <int kWidth>
+__device__ inline int swizzled(int row, int chunk) {
+  return row * kWidth + (chunk ^ (row % 8)) * kChunk;
+}
+
+}  // namespace fovea::kernels::cuda
