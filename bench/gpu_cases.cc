@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "kernels/mla_row.h"
 
@@ -116,6 +117,25 @@ GpuCase mla_decode(int32_t q_heads, int32_t q_len, int32_t batch, int32_t length
   return config;
 }
 
+// DeepSeek's heads of 192 and 128 over keys and values of every head.
+GpuCase mla_prefill(int32_t heads, int32_t batch, int32_t tokens) {
+  GpuCase config = prefill(batch, tokens, {heads, heads}, 192);
+  config.phase = "mla-prefill-causal";
+  config.spec.head_dim_v = 128;
+  return config;
+}
+
+// The same with their projections from and to the latents.
+GpuCase mla_extend(int32_t q_heads, int32_t batch, int32_t q_len, int32_t context) {
+  GpuCase config = mla_decode(q_heads, q_len, batch, q_len + context);
+  config.phase = context > 0 ? "mla-extend" : "mla-prefill";
+  config.work = context > 0
+                    ? fmt::format("{}x{} over {}", batch, length_name(q_len), length_name(context))
+                    : fmt::format("{}x{}", batch, length_name(q_len));
+  config.spec.nope_dim = config.spec.v_dim = 128;
+  return config;
+}
+
 void append(std::vector<GpuCase>& cases, std::vector<GpuCase> more) {
   cases.insert(cases.end(), more.begin(), more.end());
 }
@@ -189,6 +209,12 @@ std::vector<GpuCase> mla_table() {
   }
   append(cases, {fp8_rows(mla_decode(128, 1, 32, 16 * kKilo)),
                  fp8_rows(mla_decode(16, 1, 128, 16 * kKilo))});
+  for (const auto& [heads, batch, tokens] :
+       {std::tuple{128, 4, 4}, {128, 1, 16}, {16, 8, 2}, {16, 1, 16}}) {
+    append(cases, {mla_prefill(heads, batch, tokens * kKilo),
+                   mla_extend(heads, batch, tokens * kKilo, 0)});
+  }
+  append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo)});
   for (const int32_t page_size : {1, 16, 128}) {
     append(cases, {mla_decode(128, 1, 8, 4 * kKilo, page_size),
                    mla_decode(128, 1, 32, 4 * kKilo, page_size)});
@@ -291,10 +317,16 @@ double GpuCase::kv_bytes() const {
   return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));
 }
 
+int32_t GpuCase::q_width() const {
+  return has_mla_weights() ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+}
+
+int32_t GpuCase::out_width() const { return has_mla_weights() ? spec.v_dim : spec.head_dim_v; }
+
 double GpuCase::bytes() const {
   const double out_bytes = 2;
   const double row =
-      spec.head_dim * static_cast<double>(dtype_bytes(spec.q_dtype)) + spec.head_dim_v * out_bytes;
+      q_width() * static_cast<double>(dtype_bytes(spec.q_dtype)) + out_width() * out_bytes;
   return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row;
 }
 
@@ -304,7 +336,7 @@ double GpuCase::flops() const {
     const double q = request.q_len;
     pairs += cached() ? q * (request.kv_len - q) + q * (q + 1) / 2 : q * request.kv_len;
   }
-  return 2 * pairs * spec.q_heads * (spec.head_dim + spec.head_dim_v);
+  return 2 * pairs * spec.q_heads * (q_width() + out_width());
 }
 
 }  // namespace fovea::bench

@@ -19,8 +19,10 @@ struct RequestLengths {
 };
 
 struct GpuCase {
-  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "mixed", "mla-decode":
-  // the names of the peers' tables. Prefill and extend are causal; prefill-full has no cache.
+  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "mixed", "mla-decode",
+  // "mla-prefill-causal": the names of the peers' tables. Prefill and extend are causal;
+  // prefill-full has no cache; mla-prefill-causal is attention over given keys and values of MLA's
+  // widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's weights.
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;
@@ -33,6 +35,9 @@ struct GpuCase {
   KvCacheSpec cache(int32_t layers) const;
   bool cached() const { return spec.scope == AttentionScope::decoder; }
   bool fp8_products() const { return is_fp8(spec.q_dtype); }
+  bool has_mla_weights() const { return spec.nope_dim > 0; }
+  int32_t q_width() const;    // of a head as the call takes it
+  int32_t out_width() const;  // of a head as the call returns it
   int32_t tokens() const;
   int32_t longest_q() const;
   int32_t longest_kv() const;

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/gpu_latent_check.h"
 #include "kernels/cuda/common/measure_params.h"
 
 namespace fovea::bench {
@@ -16,6 +17,7 @@ namespace {
 using namespace kernels::cuda;
 
 constexpr uint32_t kSampledRows = 128;
+constexpr uint32_t kSampledLatentRows = 16;  // the host computes them
 // Far above what rounding costs, far below a bug. Products of e4m3 round the weights to 2^-4.
 constexpr double kWrong = 0.02, kWrongFp8 = 0.1;
 constexpr double kWorstRow = 4;
@@ -27,7 +29,7 @@ std::vector<SampledRow> sample_rows(const GpuCase& config, std::span<const int32
     return static_cast<int32_t>(random() % static_cast<uint32_t>(bound));
   };
   std::vector<SampledRow> rows;
-  for (uint32_t i = 0; i < kSampledRows; ++i) {
+  for (uint32_t i = 0; i < (config.has_mla_weights() ? kSampledLatentRows : kSampledRows); ++i) {
     SampledRow row{};
     if (i % 2 == 0) {
       row.request = below(static_cast<int32_t>(config.requests.size()));
@@ -45,9 +47,14 @@ std::vector<SampledRow> sample_rows(const GpuCase& config, std::span<const int32
   return rows;
 }
 
-void enqueue_rows(const GpuCase& config, const CallOutput& call, const gpu::DeviceBuffer& rows,
-                  const gpu::DeviceBuffer& errors, const gpu::DeviceBuffer& scores,
-                  MeasureKernels& kernels, Stream stream) {
+std::vector<RowError> row_errors(const GpuCase& config, const CallOutput& call,
+                                 const std::vector<SampledRow>& sampled, MeasureKernels& kernels,
+                                 Stream stream) {
+  const gpu::DeviceBuffer rows(sampled.size() * sizeof(SampledRow));
+  gpu::copy_to_device(rows.data(), sampled.data(), rows.bytes(), stream);
+  const gpu::DeviceBuffer errors(sampled.size() * sizeof(RowError));
+  const gpu::DeviceBuffer scores(sampled.size() * static_cast<size_t>(config.longest_kv()) *
+                                 sizeof(double));
   const KvLayerView& keys = call.keys;
   const bool one_scale = keys.scale == KvScale::per_tensor;
   const float scale = config.spec.softmax_scale;
@@ -84,29 +91,27 @@ void enqueue_rows(const GpuCase& config, const CallOutput& call, const gpu::Devi
            {variant_value(config.spec.q_dtype), variant_value(config.kv_dtype),
             variant_value(call.out_dtype)})
       .launch({kSampledRows, 1}, params, stream);
+  std::vector<RowError> host(sampled.size());
+  gpu::copy_to_host(host.data(), errors.data(), errors.bytes(), stream);
+  gpu::synchronize(stream);
+  return host;
 }
 
 }  // namespace
 
 OutputError check_output(const GpuCase& config, const CallOutput& call, MeasureKernels& kernels,
                          Stream stream) {
-  const int64_t elements = int64_t{config.tokens()} * config.spec.q_heads * config.spec.head_dim_v;
+  const int64_t elements = int64_t{config.tokens()} * config.spec.q_heads * config.out_width();
   const gpu::DeviceBuffer found(sizeof(uint64_t));
   gpu::fill_bytes(found.data(), 0, found.bytes(), stream);
   kernels.get("measure/not_finite", {variant_value(call.out_dtype)})
       .launch(kernels.grid(), NotFiniteParams{call.out, elements, found.data<uint64_t>()}, stream);
 
   const std::vector<SampledRow> rows = sample_rows(config, call.q_indptr);
-  const gpu::DeviceBuffer rows_device(rows.size() * sizeof(SampledRow));
-  gpu::copy_to_device(rows_device.data(), rows.data(), rows_device.bytes(), stream);
-  const gpu::DeviceBuffer errors(rows.size() * sizeof(RowError));
-  const gpu::DeviceBuffer scores(rows.size() * static_cast<size_t>(config.longest_kv()) *
-                                 sizeof(double));
-  enqueue_rows(config, call, rows_device, errors, scores, kernels, stream);
-
-  std::vector<RowError> host(rows.size());
+  const std::vector<RowError> host = config.has_mla_weights()
+                                         ? latent_row_errors(config, call, rows, stream)
+                                         : row_errors(config, call, rows, kernels, stream);
   uint64_t not_finite = 0;
-  gpu::copy_to_host(host.data(), errors.data(), errors.bytes(), stream);
   gpu::copy_to_host(&not_finite, found.data(), found.bytes(), stream);
   gpu::synchronize(stream);
   OutputError error;

@@ -52,9 +52,13 @@ std::string key_of(const GpuCase& config, PowerState state) {
   if (state == PowerState::sustained) phase += "-sustained";
   const std::string lengths =
       config.phase == "decode-varlen" ? "1" : fmt::format("{},{}", first.q_len, first.kv_len);
+  const bool two_widths = config.phase == "mla-prefill-causal";
+  const std::string dims = two_widths
+                               ? fmt::format("{}/{}", config.spec.head_dim, config.spec.head_dim_v)
+                               : std::to_string(config.spec.head_dim);
   return fmt::format("{},{},{},{},{},{},{}", phase, config.fp8_products() ? "e4m3" : "bf16",
-                     config.requests.size(), config.spec.q_heads, config.spec.kv_heads,
-                     config.spec.head_dim, lengths);
+                     config.requests.size(), config.spec.q_heads, config.spec.kv_heads, dims,
+                     lengths);
 }
 
 std::string key_of(const std::vector<std::string>& cells) {

@@ -133,6 +133,7 @@ struct GpuWorkload::Setup {
   std::unique_ptr<AttentionBackend> backend;
   std::vector<int32_t> q_indptr{0};
   gpu::DeviceBuffer q, out;
+  gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
   gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots;
   KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
   BatchView batch;
@@ -142,10 +143,10 @@ struct GpuWorkload::Setup {
   void place_queries(Stream stream);
   void make_backend(const BackendWish& wish);
   int64_t query_elements() const {
-    return int64_t{config.tokens()} * config.spec.q_heads * config.spec.head_dim;
+    return int64_t{config.tokens()} * config.spec.q_heads * config.q_width();
   }
   int64_t out_elements() const {
-    return int64_t{config.tokens()} * config.spec.q_heads * config.spec.head_dim_v;
+    return int64_t{config.tokens()} * config.spec.q_heads * config.out_width();
   }
   DType out_dtype() const { return config.fp8_products() ? DType::bf16 : config.spec.q_dtype; }
   char* q_of(int32_t turn) const {
@@ -258,6 +259,16 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
                         dtype_bytes(config.spec.q_dtype));
   out = gpu::DeviceBuffer(static_cast<size_t>(out_elements() * query_sets) * 2);
   kernels.fill_noise(q.data(), config.spec.q_dtype, query_elements() * query_sets, 3, 1, 0, stream);
+  if (!config.has_mla_weights()) return;
+  // Keys and values of unit variance, as the latents have it.
+  const float spread = 1 / std::sqrt(static_cast<float>(config.spec.kv_lora_rank));
+  const auto fill = [&](gpu::DeviceBuffer& weights, int32_t width, uint32_t seed) {
+    const int64_t elements = int64_t{config.spec.q_heads} * width * config.spec.kv_lora_rank;
+    weights = gpu::DeviceBuffer(static_cast<size_t>(elements) * sizeof(uint16_t));
+    kernels.fill_noise(weights.data(), config.spec.q_dtype, elements, seed, spread, 0, stream);
+  };
+  fill(w_uk, config.spec.nope_dim, 5);
+  fill(w_uv, config.spec.v_dim, 6);
 }
 
 void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
@@ -283,8 +294,11 @@ LayerTensors GpuWorkload::Setup::tensors(int32_t turn) const {
   LayerTensors layer;
   layer.layer = pool ? turn % cache_sets : 0;
   layer.save_kv = false;
-  layer.q = dense_rows(q_of(turn), config.spec.q_dtype, config.spec.q_heads, config.spec.head_dim);
-  layer.out = dense_rows(out_of(turn), out_dtype(), config.spec.q_heads, config.spec.head_dim_v);
+  layer.q = dense_rows(q_of(turn), config.spec.q_dtype, config.spec.q_heads, config.q_width());
+  layer.out = dense_rows(out_of(turn), out_dtype(), config.spec.q_heads, config.out_width());
+  if (config.has_mla_weights()) {
+    layer.mla_weights = {.dtype = config.spec.q_dtype, .w_uk = w_uk.data(), .w_uv = w_uv.data()};
+  }
   if (!pool) {
     const KvLayerView keys = keys_of(turn);
     layer.k = dense_rows(keys.k, config.kv_dtype, config.spec.kv_heads, config.spec.head_dim);
@@ -321,6 +335,8 @@ OutputError GpuWorkload::check(int32_t turn, Stream stream) {
                        .q = setup.q_of(turn),
                        .out = setup.out_of(turn),
                        .out_dtype = setup.out_dtype(),
+                       .w_uk = setup.w_uk.data(),
+                       .w_uv = setup.w_uv.data(),
                        .slots = setup.slots.data<int32_t>(),
                        .q_indptr = setup.q_indptr},
                       setup.kernels, stream);

@@ -80,7 +80,8 @@ TEST(PeerTable, FindsTheWorkAtEveryPageSizeAndScalesByTheCeilingThatBinds) {
       "FA3,decode,bf16,8,32,8,128,1,4096,64,30,1,1,run1 hot\n"
       "FlashInfer,decode,bf16,8,32,8,128,1,4096,16,44,1,1,run2\n"
       "FA3,decode,bf16,8,32,8,128,1,1024,16,9,1,1,run2\n"
-      "FA3,prefill-causal,bf16,2,32,8,128,8192,8192,0,1500,1,1,run2\n");
+      "FA3,prefill-causal,bf16,2,32,8,128,8192,8192,0,1500,1,1,run2\n"
+      "cuDNN,mla-prefill-causal,bf16,8,16,16,192/128,2048,2048,0,372,1,1,run2\n");
   const PeerTable table = PeerTable::open(file.path());
   const GpuCeilings here{.read_bytes = 5e12, .matmul_flops = 4e14, .fp8_matmul_flops = 8e14};
   const std::vector<GpuCase> cases = gpu_cases(GpuSuite::full);
@@ -94,6 +95,11 @@ TEST(PeerTable, FindsTheWorkAtEveryPageSizeAndScalesByTheCeilingThatBinds) {
   const auto dense = table.find(prefill, PowerState::burst, here);
   ASSERT_EQ(dense.size(), 1u);
   EXPECT_DOUBLE_EQ(best_peer_with_page(dense, 64)->seconds, 1500e-6 * 2);
+  const GpuCase& latent = case_named(cases, "mla-prefill-causal 8x2k h16/16 d192 p64");
+  EXPECT_EQ(table.find(latent, PowerState::burst, here).size(), 1u);
+  // Peers were not given the projections.
+  const GpuCase& whole = case_named(cases, "mla-prefill 8x2k h16/1 d576 p64");
+  EXPECT_TRUE(table.find(whole, PowerState::burst, here).empty());
 }
 
 TEST(PeerTable, NamesTheLineThatIsWrong) {

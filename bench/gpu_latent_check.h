@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sampled rows of MLA with its projections against fp64 on the host.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "bench/gpu_output_check.h"
+#include "gpu/gpu.h"
+#include "kernels/cuda/common/measure_params.h"
+
+namespace fovea::bench {
+
+// Of a 16-bit cache of layout mla. One error for each row.
+std::vector<kernels::cuda::RowError> latent_row_errors(
+    const GpuCase& config, const CallOutput& call, std::span<const kernels::cuda::SampledRow> rows,
+    Stream stream);
+
+}  // namespace fovea::bench
