@@ -74,6 +74,9 @@ struct BackendEntry {
   // Error{unsupported} where reject is not empty.
   std::function<size_t(const BackendRequest&)> workspace_bytes;
   std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create;
+  // What explain() adds: how an accepted request is served, where that depends on its batches. One
+  // line; may be null or return nothing.
+  std::function<std::string(const BackendRequest&)> notes;
 };
 
 // Backends in order of preference. The library's own come from builtin(); add() puts further ones
@@ -118,6 +121,7 @@ struct Selection {
   const BackendEntry* chosen = nullptr;
   std::string asked;                  // the name or alias of the wish, empty for auto_
   size_t workspace_bytes = 0;         // of the chosen backend
+  std::string notes;                  // of the chosen backend
   std::vector<Candidate> candidates;  // every backend, in order of preference
 
   // Plain text: the choice, what an alias resolved to, then every rejected backend with its

@@ -110,6 +110,7 @@ std::string Selection::explain() const {
   }
   text += fmt::format(", workspace {} bytes\n", workspace_bytes);
   if (!chosen->role.empty()) text += fmt::format("  {}\n", chosen->role);
+  if (!notes.empty()) text += fmt::format("  {}\n", notes);
   for (const Candidate& candidate : candidates) {
     if (candidate.name == chosen->name) continue;
     text += candidate.reasons.empty() ? candidate.name +
@@ -144,6 +145,7 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
     }
   }
   selection.workspace_bytes = selection.chosen->workspace_bytes(request);
+  if (selection.chosen->notes) selection.notes = selection.chosen->notes(request);
   return selection;
 }
 

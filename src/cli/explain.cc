@@ -84,6 +84,7 @@ void print_json(const Selection& selection) {
   nlohmann::ordered_json report{{"chosen", selection.chosen->name},
                                 {"asked", selection.asked},
                                 {"workspace_bytes", selection.workspace_bytes},
+                                {"notes", selection.notes},
                                 {"candidates", nlohmann::ordered_json::array()}};
   for (const Candidate& candidate : selection.candidates) {
     nlohmann::ordered_json reasons = nlohmann::ordered_json::array();
@@ -154,6 +155,10 @@ void add_explain(CLI::App& program) {
   command->add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
       ->capture_default_str();
   command->add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
+  command->add_option("--nope-dim", spec.nope_dim,
+                      "mla: of a head of q before it is absorbed; 0: queries come absorbed");
+  command->add_option("--v-dim", spec.v_dim, "mla: of a head of the result; goes with --nope-dim");
+  command->add_option("--scale", spec.softmax_scale, "of the scores; 0: 1/sqrt(head_dim)");
   command->add_option("--dtype", flags->dtype,
                       "of q, the new k and v, and out; default fp32, on a GPU bf16");
   command->add_option("--kv-dtype", flags->kv_dtype, "default fp32, on a GPU bf16");

@@ -16,8 +16,7 @@ std::span<const ModelEntry> models() {
       ModelEntry{"Qwen3ForCausalLM", load_qwen3},
       ModelEntry{"Gemma2ForCausalLM", load_gemma2},
       ModelEntry{"GptOssForCausalLM", load_gpt_oss},
-      ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3,
-                 "latent attention has no GPU backend yet"},
+      ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},
       ModelEntry{"Llama4ForCausalLM", load_llama4_text},
       ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next, "linear layers have no GPU backend yet"},
   };

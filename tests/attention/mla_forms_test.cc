@@ -250,5 +250,24 @@ TEST(MlaCost, ContextCostsNoWorkspace) {
   EXPECT_LE(host_mla_workspace_bytes(shape, limits), small + page_table);
 }
 
+// explain() tells the choice that the backends make.
+TEST(MlaForms, AreDescribedAsChosen) {
+  AttentionSpec spec{.kind = AttentionKind::mla, .q_heads = 128, .kv_heads = 1};
+  spec.kv_lora_rank = 512;
+  spec.rope_dim = 64;
+  EXPECT_NE(describe_mla_forms(spec, 512).find("queries come absorbed"), std::string::npos);
+  spec.nope_dim = spec.v_dim = 128;
+  EXPECT_EQ(describe_mla_forms(spec, 512),
+            "up-projected from 171 new tokens of a request on, and from 16 on where few tokens "
+            "stand before them (with 93 new ones at most 56); context in chunks of 512 rows; else "
+            "absorbed");
+  EXPECT_EQ(choose_mla_form(spec, 170, 1 << 20), MlaForm::absorbed);
+  EXPECT_EQ(choose_mla_form(spec, 171, 1 << 20), MlaForm::up_projected);
+  EXPECT_EQ(choose_mla_form(spec, 93, 93 + 56), MlaForm::up_projected);
+  EXPECT_EQ(choose_mla_form(spec, 93, 93 + 57), MlaForm::absorbed);
+  spec.batch_invariant = true;
+  EXPECT_NE(describe_mla_forms(spec, 512).find("absorbed form only"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fovea

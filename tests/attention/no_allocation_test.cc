@@ -62,7 +62,8 @@ TEST(NoAllocation, PlanAndForwardAllocateNothingOnAGpu) {
   const BackendRegistry registry = BackendRegistry::builtin();
   int served = 0;
   for (const BackendEntry& entry : registry.entries()) {
-    for (const char* name : {"mixed", "decode_page_16", "encoder", "cross", "window_pool"}) {
+    for (const char* name : {"mixed", "decode_page_16", "encoder", "cross", "window_pool",
+                             "mla_bf16", "mla_weights"}) {
       const AttentionCase test = test::attention_case(name);
       if (!entry.reject(test::request_of(test)).empty()) continue;
       ++served;

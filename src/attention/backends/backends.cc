@@ -9,6 +9,7 @@ std::vector<BackendEntry> builtin_backends() {
   std::vector<BackendEntry> list;
   list.push_back(flash_backend());
   list.push_back(portable_backend());
+  list.push_back(mla_backend());
   list.push_back(cpu_backend());
   list.push_back(linear_backend());
   list.push_back(reference_backend());

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "attention/backends/batch_mask.h"
-#include "attention/backends/cuda_layer.h"
+#include "attention/backends/cuda_cache.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
@@ -17,12 +17,6 @@ namespace fovea {
 namespace {
 
 namespace cuda = kernels::cuda;
-
-// CTAs that share the pages of one request when its row of the page table is written.
-constexpr int64_t kTableThreads = 256;
-constexpr int64_t kMostTableBlocks = 8;
-// (token, head) rows that a CTA of kv_write stores.
-constexpr int64_t kWriteRows = 8;
 
 cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
   return {.causal = mask.causal,
@@ -40,17 +34,11 @@ cuda::MaskParams mask_params(const kernels::AttentionMask& mask) {
 }
 
 struct Buffers {
-  int32_t* page_table = nullptr;  // [max_requests, page_table_stride]; scopes with a cache
-  int64_t page_table_stride = 0;
+  CudaPages pages;  // scopes with a cache
   // The same bytes, one plan being valid at a time, unless a mixed batch has both.
   std::byte* prefill = nullptr;
   std::byte* decode = nullptr;
 };
-
-// The most keys one request can have.
-int64_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
-  return spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
-}
 
 const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
                                         const cuda::AttentionSetup& setup) {
@@ -72,10 +60,7 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
               const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   Buffers buffers;
   if (uses_kv_cache(setup.spec)) {
-    const int64_t keys = max_keys(setup.spec, limits);
-    const int64_t tiled = (keys + cuda::kTableKeys - 1) / cuda::kTableKeys * cuda::kTableKeys;
-    buffers.page_table_stride = (tiled + setup.cache.page_size - 1) / setup.cache.page_size;
-    buffers.page_table = workspace.take<int32_t>(limits.max_requests * buffers.page_table_stride);
+    buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
   }
   const size_t prefill = prefill_of(table, setup).workspace_bytes(setup, limits);
   const size_t decode = table.decode == nullptr ? 0 : table.decode->workspace_bytes(setup, limits);
@@ -115,7 +100,7 @@ class CudaBackend final : public AttentionBackend {
   KvPool* pool_;
   BatchRules rules_;
   std::unique_ptr<cuda::AttentionKernel> prefill_, decode_;
-  cuda::Kernel page_table_, kv_write_;
+  CudaCache cache_;
   std::vector<CudaLayer> layers_;
   WorkspaceMemory own_memory_;
   Buffers buffers_;
@@ -145,9 +130,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
     validate_cache(spec(), setup_.cache);
     for (int32_t i = 0; i < setup_.cache.layers; ++i) setup_.layers.push_back(pool_->layer(i));
     for (const KvLayerView& view : setup_.layers) layers_.push_back(cuda_layer(view, *pool_));
-    const CacheKernels kernels = cache_kernels(spec(), setup_.cache, setup_.sm);
-    page_table_ = cuda::Kernel(kernels.page_table, store);
-    kv_write_ = cuda::Kernel(kernels.kv_write, store);
+    cache_ = CudaCache(spec(), *pool_, setup_.sm, store);
   }
   prefill_ = prefill_of(table, setup_).load(setup_, store);
   if (table.decode != nullptr) decode_ = table.decode->load(setup_, store);
@@ -178,8 +161,8 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   prefill_->reserve(limits, buffers_.prefill);
   if (decode_ != nullptr) decode_->reserve(limits, buffers_.decode);
   for (CudaLayer& layer : layers_) {
-    layer.keys.page_table = buffers_.page_table;
-    layer.keys.page_table_stride = buffers_.page_table_stride;
+    layer.keys.page_table = buffers_.pages.table;
+    layer.keys.page_table_stride = buffers_.pages.stride;
   }
   rules_.limits = limits;
   reserved_ = true;
@@ -228,54 +211,10 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    if (cached) build_page_table(batch, stream);
+    if (cached) cache_.build_pages(batch, params_.batch.kv_lens, buffers_.pages, stream);
     plan_kernels(batch, stream);
   }
   planned_ = true;
-}
-
-void CudaBackend::build_page_table(const BatchView& batch, Stream stream) {
-  const bool cross = spec().scope == AttentionScope::cross;
-  cuda::PageTableParams table{};
-  table.request_slots = cross ? batch.encoder_slots : batch.request_slots;
-  table.request_slots_stride = cross ? batch.encoder_slots_stride : batch.request_slots_stride;
-  table.request_rows = batch.request_rows;
-  table.kv_lens = params_.batch.kv_lens;
-  table.slot_map = pool_->device_slot_map();
-  table.slots = pool_slots(*pool_);
-  table.page_table = buffers_.page_table;
-  table.page_table_stride = buffers_.page_table_stride;
-  table.requests = batch.requests;
-  table.page_size = setup_.cache.page_size;
-  const int64_t blocks = (buffers_.page_table_stride + kTableThreads - 1) / kTableThreads;
-  page_table_.launch({static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
-                      static_cast<uint32_t>(batch.requests)},
-                     table, stream);
-}
-
-void CudaBackend::store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream) {
-  cuda::KvWriteParams write = layer.write;
-  write.k = stores(tensors) ? tensors.k.data : nullptr;
-  write.v = tensors.v.data;
-  write.k_token_stride = tensors.k.token_stride;
-  write.k_head_stride = tensors.k.head_stride;
-  write.v_token_stride = tensors.v.token_stride;
-  write.v_head_stride = tensors.v.head_stride;
-  write.slots = batch_.out_slots;
-  write.q_indptr = batch_.q_indptr;
-  write.requests = batch_.requests;
-  if (spec().has_rope) {
-    const RotaryTensors& rotary = tensors.rotary;
-    write.rotary = {rotary.cos, rotary.sin, rotary.max_positions, rotary.rotary_dim,
-                    rotary.interleaved};
-    write.positions = rotary.positions;
-    write.q = tensors.q.data;
-    write.q_token_stride = tensors.q.token_stride;
-    write.q_head_stride = tensors.q.head_stride;
-    write.q_heads = tensors.q ? spec().q_heads : 0;
-  }
-  const int64_t rows = int64_t{batch_.tokens} * (spec().kv_heads + write.q_heads);
-  kv_write_.launch({static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, write, stream);
 }
 
 void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
@@ -289,7 +228,7 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
     check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
                    "layer is {}, the pool has {}", tensors.layer, layers_.size());
     const CudaLayer& layer = layers_[static_cast<size_t>(tensors.layer)];
-    if (stores(tensors) || spec().has_rope) store(tensors, layer, stream);
+    if (stores(tensors) || spec().has_rope) cache_.store(tensors, layer.write, batch_, stream);
     params_.keys = layer.keys;
   } else {
     params_.keys = packed_keys(tensors, batch_);

@@ -58,11 +58,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
                                          "has dropped some",
                                          name_of(spec.mask), request.cache.window)});
   }
-  if (request.limits.max_requests > kMostRequests) {
-    reasons.push_back(
-        {RejectCode::limits, fmt::format("max_requests is {}, at most {}",
-                                         request.limits.max_requests, kMostRequests)});
-  }
+  append_limit_reasons(request.limits, reasons);
 }
 
 // Whether every kernel can be had.
@@ -86,15 +82,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
     needed.push_back(cache.page_table);
     needed.push_back(cache.kv_write);
   }
-  try {
-    const gpu::KernelStore& store = cuda::kernel_store();
-    for (const gpu::KernelVariant& variant : needed) {
-      std::string reason = store.why_not(variant);
-      if (!reason.empty()) reasons.push_back({RejectCode::kernels, std::move(reason)});
-    }
-  } catch (const Error& error) {
-    reasons.push_back({RejectCode::kernels, error.what()});
-  }
+  append_missing_kernels(needed, reasons);
 }
 
 }  // namespace
@@ -115,6 +103,25 @@ Capability cuda_capability() {
   return can;
 }
 
+void append_limit_reasons(const BatchLimits& limits, std::vector<Reason>& reasons) {
+  if (limits.max_requests <= kMostRequests) return;
+  reasons.push_back({RejectCode::limits, fmt::format("max_requests is {}, at most {}",
+                                                     limits.max_requests, kMostRequests)});
+}
+
+void append_missing_kernels(std::span<const gpu::KernelVariant> needed,
+                            std::vector<Reason>& reasons) {
+  try {
+    const gpu::KernelStore& store = cuda::kernel_store();
+    for (const gpu::KernelVariant& variant : needed) {
+      std::string reason = store.why_not(variant);
+      if (!reason.empty()) reasons.push_back({RejectCode::kernels, std::move(reason)});
+    }
+  } catch (const Error& error) {
+    reasons.push_back({RejectCode::kernels, error.what()});
+  }
+}
+
 BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
                         const Capability& capability) {
   entry.graphs = GraphSupport::always;
@@ -124,18 +131,13 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
     if (reasons.empty()) check_kernels(kernels, request, reasons);
     return reasons;
   };
-  entry.workspace_bytes = [reject = entry.reject, name = entry.name,
-                           &kernels](const BackendRequest& request) {
-    validate_request(request);
-    refuse(name, reject(request));
+  entry.workspace_bytes = [&kernels](const BackendRequest& request) {
     return cuda_workspace_bytes(kernels, setup_of(request), request.limits);
   };
-  entry.create = [reject = entry.reject, name = entry.name,
-                  &kernels](const BackendContext& context) {
-    refuse(name, reject(request_of(context)));
+  entry.create = [&kernels](const BackendContext& context) {
     return make_cuda_backend(kernels, context);
   };
-  return entry;
+  return guarded(std::move(entry));
 }
 
 }  // namespace fovea

@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/entry.h"
 
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "attention/validate_spec.h"
 #include "core/check.h"
 #include "gpu/gpu.h"
 
 namespace fovea {
+
+namespace {
 
 void refuse(std::string_view name, std::span<const Reason> reasons) {
   if (reasons.empty()) return;
@@ -12,6 +19,7 @@ void refuse(std::string_view name, std::span<const Reason> reasons) {
        reject_code_name(reasons.front().code), reasons.front().text);
 }
 
+// What a context asks for.
 BackendRequest request_of(const BackendContext& context) {
   BackendRequest request;
   request.spec = context.spec;
@@ -20,6 +28,24 @@ BackendRequest request_of(const BackendContext& context) {
                        ? cpu_device()
                        : gpu::Context(context.device.index).info();
   return request;
+}
+
+}  // namespace
+
+BackendEntry guarded(BackendEntry entry) {
+  entry.workspace_bytes = [name = entry.name, reject = entry.reject,
+                           bytes =
+                               std::move(entry.workspace_bytes)](const BackendRequest& request) {
+    validate_request(request);
+    refuse(name, reject(request));
+    return bytes(request);
+  };
+  entry.create = [name = entry.name, reject = entry.reject,
+                  create = std::move(entry.create)](const BackendContext& context) {
+    refuse(name, reject(request_of(context)));
+    return create(context);
+  };
+  return entry;
 }
 
 }  // namespace fovea

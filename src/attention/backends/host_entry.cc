@@ -7,6 +7,7 @@
 #include "attention/backends/host_linear.h"
 #include "attention/backends/host_mha.h"
 #include "attention/backends/host_mla.h"
+#include "attention/backends/mla_forms.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 
@@ -68,19 +69,16 @@ BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
     }
     return reasons;
   };
-  entry.workspace_bytes = [reject = entry.reject, name = entry.name,
-                           &kernels](const BackendRequest& request) {
-    validate_request(request);
-    refuse(name, reject(request));
+  entry.workspace_bytes = [&kernels](const BackendRequest& request) {
     return workspace_bytes({&kernels, request.spec, request.cache, request.device.cores},
                            request.limits);
   };
-  entry.create = [reject = entry.reject, name = entry.name,
-                  &kernels](const BackendContext& context) {
-    refuse(name, reject(request_of(context)));
-    return create(kernels, context);
+  entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
+  entry.notes = [](const BackendRequest& request) {
+    return request.spec.kind == AttentionKind::mla ? describe_mla_forms(request.spec, kMlaChunkRows)
+                                                   : std::string();
   };
-  return entry;
+  return guarded(std::move(entry));
 }
 
 }  // namespace fovea

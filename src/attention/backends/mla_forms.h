@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "fovea/attention_spec.h"
 
@@ -37,5 +38,8 @@ bool can_up_project(const AttentionSpec& spec);
 // absorbed: they share one pass over the cache with the decodes.
 inline constexpr int32_t kMinUpProjected = 16;
 MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len);
+
+// The choice in words, for explain(): from how many new tokens on, and how much context at a time.
+std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows);
 
 }  // namespace fovea

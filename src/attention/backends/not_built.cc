@@ -59,11 +59,6 @@ std::vector<BackendEntry> missing_gpu_backends() {
   constexpr int kAmpere = 80;
   constexpr int kAny = std::numeric_limits<int>::max();
   std::vector<GpuRow> rows = {
-      {"mla",
-       "Hopper MLA: absorbed decode, up-projected prefill",
-       {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"},
-       kHopper,
-       kHopper},
       {"sparse_mla",
        "token-sparse MLA with an indexer",
        {"nsa", "dsa", "flashmla_sparse", "flashinfer_mla_sparse"},

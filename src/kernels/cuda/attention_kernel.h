@@ -47,7 +47,8 @@ class AttentionKernel {
   // another family: those for few new tokens attend first, directly before those for many.
   virtual void plan(const BatchParams& batch, int32_t tokens, Stream stream) = 0;
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
-  // `layer`; params.work is the kernel's own business.
+  // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
+  // tokens). params.work is the kernel's own business.
   virtual void attend(const AttentionParams& params, int32_t layer, Stream stream) = 0;
 };
 

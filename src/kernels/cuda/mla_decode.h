@@ -72,7 +72,8 @@ class MlaDecode {
   void reserve(const BatchLimits& limits, std::byte* workspace);
 
   // Once per pass: from lengths on the device to the work of all layers. Masks: causal and tree.
-  void plan(const BatchParams& batch, Stream stream);
+  // skip: [requests] on the device, 1: a request without work, whose rows stay untouched; or null.
+  void plan(const BatchParams& batch, Stream stream, const uint8_t* skip = nullptr);
   // Once per layer, of the planned batch. Both are legal in a capture.
   void decode(const MlaDecodeTensors& tensors, Stream stream) const;
 

@@ -49,7 +49,8 @@ struct MlaWorkList {
 constexpr int32_t kMlaMaxWorkers = 160;
 
 struct MlaPlanParams {
-  BatchParams batch;  // masks: causal, tree
+  BatchParams batch;    // masks: causal, tree
+  const uint8_t* skip;  // [requests] 1: no work for this one; or null
   MlaWorkList work;
   // Whatever the balance: the bits of a row then do not depend on the batch it is in.
   int32_t whole_tiles;

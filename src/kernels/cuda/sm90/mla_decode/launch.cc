@@ -116,10 +116,10 @@ void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   work_ = carve(carver, setup_, limits);
 }
 
-void MlaDecode::plan(const BatchParams& batch, Stream stream) {
+void MlaDecode::plan(const BatchParams& batch, Stream stream, const uint8_t* skip) {
   check_argument(work_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
-  plan_.launch({1}, MlaPlanParams{batch, work_, setup_.batch_invariant}, stream);
+  plan_.launch({1}, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {

@@ -85,7 +85,9 @@ struct MlaPlanConfig {
     for (int base = 0; base < batch.requests; base += kPlanThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       RequestView view = {};
-      if (request < batch.requests) view = request_view(batch, request);
+      if (request < batch.requests && !(params.skip && params.skip[request])) {
+        view = request_view(batch, request);
+      }
       long long count;
       const int before = static_cast<int>(
           exclusive_scan((view.q_len * batch.q_heads + kRowTile - 1) / kRowTile, count, shared));

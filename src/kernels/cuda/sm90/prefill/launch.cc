@@ -215,10 +215,12 @@ class HopperPrefill final : public AttentionKernel {
       params_.v = active_->v(layer);
     } else {
       const KeyParams& keys = given.keys;
-      params_.k = key_map(keys.k, spec.head_dim, spec.kv_heads, tokens_, 1, keys.k_head_stride,
-                          keys.k_token_stride, tokens_ * keys.k_token_stride, params_.box_keys);
-      params_.v = key_map(keys.v, spec.head_dim_v, spec.kv_heads, tokens_, 1, keys.v_head_stride,
-                          keys.v_token_stride, tokens_ * keys.v_token_stride, params_.box_keys);
+      const int64_t rows =
+          keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
+      params_.k = key_map(keys.k, spec.head_dim, spec.kv_heads, rows, 1, keys.k_head_stride,
+                          keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys);
+      params_.v = key_map(keys.v, spec.head_dim_v, spec.kv_heads, rows, 1, keys.v_head_stride,
+                          keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys);
     }
     const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors)};
     if (params_.beside) {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/cuda_cache.h"
+
+#include <algorithm>
+
+#include "attention/validate_layer.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// CTAs that share the pages of one request when its row of the page table is written.
+constexpr int64_t kTableThreads = 256;
+constexpr int64_t kMostTableBlocks = 8;
+// (token, head) rows that a CTA of kv_write stores.
+constexpr int64_t kWriteRows = 8;
+
+}  // namespace
+
+CudaCache::CudaCache(const AttentionSpec& spec, const KvPool& pool, int sm, gpu::KernelStore& store)
+    : spec_(spec), pool_(&pool) {
+  const CacheKernels kernels = cache_kernels(spec, pool.spec(), sm);
+  page_table_ = cuda::Kernel(kernels.page_table, store);
+  kv_write_ = cuda::Kernel(kernels.kv_write, store);
+}
+
+CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
+                           const BatchLimits& limits) {
+  const int64_t keys =
+      spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
+  const int64_t tiled = (keys + cuda::kTableKeys - 1) / cuda::kTableKeys * cuda::kTableKeys;
+  CudaPages pages;
+  pages.stride = (tiled + page_size - 1) / page_size;
+  pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
+  return pages;
+}
+
+void CudaCache::build_pages(const BatchView& batch, const int32_t* kv_lens, const CudaPages& pages,
+                            Stream stream) const {
+  const bool cross = spec_.scope == AttentionScope::cross;
+  cuda::PageTableParams table{};
+  table.request_slots = cross ? batch.encoder_slots : batch.request_slots;
+  table.request_slots_stride = cross ? batch.encoder_slots_stride : batch.request_slots_stride;
+  table.request_rows = batch.request_rows;
+  table.kv_lens = kv_lens;
+  table.slot_map = pool_->device_slot_map();
+  table.slots = pool_slots(*pool_);
+  table.page_table = pages.table;
+  table.page_table_stride = pages.stride;
+  table.requests = batch.requests;
+  table.page_size = pool_->spec().page_size;
+  const int64_t blocks = (pages.stride + kTableThreads - 1) / kTableThreads;
+  page_table_.launch({static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
+                      static_cast<uint32_t>(batch.requests)},
+                     table, stream);
+}
+
+void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
+                      const BatchView& batch, Stream stream) const {
+  layer.k = stores(tensors) ? tensors.k.data : nullptr;
+  layer.v = tensors.v.data;
+  layer.k_token_stride = tensors.k.token_stride;
+  layer.k_head_stride = tensors.k.head_stride;
+  layer.v_token_stride = tensors.v.token_stride;
+  layer.v_head_stride = tensors.v.head_stride;
+  layer.slots = batch.out_slots;
+  layer.q_indptr = batch.q_indptr;
+  layer.requests = batch.requests;
+  if (spec_.has_rope) {
+    const RotaryTensors& rotary = tensors.rotary;
+    layer.rotary = {rotary.cos, rotary.sin, rotary.max_positions, rotary.rotary_dim,
+                    rotary.interleaved};
+    layer.positions = rotary.positions;
+    layer.q = tensors.q.data;
+    layer.q_token_stride = tensors.q.token_stride;
+    layer.q_head_stride = tensors.q.head_stride;
+    layer.q_heads = tensors.q ? spec_.q_heads : 0;
+  }
+  const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
+  kv_write_.launch({static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, layer, stream);
+}
+
+}  // namespace fovea

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// `mla`: multi-head latent attention on Hopper.
+#include <algorithm>
+#include <array>
+
+#include "attention/backends/backends.h"
+#include "attention/backends/cuda_entry.h"
+#include "attention/backends/entry.h"
+#include "attention/backends/mla_backend.h"
+#include "attention/backends/mla_layer.h"
+#include "attention/backends/mla_prefill.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+constexpr AttentionKind kKinds[] = {AttentionKind::mla};
+constexpr AttentionScope kScopes[] = {AttentionScope::decoder};
+constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree};
+constexpr DType kDtypes[] = {DType::f16, DType::bf16};
+constexpr KvScale kKvScales[] = {KvScale::none};
+constexpr KvLayout kKvLayouts[] = {KvLayout::mla};
+
+// Columns of the kernels.
+constexpr std::array kRanks = {512, 256};
+constexpr std::array kRopeDims = {64, 0};
+constexpr int32_t kProjectedGrain = 8;  // 16 bytes
+
+Capability capability() {
+  constexpr int kHopper = 90;
+  Capability can;
+  can.device = DeviceKind::cuda;
+  can.min_sm = can.max_sm = kHopper;
+  can.kinds = kKinds;
+  can.scopes = kScopes;
+  can.masks = kMasks;
+  can.q_dtypes = can.kv_dtypes = kDtypes;
+  can.kv_scales = kKvScales;
+  can.kv_layouts = kKvLayouts;
+  can.max_head_dim = kRanks.front() + kRopeDims.front();
+  can.max_group = 128;
+  can.lse = true;
+  can.batch_invariant = true;  // whole tiles: keys lie the same whatever a batch holds
+  return can;
+}
+
+template <typename List>
+void unless_listed(const List& accepted, int32_t value, std::string_view name,
+                   std::vector<Reason>& reasons) {
+  if (std::ranges::find(accepted, value) != accepted.end()) return;
+  reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: {}, {}", name, value,
+                                                       accepted[0], accepted[1])});
+}
+
+void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
+  const AttentionSpec& spec = request.spec;
+  if (spec.kind != AttentionKind::mla) return;
+  unless_listed(kRanks, spec.kv_lora_rank, "kv_lora_rank", reasons);
+  unless_listed(kRopeDims, spec.rope_dim, "rope_dim", reasons);
+  for (const auto& [name, dim] :
+       {std::pair{"nope_dim", spec.nope_dim}, std::pair{"v_dim", spec.v_dim}}) {
+    if (dim % kProjectedGrain == 0) continue;
+    reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: multiples of {}",
+                                                         name, dim, kProjectedGrain)});
+  }
+  if (request.cache.dtype != spec.q_dtype) {
+    reasons.push_back({RejectCode::kv_dtype,
+                       fmt::format("cache dtype is {}, accepted: q_dtype ({})",
+                                   dtype_name(request.cache.dtype), dtype_name(spec.q_dtype))});
+  }
+}
+
+}  // namespace
+
+BackendEntry mla_backend() {
+  BackendEntry entry;
+  entry.name = "mla";
+  entry.role =
+      "Hopper MLA: absorbed over the latent cache, long extends up-projected to full heads";
+  entry.aliases = {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"};
+  entry.graphs = GraphSupport::always;
+  entry.reject = [can = capability()](const BackendRequest& request) {
+    std::vector<Reason> reasons = capability_reasons(can, request);
+    check_dims(request, reasons);
+    append_limit_reasons(request.limits, reasons);
+    if (reasons.empty()) {
+      append_missing_kernels(mla_variants(request.spec, request.cache, request.device), reasons);
+    }
+    return reasons;
+  };
+  entry.workspace_bytes = [](const BackendRequest& request) {
+    return mla_workspace_bytes(request.spec, request.cache, request.device, request.limits);
+  };
+  entry.create = [](const BackendContext& context) { return make_mla_backend(context); };
+  entry.notes = [](const BackendRequest& request) {
+    return describe_mla_forms(request.spec, mla_prefill_rows(request.limits));
+  };
+  return guarded(std::move(entry));
+}
+
+}  // namespace fovea

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/mla_backend.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "attention/backends/cuda_cache.h"
+#include "attention/backends/mla_layer.h"
+#include "attention/backends/mla_prefill.h"
+#include "attention/validate_batch.h"
+#include "attention/validate_layer.h"
+#include "attention/validate_spec.h"
+#include "attention/workspace.h"
+#include "core/check.h"
+#include "kernels/cuda/head_gemm.h"
+#include "kernels/cuda/store.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+constexpr int32_t kAnyLength = std::numeric_limits<int32_t>::max();
+constexpr int32_t kSmallTile = 64;  // packed (token, head) rows
+
+struct Buffers {
+  CudaPages pages;
+  std::byte* work = nullptr;  // of the absorbed kernels; one plan is valid at a time
+  // With weights: [max_tokens, q_heads, kv_lora_rank] of queries and of results in the latent
+  // space, before that the up-projected form's.
+  MlaScratch scratch;
+  MlaPrefillBuffers prefill;  // where requests can be up-projected
+};
+
+// What decides kernels and bytes.
+struct Setup {
+  AttentionSpec spec;
+  KvCacheSpec cache;
+  DeviceInfo device;
+
+  cuda::MlaDecodeSetup decode(int32_t max_q_len) const {
+    return mla_decode_setup(spec, cache, device, max_q_len);
+  }
+  int64_t latent_values() const { return int64_t{spec.q_heads} * spec.kv_lora_rank; }
+};
+
+Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits& limits) {
+  Buffers buffers;
+  buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
+  buffers.work = workspace.take<std::byte>(static_cast<int64_t>(
+      std::max(cuda::MlaDecode::workspace_bytes(setup.decode(1), limits),
+               cuda::MlaDecode::workspace_bytes(setup.decode(kAnyLength), limits))));
+  const AttentionSpec& spec = setup.spec;
+  if (spec.nope_dim == 0) return buffers;
+  const bool up = serves_up_projected(spec, limits);
+  const auto heads_of = [&](int32_t width) {
+    return workspace.take<std::byte>(int64_t{limits.max_tokens} * spec.q_heads * width *
+                                     static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
+  };
+  const int32_t rank = spec.kv_lora_rank;
+  buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
+  buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
+  if (up) buffers.prefill = MlaPrefill::carve(workspace, spec, setup.device, limits);
+  return buffers;
+}
+
+class MlaBackend final : public AttentionBackend {
+ public:
+  explicit MlaBackend(const BackendContext& context);
+  ~MlaBackend() override { context_.bind_to_free(); }
+
+  std::string_view name() const override { return "mla"; }
+  Device device() const override { return context_.info().device(); }
+  size_t workspace_bytes(const BatchLimits& limits) const override;
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
+  void plan(const BatchView& batch, Stream stream) override;
+  void forward(const LayerTensors& layer, Stream stream) override;
+
+ private:
+  struct Layer {
+    cuda::KvWriteParams write{};
+    cuda::MlaDecodeTensors cache;
+  };
+
+  const AttentionSpec& spec() const { return setup_.spec; }
+  int32_t most_q_len(const BatchView& batch) const;
+  void attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention, Stream stream) const;
+  void multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params, Stream stream) const;
+  void absorb(const LayerTensors& tensors, Stream stream) const;
+  void project(const LayerTensors& tensors, Stream stream) const;
+
+  gpu::Context context_;
+  Setup setup_;
+  BatchRules rules_;
+  CudaCache cache_;
+  // For requests whose rows fit the small tile, and for any.
+  std::optional<cuda::MlaDecode> few_rows_, any_rows_;
+  cuda::HeadGemm into_latent_, out_of_latent_;  // with weights
+  std::optional<MlaPrefill> prefill_;           // where the spec allows it
+  std::vector<Layer> layers_;
+  WorkspaceMemory own_memory_;
+  Buffers buffers_;
+  bool reserved_ = false;
+  bool planned_ = false;
+  BatchView batch_;
+  // Of the planned batch.
+  const cuda::MlaDecode* active_ = nullptr;
+  bool up_projects_ = false;  // some requests, perhaps
+};
+
+MlaBackend::MlaBackend(const BackendContext& context) : context_(context.device.index) {
+  setup_.spec = context.spec;
+  setup_.device = context_.info();
+  validate_spec(spec());
+  check_argument(context.kv != nullptr, "kv is null, these layers need a KvPool");
+  const KvPool& pool = *context.kv;
+  check_argument(pool.device() == context.device, "the pool is on {}, the backend on {}",
+                 device_name(pool.device()), device_name(context.device));
+  setup_.cache = pool.spec();
+  validate_cache(spec(), setup_.cache);
+  rules_.spec = spec();
+  for (int32_t i = 0; i < setup_.cache.layers; ++i) {
+    const KvLayerView view = pool.layer(i);
+    layers_.push_back({mla_write(view, pool, spec()), mla_cache(view, spec())});
+  }
+  gpu::KernelStore& store = cuda::kernel_store();
+  cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
+  few_rows_.emplace(setup_.decode(1), store);
+  any_rows_.emplace(setup_.decode(kAnyLength), store);
+  if (spec().nope_dim > 0) {
+    into_latent_ = cuda::HeadGemm(cuda::WeightOrder::kn, spec().q_dtype, setup_.device.sm, store);
+    out_of_latent_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec().q_dtype, setup_.device.sm, store);
+  }
+  if (can_up_project(spec())) prefill_.emplace(spec(), setup_.device, store);
+}
+
+size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
+  validate_limits(spec(), limits);
+  return mla_workspace_bytes(spec(), setup_.cache, setup_.device, limits);
+}
+
+void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
+  const size_t needed = workspace_bytes(limits);
+  context_.bind();
+  if (workspace.empty()) {
+    own_memory_ = WorkspaceMemory(device(), needed);
+    workspace = own_memory_.bytes();
+  }
+  check_workspace(workspace, needed, name());
+  WorkspaceCarver carver(workspace.data());
+  buffers_ = carve(carver, setup_, limits);
+  few_rows_->reserve(limits, buffers_.work);
+  any_rows_->reserve(limits, buffers_.work);
+  if (serves_up_projected(spec(), limits)) {
+    prefill_->reserve(limits, buffers_.prefill, buffers_.scratch);
+  }
+  for (Layer& layer : layers_) {
+    layer.cache.page_table = buffers_.pages.table;
+    layer.cache.page_table_stride = buffers_.pages.stride;
+  }
+  rules_.limits = limits;
+  reserved_ = true;
+  planned_ = false;
+}
+
+int32_t MlaBackend::most_q_len(const BatchView& batch) const {
+  if (batch.mode == ForwardMode::decode) return 1;
+  return batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
+}
+
+// Host figures decide which kernels run, so that a captured pass keeps them whatever lengths it is
+// replayed with. A row's bits are the same in both tiles when tiles are whole.
+void MlaBackend::plan(const BatchView& batch, Stream stream) {
+  check_argument(reserved_, "plan() before reserve()");
+  planned_ = false;
+  validate_batch_shape(batch, rules_);
+  context_.bind();
+  batch_ = batch;
+  if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
+  if (batch_.tokens > 0) {
+    cache_.build_pages(batch, batch.kv_lens, buffers_.pages, stream);
+    // Positions decide nothing here: there is no window, chunk or bias.
+    cuda::BatchParams params{};
+    params.q_indptr = batch.q_indptr;
+    params.kv_lens = batch.kv_lens;
+    params.requests = batch.requests;
+    params.q_heads = spec().q_heads;
+    params.kv_heads = 1;
+    params.mask.causal = 1;
+    params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
+    const int64_t longest = most_q_len(batch);
+    up_projects_ = prefill_ && longest >= kMinUpProjected;
+    if (up_projects_) {
+      const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
+      prefill_->plan(batch, most_keys, stream);
+    }
+    cuda::MlaDecode& kernel = longest * spec().q_heads <= kSmallTile ? *few_rows_ : *any_rows_;
+    kernel.plan(params, stream, up_projects_ ? prefill_->requests() : nullptr);
+    active_ = &kernel;
+  }
+  planned_ = true;
+}
+
+void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
+  check_argument(planned_, "forward() without a plan");
+  if (batch_.tokens == 0) return;
+  validate_layer(tensors, spec(), batch_, true);
+  validate_mla_layer(tensors, spec());
+  context_.bind();
+  check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
+                 "layer is {}, the pool has {}", tensors.layer, layers_.size());
+  const Layer& layer = layers_[static_cast<size_t>(tensors.layer)];
+  if (stores(tensors)) cache_.store(tensors, layer.write, batch_, stream);
+  if (!tensors.q) return;
+  // The other form's rows are written over.
+  if (up_projects_) prefill_->attend(tensors, layer.cache, setup_.cache.page_size, stream);
+  if (spec().nope_dim > 0) absorb(tensors, stream);
+  attend(tensors, layer.cache, stream);
+  if (spec().nope_dim > 0) project(tensors, stream);
+}
+
+void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention,
+                        Stream stream) const {
+  const bool has_weights = spec().nope_dim > 0;
+  const int64_t rope_at = has_weights ? spec().nope_dim : spec().kv_lora_rank;
+  HeadRows rope = tensors.q_rope;
+  if (!rope) {
+    rope = tensors.q;
+    rope.data = static_cast<uint16_t*>(rope.data) + rope_at;
+  }
+  attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
+  attention.q_latent_token_stride = has_weights ? setup_.latent_values() : tensors.q.token_stride;
+  attention.q_latent_head_stride = has_weights ? spec().kv_lora_rank : tensors.q.head_stride;
+  attention.q_rope = rope.data;
+  attention.q_rope_token_stride = rope.token_stride;
+  attention.q_rope_head_stride = rope.head_stride;
+  attention.tokens = batch_.tokens;
+  attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
+  attention.out_token_stride = has_weights ? setup_.latent_values() : tensors.out.token_stride;
+  attention.out_head_stride = has_weights ? spec().kv_lora_rank : tensors.out.head_stride;
+  attention.lse = tensors.lse;
+  active_->decode(attention, stream);
+}
+
+void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params,
+                          Stream stream) const {
+  params.live_tokens = batch_.q_indptr + batch_.requests;
+  params.skip = up_projects_ ? prefill_->tokens() : nullptr;
+  params.tokens = batch_.tokens;
+  gemm.run(params, spec().q_heads, stream);
+}
+
+// queries = q_nope W_UK
+void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
+  const MlaWeights& weights = tensors.mla_weights;
+  cuda::HeadGemmParams params{};
+  params.x = tensors.q.data;
+  params.x_token_stride = tensors.q.token_stride;
+  params.x_head_stride = tensors.q.head_stride;
+  params.weight = weights.w_uk;
+  params.weight_head_stride = weights.w_uk_head_stride != 0
+                                  ? weights.w_uk_head_stride
+                                  : int64_t{spec().nope_dim} * spec().kv_lora_rank;
+  params.weight_row_stride = spec().kv_lora_rank;
+  params.out = buffers_.scratch.queries;
+  params.out_token_stride = setup_.latent_values();
+  params.out_head_stride = spec().kv_lora_rank;
+  params.n = spec().kv_lora_rank;
+  params.k = spec().nope_dim;
+  multiply(into_latent_, params, stream);
+}
+
+// out = latents W_UV
+void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
+  const MlaWeights& weights = tensors.mla_weights;
+  cuda::HeadGemmParams params{};
+  params.x = buffers_.scratch.results;
+  params.x_token_stride = setup_.latent_values();
+  params.x_head_stride = spec().kv_lora_rank;
+  params.weight = weights.w_uv;
+  params.weight_head_stride = weights.w_uv_head_stride != 0
+                                  ? weights.w_uv_head_stride
+                                  : int64_t{spec().v_dim} * spec().kv_lora_rank;
+  params.weight_row_stride = spec().kv_lora_rank;
+  params.out = tensors.out.data;
+  params.out_token_stride = tensors.out.token_stride;
+  params.out_head_stride = tensors.out.head_stride;
+  params.n = spec().v_dim;
+  params.k = spec().kv_lora_rank;
+  multiply(out_of_latent_, params, stream);
+}
+
+}  // namespace
+
+size_t mla_workspace_bytes(const AttentionSpec& spec, const KvCacheSpec& cache,
+                           const DeviceInfo& device, const BatchLimits& limits) {
+  WorkspaceCarver counter(nullptr);
+  carve(counter, {spec, cache, device}, limits);
+  return counter.bytes();
+}
+
+std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context) {
+  return std::make_unique<MlaBackend>(context);
+}
+
+}  // namespace fovea

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multi-head latent attention on a Hopper GPU. Absorbed: W_UK goes into the queries, attention runs
+// over the cached latents themselves, W_UV turns its result into values. Up-projected, for long
+// extends: mla_prefill.h. plan() builds the page table, chooses each request's form and orders the
+// work on the device, from the batch's lengths.
+#pragma once
+
+#include <memory>
+
+#include "fovea/attention_backend.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+
+size_t mla_workspace_bytes(const AttentionSpec& spec, const KvCacheSpec& cache,
+                           const DeviceInfo& device, const BatchLimits& limits);
+
+// Loads every kernel: what is not packed is compiled here. Errors as BackendEntry::create.
+std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context);
+
+}  // namespace fovea

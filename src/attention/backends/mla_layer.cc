@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/mla_layer.h"
+
+#include <limits>
+
+#include "attention/backends/mla_prefill.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+#include "kernels/cuda/head_gemm.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+constexpr int64_t kAlignment = 16;  // bytes
+
+void check_weight(std::string_view name, const void* data, int64_t head_stride) {
+  check_argument(reinterpret_cast<uintptr_t>(data) % kAlignment == 0,
+                 "{} is at {}, a GPU needs it aligned to {} bytes", name, data, kAlignment);
+  const int64_t bytes = head_stride * static_cast<int64_t>(sizeof(uint16_t));
+  check_argument(bytes % kAlignment == 0,
+                 "{}_head_stride is {} elements, a GPU needs a multiple of {} bytes", name,
+                 head_stride, kAlignment);
+}
+
+void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
+  const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
+  const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
+  check_argument(spec.nope_dim > 0 ? given : none, "mla_weights {}, but the spec's nope_dim is {}",
+                 given  ? "are given"
+                 : none ? "are null"
+                        : "are half given",
+                 spec.nope_dim);
+  if (none) return;
+  check_argument(weights.dtype == spec.q_dtype, "mla_weights are {}, the spec's q_dtype is {}",
+                 dtype_name(weights.dtype), dtype_name(spec.q_dtype));
+  check_weight("w_uk", weights.w_uk, weights.w_uk_head_stride);
+  check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride);
+}
+
+}  // namespace
+
+cuda::MlaDecodeSetup mla_decode_setup(const AttentionSpec& spec, const KvCacheSpec& cache,
+                                      const DeviceInfo& device, int32_t max_q_len) {
+  return {.q_heads = spec.q_heads,
+          .rank = spec.kv_lora_rank,
+          .rope = spec.rope_dim,
+          .dtype = spec.q_dtype,
+          .page_size = cache.page_size,
+          .max_q_len = max_q_len,
+          .batch_invariant = spec.batch_invariant,
+          .sm = device.sm,
+          .multiprocessors = device.cores};
+}
+
+std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
+                                             const DeviceInfo& device) {
+  std::vector<gpu::KernelVariant> needed;
+  const auto add = [&](std::vector<gpu::KernelVariant> variants) {
+    needed.insert(needed.end(), variants.begin(), variants.end());
+  };
+  const CacheKernels around = cache_kernels(spec, cache, device.sm);
+  add({around.page_table, around.kv_write});
+  for (const int32_t max_q_len : {1, std::numeric_limits<int32_t>::max()}) {
+    add(cuda::MlaDecode::variants(mla_decode_setup(spec, cache, device, max_q_len)));
+  }
+  if (spec.nope_dim > 0) {
+    add(cuda::HeadGemm::variants(cuda::WeightOrder::kn, spec.q_dtype, device.sm));
+    add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
+  }
+  if (can_up_project(spec)) add(MlaPrefill::variants(spec, device));
+  return needed;
+}
+
+cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
+                              const AttentionSpec& spec) {
+  cuda::KvWriteParams write = cuda_layer(view, pool).write;
+  write.v_cache = view.k + spec.kv_lora_rank * static_cast<int64_t>(dtype_bytes(view.dtype));
+  write.v_page_stride = view.k_page_stride;
+  write.v_place_stride = view.k_token_stride;
+  write.head_dim = spec.kv_lora_rank;
+  write.head_dim_v = spec.rope_dim;
+  return write;
+}
+
+cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& spec) {
+  cuda::MlaDecodeTensors tensors;
+  tensors.cache = view.k;
+  tensors.pages = view.slots / view.page_size;
+  tensors.page_stride = view.k_page_stride;
+  tensors.token_stride = view.k_token_stride;
+  tensors.scale = softmax_scale(spec);
+  return tensors;
+}
+
+void validate_mla_layer(const LayerTensors& tensors, const AttentionSpec& spec) {
+  validate_alignment(tensors);
+  if (!tensors.q) return;
+  check_argument(!tensors.q_rope || spec.rope_dim > 0,
+                 "q_rope is given, but the spec's rope_dim is 0");
+  check_weights(tensors.mla_weights, spec);
+}
+
+}  // namespace fovea

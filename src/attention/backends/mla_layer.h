@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// One layer of a latent cache as the GPU kernels take it, and what they are made of.
+#pragma once
+
+#include <vector>
+
+#include "attention/backends/cuda_layer.h"
+#include "fovea/select_backend.h"
+#include "kernels/cuda/mla_decode.h"
+
+namespace fovea {
+
+// The absorbed kernels for batches of up to `max_q_len` new tokens a request.
+kernels::cuda::MlaDecodeSetup mla_decode_setup(const AttentionSpec& spec, const KvCacheSpec& cache,
+                                               const DeviceInfo& device, int32_t max_q_len);
+
+// What a backend over such a cache takes from the store.
+std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
+                                             const DeviceInfo& device);
+
+// Writes latent and rotary key of a token as one row. Error{invalid_argument} where a lent pool's
+// rows are not 16-byte aligned.
+kernels::cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
+                                       const AttentionSpec& spec);
+
+// The cache part of the tensors; the rest is the pass's and the caller's.
+kernels::cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& spec);
+
+// Error{invalid_argument} naming what does not fit the spec or is not aligned to 16 bytes.
+void validate_mla_layer(const LayerTensors& tensors, const AttentionSpec& spec);
+
+}  // namespace fovea

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/mla_prefill.h"
+
+#include <algorithm>
+
+#include "attention/validate_spec.h"
+#include "core/check.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// A pass that could have more context than this many chunks keeps the rest of its requests
+// absorbed.
+constexpr int32_t kMostChunks = 256;
+
+int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
+
+// Attention over keys and values of every head, packed.
+cuda::AttentionSetup attention_setup(const AttentionSpec& spec, const DeviceInfo& device) {
+  cuda::AttentionSetup setup;
+  setup.spec.kind = AttentionKind::mha;
+  setup.spec.scope = AttentionScope::encoder;
+  setup.spec.q_heads = setup.spec.kv_heads = spec.q_heads;
+  setup.spec.head_dim = key_dim(spec);
+  setup.spec.head_dim_v = spec.v_dim;
+  setup.spec.q_dtype = spec.q_dtype;
+  setup.sm = device.sm;
+  setup.multiprocessors = device.cores;
+  return setup;
+}
+
+// Requests that can have enough new tokens, times the most that can stand before them.
+int64_t most_context(int64_t requests, int64_t tokens, int64_t max_kv_len) {
+  return std::min(requests, tokens / kMinUpProjected) *
+         std::max<int64_t>(max_kv_len - kMinUpProjected, 0);
+}
+
+std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, int sm) {
+  const cuda::Family& family = cuda::family("sm90/mla_prefill");
+  return {make_variant(family, {"forms", "bf16"}, sm), make_variant(family, {"gather", "bf16"}, sm),
+          make_variant(family, {"add", *cuda::variant_type(spec.q_dtype)}, sm),
+          make_variant(family, {"join", "bf16"}, sm)};
+}
+
+uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
+  return static_cast<uint32_t>((rows + kernel.row_tile() - 1) / kernel.row_tile());
+}
+
+}  // namespace
+
+int32_t mla_prefill_rows(const BatchLimits& limits) {
+  const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
+  return static_cast<int32_t>(
+      std::max<int64_t>(limits.max_tokens, std::min<int64_t>(context, kMlaContextRows)));
+}
+
+bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
+  return can_up_project(spec) && std::min(limits.max_q_len, limits.max_tokens) >= kMinUpProjected;
+}
+
+std::vector<gpu::KernelVariant> MlaPrefill::variants(const AttentionSpec& spec,
+                                                     const DeviceInfo& device) {
+  std::vector<gpu::KernelVariant> needed = own_variants(spec, device.sm);
+  for (auto& list : {cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm),
+                     cuda::hopper_prefill().variants(attention_setup(spec, device))}) {
+    needed.insert(needed.end(), list.begin(), list.end());
+  }
+  return needed;
+}
+
+MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
+                                    const DeviceInfo& device, const BatchLimits& limits) {
+  MlaPrefillBuffers buffers;
+  buffers.rows = mla_prefill_rows(limits);
+  const auto rows_of = [&](int64_t width) {
+    return workspace.take<std::byte>(buffers.rows * width *
+                                     static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
+  };
+  buffers.latents = rows_of(spec.kv_lora_rank);
+  buffers.keys = rows_of(int64_t{spec.q_heads} * key_dim(spec));
+  buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
+  buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
+  buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
+  buffers.attention = workspace.take<std::byte>(static_cast<int64_t>(
+      cuda::hopper_prefill().workspace_bytes(attention_setup(spec, device), limits)));
+  buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
+  buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
+  buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
+  buffers.context_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
+  buffers.live_rows = workspace.take<int32_t>(1);
+  buffers.chunk_begin = workspace.take<int32_t>(limits.max_requests);
+  buffers.chunk_lens = workspace.take<int32_t>(limits.max_requests);
+  buffers.chunk_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
+  return buffers;
+}
+
+MlaPrefill::MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store)
+    : spec_(spec), up_(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store) {
+  const std::vector<gpu::KernelVariant> own = own_variants(spec, device.sm);
+  forms_ = cuda::Kernel(own[0], store);
+  gather_ = cuda::Kernel(own[1], store);
+  add_ = cuda::Kernel(own[2], store);
+  join_ = cuda::Kernel(own[3], store);
+  attention_ = cuda::hopper_prefill().load(attention_setup(spec, device), store);
+}
+
+void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
+                         const MlaScratch& scratch) {
+  limits_ = limits;
+  buffers_ = buffers;
+  scratch_ = scratch;
+  attention_->reserve(limits, buffers.attention);
+}
+
+void MlaPrefill::plan(const BatchView& batch, int32_t max_kv_len, Stream stream) {
+  batch_ = batch;
+  const int64_t context = most_context(batch.requests, batch.tokens, max_kv_len);
+  chunks_ = static_cast<int32_t>(
+      std::min<int64_t>((context + buffers_.rows - 1) / buffers_.rows, kMostChunks));
+  cuda::MlaFormsParams params{};
+  params.q_indptr = batch.q_indptr;
+  params.kv_lens = batch.kv_lens;
+  params.requests = batch.requests;
+  params.kv_lora_rank = spec_.kv_lora_rank;
+  params.nope_dim = spec_.nope_dim;
+  params.v_dim = spec_.v_dim;
+  params.least_q_len = kMinUpProjected;
+  params.most_context =
+      static_cast<int32_t>(std::min<int64_t>(context, int64_t{kMostChunks} * buffers_.rows));
+  params.up_requests = buffers_.up_requests;
+  params.up_tokens = buffers_.up_tokens;
+  params.new_lens = buffers_.new_lens;
+  params.context_indptr = buffers_.context_indptr;
+  forms_.launch({}, params, stream);
+}
+
+void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
+                        int32_t page_size, Stream stream) {
+  const HeadRows q = joined_queries(tensors, stream);
+  cuda::MlaGatherParams rows{};
+  rows.cache = cache.cache;
+  rows.page_stride = cache.page_stride;
+  rows.token_stride = cache.token_stride;
+  rows.page_table = cache.page_table;
+  rows.page_table_stride = cache.page_table_stride;
+  rows.page_size = page_size;
+  rows.q_indptr = batch_.q_indptr;
+  rows.kv_lens = batch_.kv_lens;
+  rows.requests = batch_.requests;
+  rows.row_indptr = batch_.q_indptr;
+  rows.up_requests = buffers_.up_requests;
+  rows.most_rows = batch_.tokens;
+  rows.kv_lora_rank = spec_.kv_lora_rank;
+  rows.rope_dim = spec_.rope_dim;
+  rows.nope_dim = spec_.nope_dim;
+  rows.heads = spec_.q_heads;
+  rows.latents = buffers_.latents;
+  rows.keys = buffers_.keys;
+  gather_.launch({blocks(rows.most_rows, gather_)}, rows, stream);
+  project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
+  float* const lse = tensors.lse != nullptr ? tensors.lse : buffers_.lse;
+  run({batch_.q_indptr, batch_.q_indptr, buffers_.new_lens, true}, q, tensors.out, lse,
+      batch_.tokens, stream);
+
+  rows.row_indptr = buffers_.context_indptr;
+  rows.is_context = 1;
+  rows.most_rows = buffers_.rows;
+  rows.live_rows = buffers_.live_rows;
+  rows.chunk_begin = buffers_.chunk_begin;
+  rows.chunk_lens = buffers_.chunk_lens;
+  rows.chunk_indptr = buffers_.chunk_indptr;
+  const HeadRows part = dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim);
+  cuda::MlaAddParams add{};
+  add.out = tensors.out.data;
+  add.out_token_stride = tensors.out.token_stride;
+  add.out_head_stride = tensors.out.head_stride;
+  add.lse = lse;
+  add.part = part.data;
+  add.part_lse = buffers_.part_lse;
+  add.live_rows = buffers_.live_rows;
+  add.q_indptr = batch_.q_indptr;
+  add.requests = batch_.requests;
+  add.tokens = batch_.tokens;
+  add.heads = spec_.q_heads;
+  add.v_dim = spec_.v_dim;
+  for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
+    rows.first_row = chunk * buffers_.rows;
+    gather_.launch({blocks(rows.most_rows, gather_)}, rows, stream);
+    project(tensors.mla_weights, buffers_.live_rows, buffers_.rows, stream);
+    run({buffers_.chunk_indptr, buffers_.chunk_begin, buffers_.chunk_lens, false}, q, part,
+        buffers_.part_lse, buffers_.rows, stream);
+    add_.launch({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
+  }
+}
+
+// sm90/prefill reads a query as one row.
+HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) const {
+  if (!tensors.q_rope) return tensors.q;
+  cuda::MlaJoinParams params{};
+  params.nope = tensors.q.data;
+  params.nope_token_stride = tensors.q.token_stride;
+  params.nope_head_stride = tensors.q.head_stride;
+  params.rope = tensors.q_rope.data;
+  params.rope_token_stride = tensors.q_rope.token_stride;
+  params.rope_head_stride = tensors.q_rope.head_stride;
+  params.out = scratch_.queries;
+  params.tokens = batch_.tokens;
+  params.heads = spec_.q_heads;
+  params.nope_dim = spec_.nope_dim;
+  params.rope_dim = spec_.rope_dim;
+  join_.launch({blocks(int64_t{batch_.tokens} * spec_.q_heads, join_)}, params, stream);
+  return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
+}
+
+// keys = latents W_UK (the rotary part is there already), values = latents W_UV
+void MlaPrefill::project(const MlaWeights& weights, const int32_t* live_rows, int32_t rows,
+                         Stream stream) const {
+  cuda::HeadGemmParams params{};
+  params.x = buffers_.latents;
+  params.x_token_stride = spec_.kv_lora_rank;
+  params.x_head_stride = 0;
+  params.weight_row_stride = spec_.kv_lora_rank;
+  params.live_tokens = live_rows;
+  params.tokens = rows;
+  params.k = spec_.kv_lora_rank;
+  const auto multiply = [&](const void* weight, int64_t head_stride, int32_t n, void* out,
+                            int32_t width) {
+    params.weight = weight;
+    params.weight_head_stride = head_stride != 0 ? head_stride : int64_t{n} * spec_.kv_lora_rank;
+    params.n = n;
+    params.out = out;
+    params.out_head_stride = width;
+    params.out_token_stride = int64_t{width} * spec_.q_heads;
+    up_.run(params, spec_.q_heads, stream);
+  };
+  multiply(weights.w_uk, weights.w_uk_head_stride, spec_.nope_dim, buffers_.keys, key_dim(spec_));
+  multiply(weights.w_uv, weights.w_uv_head_stride, spec_.v_dim, buffers_.values, spec_.v_dim);
+}
+
+void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,
+                     int32_t rows, Stream stream) {
+  cuda::AttentionParams params{};
+  params.batch.q_indptr = part.q_indptr;
+  params.batch.kv_lens = part.lens;
+  params.batch.requests = batch_.requests;
+  params.batch.q_heads = params.batch.kv_heads = spec_.q_heads;
+  params.batch.max_q_len = batch_.max_q_len;
+  params.batch.mask.causal = part.causal;
+  params.keys.k = buffers_.keys;
+  params.keys.v = buffers_.values;
+  params.keys.k_head_stride = key_dim(spec_);
+  params.keys.k_token_stride = int64_t{key_dim(spec_)} * spec_.q_heads;
+  params.keys.v_head_stride = spec_.v_dim;
+  params.keys.v_token_stride = int64_t{spec_.v_dim} * spec_.q_heads;
+  params.keys.k_page_stride = rows * params.keys.k_token_stride;
+  params.keys.v_page_stride = rows * params.keys.v_token_stride;
+  params.keys.page_size = 1;
+  params.keys.kv_indptr = part.begin;
+  params.q = q.data;
+  params.q_token_stride = q.token_stride;
+  params.q_head_stride = q.head_stride;
+  params.out = out.data;
+  params.out_token_stride = out.token_stride;
+  params.out_head_stride = out.head_stride;
+  params.lse = lse;
+  params.head_dim = key_dim(spec_);
+  params.head_dim_v = spec_.v_dim;
+  params.scale = softmax_scale(spec_);
+  attention_->plan(params.batch, batch_.tokens, stream);
+  attention_->attend(params, 0, stream);
+}
+
+}  // namespace fovea

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The up-projected form of MLA on a Hopper GPU: keys and values of every head from the latents,
+// then plain ragged attention. A request's new tokens come first; the tokens before them follow in
+// chunks of a bounded number of rows, whatever the context, and are added by their log-sum-exp.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention/backends/cuda_cache.h"
+#include "attention/backends/mla_forms.h"
+#include "fovea/select_backend.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/head_gemm.h"
+#include "kernels/cuda/mla_decode.h"
+
+namespace fovea {
+
+// Rows of latents up-projected at a time, at least; a pass's new tokens are up-projected at once.
+inline constexpr int32_t kMlaContextRows = 4096;
+
+// Rows that are up-projected at a time in batches within the limits.
+int32_t mla_prefill_rows(const BatchLimits& limits);
+// Whether requests within the limits can be up-projected.
+bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
+
+struct MlaPrefillBuffers {
+  int32_t rows = 0;                   // of latents, keys and values
+  std::byte* latents = nullptr;       // [rows, kv_lora_rank]
+  std::byte* keys = nullptr;          // [rows, q_heads, nope_dim + rope_dim]
+  std::byte* values = nullptr;        // [rows, q_heads, v_dim]
+  float* lse = nullptr;               // [max_tokens, q_heads]
+  float* part_lse = nullptr;          // [max_tokens, q_heads]
+  std::byte* attention = nullptr;     // of sm90/prefill
+  uint8_t* up_requests = nullptr;     // [max_requests]
+  uint8_t* up_tokens = nullptr;       // [max_tokens]
+  int32_t* new_lens = nullptr;        // [max_requests]
+  int32_t* context_indptr = nullptr;  // [max_requests + 1]
+  int32_t* live_rows = nullptr;       // [1]
+  int32_t* chunk_begin = nullptr;     // [max_requests]
+  int32_t* chunk_lens = nullptr;      // [max_requests]
+  int32_t* chunk_indptr = nullptr;    // [max_requests + 1]
+};
+
+// What the two forms share of the workspace; the up-projected one goes first.
+struct MlaScratch {
+  std::byte* queries = nullptr;  // [max_tokens, q_heads, nope_dim + rope_dim] at least
+  std::byte* results = nullptr;  // [max_tokens, q_heads, v_dim] at least
+};
+
+class MlaPrefill {
+ public:
+  // What the constructor takes from the store. Spec: can_up_project().
+  static std::vector<gpu::KernelVariant> variants(const AttentionSpec& spec,
+                                                  const DeviceInfo& device);
+  // Of limits that serve_up_projected.
+  static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
+                                 const DeviceInfo& device, const BatchLimits& limits);
+
+  MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store);
+  void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
+               const MlaScratch& scratch);
+
+  // Enqueues the choice of every request's form. max_kv_len: of the batch, at most.
+  void plan(const BatchView& batch, int32_t max_kv_len, Stream stream);
+  // [requests] and [tokens] on the device: 1 where the form is this one.
+  const uint8_t* requests() const { return buffers_.up_requests; }
+  const uint8_t* tokens() const { return buffers_.up_tokens; }
+
+  // Enqueues the layer's attention of the requests that are up-projected. Rows of other requests in
+  // out and lse are written too, with nothing of use.
+  void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
+              int32_t page_size, Stream stream);
+
+ private:
+  // One run of sm90/prefill over up-projected rows.
+  struct Part {
+    const int32_t* q_indptr;
+    const int32_t* begin;  // [requests] first rows
+    const int32_t* lens;   // [requests]
+    bool causal;
+  };
+
+  HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
+  void project(const MlaWeights& weights, const int32_t* live_rows, int32_t rows,
+               Stream stream) const;
+  void run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse, int32_t rows,
+           Stream stream);
+
+  AttentionSpec spec_;
+  kernels::cuda::Kernel forms_, gather_, add_, join_;
+  kernels::cuda::HeadGemm up_;
+  std::unique_ptr<kernels::cuda::AttentionKernel> attention_;
+  MlaPrefillBuffers buffers_;
+  MlaScratch scratch_;
+  BatchLimits limits_;
+  BatchView batch_;     // the planned one
+  int32_t chunks_ = 0;  // of context in the planned batch, at most
+};
+
+}  // namespace fovea

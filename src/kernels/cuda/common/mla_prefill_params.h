@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameter blocks of the kernels around up-projected MLA, read by host and device code alike.
+// Elements are of one 16-bit type; strides count elements, rows are 16-byte aligned.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "kernels/cuda/common/types.cuh"
+#else
+#include <cstdint>
+#endif
+
+namespace fovea::kernels::cuda {
+
+// Chooses the form of every request: up-projected where that takes fewer multiply-adds
+// (choose_mla_form), from least_q_len new tokens on, and while the tokens before the new ones fit
+// most_context rows in all. One block.
+struct MlaFormsParams {
+  const int32_t* q_indptr;  // [requests + 1]
+  const int32_t* kv_lens;   // [requests]
+  int32_t requests;
+  int32_t kv_lora_rank, nope_dim, v_dim;
+  int32_t least_q_len;
+  int32_t most_context;
+  uint8_t* up_requests;     // [requests] 1: up-projected
+  uint8_t* up_tokens;       // [tokens]
+  int32_t* new_lens;        // [requests] new tokens of up-projected requests, 0 of others
+  int32_t* context_indptr;  // [requests + 1] rows before the new ones, of up-projected requests
+};
+
+// Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
+// cache: latents densely, the rotary key behind the keys of every head. Of a context chunk also
+// what attention needs to know about it. A warp a row.
+struct MlaGatherParams {
+  const void* cache;  // row of (page, place): page * page_stride + place * token_stride
+  int64_t page_stride, token_stride;
+  const int32_t* page_table;  // [requests, page_table_stride]
+  int64_t page_table_stride;
+  int32_t page_size;
+  const int32_t* q_indptr;
+  const int32_t* kv_lens;
+  int32_t requests;
+  const int32_t* row_indptr;   // [requests + 1]: q_indptr (new tokens) or context_indptr
+  const uint8_t* up_requests;  // [requests]
+  int32_t is_context;
+  int32_t first_row, most_rows;
+  int32_t kv_lora_rank, rope_dim, nope_dim, heads;
+  void* latents;  // [most_rows, kv_lora_rank]
+  void* keys;     // [most_rows, heads, nope_dim + rope_dim]
+  // Of a context chunk: rows in it, and by request where its rows begin, how many they are, and
+  // q_indptr once more, all zero where the chunk is empty.
+  int32_t* live_rows;     // [1]
+  int32_t* chunk_begin;   // [requests]
+  int32_t* chunk_lens;    // [requests]
+  int32_t* chunk_indptr;  // [requests + 1]
+};
+
+// Adds the part of a context chunk to the result so far. A warp a (token, head) row.
+struct MlaAddParams {
+  void* out;  // [tokens, heads, v_dim]
+  int64_t out_token_stride, out_head_stride;
+  float* lse;                // [tokens, heads]
+  const void* part;          // [tokens, heads, v_dim], dense
+  const float* part_lse;     // [tokens, heads]; -inf: nothing to add
+  const int32_t* live_rows;  // [1] of the chunk; 0: it was not computed
+  const int32_t* q_indptr;   // [requests + 1]
+  int32_t requests, tokens, heads, v_dim;
+};
+
+// Two parts of every query side by side. A warp a (token, head) row.
+struct MlaJoinParams {
+  const void* nope;  // [tokens, heads, nope_dim]
+  const void* rope;  // [tokens, heads, rope_dim]
+  int64_t nope_token_stride, nope_head_stride, rope_token_stride, rope_head_stride;
+  void* out;  // [tokens, heads, nope_dim + rope_dim], dense
+  int32_t tokens, heads, nope_dim, rope_dim;
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations, and what a warp copies at once. Copies move 16-bit elements of any type.
+#pragma once
+
+#include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/scan.cuh"
+
+namespace fovea::kernels::cuda {
+
+enum Op { forms, gather, add, join };
+
+constexpr int kRowWarps = 8;  // rows of a CTA
+constexpr int kChunk = 8;     // elements of 16 bytes
+
+__device__ inline int64_t warp_row() {
+  return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+}
+
+// By one warp; count is a multiple of kChunk.
+__device__ inline void copy_row(uint16_t* to, const uint16_t* from, int count) {
+  for (int i = threadIdx.x % 32; i < count / kChunk; i += 32) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+}
+
+// The last i in [0, count) with indptr[i] <= row.
+__device__ inline int find_request(const int32_t* indptr, int count, int row) {
+  int low = 0;
+  int high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (indptr[middle] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace fovea::kernels::cuda

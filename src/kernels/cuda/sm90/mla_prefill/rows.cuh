@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows between the cache, the products and attention.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_prefill/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+struct GatherConfig {
+  using Params = MlaGatherParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
+
+  __device__ static void describe_chunk(const Params& params, int rows) {
+    for (int i = threadIdx.x; i <= params.requests; i += kRowWarps * 32) {
+      params.chunk_indptr[i] = rows > 0 ? params.q_indptr[i] : 0;
+      if (i == params.requests) break;
+      const int begin = max(params.row_indptr[i] - params.first_row, 0);
+      const int end = min(params.row_indptr[i + 1] - params.first_row, rows);
+      params.chunk_begin[i] = min(begin, params.most_rows - 1);
+      params.chunk_lens[i] = max(end - begin, 0);
+    }
+    if (threadIdx.x == 0) *params.live_rows = rows;
+  }
+
+  __device__ static void run(const Params& params) {
+    const int total = params.row_indptr[params.requests];
+    const int rows = min(max(total - params.first_row, 0), params.most_rows);
+    if (params.is_context && blockIdx.x == 0) describe_chunk(params, rows);
+    const int64_t row = warp_row();
+    if (row >= rows) return;
+    const int at = params.first_row + static_cast<int>(row);
+    const int request = find_request(params.row_indptr, params.requests, at);
+    if (!params.up_requests[request]) return;
+    int key = at - params.row_indptr[request];
+    if (!params.is_context) {
+      key += params.kv_lens[request] - (params.q_indptr[request + 1] - params.q_indptr[request]);
+    }
+    const int64_t page =
+        params.page_table[request * params.page_table_stride + key / params.page_size];
+    const uint16_t* const from = static_cast<const uint16_t*>(params.cache) +
+                                 page * params.page_stride +
+                                 key % params.page_size * params.token_stride;
+    copy_row(static_cast<uint16_t*>(params.latents) + row * params.kv_lora_rank, from,
+             params.kv_lora_rank);
+    const int dim = params.nope_dim + params.rope_dim;
+    uint16_t* const keys =
+        static_cast<uint16_t*>(params.keys) + row * params.heads * dim + params.nope_dim;
+    const int chunks = params.rope_dim / kChunk;
+    for (int i = threadIdx.x % 32; i < params.heads * chunks; i += 32) {
+      reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] =
+          reinterpret_cast<const uint4*>(from + params.kv_lora_rank)[i % chunks];
+    }
+  }
+};
+
+template <Type kType>
+__device__ inline float2 unpack(uint32_t bits) {
+  if constexpr (kType == bf16) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000)};
+  } else {
+    float2 values;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+        : "=f"(values.x), "=f"(values.y)
+        : "r"(bits));
+    return values;
+  }
+}
+
+template <Type kType>
+struct AddConfig {
+  using Params = MlaAddParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
+
+  __device__ static void run(const Params& params) {
+    if (*params.live_rows == 0) return;
+    const int64_t row = warp_row();
+    const int64_t token = row / params.heads;
+    if (token >= min(params.tokens, params.q_indptr[params.requests])) return;
+    const float part_lse = params.part_lse[row];
+    if (part_lse == -infinity()) return;
+    const float lse = params.lse[row];
+    const float most = fmaxf(lse, part_lse);
+    const float own = __expf(lse - most);
+    const float added = __expf(part_lse - most);
+    const float own_weight = own / (own + added);
+    const float added_weight = added / (own + added);
+    uint16_t* const out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                          row % params.heads * params.out_head_stride;
+    const uint16_t* const part = static_cast<const uint16_t*>(params.part) + row * params.v_dim;
+    for (int i = threadIdx.x % 32; i < params.v_dim / 2; i += 32) {
+      const float2 a = unpack<kType>(reinterpret_cast<const uint32_t*>(out)[i]);
+      const float2 b = unpack<kType>(reinterpret_cast<const uint32_t*>(part)[i]);
+      reinterpret_cast<uint32_t*>(out)[i] = pack<kType>(own_weight * a.x + added_weight * b.x,
+                                                        own_weight * a.y + added_weight * b.y);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) params.lse[row] = most + logf(own + added);
+  }
+};
+
+struct JoinConfig {
+  using Params = MlaJoinParams;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
+
+  __device__ static void run(const Params& params) {
+    const int64_t row = warp_row();
+    const int64_t token = row / params.heads;
+    const int64_t head = row % params.heads;
+    if (token >= params.tokens) return;
+    uint16_t* const out =
+        static_cast<uint16_t*>(params.out) + row * (params.nope_dim + params.rope_dim);
+    copy_row(out,
+             static_cast<const uint16_t*>(params.nope) + token * params.nope_token_stride +
+                 head * params.nope_head_stride,
+             params.nope_dim);
+    copy_row(out + params.nope_dim,
+             static_cast<const uint16_t*>(params.rope) + token * params.rope_token_stride +
+                 head * params.rope_head_stride,
+             params.rope_dim);
+  }
+};
+
+}  // namespace fovea::kernels::cuda

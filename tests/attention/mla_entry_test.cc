@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// What backend `mla` takes and what it refuses, by name, on machines without a GPU: the limits that
+// other MLA kernels have (heads padded to 128, one query a request, pages of a power of two, a
+// number of pages, a number of splits) are either lifted or reasons here.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "fovea/error.h"
+#include "fovea/select_backend.h"
+
+namespace fovea {
+namespace {
+
+using Change = std::function<void(BackendRequest&)>;
+
+BackendRequest deepseek() {
+  BackendRequest request;
+  request.spec = {.kind = AttentionKind::mla,
+                  .q_heads = 128,
+                  .kv_heads = 1,
+                  .head_dim = 576,
+                  .head_dim_v = 512,
+                  .kv_lora_rank = 512,
+                  .rope_dim = 64,
+                  .nope_dim = 128,
+                  .v_dim = 128,
+                  .q_dtype = DType::bf16};
+  request.cache = {.layout = KvLayout::mla,
+                   .dtype = DType::bf16,
+                   .layers = 2,
+                   .kv_heads = 1,
+                   .head_dim = 576,
+                   .head_dim_v = 512,
+                   .page_size = 64};
+  request.limits = {.max_requests = 8, .max_tokens = 64, .max_q_len = 8, .max_kv_len = 4096};
+  request.device = {.kind = DeviceKind::cuda, .name = "GPU", .sm = 90, .cores = 132};
+  return request;
+}
+
+void set_latent(BackendRequest& request, int32_t rank, int32_t rope) {
+  request.spec.kv_lora_rank = request.spec.head_dim_v = request.cache.head_dim_v = rank;
+  request.spec.rope_dim = rope;
+  request.spec.head_dim = request.cache.head_dim = rank + rope;
+}
+
+class MlaEntry : public ::testing::Test {
+ protected:
+  const BackendEntry& entry() const { return *registry_.find("mla"); }
+
+  // Reasons but for missing machine code: whether a pack is there is not the subject.
+  std::vector<Reason> reasons(const Change& change) const {
+    BackendRequest request = deepseek();
+    change(request);
+    std::vector<Reason> found = entry().reject(request);
+    std::erase_if(found, [](const Reason& reason) { return reason.code == RejectCode::kernels; });
+    return found;
+  }
+
+  const BackendRegistry registry_ = BackendRegistry::builtin();
+};
+
+TEST_F(MlaEntry, RefusesEveryLimitByName) {
+  struct Case {
+    RejectCode code;
+    std::string text;
+    Change change;
+  };
+  const std::vector<Case> cases = {
+      {RejectCode::device, "device is the CPU", [](auto& r) { r.device = cpu_device(); }},
+      {RejectCode::device, "device is sm_80, accepted: sm_90", [](auto& r) { r.device.sm = 80; }},
+      {RejectCode::device, "device is sm_100, accepted: sm_90", [](auto& r) { r.device.sm = 100; }},
+      {RejectCode::head_dim, "kv_lora_rank is 384, accepted: 512, 256",
+       [](auto& r) { set_latent(r, 384, 64); }},
+      {RejectCode::head_dim, "rope_dim is 32, accepted: 64, 0",
+       [](auto& r) { set_latent(r, 512, 32); }},
+      {RejectCode::head_dim, "head_dim is 704, at most 576",
+       [](auto& r) { set_latent(r, 640, 64); }},
+      {RejectCode::head_dim, "nope_dim is 100, accepted: multiples of 8",
+       [](auto& r) { r.spec.nope_dim = 100; }},
+      {RejectCode::head_dim, "v_dim is 4, accepted: multiples of 8",
+       [](auto& r) { r.spec.v_dim = 4; }},
+      {RejectCode::heads, "129 q heads share a kv head, at most 128",
+       [](auto& r) { r.spec.q_heads = 129; }},
+      {RejectCode::q_dtype, "q_dtype is fp32, accepted: fp16, bf16",
+       [](auto& r) { r.spec.q_dtype = DType::f32; }},
+      {RejectCode::kv_dtype, "cache dtype is fp16, accepted: q_dtype (bf16)",
+       [](auto& r) { r.cache.dtype = DType::f16; }},
+      {RejectCode::kv_dtype, "cache dtype is fp8_e4m3",
+       [](auto& r) { r.cache.dtype = DType::f8e4m3; }},
+      {RejectCode::kv_layout, "cache layout is mla_fp8_rows",
+       [](auto& r) {
+         r.cache.layout = KvLayout::mla_fp8_rows;
+         r.cache.dtype = DType::f8e4m3;
+       }},
+      {RejectCode::mask, "mask is custom", [](auto& r) { r.spec.mask = MaskKind::custom; }},
+      {RejectCode::window, "window is 128, accepted: 0", [](auto& r) { r.spec.window = 128; }},
+      {RejectCode::chunk, "chunk is 128, accepted: 0", [](auto& r) { r.spec.chunk = 128; }},
+      {RejectCode::logit_cap, "logit_cap is 30, accepted: 0",
+       [](auto& r) { r.spec.logit_cap = 30; }},
+      {RejectCode::alibi, "has_alibi", [](auto& r) { r.spec.has_alibi = true; }},
+      {RejectCode::sinks, "has_sinks", [](auto& r) { r.spec.has_sinks = true; }},
+      {RejectCode::limits, "max_requests is 65536, at most 65535",
+       [](auto& r) { r.limits.max_requests = 65536; }},
+  };
+  for (const Case& one : cases) {
+    const std::vector<Reason> found = reasons(one.change);
+    const bool named = std::ranges::any_of(found, [&](const Reason& reason) {
+      return reason.code == one.code && reason.text.find(one.text) != std::string::npos;
+    });
+    EXPECT_TRUE(named) << reject_code_name(one.code) << ": " << one.text << ", got "
+                       << (found.empty() ? "nothing" : found.front().text);
+    BackendRequest request = deepseek();
+    one.change(request);
+    EXPECT_THROW(entry().workspace_bytes(request), Error) << one.text;
+  }
+}
+
+TEST_F(MlaEntry, TakesWhatOtherKernelsRefuse) {
+  const std::vector<std::pair<std::string, Change>> cases = {
+      {"as it is", [](auto&) {}},
+      {"one head", [](auto& r) { r.spec.q_heads = 1; }},
+      {"heads that divide nothing", [](auto& r) { r.spec.q_heads = 37; }},
+      {"pages of one token", [](auto& r) { r.cache.page_size = 1; }},
+      {"pages of no power of two", [](auto& r) { r.cache.page_size = 48; }},
+      {"pages of 1000", [](auto& r) { r.cache.page_size = 1000; }},
+      {"a million keys", [](auto& r) { r.limits.max_kv_len = 1'000'000; }},
+      {"long extends", [](auto& r) { r.limits.max_tokens = r.limits.max_q_len = 16384; }},
+      {"drafts in trees", [](auto& r) { r.spec.mask = MaskKind::tree; }},
+      {"log-sum-exps", [](auto& r) { r.spec.needs_lse = true; }},
+      {"batch-invariant rows", [](auto& r) { r.spec.batch_invariant = true; }},
+      {"rank 256", [](auto& r) { set_latent(r, 256, 64); }},
+      {"no rotary key", [](auto& r) { set_latent(r, 512, 0); }},
+      {"absorbed queries",
+       [](auto& r) {
+         r.spec.nope_dim = r.spec.v_dim = 0;
+         r.spec.softmax_scale = 0.1f;
+       }},
+      {"fp16", [](auto& r) { r.spec.q_dtype = r.cache.dtype = DType::f16; }},
+  };
+  for (const auto& [what, change] : cases) {
+    const std::vector<Reason> found = reasons(change);
+    EXPECT_TRUE(found.empty()) << what << ": " << found.front().text;
+  }
+}
+
+TEST_F(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
+  for (const char* name : {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla"}) {
+    EXPECT_EQ(registry_.find(name), &entry()) << name;
+  }
+  EXPECT_EQ(entry().graphs, GraphSupport::always);
+}
+
+}  // namespace
+}  // namespace fovea

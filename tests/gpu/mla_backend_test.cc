@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend `mla` where the shared cases cannot go: caches of several gigabytes, contexts beyond
+// 100000 tokens, batches without requests. Skipped where there is no Hopper GPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "attention/backends/mla_forms.h"
+#include "core/float_types.h"
+#include "fovea/error.h"
+#include "fovea/gpu.h"
+#include "fovea/select_backend.h"
+#include "gpu/gpu.h"
+#include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/store.h"
+#include "support/device_array.h"
+
+namespace fovea {
+namespace {
+
+using test::to_device;
+using test::to_host;
+
+constexpr int32_t kHeads = 16;
+constexpr int32_t kRank = 512;
+constexpr int32_t kRow = 576;
+
+struct Result {
+  std::vector<uint16_t> out;
+  std::vector<float> lse;
+  bool operator==(const Result&) const = default;
+};
+
+std::vector<uint16_t> noise(size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<uint16_t> values(count);
+  for (uint16_t& value : values) {
+    value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
+  }
+  return values;
+}
+
+class MlaBackend : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+    context_ = std::make_unique<gpu::Context>(0);
+    if (context_->info().sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+    spec_ = {.kind = AttentionKind::mla,
+             .q_heads = kHeads,
+             .kv_heads = 1,
+             .head_dim = kRow,
+             .head_dim_v = kRank,
+             .kv_lora_rank = kRank,
+             .rope_dim = kRow - kRank,
+             .q_dtype = DType::bf16,
+             .softmax_scale = 0.05f,
+             .needs_lse = true};
+    cache_ = {.layout = KvLayout::mla,
+              .dtype = DType::bf16,
+              .layers = 1,
+              .kv_heads = 1,
+              .head_dim = kRow,
+              .head_dim_v = kRank,
+              .page_size = 64};
+  }
+
+  std::unique_ptr<AttentionBackend> create(KvPool& pool, const BatchLimits& limits) {
+    const BackendRegistry registry = BackendRegistry::builtin();
+    const Selection selection =
+        select_backend(registry, {spec_, cache_, limits, context_->info()}, {});
+    EXPECT_EQ(selection.chosen->name, "mla");
+    auto backend = selection.chosen->create({.spec = spec_, .kv = &pool, .device = pool.device()});
+    backend->reserve(limits);
+    return backend;
+  }
+
+  // Stores `kv_len` tokens in consecutive slots from `first_slot` on and decodes the last of them.
+  Result decode(KvPool& pool, int64_t first_slot, int32_t kv_len) {
+    const BatchLimits limits = {
+        .max_requests = 1, .max_tokens = kv_len, .max_q_len = kv_len, .max_kv_len = kv_len};
+    const auto backend = create(pool, limits);
+    std::vector<int64_t> slots(static_cast<size_t>(kv_len));
+    std::iota(slots.begin(), slots.end(), first_slot);
+    const std::vector<int32_t> table(slots.begin(), slots.end());
+    const auto out_slots = to_device(slots);
+    const auto request_slots = to_device(table);
+    const auto request_rows = to_device(std::vector<int32_t>{0});
+    const auto kv_lens = to_device(std::vector<int32_t>{kv_len});
+    const auto rows = to_device(noise(static_cast<size_t>(kv_len) * kRow, 3));
+    const auto q = to_device(noise(size_t{kHeads} * kRow, 5));
+    const gpu::DeviceBuffer out(size_t{kHeads} * kRank * 2), lse(size_t{kHeads} * 4);
+
+    BatchView batch{.mode = ForwardMode::extend,
+                    .requests = 1,
+                    .tokens = kv_len,
+                    .kv_lens = kv_lens.data<int32_t>(),
+                    .request_rows = request_rows.data<int32_t>(),
+                    .request_slots = request_slots.data<int32_t>(),
+                    .request_slots_stride = kv_len,
+                    .out_slots = out_slots.data<int64_t>()};
+    const auto all = to_device(std::vector<int32_t>{0, kv_len});
+    batch.q_indptr = all.data<int32_t>();
+    LayerTensors store;
+    store.k = {rows.data(), DType::bf16, kRow, kRow};
+    store.v = {rows.data<uint16_t>() + kRank, DType::bf16, kRow, kRow};
+    backend->plan(batch);
+    backend->forward(store);
+
+    const auto last = to_device(std::vector<int32_t>{0, 1});
+    batch.mode = ForwardMode::decode;
+    batch.tokens = batch.max_q_len = 1;
+    batch.q_indptr = last.data<int32_t>();
+    LayerTensors layer;
+    layer.q = {q.data(), DType::bf16, kHeads * kRow, kRow};
+    layer.out = {out.data(), DType::bf16, kHeads * kRank, kRank};
+    layer.lse = lse.data<float>();
+    backend->plan(batch);
+    backend->forward(layer);
+    return {to_host<uint16_t>(out, size_t{kHeads} * kRank), to_host<float>(lse, kHeads)};
+  }
+
+  std::unique_ptr<gpu::Context> context_;
+  AttentionSpec spec_;
+  KvCacheSpec cache_;
+};
+
+// The same tokens at the front of the pool and behind 2^31 elements of it; more than 100000 of
+// them.
+TEST_F(MlaBackend, AddressesBeyondTwoToThe31Elements) {
+  constexpr int32_t kLength = 131'000;
+  constexpr int64_t kFar = (int64_t{1} << 31) / kRow / 64 * 64 + 64;
+  const auto pool = make_kv_pool(cache_, (kFar + kLength) / 64 + 2, context_->info().device());
+  const Result near = decode(*pool, 64, kLength);
+  const Result far = decode(*pool, kFar, kLength);
+  EXPECT_EQ(near, far);
+  for (const float lse : near.lse) EXPECT_NEAR(lse, std::log(kLength), 1.0f);
+}
+
+// A pool of any number of pages, and batches without requests or tokens: nothing is touched.
+TEST_F(MlaBackend, EmptyBatchesDoNothing) {
+  const auto pool = make_kv_pool(cache_, 3, context_->info().device());
+  const auto backend = create(*pool, {.max_requests = 4, .max_tokens = 4, .max_kv_len = 64});
+  LayerTensors layer;
+  backend->plan({.mode = ForwardMode::idle});
+  backend->forward(layer);
+  backend->plan({.mode = ForwardMode::decode});
+  backend->forward(layer);
+  gpu::synchronize(nullptr);
+}
+
+// What a caller can get wrong is named before anything is enqueued.
+TEST_F(MlaBackend, WrongTensorsAreNamed) {
+  spec_.nope_dim = spec_.v_dim = 128;
+  const auto pool = make_kv_pool(cache_, 3, context_->info().device());
+  const auto backend = create(*pool, {.max_requests = 1, .max_tokens = 1, .max_kv_len = 64});
+  const gpu::DeviceBuffer memory(size_t{kHeads} * kRow * 2);
+  const auto numbers = to_device(std::vector<int32_t>{0, 1});
+  backend->plan({.mode = ForwardMode::decode,
+                 .requests = 1,
+                 .tokens = 1,
+                 .q_indptr = numbers.data<int32_t>(),
+                 .kv_lens = numbers.data<int32_t>(),
+                 .request_rows = numbers.data<int32_t>(),
+                 .request_slots = numbers.data<int32_t>(),
+                 .request_slots_stride = 1});
+  const HeadRows rows = {memory.data(), DType::bf16, kHeads * 192, 192};
+  const LayerTensors good = {
+      .q = rows,
+      .out = rows,
+      .mla_weights = {.dtype = DType::bf16, .w_uk = memory.data(), .w_uv = memory.data()}};
+  const auto refusal = [&](auto change) {
+    LayerTensors layer = good;
+    change(layer);
+    try {
+      backend->forward(layer);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  const auto names = [&](const char* words, auto change) {
+    const std::string text = refusal(change);
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  };
+  names("mla_weights are null", [](LayerTensors& t) { t.mla_weights = {}; });
+  names("half given", [](LayerTensors& t) { t.mla_weights.w_uv = nullptr; });
+  names("mla_weights are fp32", [](LayerTensors& t) { t.mla_weights.dtype = DType::f32; });
+  names("w_uk_head_stride is 3", [](LayerTensors& t) { t.mla_weights.w_uk_head_stride = 3; });
+  names("w_uv is at", [&](LayerTensors& t) { t.mla_weights.w_uv = memory.data<std::byte>() + 2; });
+  names("q is fp16", [](LayerTensors& t) { t.q.dtype = DType::f16; });
+  names("a stride of q is 3", [](LayerTensors& t) { t.q.head_stride = 3; });
+  names("layer is 1, the pool has 1", [](LayerTensors& t) { t.layer = 1; });
+}
+
+// The choice of forms on the device is the host's, and contexts beyond the limit stay absorbed.
+TEST_F(MlaBackend, FormsAreThoseOfTheCostModel) {
+  namespace cuda = kernels::cuda;
+  spec_.nope_dim = spec_.v_dim = 128;
+  std::mt19937 random(9);
+  std::vector<int32_t> q_indptr = {0}, kv_lens;
+  for (int32_t i = 0; i < 3000; ++i) {
+    const auto q_len = static_cast<int32_t>(random() % (i % 3 == 0 ? 400 : 40));
+    const auto context = static_cast<int32_t>(random() % (i % 2 == 0 ? 60 : 5000));
+    q_indptr.push_back(q_indptr.back() + q_len);
+    kv_lens.push_back(q_len + context - (i % 100 == 7 ? context + q_len / 2 : 0));
+  }
+  const auto requests = static_cast<int32_t>(kv_lens.size());
+  const cuda::Kernel forms(
+      make_variant(cuda::family("sm90/mla_prefill"), {"forms", "bf16"}, context_->info().sm),
+      cuda::kernel_store());
+  const auto device_indptr = to_device(q_indptr), device_lens = to_device(kv_lens);
+  const gpu::DeviceBuffer up_requests(requests), up_tokens(q_indptr.back()), new_lens(requests * 4),
+      context_indptr((requests + 1) * 4);
+  for (const int32_t most : {0, 20'000, 1 << 30}) {
+    forms.launch({},
+                 cuda::MlaFormsParams{.q_indptr = device_indptr.data<int32_t>(),
+                                      .kv_lens = device_lens.data<int32_t>(),
+                                      .requests = requests,
+                                      .kv_lora_rank = kRank,
+                                      .nope_dim = spec_.nope_dim,
+                                      .v_dim = spec_.v_dim,
+                                      .least_q_len = kMinUpProjected,
+                                      .most_context = most,
+                                      .up_requests = up_requests.data<uint8_t>(),
+                                      .up_tokens = up_tokens.data<uint8_t>(),
+                                      .new_lens = new_lens.data<int32_t>(),
+                                      .context_indptr = context_indptr.data<int32_t>()},
+                 nullptr);
+    const auto chosen = to_host<uint8_t>(up_requests, requests);
+    const auto tokens = to_host<uint8_t>(up_tokens, q_indptr.back());
+    const auto lens = to_host<int32_t>(new_lens, requests);
+    const auto contexts = to_host<int32_t>(context_indptr, requests + 1);
+    int64_t wanted = 0;
+    int32_t taken = 0;
+    for (int32_t i = 0; i < requests; ++i) {
+      const int32_t q_len = q_indptr[i + 1] - q_indptr[i];
+      bool up =
+          kv_lens[i] >= q_len && choose_mla_form(spec_, q_len, kv_lens[i]) == MlaForm::up_projected;
+      if (up) wanted += kv_lens[i] - q_len;
+      up = up && wanted <= most;
+      ASSERT_EQ(chosen[i], up) << q_len << " new of " << kv_lens[i];
+      ASSERT_EQ(lens[i], up ? q_len : 0);
+      ASSERT_EQ(contexts[i], taken);
+      if (up) taken += kv_lens[i] - q_len;
+      for (int32_t t = q_indptr[i]; t < q_indptr[i + 1]; ++t) ASSERT_EQ(tokens[t], up);
+    }
+    EXPECT_EQ(contexts[requests], taken);
+    EXPECT_LE(taken, most);
+    EXPECT_EQ(taken > 0, most > 0);
+  }
+}
+
+}  // namespace
+}  // namespace fovea
