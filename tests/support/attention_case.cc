@@ -102,6 +102,15 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
   return data;
 }
 
+// Keys four times larger every 64 tokens to the front.
+void grow_keys(RequestData& data) {
+  const size_t row = data.k.size() / std::max(data.kv_len, 1);
+  for (int32_t token = 0; token < data.kv_len; ++token) {
+    const float factor = std::ldexp(1.0f, 2 * std::min((data.kv_len - 1 - token) / 64, 2));
+    for (size_t i = 0; i < row; ++i) data.k[token * row + i] *= factor;
+  }
+}
+
 // Copies the first tokens of `from` over those of `to`.
 void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   const auto share = [tokens](const std::vector<float>& source, int32_t length,
@@ -227,6 +236,7 @@ CaseData make_data(const AttentionCase& test) {
   const AttentionSpec& spec = test.spec;
   for (const RequestShape& shape : test.requests) {
     data.requests.push_back(make_request(random, spec, shape));
+    if (test.growing_scores) grow_keys(data.requests.back());
     if (test.shared_prefix > 0) {
       share_prefix(data.requests.front(), test.shared_prefix, data.requests.back());
     }

@@ -34,6 +34,7 @@ struct AttentionCase {
   bool prewritten = false;        // the cache holds the new tokens already; save_kv is false
   bool skip_some_writes = false;  // every other new token is cached already, its out_slot is -1
   bool infinite_sinks = false;    // one +inf and one -inf among them
+  bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
   bool window_pool = false;       // the pool holds only what a window sees, behind a slot map
   int64_t page_stride = 0;        // elements; 0: dense

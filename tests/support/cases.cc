@@ -146,6 +146,15 @@ void scores(Cases& cases) {
   test.requests = {{1, 1}, {1, 2}, {1, 90}};
   cases.push_back(test);
 
+  // Rows outgrow what their weights were relative to, several times.
+  for (const int32_t dim : {64, 128, 256}) {
+    test = mha_case(fmt::format("growing_scores_{}", dim), 8, 2, dim);
+    test.growing_scores = true;
+    test.mode = ForwardMode::extend;
+    test.requests = {{150, 500}, {90, 90}, {3, 300}};
+    cases.push_back(test);
+  }
+
   test = mixed("sinks", 4, 2, 64);
   test.spec.has_sinks = true;
   cases.push_back(test);

@@ -44,6 +44,14 @@ struct alignas(8) TransactionBarrier {
   }
 };
 
+// Four 8x8 matrices of 16-bit elements, as load_matrices.
+__device__ inline void store_matrices(void* shared, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // Makes initialised barriers visible to the copy engine.
 __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -74,6 +82,20 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "%4, %5}], [%6];" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier))
       : "memory");
+}
+
+// A box of shared memory to a tensor; what lies outside is not written. This thread's stores are awaited in
+// groups.
+__device__ inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, int c2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2)
+      : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the shared memory of all stores may be written again.
+__device__ inline void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // Registers of each thread of the warpgroup: taken from or given back to the block's pool.

@@ -41,6 +41,7 @@ struct alignas(64) PrefillParams {
   // K and V: [pages, places, kv_heads, head_dim], boxes [1, box_keys, 1, 64]. Packed keys are one page.
   TensorMap k;
   TensorMap v;
+  TensorMap out;  // as q, head_dim_v columns
   AttentionParams attention;
   PrefillOrder* order;
   // A tile has 2^heads_shift q heads of one kv head: a divisor of the group, at most 64.

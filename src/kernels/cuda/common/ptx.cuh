@@ -68,6 +68,19 @@ __device__ inline uint32_t pack(float low, float high) {
   return bits;
 }
 
+// As pack, where it stands: elsewhere the compiler may move conversions to the end, behind all that they could
+// have run beside.
+template <Type kType>
+__device__ inline uint32_t pack_here(float low, float high) {
+  uint32_t bits;
+  if constexpr (kType == bf16) {
+    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  } else {
+    asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  }
+  return bits;
+}
+
 // 2^x with 2 ulp; -inf gives 0.
 __device__ inline float exp2_fast(float x) {
   float y;

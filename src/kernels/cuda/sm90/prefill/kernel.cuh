@@ -31,15 +31,31 @@ __device__ __forceinline__ void finish_values(typename Config::SharedMemory& sha
   release(shared.v_empty[stage]);
 }
 
-// Landed scores of a key tile to weights.
+// Consumers issue their products in turns, so that the softmax of one runs under the products of another.
+template <class Config>
+__device__ __forceinline__ void take_turn(int consumer) {
+  if constexpr (Config::kTurns) named_barrier_wait(1 + consumer, 2 * kWarpgroupThreads);
+}
+template <class Config>
+__device__ __forceinline__ void pass_turn(int consumer) {
+  if constexpr (Config::kTurns) {
+    named_barrier_arrive(1 + (consumer + 1) % Config::kConsumers, 2 * kWarpgroupThreads);
+  }
+}
+
+// Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
                                              const RowTile& tile, int consumer, int block,
-                                             Accumulators<Config>& acc) {
+                                             float factor, Accumulators<Config>& acc) {
   transform_scores<Config>(params, tile, consumer, block, acc);
   mask_scores<Config>(params, shared, tile, consumer, block, acc);
-  softmax<Config, kFirst>(score_factor<Config>(params), acc);
+  if constexpr (kFirst) {
+    first_softmax<Config>(factor, acc);
+  } else {
+    softmax<Config>(factor, acc);
+  }
 }
 
 // The last scores of a row tile have landed.
@@ -49,44 +65,21 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
   if constexpr (!Config::kQueryRegisters) release(shared.q_empty[stage][consumer]);
 }
 
-// A row tile whose out is complete in the accumulators but not stored: stored under the products of the
-// next one.
-struct FinishedTile {
-  const TileSlot* slot = nullptr;  // null: there is none
-  float mean[2];
-};
-
-template <class Config>
-__device__ __forceinline__ void store_finished(const PrefillParams& params,
-                                               typename Config::SharedMemory& shared, int consumer,
-                                               const FinishedTile& finished,
-                                               const Accumulators<Config>& acc) {
-  store_rows<Config>(params, *finished.slot, consumer, finished.mean, acc);
-  release(shared.tile_empty[finished.slot - shared.tiles]);
-}
-
 // Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst. Its
-// softmax runs under the products of the other warpgroup: the two drift apart by half a step.
+// softmax runs under the products of the other warpgroups.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
-                                     const FinishedTile& finished, Ring<Config::kStages>& k,
+                                     float factor, Ring<Config::kStages>& k,
                                      Accumulators<Config>& acc) {
   // Values lag scores by one key tile.
   const Ring<Config::kStages> v = k.previous();
-  if constexpr (!kFirst) {
-    rescale_out<Config>(acc);
-  }
-  pack_weights<Config>(acc);
+  if constexpr (kFirst) pack_weights<Config>(acc);
   shared.k_full[k.stage].wait(k.phase);
+  take_turn<Config>(consumer);
   products_begin();
   start_scores<Config>(shared, consumer, q_stage, k.stage, acc);
   products_commit();
-  if constexpr (kFirst) {
-    if (uniform(finished.slot != nullptr)) {
-      store_finished<Config>(params, shared, consumer, finished, acc);
-    }
-  }
   shared.v_full[v.stage].wait(v.phase);
   if constexpr (kFirst) {
     clear_last_keys<Config>(shared, v.stage, tile, tile.columns, consumer);
@@ -96,25 +89,29 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
     start_values<Config, 0, Config::kKeys>(shared, v.stage, true, acc);
   }
   products_commit();
+  pass_turn<Config>(consumer);
   finish_values<Config>(shared, v.stage, acc);
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   if (block == tile.block_begin) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
-  weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
+  weigh_scores<Config, false>(params, shared, tile, consumer, block, factor, acc);
 }
 
 template <class Config>
 __device__ __forceinline__ void consume(const PrefillParams& params,
                                         typename Config::SharedMemory& shared, int consumer) {
   Accumulators<Config> acc;
+  float factor = score_factor<Config>(params);
+  asm volatile("" : "+f"(factor));  // else loaded and multiplied again for every key tile: 3 %
   Ring<kTileSlots> tiles;
   Ring<Config::kStages> k;  // of the next key tile whose scores are due
   Ring<Config::kQueryStages> q;
+  if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
 
   const TileSlot* slot = take_tile<Config>(shared, tiles);
   if (slot->request < 0) return;
-  RowTile tile = row_tile<Config>(params, shared, *slot, consumer);
+  RowTile tile = row_tile(*slot, consumer);
   shared.q_full[q.stage][consumer].wait(q.phase);
   load_queries<Config>(shared, consumer, q.stage, acc);
   shared.k_full[k.stage].wait(k.phase);
@@ -125,60 +122,62 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   k.advance();
-  weigh_scores<Config, true>(params, shared, tile, consumer, tile.block_end - 1, acc);
+  weigh_scores<Config, true>(params, shared, tile, consumer, tile.block_end - 1, factor,
+                             acc);
 
-  FinishedTile finished;
   while (true) {
     int block = tile.block_end - 1;
     const bool single = block == tile.block_begin;
     if (!single) {
-      step<Config, true>(params, shared, consumer, tile, --block, q.stage, finished, k, acc);
+      step<Config, true>(params, shared, consumer, tile, --block, q.stage, factor, k, acc);
       while (block > tile.block_begin) {
-        step<Config, false>(params, shared, consumer, tile, --block, q.stage, finished, k, acc);
+        step<Config, false>(params, shared, consumer, tile, --block, q.stage, factor, k, acc);
       }
-      rescale_out<Config>(acc);
     }
     const Ring<Config::kStages> v = k.previous();
-    pack_weights<Config>(acc);
-
-    if (single) release_queries<Config>(shared, consumer, q.stage);
+    if (single) {
+      pack_weights<Config>(acc);
+      release_queries<Config>(shared, consumer, q.stage);
+    }
     q.advance();
     slot = take_tile<Config>(shared, tiles);
     const bool more = uniform(slot->request >= 0);
+    RowTile next = tile;
     if (more) {
+      next = row_tile(*slot, consumer);
       shared.q_full[q.stage][consumer].wait(q.phase);
       load_queries<Config>(shared, consumer, q.stage, acc);
       shared.k_full[k.stage].wait(k.phase);
     }
-      // Without a next tile these scores are of nothing, and nobody reads them.
+    // Without a next tile these scores are of nothing, and nobody reads them.
+    take_turn<Config>(consumer);
     products_begin();
     start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
     products_commit();
-    if (uniform(single && finished.slot != nullptr)) {
-      store_finished<Config>(params, shared, consumer, finished, acc);
-    }
     shared.v_full[v.stage].wait(v.phase);
-    if (single) clear_last_keys<Config>(shared, v.stage, tile, Config::kKeys, consumer);
     clear_first_keys<Config>(shared, v.stage, tile, consumer);
+    if (single) clear_last_keys<Config>(shared, v.stage, tile, Config::kKeys, consumer);
     products_begin();
     start_values<Config, 0, Config::kKeys>(shared, v.stage, !single, acc);
     products_commit();
-      finished.slot = tile.slot;
-    finish_rows<Config>(params, *tile.slot, consumer, acc, finished.mean);
-    RowTile next = tile;
-    if (more) next = row_tile<Config>(params, shared, *slot, consumer);
+    pass_turn<Config>(consumer);
+    float mean[2];
+    finish_rows<Config>(params, *tile.slot, consumer, acc, mean);
     products_wait<1>();
     products_landed(acc.scores);
     if (more) {
       release(shared.k_empty[k.stage]);
       k.advance();
-      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1, acc);
+      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1, factor,
+                                 acc);
     }
     finish_values<Config>(shared, v.stage, acc);
+    store_rows<Config>(params, shared, *tile.slot, consumer, mean, acc);
+    release(shared.tile_empty[tile.slot - shared.tiles]);
     if (!more) break;
     tile = next;
   }
-  store_finished<Config>(params, shared, consumer, finished, acc);
+  wait_stores_read();
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Scores kScores>
@@ -208,7 +207,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kScores>::run(const P
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
     if (threadIdx.x < 32) copy_tiles<Config>(params, shared);
-    if (threadIdx.x == 32) take_tiles<Config>(params, shared);
+    if (threadIdx.x / 32 == 1) take_tiles<Config>(params, shared);
   } else {
     take_registers<kConsumerRegisters>();
     consume<Config>(params, shared, warpgroup - 1);

@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kFolder = "sm90/prefill";
 constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 constexpr int kHopper = 90;
-constexpr int32_t kRowTile = 128;
+constexpr int32_t kLeastRowTile = 128;
 constexpr int32_t kGroupRows = 64;  // of a warpgroup
 constexpr int64_t kElementBytes = 2;
 constexpr uint32_t kBoxColumns = 64;
@@ -87,8 +87,6 @@ int32_t heads_shift(const AttentionSpec& spec) {
   return shift;
 }
 
-int32_t tokens_per_tile(const AttentionSpec& spec) { return kRowTile >> heads_shift(spec); }
-
 struct Buffers {
   PrefillOrder* order;
   PrefillTile* tiles;
@@ -96,7 +94,7 @@ struct Buffers {
 
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
-  const int64_t tokens = tokens_per_tile(setup.spec);
+  const int64_t tokens = kLeastRowTile >> heads_shift(setup.spec);
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   Buffers buffers{};
   buffers.order = workspace.take<PrefillOrder>(1);
@@ -132,8 +130,8 @@ class Prefill {
  public:
   Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, gpu::KernelStore& store)
       : kernel_(variant, store) {
-    check_argument(kernel_.row_tile() == kRowTile, "{} has row tiles of {}, its plan {}",
-                   variant.name, kernel_.row_tile(), kRowTile);
+    check_argument(kernel_.row_tile() >= kLeastRowTile, "{} has row tiles of {}, the workspace {}",
+                   variant.name, kernel_.row_tile(), kLeastRowTile);
     const AttentionSpec& spec = setup.spec;
     box_keys_ = kernel_.key_tile();
     if (!cached(spec)) return;
@@ -184,15 +182,16 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     params_.beside = batch.most_q_len > 0;
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
-    order_.launch({},
-                  PrefillOrderParams{.batch = batch,
-                                     .order = buffers_.order,
-                                     .tiles = buffers_.tiles,
-                                     .tokens_per_tile = tokens_per_tile(spec),
-                                     .heads_shift = params_.heads_shift,
-                                     .token_bytes = static_cast<int32_t>(
-                                         (spec.head_dim + spec.head_dim_v) * kElementBytes)},
-                  stream);
+    order_.launch(
+        {},
+        PrefillOrderParams{
+            .batch = batch,
+            .order = buffers_.order,
+            .tiles = buffers_.tiles,
+            .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
+            .heads_shift = params_.heads_shift,
+            .token_bytes = static_cast<int32_t>((spec.head_dim + spec.head_dim_v) * kElementBytes)},
+        stream);
   }
 
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
@@ -200,16 +199,9 @@ class HopperPrefill final : public AttentionKernel {
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
     params_.box_keys = active_->box_keys();
-    gpu::TensorMapSpec q;
-    q.rank = 3;
-    q.data = given.q;
-    q.sizes = {static_cast<uint64_t>(spec.head_dim), static_cast<uint64_t>(spec.q_heads),
-               static_cast<uint64_t>(tokens_)};
-    q.strides = {static_cast<uint64_t>(given.q_head_stride * kElementBytes),
-                 static_cast<uint64_t>(given.q_token_stride * kElementBytes)};
-    q.box = {kBoxColumns, 1u << params_.heads_shift,
-             static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
-    gpu::encode_tensor_map(q, &params_.q);
+    params_.q = row_map(given.q, spec.head_dim, given.q_head_stride, given.q_token_stride);
+    params_.out =
+        row_map(given.out, spec.head_dim_v, given.out_head_stride, given.out_token_stride);
     if (cached(spec)) {
       params_.k = active_->k(layer);
       params_.v = active_->v(layer);
@@ -231,6 +223,23 @@ class HopperPrefill final : public AttentionKernel {
   }
 
  private:
+  // Rows of a consumer: of [tokens, q_heads, dim].
+  TensorMap row_map(const void* data, int64_t dim, int64_t head_stride,
+                    int64_t token_stride) const {
+    gpu::TensorMapSpec spec;
+    spec.rank = 3;
+    spec.data = data;
+    spec.sizes = {static_cast<uint64_t>(dim), static_cast<uint64_t>(setup_.spec.q_heads),
+                  static_cast<uint64_t>(tokens_)};
+    spec.strides = {static_cast<uint64_t>(head_stride * kElementBytes),
+                    static_cast<uint64_t>(token_stride * kElementBytes)};
+    spec.box = {kBoxColumns, 1u << params_.heads_shift,
+                static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
+    TensorMap map;
+    gpu::encode_tensor_map(spec, &map);
+    return map;
+  }
+
   // Without window, chunk, spans and ALiBi nothing is measured on positions.
   BatchParams without_idle_positions(BatchParams batch) const {
     if (plain_ && !uses_positions(setup_.spec)) batch.mask.positions = nullptr;
@@ -256,7 +265,7 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 
 const AttentionFamily& hopper_prefill() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
-                                              .row_tile = kRowTile,
+                                              .row_tile = kLeastRowTile,
                                               .variants = variants,
                                               .workspace_bytes = workspace_bytes,
                                               .load = load};

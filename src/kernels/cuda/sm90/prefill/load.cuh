@@ -41,25 +41,54 @@ __device__ TileSlot work_at(const PrefillParams& params, const PrefillOrder& ord
   return slot;
 }
 
-// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden.
+template <class Config>
+__device__ RowsView rows_view(const PrefillParams& params, const TileSlot& slot, int consumer) {
+  const MaskParams& mask = params.attention.batch.mask;
+  const RequestView view = {slot.request, slot.q_begin, slot.q_len, slot.kv_len};
+  const int tokens = kGroupRows >> params.heads_shift;
+  const int first = min(slot.first_token + consumer * tokens, slot.q_len - 1);
+  const int last = min(first + tokens, slot.q_len) - 1;
+  const Interval low = visible_keys(mask, view, first, first);
+  const Interval high = visible_keys(mask, view, last, last);
+  // Both ends grow with the token.
+  RowsView rows = {high.begin, low.end, 0};
+  if (Config::kGeneral && needs_predicate(mask)) rows.open_end = rows.open_begin;
+  const int seen = high.end - (slot.block_end - 1) * Config::kKeys;
+  rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
+                     Config::kKeys);
+  return rows;
+}
+
+// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden. Lanes
+// find what the consumers see.
 template <class Config>
 __device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const PrefillOrder order = *params.order;
+  const int lane = threadIdx.x % 32;
   Ring<kTileSlots> slots;
+  const auto take = [&] {
+    const int taken = lane == 0 ? atomicAdd(&params.order->taken, 1) : 0;
+    return __shfl_sync(~0u, taken, 0);
+  };
   // Each block's first tile is its own, unless some begin late.
-  const int dealt = params.beside ? 0 : gridDim.x;
-  int n = params.beside ? atomicAdd(&params.order->taken, 1) : blockIdx.x;
+  int n = params.beside ? take() : blockIdx.x;
   while (true) {
-    const TileSlot tile = work_at<Config>(params, order, n);
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
-    shared.tiles[slots.stage] = tile;
-    shared.tile_full[slots.stage].arrive();
+    TileSlot& slot = shared.tiles[slots.stage];
+    const TileSlot tile = work_at<Config>(params, order, n);
+    if (lane == 0) slot = tile;
+    __syncwarp();
+    const bool more = tile.request >= 0;
+    if (more && lane < Config::kConsumers) slot.rows[lane] = rows_view<Config>(params, slot, lane);
+    __syncwarp();
+    if (lane == 0) shared.tile_full[slots.stage].arrive();
     slots.advance();
-    if (tile.request < 0) break;
-    n = dealt + atomicAdd(&params.order->taken, 1);
+    if (!more) break;
+    n = take() + (params.beside ? 0 : gridDim.x);
   }
   // The last block to run out of work leaves the counters as it found them.
-  if (atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
+  if (lane == 0 &&
+      atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
     params.order->taken = 0;
     params.order->finished = 0;
   }
@@ -114,10 +143,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
   Ring<Config::kQueryStages> q;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
-    const TileSlot tile = shared.tiles[slots.stage];
-    __syncwarp();
-    if (lane == 0) shared.tile_empty[slots.stage].arrive();
-    slots.advance();
+    const TileSlot& tile = shared.tiles[slots.stage];
     if (tile.request < 0) return;
     BoxPlace place = box_place<Config>(params, tile, tile.block_end - 1, lane);
     for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
@@ -149,6 +175,9 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
       stages.advance();
       place = next;
     }
+    __syncwarp();
+    if (lane == 0) shared.tile_empty[slots.stage].arrive();
+    slots.advance();
   }
 }
 
