@@ -3,8 +3,8 @@
 //
 // Limits by min_p, top_k and top_p all keep a leading part of the tokens in order of rank, so each of
 // them, and the draw itself, asks the same thing: at which rank does a running sum pass a target? A
-// histogram over ln(p_max / p) answers to within a bucket; inside it the bits of the logits are read
-// digit by digit. Weights are integers (kWeightBits): their sums do not depend on the order of
+// histogram over ln(p_max / p) answers to within a bucket; the tokens of that are ranked among each
+// other, or where they are too many the bits of their logits are read digit by digit. Weights are integers (kWeightBits): their sums do not depend on the order of
 // threads. Without top_k and top_p the running sum goes by id, as on the CPU, where nothing is sorted
 // then.
 #pragma once
@@ -27,9 +27,11 @@ struct Histogram {
   uint32_t count[kBuckets];
 };
 
-// Where a running sum passes its target: the amounts in front, then equal logits of this key.
+// Where a running sum passes its target: the amounts in front, then this token; or, where that is not
+// known (-1), one of those with a logit of this key.
 struct Place {
   uint32_t key;
+  int token;
   Amount before;
 };
 
@@ -47,6 +49,7 @@ struct SamplingConfig {
     Amount before;
     int bucket;
     int candidates;
+    Place place;
     float largest[kWarps];
     int best[kWarps];
   };
@@ -195,11 +198,52 @@ struct SamplingConfig {
     return bucket;
   }
 
+  // By rank, among the tokens of a bucket, at most one a thread.
+  __device__ static Place search_few(const Row& row, int bucket, Amount front, bool by_count,
+                                     uint64_t target, Shared& shared) {
+    // Keys above ids, which orders them by rank, and weights.
+    unsigned long long* const ranks = shared.fine.weight;
+    unsigned long long* const weights = ranks + kThreads;
+    if (threadIdx.x == 0) shared.candidates = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < row.vocabulary; i += kThreads) {
+      const float logit = row.logits[i];
+      if (row.bucket(logit) != bucket) continue;
+      const uint64_t weight = row.weight(logit);
+      if (weight == 0) continue;
+      const int at = atomicAdd(&shared.candidates, 1);
+      ranks[at] = static_cast<uint64_t>(key_of(logit)) << 32 | i;
+      weights[at] = weight;
+    }
+    __syncthreads();
+    const int count = shared.candidates;
+    if (threadIdx.x < count) {
+      const uint64_t own = ranks[threadIdx.x];
+      for (int i = 0; i < count; ++i) {
+        if (ranks[i] >= own) continue;
+        front.weight += weights[i];
+        ++front.count;
+      }
+      const uint64_t low = by_count ? front.count : front.weight;
+      if (low <= target && target < low + (by_count ? 1 : weights[threadIdx.x])) {
+        shared.place = {static_cast<uint32_t>(own >> 32), static_cast<int>(own & 0xffffffffu),
+                        front};
+      }
+    }
+    __syncthreads();
+    const Place place = shared.place;
+    __syncthreads();
+    return place;
+  }
+
   // By rank. shared.coarse holds the row by depth.
   __device__ static Place search(const Row& row, bool by_count, uint64_t target, Shared& shared) {
     Histogram& fine = shared.fine;
-    Place place = {0, {0, 0}};
+    Place place = {0, -1, {0, 0}};
     const int bucket = find(shared.coarse, by_count, target, place.before, shared);
+    if (shared.coarse.count[bucket] <= kThreads) {
+      return search_few(row, bucket, place.before, by_count, target, shared);
+    }
     for (int shift = 21; shift >= 0; shift = shift == 21 ? 10 : shift - 10) {
       const int digit = shift == 0 ? 10 : 11;
       clear(fine);
@@ -263,6 +307,7 @@ struct SamplingConfig {
     }
     const uint64_t target = part_of(sum, draw.uniform);
     const Place place = search(row, false, target, shared);
+    if (place.token >= 0) return place.token;
     return nth_equal(row, place.key,
                      (target - place.before.weight) / row.weight(logit_of(place.key)), shared);
   }
