@@ -71,6 +71,8 @@ class CudaDevice final : public ModelDevice {
   DType activation_dtype() const override { return DType::bf16; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view name) override;
+  const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
+                                std::string_view name) override;
   std::span<const float> place(std::vector<float> values) override;
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
@@ -104,15 +106,37 @@ class CudaDevice final : public ModelDevice {
   CudaLayerKernels kernels_;
   gpu::MatrixProducts products_;
   std::map<const std::byte*, gpu::DeviceBuffer> matrices_;  // by their place in the file
+  std::vector<gpu::DeviceBuffer> joined_;
   size_t matrix_bytes_ = 0;
   VectorMemory vectors_;
 };
 
-const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
-  if (tensor.dtype != DType::bf16) {
-    fail(ErrorCode::unsupported, "tensor '{}' is {}; on a GPU matrices must be bf16", name,
-         dtype_name(tensor.dtype));
+void check_matrix(const StoredTensor& tensor, std::string_view name) {
+  if (tensor.dtype == DType::bf16) return;
+  fail(ErrorCode::unsupported, "tensor '{}' is {}; on a GPU matrices must be bf16", name,
+       dtype_name(tensor.dtype));
+}
+
+const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> tensors,
+                                          std::string_view name) {
+  size_t bytes = 0;
+  for (const StoredTensor* tensor : tensors) {
+    check_matrix(*tensor, name);
+    bytes += tensor->bytes;
   }
+  gpu::DeviceBuffer buffer(bytes);
+  auto* to = buffer.data<std::byte>();
+  for (const StoredTensor* tensor : tensors) {
+    gpu::copy_to_device(to, tensor->data, tensor->bytes, stream());
+    to += tensor->bytes;
+  }
+  gpu::synchronize(stream());
+  matrix_bytes_ += bytes;
+  return joined_.emplace_back(std::move(buffer)).data<std::byte>();
+}
+
+const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
+  check_matrix(tensor, name);
   gpu::DeviceBuffer& buffer = matrices_[tensor.data];
   if (buffer.bytes() == 0) {
     buffer = gpu::DeviceBuffer(tensor.bytes);

@@ -123,6 +123,10 @@ class ModelDevice {
   // Weights, valid as long as the device; a tensor placed twice is stored once. Error{unsupported}
   // names the tensor whose dtype this device does not multiply.
   virtual const std::byte* place(const StoredTensor& tensor, std::string_view name) = 0;
+  // The rows of several matrices of equal width under one another, for one product instead of
+  // several. Null: this device gains nothing by it.
+  virtual const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
+                                        std::string_view name) = 0;
   virtual std::span<const float> place(std::vector<float> values) = 0;
   virtual std::unique_ptr<Experts> place(std::vector<MlpParts> experts,
                                          bool weights_scale_input) = 0;

@@ -150,18 +150,25 @@ SelfAttentionParts read_self_attention(const Config& config, const Weights& weig
   SelfAttentionParts parts;
   parts.spec = spec;
   parts.has_output_gate = options.has_output_gate;
-  parts.q =
-      weights.linear("q_proj", options.has_output_gate ? 2 * q_width : q_width, hidden, has_bias);
-  parts.k = weights.linear("k_proj", kv_width, hidden, has_bias);
-  parts.v = weights.linear("v_proj", kv_width, hidden, has_bias);
+  const int64_t q_rows = options.has_output_gate ? 2 * q_width : q_width;
+  parts.q = weights.joined({{"q_proj", q_rows}, {"k_proj", kv_width}, {"v_proj", kv_width}}, hidden,
+                           has_bias);
+  if (!parts.q) {
+    parts.q = weights.linear("q_proj", q_rows, hidden, has_bias);
+    parts.k = weights.linear("k_proj", kv_width, hidden, has_bias);
+    parts.v = weights.linear("v_proj", kv_width, hidden, has_bias);
+  }
   parts.o = weights.linear("o_proj", hidden, q_width, has_bias);
   return parts;
 }
 
 MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias) {
   MlpParts parts;
-  parts.gate = weights.linear("gate_proj", width, hidden, has_bias);
-  parts.up = weights.linear("up_proj", width, hidden, has_bias);
+  parts.gate = weights.joined({{"gate_proj", width}, {"up_proj", width}}, hidden, has_bias);
+  if (!parts.gate) {
+    parts.gate = weights.linear("gate_proj", width, hidden, has_bias);
+    parts.up = weights.linear("up_proj", width, hidden, has_bias);
+  }
   parts.down = weights.linear("down_proj", hidden, width, has_bias);
   return parts;
 }

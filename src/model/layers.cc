@@ -25,10 +25,19 @@ Rows Arena::float_rows(int64_t count, int64_t width) {
 }
 
 SelfAttention::Buffers SelfAttention::buffers(Arena& arena, int64_t rows) const {
-  return {.q = arena.rows(rows, parts_.q.n),
-          .k = arena.rows(rows, parts_.k.n),
-          .v = arena.rows(rows, parts_.v.n),
-          .out = arena.rows(rows, parts_.o.k)};
+  Buffers buffers;
+  buffers.q = arena.rows(rows, parts_.q.n);
+  if (parts_.k) {
+    buffers.k = arena.rows(rows, parts_.k.n);
+    buffers.v = arena.rows(rows, parts_.v.n);
+  } else {
+    const int64_t k_width = int64_t{parts_.spec.kv_heads} * parts_.spec.head_dim;
+    const int64_t v_width = int64_t{parts_.spec.kv_heads} * parts_.spec.head_dim_v;
+    buffers.k = from_column(buffers.q, parts_.q.n - v_width - k_width);
+    buffers.v = from_column(buffers.q, parts_.q.n - v_width);
+  }
+  buffers.out = arena.rows(rows, parts_.o.k);
+  return buffers;
 }
 
 void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
@@ -36,8 +45,10 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   const Buffers scratch = buffers(pass.arena, pass.rows);
   ModelDevice& device = *pass.device;
   device.linear(parts_.q, x, scratch.q, pass.rows);
-  device.linear(parts_.k, x, scratch.k, pass.rows);
-  device.linear(parts_.v, x, scratch.v, pass.rows);
+  if (parts_.k) {
+    device.linear(parts_.k, x, scratch.k, pass.rows);
+    device.linear(parts_.v, x, scratch.v, pass.rows);
+  }
 
   LayerTensors tensors;
   tensors.layer = parts_.slot.layer;

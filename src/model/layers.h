@@ -85,7 +85,8 @@ inline bool rotates_in_backend(const ModelDevice& device) {
 struct SelfAttentionParts {
   AttentionSpec spec;
   LayerSlot slot;
-  Linear q, k, v, o;
+  Linear q, k, v;  // with k and v empty: q, k and v in one matrix
+  Linear o;
   HeadSteps q_steps, k_steps;
   Rotary in_backend;             // with spec.has_rope: what the backend does to q and k
   std::span<const float> sinks;  // [q_heads] or empty

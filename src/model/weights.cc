@@ -47,12 +47,18 @@ const std::byte* Weights::matrix(std::string_view name,
 
 std::span<const float> Weights::vector(std::string_view name,
                                        std::initializer_list<int64_t> shape) const {
-  const StoredTensor& stored = tensor(name, shape);
-  std::vector<float> values(stored.bytes / dtype_bytes(stored.dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    values[i] = load_float(stored.data, stored.dtype, static_cast<int64_t>(i));
-  }
+  std::vector<float> values;
+  append_floats(name, shape, values);
   return device_->place(std::move(values));
+}
+
+void Weights::append_floats(std::string_view name, std::initializer_list<int64_t> shape,
+                            std::vector<float>& values) const {
+  const StoredTensor& stored = tensor(name, shape);
+  const auto count = static_cast<int64_t>(stored.bytes / dtype_bytes(stored.dtype));
+  for (int64_t i = 0; i < count; ++i) {
+    values.push_back(load_float(stored.data, stored.dtype, i));
+  }
 }
 
 Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
@@ -65,6 +71,29 @@ Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bia
   linear.k = checked_size(name, k);
   linear.stride = k;
   if (has_bias) linear.bias = own.vector("bias", {n}).data();
+  return linear;
+}
+
+Linear Weights::joined(std::initializer_list<Part> parts, int64_t k, bool has_bias) const {
+  std::vector<const StoredTensor*> tensors;
+  std::vector<float> biases;
+  std::string names;
+  int64_t rows = 0;
+  for (const Part& part : parts) {
+    const Weights own = (*this)[part.name];
+    tensors.push_back(&own.tensor("weight", {part.n, k}));
+    if (has_bias) own.append_floats("bias", {part.n}, biases);
+    names += fmt::format("{}{}weight", names.empty() ? "" : ", ", own.prefix_);
+    rows += part.n;
+  }
+  Linear linear;
+  linear.weight = device_->place_joined(tensors, names);
+  if (!linear) return linear;
+  linear.dtype = tensors.front()->dtype;
+  linear.n = checked_size(names, rows);
+  linear.k = checked_size(names, k);
+  linear.stride = k;
+  if (has_bias) linear.bias = device_->place(std::move(biases)).data();
   return linear;
 }
 

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/device.h"
 #include "model/safetensors.h"
@@ -32,12 +33,22 @@ class Weights {
 
   // NAME.weight [n, k] and, with `has_bias`, NAME.bias [n].
   Linear linear(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;
+  // NAME.weight [n, k] of several, as one matrix of all their rows in this order; empty where the
+  // device gains nothing by it.
+  struct Part {
+    std::string_view name;
+    int64_t n = 0;
+  };
+  Linear joined(std::initializer_list<Part> parts, int64_t k, bool has_bias = false) const;
   // Matrix `index` of a stack NAME [count, k, n], input dimension first.
   Linear stacked(std::string_view name, int64_t index, int64_t count, int64_t k, int64_t n) const;
 
   ModelDevice& device() const { return *device_; }
 
  private:
+  void append_floats(std::string_view name, std::initializer_list<int64_t> shape,
+                     std::vector<float>& values) const;
+
   const Checkpoint* checkpoint_;
   ModelDevice* device_;
   std::string prefix_;
