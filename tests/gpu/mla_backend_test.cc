@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backend `mla` where the shared cases cannot go: caches of several gigabytes, contexts beyond
 // 100000 tokens, batches without requests. Skipped where there is no Hopper GPU.
+#include "attention/backends/mla_backend.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "attention/backends/mla_forms.h"
+#include "attention/backends/mla_prefill.h"
 #include "core/float_types.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
@@ -19,10 +23,16 @@
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/store.h"
+#include "support/cases.h"
 #include "support/device_array.h"
+#include "support/expect_close.h"
+#include "support/run_backend.h"
 
 namespace fovea {
 namespace {
+
+// The shared cases run where this says.
+const bool kOnGpu = setenv("FOVEA_TEST_DEVICE", "cuda", 1) == 0;
 
 using test::to_device;
 using test::to_host;
@@ -255,6 +265,36 @@ TEST_F(MlaBackend, FormsAreThoseOfTheCostModel) {
     EXPECT_EQ(contexts[requests], taken);
     EXPECT_LE(taken, most);
     EXPECT_EQ(taken > 0, most > 0);
+  }
+}
+
+// Contexts in many chunks, with the ends of several requests in one of them.
+TEST_F(MlaBackend, ChunksOfContextAddUp) {
+  ASSERT_TRUE(kOnGpu);
+  for (const bool split : {false, true}) {
+    test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
+    test.spec.nope_dim = test.spec.v_dim = 128;
+    test.spec.softmax_scale = 0;
+    test.cache.page_size = split ? 3 : 64;
+    test.split_q = test.strided = split;
+    test.requests = {{180, 900}, {3, 50}, {200, 1900}, {1, 500}, {20, 30}, {0, 0}, {170, 200}};
+    BackendEntry entry = *BackendRegistry::builtin().find("mla");
+    entry.workspace_bytes = [](const BackendRequest& request) {
+      return mla_workspace_bytes(request.spec, request.cache, request.device, request.limits, 1);
+    };
+    entry.create = [](const BackendContext& context) { return make_mla_backend(context, 1); };
+    EXPECT_EQ(mla_prefill_rows(test.spec, test::limits_of(test), 1), 574);
+    const test::CaseData data = make_data(test);
+    const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
+    size_t row = 0;
+    for (size_t request = 0; request < test.requests.size(); ++request) {
+      const size_t rows = static_cast<size_t>(test.requests[request].q_len) * 3;
+      EXPECT_TRUE(is_close(test.spec, oracle(test, data, request),
+                           std::span(got.out).subspan(row * 128, rows * 128),
+                           std::span(got.lse).subspan(row, rows)))
+          << test.name << ", request " << request;
+      row += rows;
+    }
   }
 }
 

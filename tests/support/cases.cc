@@ -507,14 +507,6 @@ void long_latent(Cases& cases) {
     test.strided = test.split_q = true;
     test.spec.v_dim = 72;
   });
-  // Contexts of several chunks of latents, one of them shared by two requests.
-  for (const bool split : {false, true}) {
-    add(split ? "weights_chunks_split_q" : "weights_chunks", 2,
-        {{200, 9200}, {3, 50}, {180, 3000}, {1, 500}, {20, 30}}, [&](AttentionCase& test) {
-          with_weights(test);
-          test.split_q = test.strided = split;
-        });
-  }
   add("weights_prefill", 4, {{150, 150}, {1, 1}, {129, 300}}, [&](AttentionCase& test) {
     with_weights(test);
     test.mode = ForwardMode::extend;

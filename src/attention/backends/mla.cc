@@ -93,7 +93,7 @@ BackendEntry mla_backend() {
   };
   entry.create = [](const BackendContext& context) { return make_mla_backend(context); };
   entry.notes = [](const BackendRequest& request) {
-    return describe_mla_forms(request.spec, mla_prefill_rows(request.limits));
+    return describe_mla_forms(request.spec, mla_prefill_rows(request.spec, request.limits));
   };
   return guarded(std::move(entry));
 }

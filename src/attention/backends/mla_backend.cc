@@ -38,6 +38,7 @@ struct Setup {
   AttentionSpec spec;
   KvCacheSpec cache;
   DeviceInfo device;
+  int32_t context_rows = 0;
 
   cuda::MlaDecodeSetup decode(int32_t max_q_len) const {
     return mla_decode_setup(spec, cache, device, max_q_len);
@@ -61,13 +62,14 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   const int32_t rank = spec.kv_lora_rank;
   buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
-  if (up) buffers.prefill = MlaPrefill::carve(workspace, spec, setup.device, limits);
+  if (up)
+    buffers.prefill = MlaPrefill::carve(workspace, spec, setup.device, limits, setup.context_rows);
   return buffers;
 }
 
 class MlaBackend final : public AttentionBackend {
  public:
-  explicit MlaBackend(const BackendContext& context);
+  MlaBackend(const BackendContext& context, int32_t context_rows);
   ~MlaBackend() override { context_.bind_to_free(); }
 
   std::string_view name() const override { return "mla"; }
@@ -109,7 +111,9 @@ class MlaBackend final : public AttentionBackend {
   bool up_projects_ = false;  // some requests, perhaps
 };
 
-MlaBackend::MlaBackend(const BackendContext& context) : context_(context.device.index) {
+MlaBackend::MlaBackend(const BackendContext& context, int32_t context_rows)
+    : context_(context.device.index) {
+  setup_.context_rows = context_rows;
   setup_.spec = context.spec;
   setup_.device = context_.info();
   validate_spec(spec());
@@ -137,7 +141,7 @@ MlaBackend::MlaBackend(const BackendContext& context) : context_(context.device.
 
 size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
   validate_limits(spec(), limits);
-  return mla_workspace_bytes(spec(), setup_.cache, setup_.device, limits);
+  return mla_workspace_bytes(spec(), setup_.cache, setup_.device, limits, setup_.context_rows);
 }
 
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
@@ -189,13 +193,14 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.kv_heads = 1;
     params.mask.causal = 1;
     params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
-    const int64_t longest = most_q_len(batch);
+    const int32_t longest = most_q_len(batch);
     up_projects_ = prefill_ && longest >= kMinUpProjected;
     if (up_projects_) {
       const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
-      prefill_->plan(batch, most_keys, stream);
+      prefill_->plan(batch, longest, most_keys, stream);
     }
-    cuda::MlaDecode& kernel = longest * spec().q_heads <= kSmallTile ? *few_rows_ : *any_rows_;
+    cuda::MlaDecode& kernel =
+        int64_t{longest} * spec().q_heads <= kSmallTile ? *few_rows_ : *any_rows_;
     kernel.plan(params, stream, up_projects_ ? prefill_->requests() : nullptr);
     active_ = &kernel;
   }
@@ -294,14 +299,16 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
 }  // namespace
 
 size_t mla_workspace_bytes(const AttentionSpec& spec, const KvCacheSpec& cache,
-                           const DeviceInfo& device, const BatchLimits& limits) {
+                           const DeviceInfo& device, const BatchLimits& limits,
+                           int32_t context_rows) {
   WorkspaceCarver counter(nullptr);
-  carve(counter, {spec, cache, device}, limits);
+  carve(counter, {spec, cache, device, context_rows}, limits);
   return counter.bytes();
 }
 
-std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context) {
-  return std::make_unique<MlaBackend>(context);
+std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context,
+                                                   int32_t context_rows) {
+  return std::make_unique<MlaBackend>(context, context_rows);
 }
 
 }  // namespace fovea

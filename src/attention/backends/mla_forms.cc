@@ -4,26 +4,6 @@
 #include <fmt/core.h>
 
 namespace fovea {
-namespace {
-
-constexpr int32_t kLongContext = 1 << 20;
-
-// The longest context before q_len new tokens with which they are up-projected; -1: none.
-int32_t most_context(const AttentionSpec& spec, int32_t q_len) {
-  const auto up_projected = [&](int32_t context) {
-    return choose_mla_form(spec, q_len, q_len + context) == MlaForm::up_projected;
-  };
-  if (!up_projected(0)) return -1;
-  int32_t low = 0, high = kLongContext + 1;
-  while (high - low > 1) {
-    const int32_t middle = (low + high) / 2;
-    (up_projected(middle) ? low : high) = middle;
-  }
-  return low;
-}
-
-}  // namespace
-
 bool can_up_project(const AttentionSpec& spec) {
   return spec.nope_dim > 0 && !spec.batch_invariant && spec.window == 0 && spec.chunk == 0 &&
          spec.mask == MaskKind::none && !spec.has_alibi && !spec.has_sinks;
@@ -39,6 +19,19 @@ MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len
   return up_projected < absorbed ? MlaForm::up_projected : MlaForm::absorbed;
 }
 
+int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
+  const auto up_projected = [&](int32_t context) {
+    return choose_mla_form(spec, q_len, q_len + context) == MlaForm::up_projected;
+  };
+  if (!up_projected(0)) return -1;
+  int32_t low = 0, high = kLongContext + 1;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (up_projected(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
   if (spec.nope_dim == 0) return "queries come absorbed: attention is over the latents";
   if (!can_up_project(spec)) {
@@ -46,7 +39,7 @@ std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
            "it";
   }
   int32_t always = kMinUpProjected;  // new tokens from which on no context is too long
-  while (always < kLongContext && most_context(spec, always) < kLongContext) ++always;
+  while (always < kLongContext && most_up_projected_context(spec, always) < kLongContext) ++always;
   if (always == kLongContext) return "absorbed form only: it is the cheaper one for these dims";
   std::string text = fmt::format("up-projected from {} new tokens of a request on", always);
   if (always > kMinUpProjected) {
@@ -54,7 +47,7 @@ std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
     text += fmt::format(
         ", and from {} on where few tokens stand before them (with {} new ones at "
         "most {})",
-        kMinUpProjected, middle, most_context(spec, middle));
+        kMinUpProjected, middle, most_up_projected_context(spec, middle));
   }
   return text + fmt::format("; context in chunks of {} rows; else absorbed", chunk_rows);
 }

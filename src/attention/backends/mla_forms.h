@@ -39,6 +39,11 @@ bool can_up_project(const AttentionSpec& spec);
 inline constexpr int32_t kMinUpProjected = 16;
 MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len);
 
+// The longest context before q_len new tokens with which they are up-projected; -1: none. Grows
+// with q_len; kLongContext: any.
+inline constexpr int32_t kLongContext = 1 << 20;
+int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len);
+
 // The choice in words, for explain(): from how many new tokens on, and how much context at a time.
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows);
 

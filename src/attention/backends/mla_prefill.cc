@@ -40,6 +40,16 @@ int64_t most_context(int64_t requests, int64_t tokens, int64_t max_kv_len) {
          std::max<int64_t>(max_kv_len - kMinUpProjected, 0);
 }
 
+cuda::MlaProjectSetup project_setup(const AttentionSpec& spec, const DeviceInfo& device) {
+  return {.heads = spec.q_heads,
+          .rank = spec.kv_lora_rank,
+          .nope_dim = spec.nope_dim,
+          .v_dim = spec.v_dim,
+          .dtype = spec.q_dtype,
+          .sm = device.sm,
+          .multiprocessors = device.cores};
+}
+
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, int sm) {
   const cuda::Family& family = cuda::family("sm90/mla_prefill");
   return {make_variant(family, {"forms", "bf16"}, sm), make_variant(family, {"gather", "bf16"}, sm),
@@ -53,10 +63,17 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 
 }  // namespace
 
-int32_t mla_prefill_rows(const BatchLimits& limits) {
+int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
+                         int32_t context_rows) {
+  constexpr int64_t kLeastRows = 4096, kMostRows = 32768, kBytes = int64_t{256} << 20;
+  const int64_t row_bytes = int64_t{spec.q_heads} * (key_dim(spec) + spec.v_dim) *
+                            static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+  int64_t wanted = context_rows;
+  if (wanted == 0) {
+    wanted = std::clamp(kBytes / std::max<int64_t>(row_bytes, 1), kLeastRows, kMostRows);
+  }
   const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
-  return static_cast<int32_t>(
-      std::max<int64_t>(limits.max_tokens, std::min<int64_t>(context, kMlaContextRows)));
+  return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(context, wanted)));
 }
 
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
@@ -66,17 +83,24 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
 std::vector<gpu::KernelVariant> MlaPrefill::variants(const AttentionSpec& spec,
                                                      const DeviceInfo& device) {
   std::vector<gpu::KernelVariant> needed = own_variants(spec, device.sm);
-  for (auto& list : {cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm),
-                     cuda::hopper_prefill().variants(attention_setup(spec, device))}) {
+  const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
+  };
+  const cuda::MlaProjectSetup setup = project_setup(spec, device);
+  if (cuda::MlaProject::serves(setup)) {
+    needed.push_back(cuda::MlaProject::variant(setup));
+  } else {
+    add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
   }
+  add(cuda::hopper_prefill().variants(attention_setup(spec, device)));
   return needed;
 }
 
 MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
-                                    const DeviceInfo& device, const BatchLimits& limits) {
+                                    const DeviceInfo& device, const BatchLimits& limits,
+                                    int32_t context_rows) {
   MlaPrefillBuffers buffers;
-  buffers.rows = mla_prefill_rows(limits);
+  buffers.rows = mla_prefill_rows(spec, limits, context_rows);
   const auto rows_of = [&](int64_t width) {
     return workspace.take<std::byte>(buffers.rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
@@ -100,7 +124,13 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionS
 }
 
 MlaPrefill::MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store)
-    : spec_(spec), up_(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store) {
+    : spec_(spec) {
+  const cuda::MlaProjectSetup setup = project_setup(spec, device);
+  if (cuda::MlaProject::serves(setup)) {
+    project_.emplace(setup, store);
+  } else {
+    head_gemm_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store);
+  }
   const std::vector<gpu::KernelVariant> own = own_variants(spec, device.sm);
   forms_ = cuda::Kernel(own[0], store);
   gather_ = cuda::Kernel(own[1], store);
@@ -117,9 +147,14 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   attention_->reserve(limits, buffers.attention);
 }
 
-void MlaPrefill::plan(const BatchView& batch, int32_t max_kv_len, Stream stream) {
+void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len,
+                      Stream stream) {
   batch_ = batch;
-  const int64_t context = most_context(batch.requests, batch.tokens, max_kv_len);
+  // Every chunk that the lengths could need is enqueued, so the bound is made tight.
+  const int32_t longest = most_up_projected_context(spec_, max_q_len);
+  const int64_t keys = longest < kLongContext ? int64_t{longest} + kMinUpProjected : max_kv_len;
+  const int64_t context =
+      most_context(batch.requests, batch.tokens, std::min<int64_t>(keys, max_kv_len));
   chunks_ = static_cast<int32_t>(
       std::min<int64_t>((context + buffers_.rows - 1) / buffers_.rows, kMostChunks));
   cuda::MlaFormsParams params{};
@@ -220,26 +255,46 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
 // keys = latents W_UK (the rotary part is there already), values = latents W_UV
 void MlaPrefill::project(const MlaWeights& weights, const int32_t* live_rows, int32_t rows,
                          Stream stream) const {
+  const int32_t rank = spec_.kv_lora_rank, heads = spec_.q_heads;
+  const auto head_stride = [&](int64_t given, int32_t width) {
+    return given != 0 ? given : int64_t{width} * rank;
+  };
+  const cuda::MlaProjectTensors tensors = {
+      .latents = buffers_.latents,
+      .w_uk = weights.w_uk,
+      .w_uv = weights.w_uv,
+      .w_uk_head_stride = head_stride(weights.w_uk_head_stride, spec_.nope_dim),
+      .w_uv_head_stride = head_stride(weights.w_uv_head_stride, spec_.v_dim),
+      .keys = buffers_.keys,
+      .keys_token_stride = int64_t{key_dim(spec_)} * heads,
+      .keys_head_stride = key_dim(spec_),
+      .values = buffers_.values,
+      .values_token_stride = int64_t{spec_.v_dim} * heads,
+      .values_head_stride = spec_.v_dim,
+      .live_rows = live_rows,
+      .rows = rows};
+  if (project_) return project_->run(tensors, stream);
   cuda::HeadGemmParams params{};
-  params.x = buffers_.latents;
-  params.x_token_stride = spec_.kv_lora_rank;
-  params.x_head_stride = 0;
-  params.weight_row_stride = spec_.kv_lora_rank;
+  params.x = tensors.latents;
+  params.x_token_stride = rank;
+  params.weight_row_stride = rank;
   params.live_tokens = live_rows;
   params.tokens = rows;
-  params.k = spec_.kv_lora_rank;
-  const auto multiply = [&](const void* weight, int64_t head_stride, int32_t n, void* out,
-                            int32_t width) {
-    params.weight = weight;
-    params.weight_head_stride = head_stride != 0 ? head_stride : int64_t{n} * spec_.kv_lora_rank;
-    params.n = n;
-    params.out = out;
-    params.out_head_stride = width;
-    params.out_token_stride = int64_t{width} * spec_.q_heads;
-    up_.run(params, spec_.q_heads, stream);
-  };
-  multiply(weights.w_uk, weights.w_uk_head_stride, spec_.nope_dim, buffers_.keys, key_dim(spec_));
-  multiply(weights.w_uv, weights.w_uv_head_stride, spec_.v_dim, buffers_.values, spec_.v_dim);
+  params.k = rank;
+  params.weight = tensors.w_uk;
+  params.weight_head_stride = tensors.w_uk_head_stride;
+  params.n = spec_.nope_dim;
+  params.out = tensors.keys;
+  params.out_token_stride = tensors.keys_token_stride;
+  params.out_head_stride = tensors.keys_head_stride;
+  head_gemm_.run(params, heads, stream);
+  params.weight = tensors.w_uv;
+  params.weight_head_stride = tensors.w_uv_head_stride;
+  params.n = spec_.v_dim;
+  params.out = tensors.values;
+  params.out_token_stride = tensors.values_token_stride;
+  params.out_head_stride = tensors.values_head_stride;
+  head_gemm_.run(params, heads, stream);
 }
 
 void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,

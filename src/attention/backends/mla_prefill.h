@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/backends/cuda_cache.h"
@@ -13,14 +14,15 @@
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/head_gemm.h"
 #include "kernels/cuda/mla_decode.h"
+#include "kernels/cuda/mla_project.h"
 
 namespace fovea {
 
-// Rows of latents up-projected at a time, at least; a pass's new tokens are up-projected at once.
-inline constexpr int32_t kMlaContextRows = 4096;
-
-// Rows that are up-projected at a time in batches within the limits.
-int32_t mla_prefill_rows(const BatchLimits& limits);
+// Rows of latents that are up-projected at a time in batches within the limits: all new tokens of a
+// pass, and of context `context_rows` or, for 0, 4096 or as many as keep keys and values within
+// 256 MB.
+int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
+                         int32_t context_rows = 0);
 // Whether requests within the limits can be up-projected.
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
@@ -55,14 +57,15 @@ class MlaPrefill {
                                                   const DeviceInfo& device);
   // Of limits that serve_up_projected.
   static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
-                                 const DeviceInfo& device, const BatchLimits& limits);
+                                 const DeviceInfo& device, const BatchLimits& limits,
+                                 int32_t context_rows);
 
   MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store);
   void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
                const MlaScratch& scratch);
 
-  // Enqueues the choice of every request's form. max_kv_len: of the batch, at most.
-  void plan(const BatchView& batch, int32_t max_kv_len, Stream stream);
+  // Enqueues the choice of every request's form. The lengths are bounds of the batch's.
+  void plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len, Stream stream);
   // [requests] and [tokens] on the device: 1 where the form is this one.
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }
@@ -89,7 +92,9 @@ class MlaPrefill {
 
   AttentionSpec spec_;
   kernels::cuda::Kernel forms_, gather_, add_, join_;
-  kernels::cuda::HeadGemm up_;
+  // The first where it serves these dims.
+  std::optional<kernels::cuda::MlaProject> project_;
+  kernels::cuda::HeadGemm head_gemm_;
   std::unique_ptr<kernels::cuda::AttentionKernel> attention_;
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;

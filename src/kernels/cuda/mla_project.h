@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// MLA's up-projection on Hopper: keys and values of every head from rows of latents.
+#pragma once
+
+#include "fovea/dtype.h"
+#include "gpu/kernel_pack.h"
+#include "kernels/cuda/common/mla_project_params.h"
+#include "kernels/cuda/kernel.h"
+
+namespace fovea::kernels::cuda {
+
+struct MlaProjectSetup {
+  int32_t heads = 0, rank = 0;
+  int32_t nope_dim = 0, v_dim = 0;
+  DType dtype = DType::bf16;  // bf16 or f16
+  int sm = 90;
+  int32_t multiprocessors = 0;
+};
+
+// Device memory, dense but for the outputs and the weights' heads; strides in elements.
+struct MlaProjectTensors {
+  const void* latents = nullptr;  // [rows, rank]
+  const void* w_uk = nullptr;     // [heads, nope_dim, rank]
+  const void* w_uv = nullptr;     // [heads, v_dim, rank]
+  int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
+  void* keys = nullptr;  // [rows, heads, nope_dim]
+  int64_t keys_token_stride = 0, keys_head_stride = 0;
+  void* values = nullptr;  // [rows, heads, v_dim]
+  int64_t values_token_stride = 0, values_head_stride = 0;
+  const int32_t* live_rows = nullptr;  // [1]: rows from here on stay untouched
+  int32_t rows = 0;                    // at most
+};
+
+class MlaProject {
+ public:
+  // Whether there is a kernel for these dims.
+  static bool serves(const MlaProjectSetup& setup);
+  static gpu::KernelVariant variant(const MlaProjectSetup& setup);
+
+  // Error{unsupported} as Kernel's constructor.
+  MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store);
+
+  // Enqueues the products; legal in a capture.
+  void run(const MlaProjectTensors& tensors, Stream stream) const;
+
+ private:
+  MlaProjectSetup setup_;
+  Kernel kernel_;
+};
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of one tile, 64 rows a warpgroup.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_project/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Keys, values.
+struct Sums {
+  float of[2][kColumns / 2];
+};
+
+__device__ __forceinline__ void release(TransactionBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// One group of products stays unfinished while the next begins.
+template <Type kType>
+__device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared,
+                                         int consumer, Ring& ring, Sums& sums) {
+  int before = -1;
+  for (int k = 0; k < params.rank; k += kDepth) {
+    Stage& stage = shared.stages[ring.stage];
+    shared.full[ring.stage].wait(ring.phase);
+    const uint64_t rows = rows_descriptor(shared_address(stage.latents[consumer * 64]));
+    products_begin();
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const uint64_t weights = rows_descriptor(shared_address(stage.weights[which]));
+#pragma unroll
+      for (int step = 0; step < kDepth / 16; ++step) {
+        Product<kColumns>::run<kType, false>(sums.of[which], rows + step * 2, weights + step * 2,
+                                             k > 0 || step > 0);
+      }
+    }
+    products_commit();
+    products_wait<1>();
+    if (before >= 0) release(shared.empty[before]);
+    before = ring.stage;
+    ring.advance();
+  }
+  products_wait<0>();
+  products_landed(sums.of[0]);
+  products_landed(sums.of[1]);
+  release(shared.empty[before]);
+}
+
+}  // namespace fovea::kernels::cuda
