@@ -87,6 +87,17 @@ GpuCase log_uniform(int32_t page_size) {
   return config;
 }
 
+// Requests with a prompt in common, each read on its own and as a cascade.
+std::vector<GpuCase> shared(int32_t batch, int32_t prefix, int32_t own) {
+  GpuCase apart = mha("decode-shared", kGrouped, 128);
+  apart.work = fmt::format("{}x{}+{}", batch, length_name(prefix), length_name(own));
+  apart.requests.assign(static_cast<size_t>(batch), {1, prefix + own});
+  apart.shared_prefix = prefix;
+  GpuCase cascade = apart;
+  cascade.prefix_levels = 1;
+  return {apart, cascade};
+}
+
 // Two prompts beside 64 decodes: in one launch, and each kind alone, whose times one launch is held
 // against.
 std::vector<GpuCase> mixed() {
@@ -234,6 +245,9 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
   cases.push_back(decode(256, 4 * kKilo));  // what planning many requests costs
   for (const int32_t page_size : {1, 16, 64}) cases.push_back(log_uniform(page_size));
   append(cases, mixed());
+  append(cases, shared(64, 16 * kKilo, 512));
+  append(cases, shared(8, 4 * kKilo, 512));
+  append(cases, shared(256, kKilo, 512));
   append(cases,
          {invariant(prefill(4, 4 * kKilo)), invariant(extend(64)), invariant(decode(1, 4 * kKilo)),
           invariant(decode(8, 4 * kKilo)), invariant(decode(32, 4 * kKilo)),
@@ -273,6 +287,7 @@ std::string GpuCase::name() const {
   } else if (is_fp8(kv_dtype)) {
     text += " fp8-kv";
   }
+  if (prefix_levels > 0) text += " cascade";
   if (spec.batch_invariant) text += " invariant";
   return text;
 }
@@ -309,8 +324,8 @@ int32_t GpuCase::longest_kv() const {
 }
 
 double GpuCase::kv_bytes() const {
-  double keys = 0;
-  for (const RequestLengths& request : requests) keys += request.kv_len;
+  double keys = shared_prefix;
+  for (const RequestLengths& request : requests) keys += request.kv_len - shared_prefix;
   if (mla_fp8_rows) return keys * kMlaRowBytes;
   const int32_t columns =
       spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;

@@ -19,10 +19,11 @@ struct RequestLengths {
 };
 
 struct GpuCase {
-  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "mixed", "mla-decode",
-  // "mla-prefill-causal": the names of the peers' tables. Prefill and extend are causal;
-  // prefill-full has no cache; mla-prefill-causal is attention over given keys and values of MLA's
-  // widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's weights.
+  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "decode-shared",
+  // "mixed", "mla-decode", "mla-prefill-causal": the names of the peers' tables. Prefill and extend
+  // are causal; prefill-full has no cache; mla-prefill-causal is attention over given keys and
+  // values of MLA's widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's
+  // weights.
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;
@@ -30,6 +31,8 @@ struct GpuCase {
   DType kv_dtype = DType::bf16;
   bool mla_fp8_rows = false;  // KvLayout::mla_fp8_rows
   int32_t page_size = 64;
+  int32_t shared_prefix = 0;  // whole pages of tokens that all requests have in common
+  int32_t prefix_levels = 0;  // of the limits: 1 attends to shared_prefix once
 
   std::string name() const;  // unique in the grid
   KvCacheSpec cache(int32_t layers) const;

@@ -130,6 +130,8 @@ std::string to_markdown(const GpuReport& report) {
   }
   return text + "\n" + mixed_line(report.results) +
          suffix_line(report.results, " invariant", "Batch-invariant over default") +
+         suffix_line(report.results, " cascade",
+                     "Shared prefix attended to once over each on its own") +
          suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
          pages_line(report.results);
 }

@@ -77,9 +77,9 @@ class LentPool : public KvPool {
 };
 
 int64_t pages_needed(const GpuCase& config) {
-  int64_t pages = 0;
+  int64_t pages = config.shared_prefix / config.page_size;
   for (const RequestLengths& request : config.requests) {
-    pages += (request.kv_len + config.page_size - 1) / config.page_size;
+    pages += (request.kv_len - config.shared_prefix + config.page_size - 1) / config.page_size;
   }
   return pages;
 }
@@ -134,7 +134,7 @@ struct GpuWorkload::Setup {
   std::vector<int32_t> q_indptr{0};
   gpu::DeviceBuffer q, out;
   gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
-  gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots;
+  gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots, shared_prefix;
   KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
   BatchView batch;
 
@@ -215,15 +215,18 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   }
   std::vector<int32_t> rows, lengths;
   std::vector<int64_t> new_slots;
-  size_t next_page = 0;
+  const auto shared_pages = static_cast<size_t>(config.shared_prefix / page);
+  size_t next_page = shared_pages;
   for (const RequestLengths& request : config.requests) {
     int32_t* row = table.data() + rows.size() * stride;
     for (int32_t t = 0; t < request.kv_len; ++t) {
-      row[t] = pool ? pages[next_page + static_cast<size_t>(t / page)] * page + t % page
-                    : q_indptr.back() + t;
+      const auto nth = static_cast<size_t>(t / page);
+      row[t] = !pool                ? q_indptr.back() + t
+               : nth < shared_pages ? pages[nth] * page + t % page
+                                    : pages[next_page + nth - shared_pages] * page + t % page;
       if (t >= request.kv_len - request.q_len) new_slots.push_back(row[t]);
     }
-    next_page += static_cast<size_t>((request.kv_len + page - 1) / page);
+    next_page += static_cast<size_t>((request.kv_len - config.shared_prefix + page - 1) / page);
     rows.push_back(static_cast<int32_t>(rows.size()));
     lengths.push_back(request.kv_len);
     q_indptr.push_back(q_indptr.back() + request.q_len);
@@ -247,6 +250,9 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.request_slots = slots.data<int32_t>();
   batch.request_slots_stride = static_cast<int64_t>(stride);
   batch.out_slots = out_slots.data<int64_t>();
+  if (config.prefix_levels == 0) return;
+  shared_prefix = to_device(std::vector(rows.size(), config.shared_prefix), stream);
+  batch.shared_prefix = shared_prefix.data<int32_t>();
 }
 
 void GpuWorkload::Setup::place_queries(Stream stream) {
@@ -279,7 +285,8 @@ void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
   request.limits = {.max_requests = static_cast<int32_t>(config.requests.size()),
                     .max_tokens = config.tokens(),
                     .max_q_len = config.longest_q(),
-                    .max_kv_len = config.longest_kv()};
+                    .max_kv_len = config.longest_kv(),
+                    .prefix_levels = config.prefix_levels};
   request.device = kernels.context().info();
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection = select_backend(registry, request, wish);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/prefix_levels.h"
 #include "core/check.h"
 #include "kernels/mla_row.h"
 
@@ -167,6 +168,11 @@ void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
   check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
   check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",
                  limits.max_encoder_len);
+  check_argument(limits.prefix_levels >= 0 && limits.prefix_levels <= kMostPrefixLevels,
+                 "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels,
+                 kMostPrefixLevels);
+  check_argument(limits.least_prefix_savings >= 0,
+                 "least_prefix_savings is {}, must not be negative", limits.least_prefix_savings);
   check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,
                  "max_encoder_len is 0, scope cross needs at least 1");
 }

@@ -17,7 +17,7 @@ namespace fovea::kernels {
 // or at its key number where positions is null; a new key stands where its token stands, a cached
 // key n at n. Then key n is visible to token j when
 //   same_span(n, j) or (in_order(n, j) and in_window and in_chunk and in_item and custom byte != 0)
-// where a mask that is off holds and
+// where a mask that is off holds and, whatever else is on, only for n >= first_keys[i];
 //   in_order:  cached or no tree: n <= kv_len - q_len + j (causal), or always;
 //              new key with a tree: its bit in tree[row]
 //   in_window: position(n) > position(j) - window
@@ -27,6 +27,7 @@ namespace fovea::kernels {
 //   same_span: one [begin, end) holds both positions; it overrides all others
 struct AttentionMask {
   bool causal = true;
+  const int32_t* first_keys = nullptr;     // [requests], or null: 0; not together with spans
   int32_t window = 0;                      // 0: off
   int32_t chunk = 0;                       // 0: off
   const int32_t* positions = nullptr;      // [tokens] or null

@@ -17,8 +17,9 @@ struct MergeStatesParams {
   int64_t rows = 0;
   int32_t heads = 0;
   int32_t dim = 0;
-  float* out = nullptr;      // [rows, heads, dim]; may be part 0
-  float* out_lse = nullptr;  // [rows, heads] or null; may be part 0
+  const float* sinks = nullptr;  // [heads] or null: out is divided by 1 + e^(sink - LSE)
+  float* out = nullptr;          // [rows, heads, dim]; may be part 0
+  float* out_lse = nullptr;      // [rows, heads] or null; may be part 0
 };
 
 }  // namespace fovea::kernels

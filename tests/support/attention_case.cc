@@ -210,6 +210,12 @@ KvCacheSpec complete_cache(const AttentionCase& test) {
   return cache;
 }
 
+size_t owner_of(const AttentionCase& test, size_t request, int32_t token) {
+  if (token < test.shared_prefix) return 0;
+  if (token < test.group_prefix) return request - request % test.group_size;
+  return request;
+}
+
 BatchLimits limits_of(const AttentionCase& test) {
   BatchLimits limits;
   limits.max_requests = std::max<int32_t>(1, static_cast<int32_t>(test.requests.size()));
@@ -222,6 +228,8 @@ BatchLimits limits_of(const AttentionCase& test) {
     if (cross) limits.max_encoder_len = std::max(limits.max_encoder_len, request.kv_len);
   }
   limits.max_tokens = std::max(1, tokens);
+  limits.prefix_levels = test.prefix_levels;
+  limits.least_prefix_savings = 256;  // small cases have groups too
   return limits;
 }
 
@@ -237,8 +245,10 @@ CaseData make_data(const AttentionCase& test) {
   for (const RequestShape& shape : test.requests) {
     data.requests.push_back(make_request(random, spec, shape));
     if (test.growing_scores) grow_keys(data.requests.back());
-    if (test.shared_prefix > 0) {
-      share_prefix(data.requests.front(), test.shared_prefix, data.requests.back());
+    const size_t last = data.requests.size() - 1;
+    for (const int32_t tokens : {test.group_prefix, test.shared_prefix}) {
+      if (tokens == 0) continue;
+      share_prefix(data.requests[owner_of(test, last, tokens - 1)], tokens, data.requests.back());
     }
   }
   if (spec.has_sinks) {

@@ -36,9 +36,12 @@ struct AttentionCase {
   bool infinite_sinks = false;    // one +inf and one -inf among them
   bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
-  bool window_pool = false;       // the pool holds only what a window sees, behind a slot map
-  int64_t page_stride = 0;        // elements; 0: dense
-  int32_t padding = 0;            // trailing requests of one token: row 0 of the table, page 0
+  // Neighbours, group_size at a time, have group_prefix tokens in common, at least shared_prefix.
+  int32_t group_prefix = 0, group_size = 0;
+  int32_t prefix_levels = 0;  // of the limits; above 0 batches say what neighbours share
+  bool window_pool = false;   // the pool holds only what a window sees, behind a slot map
+  int64_t page_stride = 0;    // elements; 0: dense
+  int32_t padding = 0;        // trailing requests of one token: row 0 of the table, page 0
 };
 
 // How test names and failures show a case.
@@ -56,6 +59,8 @@ double softmax_scale(const AttentionSpec& spec);
 
 // `test.cache` with two layers and the dims of `test.spec`.
 KvCacheSpec complete_cache(const AttentionCase& test);
+// The request from whose pages `request` reads this token.
+size_t owner_of(const AttentionCase& test, size_t request, int32_t token);
 // The smallest limits that hold the case in one batch.
 BatchLimits limits_of(const AttentionCase& test);
 

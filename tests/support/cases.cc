@@ -230,6 +230,46 @@ void storage(Cases& cases) {
   test.shared_prefix = 64;
   cases.push_back(test);
 
+  // Requests that share a prefix, first one level of it, then groups of three that share more, and
+  // beside them those that share too little, nothing or have many new tokens.
+  test = mha_case("cascade", 4, 1, 64);
+  test.requests = {{1, 1800},  {1, 1699}, {3, 1720}, {1, 1700}, {1, 1900}, {1, 1696},
+                   {40, 1750}, {0, 1700}, {1, 1710}, {2, 1688}, {1, 1800}};
+  test.shared_prefix = 1680;
+  test.prefix_levels = 1;
+  cases.push_back(test);
+  test.name = "cascade_sinks_cap_strided";
+  test.spec.has_sinks = true;
+  test.spec.logit_cap = 20;
+  test.strided = true;
+  cases.push_back(test);
+  test.strided = false;
+  test.spec.has_sinks = false;
+  test.spec.logit_cap = 0;
+  for (const int32_t levels : {1, 3}) {
+    test.name = fmt::format("cascade_groups_{}_levels", levels);
+    test.prefix_levels = levels;
+    test.shared_prefix = 288;
+    test.group_prefix = 608;
+    test.group_size = 3;
+    test.requests = {{1, 700}, {1, 609}, {1, 850}, {1, 640}, {1, 640}, {1, 611}, {1, 900}};
+    cases.push_back(test);
+  }
+  test = mha_case("cascade_tree", 4, 1, 64);
+  test.spec.mask = MaskKind::tree;
+  test.mode = ForwardMode::target_verify;
+  test.requests = {{7, 330}, {7, 400}, {7, 307}};
+  test.shared_prefix = 288;
+  test.prefix_levels = 1;
+  cases.push_back(test);
+  // Whose keys the window hides are nobody's to share.
+  test = mha_case("cascade_window", 4, 1, 64);
+  test.requests = {{1, 330}, {1, 400}, {1, 307}};
+  test.spec.window = 100;
+  test.shared_prefix = 288;
+  test.prefix_levels = 2;
+  cases.push_back(test);
+
   test = mixed("window_pool", 4, 2, 64);
   test.spec.window = 24;
   test.window_pool = true;
@@ -525,7 +565,9 @@ void random_shapes(Cases& cases) {
       for (RequestShape& request : test.requests) {
         const bool equal = request.q_len == request.kv_len;
         if (test.mode == ForwardMode::target_verify || request.kv_len < 2) continue;
-        if (test.shared_prefix > 0 || test.spec.scope == AttentionScope::cross) continue;
+        if (test.shared_prefix > 0 || test.group_prefix > 0 ||
+            test.spec.scope == AttentionScope::cross)
+          continue;
         request.kv_len += static_cast<int32_t>((seed * 7 + request.kv_len) % 29);
         if (equal) request.q_len = request.kv_len;
       }

@@ -91,6 +91,7 @@ BatchView DeviceBatch::view() const {
   move(view.kv_lens);
   move(view.request_rows);
   move(view.out_slots);
+  move(view.shared_prefix);
   move(view.positions);
   move(view.encoder_lens);
   move(view.tree_mask);

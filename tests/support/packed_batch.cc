@@ -112,6 +112,7 @@ void PackedBatch::add_requests(const PagedStore* store, const std::vector<Piece>
     max_kv_len_ = std::max(max_kv_len_, kv_lens_.back());
     if (!store) continue;
     request_rows_.push_back(store->row(piece.request));
+    shared_.push_back(shared_with_last(*store, pieces, shared_.size()));
     for (int32_t token = piece.begin; token < piece.end; ++token) {
       const int32_t key = request.cached() + token;
       const bool skip = cross || key < 0 || PagedStore::is_written_before(test_, request, key);
@@ -126,7 +127,25 @@ void PackedBatch::add_requests(const PagedStore* store, const std::vector<Piece>
   append_wild(kv_lens_, fill_);
   append_wild(request_rows_, fill_);
   append_wild(encoder_lens_, fill_);
+  append_wild(shared_, fill_);
   out_slots_.insert(out_slots_.end(), 3, fill_ == Fill::poison ? int64_t{1} << 60 : 0);
+}
+
+// Tokens in the same slots as those of the piece before.
+int32_t PackedBatch::shared_with_last(const PagedStore& store, const std::vector<Piece>& pieces,
+                                      size_t piece) const {
+  if (test_.prefix_levels == 0) return 0;
+  if (piece == 0) return 12345;  // not looked at
+  const size_t request = pieces[piece].request, last = pieces[piece - 1].request;
+  const auto length = [&](size_t i) {
+    return data_.requests[pieces[i].request].cached() + pieces[i].end;
+  };
+  int32_t shared = 0;
+  while (shared < std::min(length(piece), length(piece - 1)) &&
+         store.slot(request, shared) == store.slot(last, shared)) {
+    ++shared;
+  }
+  return shared;
 }
 
 void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
@@ -226,6 +245,7 @@ BatchView PackedBatch::view() const {
     view.request_slots = cross ? decoder_slots_.data() : store_->table();
     view.request_slots_stride = store_->table_stride();
     view.out_slots = out_slots_.data();
+    if (test_.prefix_levels > 0) view.shared_prefix = shared_.data();
   }
   if (cross) {
     view.encoder_lens = encoder_lens_.data();
@@ -298,9 +318,9 @@ std::vector<std::span<std::byte>> PackedBatch::memory() {
   const auto add = [&](auto&... arrays) {
     (blocks.push_back(std::as_writable_bytes(std::span(arrays))), ...);
   };
-  add(q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, decoder_slots_, out_slots_,
-      tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_, lse_,
-      w_uk_, w_uv_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
+  add(q_indptr_, kv_lens_, request_rows_, shared_, encoder_lens_, positions_, decoder_slots_,
+      out_slots_, tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_,
+      lse_, w_uk_, w_uv_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
   for (PackedRows* rows : {&q_, &q_rope_, &k_, &v_, &out_}) blocks.push_back(rows->memory());
   return blocks;
 }

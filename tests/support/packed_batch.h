@@ -74,6 +74,8 @@ class PackedBatch {
 
  private:
   void add_requests(const PagedStore* store, const std::vector<Piece>& pieces);
+  int32_t shared_with_last(const PagedStore& store, const std::vector<Piece>& pieces,
+                           size_t piece) const;
   void add_masks(const std::vector<Piece>& pieces);
   void add_rows(const std::vector<Piece>& pieces);
 
@@ -85,7 +87,7 @@ class PackedBatch {
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
   int32_t bound_q_len_ = 0;  // 0: max_q_len_
 
-  std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_;
+  std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, shared_;
   std::vector<int32_t> decoder_slots_;  // scope cross: nobody may read them
   std::vector<int64_t> out_slots_;
   std::vector<uint64_t> tree_;

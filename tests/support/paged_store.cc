@@ -169,11 +169,14 @@ bool PagedStore::is_written_before(const AttentionCase& test, const RequestData&
 
 void PagedStore::place_requests(const AttentionCase& test, const CaseData& data, Fill fill) {
   const int32_t page_size = test.cache.page_size;
-  const int32_t shared_pages = test.shared_prefix / page_size;
-  int64_t needed = shared_pages;
+  const auto shared = [&](int32_t prefix) { return prefix / page_size * page_size; };
+  AttentionCase paged = test;  // only whole pages are shared
+  paged.shared_prefix = shared(test.shared_prefix);
+  paged.group_prefix = shared(test.group_prefix);
+  int64_t needed = 0;
   int32_t longest = 0;
   for (const RequestData& request : data.requests) {
-    needed += pages_for(request.kv_len, page_size) - shared_pages;
+    needed += pages_for(request.kv_len, page_size);
     longest = std::max(longest, request.kv_len);
   }
   full_pages_ = 1 + needed + 3;  // page 0, and some that nobody owns
@@ -203,8 +206,9 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
     for (int32_t token = 0; token < data.requests[index].kv_len; ++token) {
       const int32_t offset = token % page_size;
       int64_t page = 0;
-      if (index > 0 && token < shared_pages * page_size) {
-        page = slots_[0][token] / page_size;
+      const size_t owner = owner_of(paged, index, token);
+      if (owner != index) {
+        page = slots_[owner][token] / page_size;
       } else {
         page = offset == 0 ? *next_page++ : slots.back() / page_size;
       }

@@ -6,6 +6,7 @@
 
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/cuda_cache.h"
+#include "attention/backends/cuda_prefixes.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
@@ -38,6 +39,7 @@ struct Buffers {
   // The same bytes, one plan being valid at a time, unless a mixed batch has both.
   std::byte* prefill = nullptr;
   std::byte* decode = nullptr;
+  CudaPrefixes prefixes;
 };
 
 const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
@@ -72,6 +74,7 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
     buffers.prefill = buffers.decode =
         workspace.take<std::byte>(static_cast<int64_t>(std::max(prefill, decode)));
   }
+  buffers.prefixes.carve(workspace, table, setup, limits);
   return buffers;
 }
 
@@ -110,6 +113,7 @@ class CudaBackend final : public AttentionBackend {
   // Of the planned batch: its kernel, or in a mixed one prefill_ and decode_ beside it.
   cuda::AttentionKernel* active_ = nullptr;
   cuda::AttentionKernel* beside_ = nullptr;
+  bool cascades_ = false;           // its prefixes are looked at
   cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
 };
 
@@ -160,6 +164,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   buffers_ = carve(carver, table_, setup_, limits);
   prefill_->reserve(limits, buffers_.prefill);
   if (decode_ != nullptr) decode_->reserve(limits, buffers_.decode);
+  buffers_.prefixes.load(table_, setup_, limits, cuda::kernel_store());
   for (CudaLayer& layer : layers_) {
     layer.keys.page_table = buffers_.pages.table;
     layer.keys.page_table_stride = buffers_.pages.stride;
@@ -212,6 +217,10 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
     if (cached) cache_.build_pages(batch, params_.batch.kv_lens, buffers_.pages, stream);
+    cascades_ = buffers_.prefixes.serves(batch);
+    if (cascades_) {
+      buffers_.prefixes.plan(batch.shared_prefix, batch.tokens, params_.batch, stream);
+    }
     plan_kernels(batch, stream);
   }
   planned_ = true;
@@ -243,9 +252,11 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   params_.lse = tensors.lse;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
+  if (cascades_) buffers_.prefixes.attend(params_, tensors.layer, stream);
   // The kernel that needs few SMs first: the other fills those that are left.
   if (beside_ != nullptr) beside_->attend(params_, tensors.layer, stream);
   active_->attend(params_, tensors.layer, stream);
+  if (cascades_) buffers_.prefixes.join(params_, tensors.lse, stream);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "attention/backends/cuda_backend.h"
 #include "attention/backends/cuda_layer.h"
+#include "attention/backends/cuda_prefixes.h"
 #include "attention/backends/entry.h"
 #include "attention/names.h"
 #include "attention/validate_spec.h"
@@ -76,6 +77,12 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
           {RejectCode::kernels, fmt::format("{} has no variant for these layers", family->folder)});
     }
     needed.insert(needed.end(), variants.begin(), variants.end());
+  }
+  if (prefix_levels(kernels, request.spec, request.limits) > 0) {
+    const auto groups = kernels.groups->variants(setup);
+    needed.insert(needed.end(), groups.begin(), groups.end());
+    const auto prefixes = prefix_variants(request.spec, setup.sm);
+    needed.insert(needed.end(), prefixes.begin(), prefixes.end());
   }
   if (uses_kv_cache(request.spec)) {
     const CacheKernels cache = cache_kernels(request.spec, request.cache, setup.sm);

@@ -18,6 +18,8 @@ struct CudaKernels {
   // q head of a group) rows; in mixed batches it serves such requests while prefill serves the
   // others. Null: prefill serves all.
   const kernels::cuda::AttentionFamily* decode = nullptr;
+  // Attends to shared prefixes: many rows over keys that it splits, results in f32.
+  const kernels::cuda::AttentionFamily* groups = nullptr;
 
   // Null: no family has variants.
   const kernels::cuda::AttentionFamily* prefill_of(

@@ -10,7 +10,8 @@ const CudaKernels& flash_kernels() {
   static const CudaKernels kernels = {
       .name = "flash",
       .prefill = {&kernels::cuda::hopper_prefill(), &kernels::cuda::portable_attention()},
-      .decode = &kernels::cuda::hopper_decode()};
+      .decode = &kernels::cuda::hopper_decode(),
+      .groups = &kernels::cuda::portable_attention()};
   return kernels;
 }
 

@@ -5,6 +5,7 @@
 
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/host_pages.h"
+#include "attention/backends/host_prefixes.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
 
@@ -16,6 +17,7 @@ struct MhaBuffers {
   int32_t* kv_lens = nullptr;  // scope encoder: q_len of each request
   HeadRows rotated_k;          // [max_tokens, kv_heads, head_dim], with has_rope
   std::span<std::byte> schedule;
+  HostPrefixes prefixes;
 };
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
@@ -55,6 +57,7 @@ MhaBuffers carve_mha(WorkspaceCarver& workspace, const HostShape& shape,
   }
   const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits);
   buffers.schedule = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  buffers.prefixes.carve(workspace, shape, kernel_shape(shape), limits);
   return buffers;
 }
 
@@ -88,6 +91,8 @@ class HostMha final : public HostBackend {
     } else {
       plan_packed_keys(batch);
     }
+    cascades_ = buffers_.prefixes.plan(batch, params_, shape().cache.page_size);
+    if (cascades_) params_.mask.first_keys = buffers_.prefixes.first_keys();
     schedule_ = kernels().plan_attention(kernel_shape_, params_, buffers_.schedule);
   }
 
@@ -137,13 +142,18 @@ class HostMha final : public HostBackend {
     params_.lse = layer.lse;
     params_.sinks = layer.sinks;
     params_.alibi_slopes = layer.alibi_slopes;
-    kernels().attention(kernel_shape_, params_, schedule_, threads());
+    if (cascades_) {
+      buffers_.prefixes.run(params_, schedule_, threads());
+    } else {
+      kernels().attention(kernel_shape_, params_, schedule_, threads());
+    }
   }
 
   HostKernels::Shape kernel_shape_;
   MhaBuffers buffers_;
   kernels::AttentionParams params_;  // of the planned batch; each layer adds its tensors
   HostKernels::Schedule schedule_;
+  bool cascades_ = false;  // the planned batch has shared prefixes
 };
 
 }  // namespace

@@ -7,7 +7,8 @@ namespace fovea {
 
 const CudaKernels& portable_kernels() {
   static const CudaKernels kernels = {.name = "portable",
-                                      .prefill = {&kernels::cuda::portable_attention()}};
+                                      .prefill = {&kernels::cuda::portable_attention()},
+                                      .groups = &kernels::cuda::portable_attention()};
   return kernels;
 }
 

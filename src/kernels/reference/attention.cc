@@ -47,6 +47,7 @@ class Visibility {
   }
 
   bool visible(int32_t key, int32_t token) const {
+    if (mask_.first_keys && key < mask_.first_keys[request_.index]) return false;
     const int64_t from = query_position(token);
     const int64_t at = key_position(key);
     if (mask_.spans && same_span(at, from)) return true;

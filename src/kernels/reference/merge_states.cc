@@ -29,11 +29,13 @@ void merge_states(const MergeStatesParams& params) {
       for (size_t d = 0; d < dim; ++d) merged[d] += weight * o[d];
       sum += weight;
     }
+    const double lse = maximum + std::log(sum);
+    if (params.sinks && sum > 0) sum *= 1 + std::exp(params.sinks[at % params.heads] - lse);
     float* out = params.out + at * params.dim;
     for (size_t d = 0; d < dim; ++d) {
       out[d] = sum == 0 ? 0.0f : static_cast<float>(merged[d] / sum);
     }
-    if (params.out_lse) params.out_lse[at] = static_cast<float>(maximum + std::log(sum));
+    if (params.out_lse) params.out_lse[at] = static_cast<float>(lse);
   }
 }
 

@@ -128,7 +128,8 @@ static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
   const int32_t from = token_position(view, token);
   const bool moved_keys = mask.tree || mask.positions;
   RowBounds row;
-  row.begin = row.prefix_begin = row.prefix_end = 0;
+  row.begin = mask.first_keys ? mask.first_keys[view.request] : 0;
+  row.prefix_begin = row.prefix_end = 0;
   row.end = view.kv_len;
   row.predicate_begin = INT32_MAX;
   row.position = from;

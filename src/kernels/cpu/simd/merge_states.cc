@@ -73,11 +73,13 @@ void merge_state_rows(const MergeStatesParams& params, int64_t begin, int64_t en
     row.lse_stride = params.lse_part_stride;
     row.parts = params.parts;
     find_weights(row);
+    const float lse = row.maximum + logf(row.sum);
+    if (params.sinks && row.sum > 0) row.sum *= 1 + expf(params.sinks[at % params.heads] - lse);
     for (int32_t from = 0; from < params.dim; from += kSpan) {
       const int32_t left = params.dim - from;
       merge_span(row, from, left < kSpan ? left : kSpan, params.out + at * params.dim);
     }
-    if (params.out_lse) params.out_lse[at] = row.maximum + logf(row.sum);
+    if (params.out_lse) params.out_lse[at] = lse;
   }
 }
 

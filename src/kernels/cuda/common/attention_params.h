@@ -51,6 +51,7 @@ struct MaskParams {
   int32_t causal;
   int32_t window;
   int32_t chunk;
+  const int32_t* first_keys;  // [requests] or null; not together with spans
   const int32_t* positions;
   const uint64_t* tree;
   const uint8_t* custom;
@@ -69,9 +70,10 @@ struct BatchParams {
   int32_t q_heads;
   int32_t kv_heads;
   int32_t max_q_len;  // an upper bound for choices of the host; 0: that of the limits
-  // Of a plan: it takes the requests with least_q_len to most_q_len new tokens and leaves the others
-  // to another kernel that runs beside its own. most_q_len 0: it takes all.
+  // Of a plan: it takes the requests with least_q_len to most_q_len new tokens and leaves the
+  // others to another kernel that runs beside its own. most_q_len 0: it takes all.
   int32_t least_q_len, most_q_len;
+  int32_t least_kv_len;  // of a plan: requests with fewer keys are left out, their rows unwritten
   MaskParams mask;
 };
 
@@ -100,7 +102,8 @@ struct AttentionParams {
   int64_t q_token_stride, q_head_stride;
   void* out;  // [tokens, q_heads, head_dim_v]
   int64_t out_token_stride, out_head_stride;
-  float* lse;                    // [tokens, q_heads] or null
+  float* lse;       // [tokens, q_heads] or null
+  int32_t f32_out;  // portable/attention: out is f32, dense, without sinks, and lse is not null
   int32_t head_dim, head_dim_v;  // at most the variant's
   float scale;
   float logit_cap;
@@ -124,6 +127,7 @@ struct MergeParams {
   float* lse;
   const float* sinks;
   int32_t head_dim_v;
+  int32_t f32_out;
 };
 
 // From one row per request of a request table to page ids (KV-11).

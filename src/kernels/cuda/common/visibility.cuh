@@ -21,12 +21,12 @@ __device__ inline RequestView request_view(const BatchParams& batch, int32_t req
   return {request, begin, q_len, batch.kv_lens ? batch.kv_lens[request] : q_len};
 }
 
-// As a plan sees a request: empty if it is another kernel's.
+// As a plan sees a request: empty if it is another kernel's or nobody's.
 __device__ inline RequestView planned_view(const BatchParams& batch, int32_t request) {
   const RequestView view = request_view(batch, request);
   const bool mine = batch.most_q_len == 0 ||
                     (view.q_len >= batch.least_q_len && view.q_len <= batch.most_q_len);
-  return mine ? view : RequestView{request, view.q_begin, 0, 0};
+  return mine && view.kv_len >= batch.least_kv_len ? view : RequestView{request, view.q_begin, 0, 0};
 }
 
 __device__ inline int32_t query_position(const MaskParams& mask, const RequestView& view,
@@ -55,7 +55,7 @@ struct Interval {
 // exactly visible_keys(t, t).
 __device__ inline Interval visible_keys(const MaskParams& mask, const RequestView& view,
                                         int32_t first, int32_t last) {
-  Interval keys = {0, view.kv_len};
+  Interval keys = {mask.first_keys ? mask.first_keys[view.request] : 0, view.kv_len};
   // Positions of drafts and spans reach past their own token; the predicate decides there.
   if (mask.positions || mask.custom || mask.spans || mask.item_prefix_lens) return keys;
   const int32_t low = view.prefix() + first;

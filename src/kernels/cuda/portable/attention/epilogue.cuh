@@ -35,10 +35,13 @@ __device__ void store_tile(const AttentionParams& params, const Tile& tile,
     const int64_t token = tile.view.q_begin + tile.token_of(row);
     const int head = tile.head_of(row);
 
-    if (tile.item.partial >= 0) {
-      const int64_t at = static_cast<int64_t>(tile.item.partial) * kRowTile + row;
-      if (lane % 4 == 0) params.work.partial_lse[at] = lse;
-      float* to = params.work.partial_out + at * params.head_dim_v;
+    const bool partial = tile.item.partial >= 0;
+    if (partial || params.f32_out) {
+      const int64_t at = partial ? static_cast<int64_t>(tile.item.partial) * kRowTile + row
+                                 : token * params.batch.q_heads + head;
+      if (lane % 4 == 0) (partial ? params.work.partial_lse : params.lse)[at] = lse;
+      float* to = (partial ? params.work.partial_out : static_cast<float*>(params.out)) +
+                  at * params.head_dim_v;
 #pragma unroll
       for (int d = 0; d < Config::kHeadDimV / 8; ++d) {
         const int column = d * 8 + lane % 4 * 2;

@@ -75,7 +75,8 @@ class PortableAttention final : public AttentionKernel {
     attention_.launch(grid, params, stream);
     const MergeParams merge{
         params.batch,           work_,      params.out,   params.out_token_stride,
-        params.out_head_stride, params.lse, params.sinks, params.head_dim_v};
+        params.out_head_stride, params.lse, params.sinks, params.head_dim_v,
+        params.f32_out};
     merge_.launch(grid, merge, stream);
   }
 

@@ -52,7 +52,12 @@ struct MergeConfig {
         low += weight * value.x;
         high += weight * value.y;
       }
-      *reinterpret_cast<uint32_t*>(out + column) = pack<kOut>(low, high);
+      if (params.f32_out) {
+        const int64_t at = (token * params.batch.q_heads + head) * params.head_dim_v + column;
+        *reinterpret_cast<float2*>(static_cast<float*>(params.out) + at) = {low, high};
+      } else {
+        *reinterpret_cast<uint32_t*>(out + column) = pack<kOut>(low, high);
+      }
     }
   }
 

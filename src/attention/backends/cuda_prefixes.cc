@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/cuda_prefixes.h"
+
+#include "core/check.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea {
+
+namespace cuda = kernels::cuda;
+
+int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
+                      const BatchLimits& limits) {
+  const bool serves = table.groups != nullptr && shares_prefixes(spec) && !is_fp8(spec.q_dtype);
+  return serves ? limits.prefix_levels : 0;
+}
+
+std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
+  const auto type = cuda::variant_type(spec.q_dtype);
+  check_argument(type.has_value(), "no kernel writes {}", dtype_name(spec.q_dtype));
+  return {cuda::make_variant(cuda::family("portable/prefix_plan"), {"1024"}, sm),
+          cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
+}
+
+void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
+                         const cuda::AttentionSetup& setup, const BatchLimits& limits) {
+  levels_ = prefix_levels(table, setup.spec, limits);
+  if (levels_ == 0) return;
+  least_saved_ = limits.least_prefix_savings;
+  const int64_t requests = limits.max_requests;
+  const int64_t rows = int64_t{limits.max_tokens} * setup.spec.q_heads;
+  const auto plan_bytes = static_cast<int64_t>(table.groups->workspace_bytes(setup, limits));
+  for (Level& level : std::span(level_).first(levels_)) {
+    level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
+    level.groups.kv_lens = workspace.take<int32_t>(requests);
+    level.groups.first_keys = workspace.take<int32_t>(requests);
+    level.plan = workspace.take<std::byte>(plan_bytes);
+    level.out = workspace.take<float>(rows * setup.spec.head_dim_v);
+    level.lse = workspace.take<float>(rows);
+  }
+  first_keys_ = workspace.take<int32_t>(requests);
+  group_begin_ = workspace.take<int32_t>(requests);
+  group_last_ = workspace.take<int32_t>(requests);
+  own_lse_ = workspace.take<float>(rows);
+}
+
+void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& setup,
+                        const BatchLimits& limits, gpu::KernelStore& store) {
+  if (levels_ == 0) return;
+  for (Level& level : std::span(level_).first(levels_)) {
+    level.kernel = table.groups->load(setup, store);
+    level.kernel->reserve(limits, level.plan);
+  }
+  const std::vector<gpu::KernelVariant> variants = prefix_variants(setup.spec, setup.sm);
+  plan_.emplace(variants[0], store);
+  join_.emplace(variants[1], store);
+}
+
+namespace {
+
+// The groups of a level as a batch: every query sees every key.
+cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGroups& groups) {
+  cuda::BatchParams level = batch;
+  level.q_indptr = groups.q_indptr;
+  level.kv_lens = groups.kv_lens;
+  level.max_q_len = kMostPrefixRows;  // of several requests: more than any of them
+  level.least_kv_len = 1;
+  level.mask = {};
+  level.mask.first_keys = groups.first_keys;
+  return level;
+}
+
+}  // namespace
+
+void CudaPrefixes::plan(const int32_t* shared_prefix, int32_t tokens, cuda::BatchParams& batch,
+                        Stream stream) {
+  cuda::PrefixPlanParams params{};
+  params.batch = batch;
+  params.shared_prefix = shared_prefix;
+  params.most_q_len = kMostPrefixRows / (batch.q_heads / batch.kv_heads);
+  params.least_prefix = kLeastPrefix;
+  params.least_saved = least_saved_;
+  params.levels = levels_;
+  for (int32_t i = 0; i < levels_; ++i) params.groups[i] = level_[i].groups;
+  params.first_keys = first_keys_;
+  params.group_begin = group_begin_;
+  params.group_last = group_last_;
+  plan_->launch({}, params, stream);
+  for (const Level& level : std::span(level_).first(levels_)) {
+    level.kernel->plan(batch_of(batch, level.groups), tokens, stream);
+  }
+  batch.mask.first_keys = first_keys_;
+}
+
+void CudaPrefixes::attend(cuda::AttentionParams& params, int32_t layer, Stream stream) const {
+  for (const Level& level : std::span(level_).first(levels_)) {
+    cuda::AttentionParams pass = params;
+    pass.batch = batch_of(params.batch, level.groups);
+    pass.out = level.out;
+    pass.f32_out = 1;
+    pass.lse = level.lse;
+    pass.sinks = nullptr;
+    level.kernel->attend(pass, layer, stream);
+  }
+  if (params.lse == nullptr) params.lse = own_lse_;
+}
+
+void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream stream) const {
+  cuda::PrefixJoinParams join{};
+  join.batch = params.batch;
+  join.first_keys = first_keys_;
+  join.levels = levels_;
+  for (int32_t i = 0; i < levels_; ++i) {
+    join.states[i] = {level_[i].groups.first_keys, level_[i].out, level_[i].lse};
+  }
+  join.out = params.out;
+  join.out_token_stride = params.out_token_stride;
+  join.out_head_stride = params.out_head_stride;
+  join.own_lse = params.lse;
+  join.lse = lse;
+  join.sinks = params.sinks;
+  join.head_dim_v = params.head_dim_v;
+  join_->launch({static_cast<uint32_t>(params.batch.requests)}, join, stream);
+}
+
+}  // namespace fovea

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cascade attention on a GPU: every level of shared prefixes is a pass over a batch of groups, the
+// backend's own kernels attend to the keys that belong to no group, and the states are joined. The
+// groups are found on the device, so a captured pass serves any sharing.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/backends/cuda_kernels.h"
+#include "attention/prefix_levels.h"
+#include "kernels/cuda/common/prefix_params.h"
+
+namespace fovea {
+
+static_assert(kMostPrefixLevels == kernels::cuda::kPrefixLevels);
+
+// Levels that a backend reserves for: 0 where prefixes are not shared.
+int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
+                      const BatchLimits& limits);
+
+// What CudaPrefixes needs besides the family's kernels.
+std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm);
+
+class CudaPrefixes {
+ public:
+  // Takes its part of the workspace; over a null base the carver only counts.
+  void carve(WorkspaceCarver& workspace, const CudaKernels& table,
+             const kernels::cuda::AttentionSetup& setup, const BatchLimits& limits);
+  // Loads what carve() found is needed. Error{unsupported} as Kernel's constructor.
+  void load(const CudaKernels& table, const kernels::cuda::AttentionSetup& setup,
+            const BatchLimits& limits, gpu::KernelStore& store);
+
+  // Whether a batch's prefixes are looked at.
+  bool serves(const BatchView& batch) const {
+    return levels_ > 0 && batch.shared_prefix != nullptr;
+  }
+  // Finds the groups and gives `batch` the first keys of the last pass.
+  void plan(const int32_t* shared_prefix, int32_t tokens, kernels::cuda::BatchParams& batch,
+            Stream stream);
+  // Before the last pass, whose `params` these are: attends to the groups. Gives it a place for its
+  // LSE if nobody asked for one.
+  void attend(kernels::cuda::AttentionParams& params, int32_t layer, Stream stream) const;
+  // After the last pass. `lse` is what the caller asked for.
+  void join(const kernels::cuda::AttentionParams& params, float* lse, Stream stream) const;
+
+ private:
+  struct Level {
+    kernels::cuda::PrefixGroups groups{};
+    std::byte* plan = nullptr;  // the family's
+    float* out = nullptr;       // [max_tokens, q_heads, head_dim_v]
+    float* lse = nullptr;       // [max_tokens, q_heads]
+    std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
+  };
+
+  int32_t levels_ = 0;
+  int32_t least_saved_ = 0;
+  std::array<Level, kMostPrefixLevels> level_;
+  int32_t* first_keys_ = nullptr;
+  int32_t *group_begin_ = nullptr, *group_last_ = nullptr;
+  float* own_lse_ = nullptr;
+  std::optional<kernels::cuda::Kernel> plan_, join_;
+};
+
+}  // namespace fovea

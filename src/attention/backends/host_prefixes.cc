@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/backends/host_prefixes.h"
+
+#include "attention/backends/row_copy.h"
+#include "core/check.h"
+
+namespace fovea {
+
+void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
+                         const HostKernels::Shape& kernel_shape, const BatchLimits& limits) {
+  kernels_ = shape.kernels;
+  shape_ = kernel_shape;
+  reserved_ = shares_prefixes(shape.spec) ? limits.prefix_levels : 0;
+  if (reserved_ == 0) return;
+  least_saved_ = limits.least_prefix_savings;
+  const int64_t requests = limits.max_requests;
+  // A group has no more tokens than the batch.
+  const size_t bytes = kernels_->attention_workspace_bytes(shape_, limits);
+  for (Level& level : std::span(levels_).first(reserved_)) {
+    level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
+    level.groups.kv_lens = workspace.take<int32_t>(requests);
+    level.groups.first_keys = workspace.take<int32_t>(requests);
+    level.workspace = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  }
+  first_keys_ = workspace.take<int32_t>(requests);
+  const int64_t rows = (int64_t{reserved_} + 1) * limits.max_tokens * shape_.q_heads;
+  out_ = workspace.take<float>(rows * shape_.head_dim_v);
+  lse_ = workspace.take<float>(rows);
+}
+
+void HostPrefixes::check_pages(const BatchView& batch, const kernels::AttentionParams& params,
+                               int32_t page_size) const {
+  for (int32_t i = 1; i < batch.requests; ++i) {
+    const int32_t shared = batch.shared_prefix[i];
+    const int32_t most = std::min(batch.kv_lens[i - 1], batch.kv_lens[i]);
+    check_argument(shared >= 0 && shared <= most, "shared_prefix[{}] is {}, must be in [0, {}]", i,
+                   shared, most);
+    // Requests without new tokens join no group and have no pages in the table.
+    const int32_t* q = batch.q_indptr + i;
+    if (q[-1] == q[0] || q[0] == q[1]) continue;
+    const int32_t* pages = params.keys.page_table + i * params.keys.page_table_stride;
+    const int32_t* before = pages - params.keys.page_table_stride;
+    for (int32_t page = 0; page < (shared + page_size - 1) / page_size; ++page) {
+      check_argument(
+          pages[page] == before[page],
+          "shared_prefix[{}] is {}, but token {} lies in page {} and that of the request "
+          "before in page {}",
+          i, shared, page * page_size, pages[page], before[page]);
+    }
+  }
+}
+
+kernels::AttentionParams HostPrefixes::params_of(const kernels::AttentionParams& batch,
+                                                 const PrefixLevel& groups) const {
+  kernels::AttentionParams params = batch;
+  params.q_indptr = groups.q_indptr;
+  params.kv_lens = groups.kv_lens;
+  params.mask = {.causal = false, .first_keys = groups.first_keys};
+  return params;
+}
+
+bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& params,
+                        int32_t page_size) {
+  used_ = 0;
+  if (reserved_ == 0 || batch.shared_prefix == nullptr) return false;
+  check_pages(batch, params, page_size);
+  std::array<PrefixLevel, kMostPrefixLevels> groups;
+  for (size_t i = 0; i < groups.size(); ++i) groups[i] = levels_[i].groups;
+  used_ = find_prefix_levels(batch,
+                             {kMostPrefixRows / (params.q_heads / params.kv_heads), least_saved_},
+                             std::span(groups).first(reserved_), first_keys_);
+  for (Level& level : std::span(levels_).first(used_)) {
+    level.schedule =
+        kernels_->plan_attention(shape_, params_of(params, level.groups), level.workspace);
+  }
+  return used_ > 0;
+}
+
+void HostPrefixes::run(const kernels::AttentionParams& params,
+                       const HostKernels::Schedule& schedule, ThreadPool& threads) const {
+  const int64_t tokens = params.q_indptr[params.requests];
+  const int64_t lse_stride = tokens * params.q_heads, out_stride = lse_stride * params.head_dim_v;
+  for (int32_t pass = 0; pass <= used_; ++pass) {
+    kernels::AttentionParams part =
+        pass == 0 ? params : params_of(params, levels_[pass - 1].groups);
+    part.out = dense_rows(out_ + pass * out_stride, DType::f32, params.q_heads, params.head_dim_v);
+    part.lse = lse_ + pass * lse_stride;
+    part.sinks = nullptr;
+    kernels_->attention(shape_, part, pass == 0 ? schedule : levels_[pass - 1].schedule, threads);
+  }
+  kernels::MergeStatesParams merge;
+  merge.o = merge.out = out_;
+  merge.lse = lse_;
+  merge.o_part_stride = out_stride;
+  merge.lse_part_stride = lse_stride;
+  merge.parts = used_ + 1;
+  merge.rows = tokens;
+  merge.heads = params.q_heads;
+  merge.dim = params.head_dim_v;
+  merge.sinks = params.sinks;
+  merge.out_lse = params.lse;
+  kernels_->merge_states(merge, threads);
+  copy_rows({.from = dense_rows(out_, DType::f32, params.q_heads, params.head_dim_v),
+             .to = params.out,
+             .tokens = tokens,
+             .heads = params.q_heads,
+             .dim = params.head_dim_v},
+            threads);
+}
+
+}  // namespace fovea

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/prefix_levels.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace fovea {
+namespace {
+
+class Grouping {
+ public:
+  Grouping(const BatchView& batch, const PrefixRule& rule, int32_t* first_keys)
+      : batch_(batch), rule_(rule), first_keys_(first_keys) {
+    std::fill_n(first_keys_, batch_.requests, 0);
+  }
+
+  // Whether the level has groups that are worth it.
+  bool next_level(const PrefixLevel& level) {
+    int64_t saved = 0;
+    for (Group group = first(); group.begin < batch_.requests; group = next(group)) {
+      if (group.size() > 1) {
+        saved += (group.size() - 1) * int64_t{group.shared - first_keys_[group.begin]};
+      }
+    }
+    if (saved < std::max(rule_.least_saved, 1)) return false;
+    level.q_indptr[0] = 0;
+    for (Group group = first(); group.begin < batch_.requests; group = next(group)) {
+      for (int32_t i = group.begin; i < group.end; ++i) {
+        level.first_keys[i] = first_keys_[i];
+        level.kv_lens[i] = i == group.begin && group.size() > 1 ? group.shared : 0;
+        level.q_indptr[i + 1] = batch_.q_indptr[group.end];
+      }
+      if (group.size() == 1) continue;
+      std::fill(first_keys_ + group.begin, first_keys_ + group.end, group.shared);
+    }
+    return true;
+  }
+
+ private:
+  struct Group {
+    int32_t begin = 0, end = 0;  // requests
+    int32_t shared = 0;          // tokens, with more than one request
+    int32_t size() const { return end - begin; }
+  };
+
+  Group group_from(int32_t begin) const {
+    Group group = {begin, begin + 1, std::numeric_limits<int32_t>::max()};
+    for (; group.end < batch_.requests && joins(group.end); ++group.end) {
+      group.shared = std::min(group.shared, common(group.end));
+    }
+    return group;
+  }
+  Group first() const { return group_from(0); }
+  Group next(const Group& group) const { return group_from(group.end); }
+
+  int32_t q_len(int32_t request) const {
+    return batch_.q_indptr[request + 1] - batch_.q_indptr[request];
+  }
+  int32_t cached(int32_t request) const { return batch_.kv_lens[request] - q_len(request); }
+  bool is_short(int32_t request) const {
+    return q_len(request) > 0 && q_len(request) <= rule_.most_q_len;
+  }
+
+  // Tokens that the request shares with the one before, all of them cached.
+  int32_t common(int32_t request) const {
+    return std::min({batch_.shared_prefix[request], cached(request - 1), cached(request)});
+  }
+
+  // Requests apart at one level stay apart: what they have in common ends before.
+  bool joins(int32_t request) const {
+    return is_short(request - 1) && is_short(request) &&
+           common(request) >= first_keys_[request] + kLeastPrefix;
+  }
+
+  const BatchView& batch_;
+  const PrefixRule& rule_;
+  int32_t* first_keys_;
+};
+
+}  // namespace
+
+bool shares_prefixes(const AttentionSpec& spec) {
+  return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
+         (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
+         spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant;
+}
+
+int32_t find_prefix_levels(const BatchView& batch, const PrefixRule& rule,
+                           std::span<const PrefixLevel> levels, int32_t* first_keys) {
+  Grouping grouping(batch, rule, first_keys);
+  int32_t used = 0;
+  while (used < static_cast<int32_t>(levels.size()) && grouping.next_level(levels[used])) ++used;
+  return used;
+}
+
+}  // namespace fovea

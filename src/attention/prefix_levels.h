@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared prefixes of a batch (K-11) as levels of groups: neighbouring requests whose next keys lie
+// in the same slots.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "fovea/attention_spec.h"
+#include "fovea/batch.h"
+
+namespace fovea {
+
+// Fewer tokens are not worth a group.
+inline constexpr int32_t kLeastPrefix = 256;
+// Packed (token, q head of a group) rows up to which a request joins a group: longer ones read
+// their prefix for many rows anyway.
+inline constexpr int32_t kMostPrefixRows = 32;
+
+inline constexpr int32_t kMostPrefixLevels = 4;
+
+// The groups of one level as a batch of their own, without an order among its tokens and keys.
+struct PrefixLevel {
+  int32_t* q_indptr = nullptr;    // [requests + 1] all new tokens of a group are those of its first
+  int32_t* kv_lens = nullptr;     // [requests], 0 where no group begins
+  int32_t* first_keys = nullptr;  // [requests], keys before it are those of the levels above
+};
+
+// What a group and a level must be.
+struct PrefixRule {
+  int32_t most_q_len = 0;   // new tokens of a request in a group
+  int32_t least_saved = 0;  // BatchLimits::least_prefix_savings
+};
+
+// Whether layers make use of BatchView::shared_prefix.
+bool shares_prefixes(const AttentionSpec& spec);
+
+// Fills the levels from the root of the tree of prefixes down, until one saves too little, and per
+// request the first key that belongs to no group. Returns how many levels have groups; the others
+// are not written. Reads the batch's arrays.
+int32_t find_prefix_levels(const BatchView& batch, const PrefixRule& rule,
+                           std::span<const PrefixLevel> levels, int32_t* first_keys);
+
+}  // namespace fovea

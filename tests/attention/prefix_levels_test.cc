@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/prefix_levels.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+namespace fovea {
+namespace {
+
+using Array = std::vector<int32_t>;
+
+constexpr int32_t kDocument = 12000, kSystem = 3000, kLeastSaved = 8192;
+
+// A system prompt that all share but the last, two documents, and what breaks a group.
+struct Tree {
+  Array q_indptr = {0, 1, 2, 4, 5, 6, 46, 47, 48};
+  Array kv_lens = {15000, 12200, 12100, 13000, 14000, 15000, 16000, 600};
+  Array shared = {9999, kDocument, kSystem, kDocument, kDocument, kSystem, kSystem, 10};
+  BatchView view() const {
+    BatchView batch;
+    batch.requests = static_cast<int32_t>(kv_lens.size());
+    batch.tokens = q_indptr.back();
+    batch.q_indptr = q_indptr.data();
+    batch.kv_lens = kv_lens.data();
+    batch.shared_prefix = shared.data();
+    return batch;
+  }
+};
+
+struct Found {
+  explicit Found(const Tree& tree, int32_t levels, int32_t most_q_len = 8)
+      : first_keys(tree.kv_lens.size()) {
+    std::vector<PrefixLevel> given;
+    for (int32_t i = 0; i < levels; ++i) {
+      arrays[i] = {Array(tree.q_indptr.size()), Array(tree.kv_lens.size()),
+                   Array(tree.kv_lens.size())};
+      given.push_back({arrays[i][0].data(), arrays[i][1].data(), arrays[i][2].data()});
+    }
+    used = find_prefix_levels(tree.view(), {most_q_len, kLeastSaved}, given, first_keys.data());
+  }
+  int32_t used = 0;
+  std::array<std::array<Array, 3>, kMostPrefixLevels> arrays;
+  Array first_keys;
+};
+
+TEST(PrefixLevels, AreTheTreeOfPrefixesFromItsRoot) {
+  const Found found(Tree{}, kMostPrefixLevels);
+  EXPECT_EQ(found.used, 2);
+  // Request 5 brings 40 tokens: it is no decode, and parts request 6 from the others.
+  EXPECT_EQ(found.arrays[0][0], (Array{0, 6, 6, 6, 6, 6, 46, 47, 48}));
+  EXPECT_EQ(found.arrays[0][1], (Array{kSystem, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(found.arrays[0][2], (Array{0, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(found.arrays[1][0], (Array{0, 2, 2, 6, 6, 6, 46, 47, 48}));
+  EXPECT_EQ(found.arrays[1][1], (Array{kDocument, 0, kDocument, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(found.arrays[1][2], (Array{kSystem, kSystem, kSystem, kSystem, kSystem, 0, 0, 0}));
+  EXPECT_EQ(found.first_keys,
+            (Array{kDocument, kDocument, kDocument, kDocument, kDocument, 0, 0, 0}));
+}
+
+TEST(PrefixLevels, StopAtTheLevelsThereAre) {
+  const Found found(Tree{}, 1);
+  EXPECT_EQ(found.used, 1);
+  EXPECT_EQ(found.first_keys, (Array{kSystem, kSystem, kSystem, kSystem, kSystem, 0, 0, 0}));
+}
+
+TEST(PrefixLevels, NewTokensAndShortPrefixesAreNotShared) {
+  Tree tree;
+  tree.shared = {0, 12200, 12100, 0, 0, 0, 0, 0};  // with the new tokens of requests 1 and 2
+  EXPECT_EQ(Found(tree, 2).first_keys, (Array{12098, 12098, 12098, 0, 0, 0, 0, 0}));
+  tree.shared = Array(8, kLeastPrefix - 1);
+  const Found found(tree, 2);
+  EXPECT_EQ(found.used, 0);
+  EXPECT_EQ(found.first_keys, Array(8, 0));
+  EXPECT_EQ(Found(Tree{}, 2, 0).used, 0) << "no request is short enough";
+}
+
+TEST(PrefixLevels, ALevelMustSaveEnough) {
+  Tree tree;
+  tree.shared = {0, kLeastSaved - 1, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(Found(tree, 2).used, 0);
+  tree.shared[1] = kLeastSaved;
+  EXPECT_EQ(Found(tree, 2).used, 1);
+}
+
+}  // namespace
+}  // namespace fovea
