@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -18,6 +19,7 @@
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
+#include "kernels/mla_row.h"
 #include "support/device_array.h"
 #include "support/error_budget.h"
 #include "support/poison.h"
@@ -37,6 +39,8 @@ struct Case {
   bool tree = false, batch_invariant = false;
   float spread = 1;  // of the keys: large ones move the maxima of the softmax
   DType dtype = DType::bf16;
+  MlaCache cache = MlaCache::as_queries;
+  int64_t distinct_pages = 0;  // > 0: requests have these in common, for lengths beyond memory
 };
 
 float read(DType dtype, uint16_t bits) {
@@ -56,6 +60,13 @@ std::vector<uint16_t> noise(DType dtype, size_t count, float spread, std::mt1993
 struct Problem {
   explicit Problem(const Case& test);
   int32_t columns() const { return test.rank + test.rope; }
+  int64_t row_bytes() const {
+    return test.cache == MlaCache::fp8_rows ? kMlaRowRopeOffset + 2 * kMlaRowRope
+           : test.cache == MlaCache::e4m3   ? columns()
+                                            : 2 * columns();
+  }
+  // Makes up one row of the cache: its bytes and what they mean.
+  void write_row(int64_t slot, std::mt19937& random);
   bool visible(size_t request, int32_t token, int32_t key) const;
   // fp64 output and natural LSE of one row.
   std::vector<double> expected(size_t request, int32_t token, int32_t head, double& lse) const;
@@ -65,8 +76,48 @@ struct Problem {
   int64_t pages = 1, table_stride = 1;
   std::vector<int32_t> q_indptr{0}, kv_lens, page_table;
   std::vector<uint64_t> tree;
-  std::vector<uint16_t> q, cache;
+  std::vector<uint16_t> q;
+  std::vector<uint8_t> cache;
+  std::vector<float> keys;  // [slots, columns]
 };
+
+constexpr float kCacheScale = 0.03f;  // of e4m3 caches
+
+// e4m3 of value / scale, and what it means.
+uint8_t quantise(float value, float scale, float& meaning) {
+  const uint8_t code = float_to_f8e4m3(value / scale);
+  meaning = f8e4m3_to_float(code) * scale;
+  return code;
+}
+
+void Problem::write_row(int64_t slot, std::mt19937& random) {
+  const auto values = noise(test.dtype, static_cast<size_t>(columns()), test.spread, random);
+  uint8_t* to = &cache[static_cast<size_t>(slot * row_bytes())];
+  float* meaning = &keys[static_cast<size_t>(slot * columns())];
+  for (int32_t d = 0; d < columns(); ++d) meaning[d] = read(test.dtype, values[d]);
+  if (test.cache == MlaCache::as_queries) {
+    std::memcpy(to, values.data(), values.size() * 2);
+  } else if (test.cache == MlaCache::e4m3) {
+    for (int32_t d = 0; d < columns(); ++d) to[d] = quantise(meaning[d], kCacheScale, meaning[d]);
+  } else {
+    for (int32_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
+      float* of = meaning + group * kMlaRowScaleGroup;
+      float most = 0;
+      // Groups of very different size, subnormal codes too.
+      for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
+        of[d] *= std::ldexp(1.0f, -3 * group - (d % 16 == 0 ? 12 : 0));
+        most = std::max(most, std::fabs(of[d]));
+      }
+      const float scale = most / largest_finite(DType::f8e4m3);
+      for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
+        to[group * kMlaRowScaleGroup + d] = quantise(of[d], scale, of[d]);
+        of[d] = bf16_to_float(float_to_bf16(of[d]));  // as the kernels read them
+      }
+      std::memcpy(to + kMlaRowScaleOffset + group * sizeof(float), &scale, sizeof(float));
+    }
+    std::memcpy(to + kMlaRowRopeOffset, values.data() + kMlaRowLatent, kMlaRowRope * 2);
+  }
+}
 
 Problem::Problem(const Case& c) : test(c) {
   std::mt19937 random(11);
@@ -82,20 +133,21 @@ Problem::Problem(const Case& c) : test(c) {
       tree.push_back(parent | 1ull << t);
     }
   }
+  if (c.distinct_pages > 0) pages = c.distinct_pages + 1;
   std::vector<int32_t> order(static_cast<size_t>(pages - 1));
   std::iota(order.begin(), order.end(), 1);
   std::shuffle(order.begin(), order.end(), random);
   page_table =
       test::index_array(c.requests.size() * static_cast<size_t>(table_stride), test::Fill::poison);
-  cache.assign(static_cast<size_t>(pages) * c.page_size * columns(), 0xffff);
+  cache.assign(static_cast<size_t>(pages * c.page_size * row_bytes()), test::kPoisonByte);
+  keys.resize(static_cast<size_t>(pages) * c.page_size * columns());
   size_t next = 0;
   for (size_t r = 0; r < c.requests.size(); ++r) {
     for (int32_t n = 0; n < kv_lens[r]; ++n) {
       int32_t& page = page_table[r * table_stride + n / c.page_size];
-      if (n % c.page_size == 0) page = order[next++];
-      const auto row = noise(c.dtype, static_cast<size_t>(columns()), c.spread, random);
-      std::copy(row.begin(), row.end(),
-                cache.begin() + (int64_t{page} * c.page_size + n % c.page_size) * columns());
+      if (n % c.page_size == 0) page = order[next++ % order.size()];
+      if (next > order.size()) continue;  // the row is there
+      write_row(int64_t{page} * c.page_size + n % c.page_size, random);
     }
   }
   q = noise(c.dtype, static_cast<size_t>(tokens) * c.heads * columns(), 1, random);
@@ -112,14 +164,14 @@ std::vector<double> Problem::expected(size_t request, int32_t token, int32_t hea
   const uint16_t* query =
       &q[(size_t{1} * (q_indptr[request] + token) * test.heads + head) * columns()];
   std::vector<double> out(static_cast<size_t>(test.rank)), scores;
-  std::vector<const uint16_t*> rows;
+  std::vector<const float*> rows;
   for (int32_t n = 0; n < kv_lens[request]; ++n) {
     if (!visible(request, token, n)) continue;
     const int64_t page = page_table[request * table_stride + n / test.page_size];
-    rows.push_back(&cache[(page * test.page_size + n % test.page_size) * columns()]);
+    rows.push_back(&keys[(page * test.page_size + n % test.page_size) * columns()]);
     double dot = 0;
     for (int32_t d = 0; d < columns(); ++d) {
-      dot += static_cast<double>(read(test.dtype, query[d])) * read(test.dtype, rows.back()[d]);
+      dot += static_cast<double>(read(test.dtype, query[d])) * rows.back()[d];
     }
     scores.push_back(dot / std::sqrt(columns()));
   }
@@ -130,8 +182,7 @@ std::vector<double> Problem::expected(size_t request, int32_t token, int32_t hea
   for (double& score : scores) sum += score = std::exp(score - most);
   lse = most + std::log(sum);
   for (size_t i = 0; i < rows.size(); ++i) {
-    for (int32_t d = 0; d < test.rank; ++d)
-      out[d] += scores[i] / sum * read(test.dtype, rows[i][d]);
+    for (int32_t d = 0; d < test.rank; ++d) out[d] += scores[i] / sum * rows[i][d];
   }
   return out;
 }
@@ -168,6 +219,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                 .rank = c.rank,
                                 .rope = c.rope,
                                 .dtype = c.dtype,
+                                .cache = c.cache,
                                 .page_size = c.page_size,
                                 .max_q_len = problem.max_q_len,
                                 .batch_invariant = c.batch_invariant,
@@ -199,6 +251,8 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   batch.mask.causal = 1;
   if (c.tree) batch.mask.tree = tree.data<uint64_t>();
   const int64_t columns = problem.columns();
+  const int64_t row_elements = problem.row_bytes() / (c.cache == MlaCache::as_queries ? 2 : 1);
+  const auto cache_scale = to_device(std::vector<float>{kCacheScale});
   const MlaDecodeTensors tensors = {.q_latent = q.data(),
                                     .q_rope = q.data<uint16_t>() + c.rank,
                                     .q_latent_token_stride = c.heads * columns,
@@ -208,8 +262,9 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                     .tokens = problem.tokens,
                                     .cache = cache.data(),
                                     .pages = problem.pages,
-                                    .page_stride = c.page_size * columns,
-                                    .token_stride = columns,
+                                    .page_stride = c.page_size * row_elements,
+                                    .token_stride = row_elements,
+                                    .cache_scale = cache_scale.data<float>(),
                                     .page_table = page_table.data<int32_t>(),
                                     .page_table_stride = problem.table_stride,
                                     .out = out.data(),
@@ -303,6 +358,32 @@ std::vector<Case> cases() {
   list.push_back({.name = "rank_256_heads_16", .requests = {{2, 700}}, .heads = 16, .rank = 256});
   list.push_back({.name = "no_rope", .requests = mixed, .rope = 0});
   list.push_back({.name = "f16", .requests = mixed, .dtype = DType::f16});
+  // Some hundred pages over and over, for the row index goes beyond what fits memory.
+  list.push_back({.name = "million", .requests = {{1, 999963}}, .heads = 5, .distinct_pages = 333});
+  list.push_back({.name = "beyond_65536",
+                  .requests = {{2, 65600}, {1, 131073}, {1, 7}},
+                  .heads = 80,
+                  .distinct_pages = 333});
+  for (const auto& [name, cache] :
+       {std::pair{"e4m3", MlaCache::e4m3}, {"fp8_rows", MlaCache::fp8_rows}}) {
+    for (const int32_t heads : {5, 16, 20, 64, 128}) {
+      list.push_back({.name = std::string(name) + "_heads_" + std::to_string(heads),
+                      .requests = mixed,
+                      .heads = heads,
+                      .cache = cache});
+    }
+    for (const int32_t page : {1, 16}) {
+      list.push_back({.name = std::string(name) + "_page_" + std::to_string(page),
+                      .requests = {{1, 0}, {1, 1}, {1, 63}, {1, 129}, {2, 4097}},
+                      .page_size = page,
+                      .cache = cache});
+    }
+  }
+  list.push_back({.name = "e4m3_rank_256",
+                  .requests = {{2, 700}},
+                  .heads = 16,
+                  .rank = 256,
+                  .cache = MlaCache::e4m3});
   return list;
 }
 
@@ -328,7 +409,15 @@ TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.sm = 80; }).find("sm is 80"), std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.dtype = DType::f32; }).find("dtype is"),
             std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.cache = MlaCache::fp8_rows; }).find("cache is"),
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
+              s.cache = MlaCache::fp8_rows;
+              s.rank = 256;
+            }).find("fp8_rows hold 512, 64"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
+              s.cache = MlaCache::e4m3;
+              s.dtype = DType::f16;
+            }).find("fp8 caches take bf16"),
             std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.q_heads = 0; }).find("q_heads is 0"),
             std::string::npos);

@@ -21,6 +21,7 @@ enum class MlaCache : uint8_t {
   as_queries,  // rank + rope elements of the queries' dtype
   e4m3,        // rank + rope f8e4m3 elements, to be multiplied by MlaDecodeTensors::cache_scale
   fp8_rows,    // KvLayout::mla_fp8_rows; rank 512, rope 64
+               // Both: bf16 queries; a stored NaN counts as 480.
 };
 
 struct MlaDecodeSetup {
@@ -30,7 +31,7 @@ struct MlaDecodeSetup {
   DType dtype = DType::bf16;  // of queries and output: bf16 or f16
   MlaCache cache = MlaCache::as_queries;
   int32_t page_size = 64;
-  int32_t max_q_len = 1;  // over every batch; with q_heads it decides the row tile
+  int32_t max_q_len = 1;  // of most batches; with q_heads it decides the row tile
   // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
   // busy.
   bool batch_invariant = false;
@@ -63,6 +64,9 @@ class MlaDecode {
   // not take.
   MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store);
 
+  // Packed (token, head) rows of a request that are computed together, 16, 32, 64 or 128: requests
+  // with more read their keys several times.
+  static int32_t row_tile(const MlaDecodeSetup& setup);
   // What the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const MlaDecodeSetup& setup);
   // Exact upper bound over every batch within the setup and the limits. Touches no device.

@@ -29,10 +29,10 @@ struct MlaMerge {
   int32_t count;
 };
 
-// A worker's contiguous part of the items.
+// A worker's part of the items: begin, begin + step, ... before end.
 struct alignas(16) MlaRange {
-  int32_t begin, end;
-  int32_t reserved[2];
+  int32_t begin, end, step;
+  int32_t reserved;
   MlaItem first;  // items[begin] once more, so that a worker needs one read to start
 };
 
@@ -83,6 +83,7 @@ struct alignas(64) MlaDecodeParams {
   float* lse;  // [tokens, q_heads] or null
   float scale;
   MlaWorkList work;
+  const float* cache_scale;  // [1] or null: 1; plain fp8 caches
 };
 
 }  // namespace fovea::kernels::cuda

@@ -15,6 +15,11 @@ __device__ inline void copy_async(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes));
 }
+// Copies 4 bytes, or zero of them, as copy_async.
+__device__ inline void copy_word_async(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes));
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kPending>
 __device__ inline void wait_copies() {

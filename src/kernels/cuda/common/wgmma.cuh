@@ -50,7 +50,7 @@ __device__ __forceinline__ uint64_t moved(uint64_t descriptor, int bytes) {
 }
 
 // One instruction: kColumns of b, 32 bytes of the summed dimension. kColumnsOperand: b is described by
-// columns_descriptor. add false: d = a * b.
+// columns_descriptor; kColumnsA: so is a. add false: d = a * b.
 template <int kColumns>
 struct Product;
 
@@ -91,13 +91,14 @@ struct Product;
 #define FOVEA_D_128 FOVEA_D_120, FOVEA_D8(120)
 
 // o0..o5: numbers of the operands behind the accumulators.
-#define FOVEA_PRODUCT_SHARED(columns, count, types, o0, o1, o2, o3)                                 \
+#define FOVEA_PRODUCT_SHARED(columns, count, types, o0, o1, o2, o3, o4)                             \
   asm volatile(                                                                                     \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                             \
       "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." types " {" FOVEA_R##count "}, %" #o0  \
-      ", %" #o1 ", p, 1, 1, 0, %" #o3 ";\n}\n"                                                      \
+      ", %" #o1 ", p, 1, 1, %" #o4 ", %" #o3 ";\n}\n"                                               \
       : FOVEA_D_##count                                                                             \
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kColumnsOperand ? 1 : 0))
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kColumnsOperand ? 1 : 0),                   \
+        "n"(kColumnsA ? 1 : 0))
 #define FOVEA_PRODUCT_REGISTERS(columns, count, types, o0, o1, o2, o3, o4, o5, o6)                  \
   asm volatile(                                                                                     \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                             \
@@ -109,12 +110,12 @@ struct Product;
 #define FOVEA_PRODUCT(columns, count, o0, o1, o2, o3, o4, o5, o6)                                   \
   template <>                                                                                       \
   struct Product<columns> {                                                                         \
-    template <Type kType, bool kColumnsOperand>                                                     \
+    template <Type kType, bool kColumnsOperand, bool kColumnsA = false>                             \
     __device__ __forceinline__ static void run(float* d, uint64_t a, uint64_t b, bool add) {        \
       if constexpr (kType == bf16) {                                                                \
-        FOVEA_PRODUCT_SHARED(columns, count, "bf16.bf16", o0, o1, o2, o3);                          \
+        FOVEA_PRODUCT_SHARED(columns, count, "bf16.bf16", o0, o1, o2, o3, o4);                      \
       } else {                                                                                      \
-        FOVEA_PRODUCT_SHARED(columns, count, "f16.f16", o0, o1, o2, o3);                            \
+        FOVEA_PRODUCT_SHARED(columns, count, "f16.f16", o0, o1, o2, o3, o4);                        \
       }                                                                                             \
     }                                                                                               \
     template <Type kType, bool kColumnsOperand>                                                     \

@@ -15,8 +15,21 @@ constexpr int kTileColumns = 64;  // 16-bit columns of a 128-byte swizzled row
 constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
 
-// How keys reach shared memory: boxes of pages by the copy engine, or rows one by one.
-enum Loader : int { pages, rows };
+// How keys reach shared memory: boxes of pages by the copy engine, or rows one by one. fp8 caches:
+// rows of plain elements, or with a scale for each 128 columns (KvLayout::mla_fp8_rows).
+enum Loader : int { pages, rows, scaled };
+
+// A where kFirst, else B.
+template <bool kFirst, class A, class B>
+struct Selected {
+  using Type = A;
+};
+template <class A, class B>
+struct Selected<false, A, B> {
+  using Type = B;
+};
+template <bool kFirst, class A, class B>
+using Select = typename Selected<kFirst, A, B>::Type;
 
 // What a block works on; the producer reads it from the work list and hands it to all.
 struct RowTile {
@@ -29,55 +42,102 @@ struct RowTile {
 };
 
 template <int kLatentRank, int kRopeDim, Type kQuery, Type kCache, Loader kKeyLoader,
-          int kRowBlocks>
+          int kRowsOfBlock, int kRowBlocks>
 struct MlaDecodeConfig {
   using Params = MlaDecodeParams;
   static constexpr int kRank = kLatentRank;
   static constexpr int kRope = kRopeDim;
   static constexpr Type kQ = kQuery;
   static constexpr Loader kLoader = kKeyLoader;
+  // Query rows of a block. 64 are the rows of the products; 16 or 32 are their columns, keys being
+  // the rows: nothing is computed for rows that are not there.
+  static constexpr int kRows = kRowsOfBlock;
+  static constexpr bool kNarrow = kRows < kTileRows;
   // Neighbouring blocks that take 64 rows each of the same items, at the same time: the second
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
   static constexpr int kBlocks = kRowBlocks;
-  static_assert(kCache == kQuery);
+  static constexpr bool kFp8 = kCache == f8e4m3;
+  static constexpr bool kScaled = kLoader == scaled;
+  static_assert(kFp8 ? kQuery == bf16 && kLoader != pages : kCache == kQuery && !kScaled);
 
   static constexpr int kValueColumns = kRank / 2;  // of one value warpgroup
   static constexpr int kHalfTiles = kValueColumns / kTileColumns;
   static constexpr int kRopeTiles = kRope / kTileColumns;
-  // q: the first half of the latent columns lives in registers, so that half of the score products
-  // read 64 bytes a cycle of shared memory instead of all 128; the rest has its place there.
-  static constexpr int kSharedQueryTiles = kHalfTiles + kRopeTiles;
-  // Half tiles (the columns of one value warpgroup) in flight: two and a half key tiles, what fits.
-  static constexpr int kStages = 5;
+  static constexpr int kLatentTiles = 2 * kHalfTiles;
+  // q: of blocks of 64 rows, the first half of the latent columns lives in registers, so that half of
+  // the score products read 64 bytes a cycle of shared memory instead of all 128; the rest has its
+  // place there. Converting fp8 rows takes registers too.
+  static constexpr int kRegisterTiles = kNarrow ? 0 : kFp8 ? kHalfTiles - 1 : kHalfTiles;
+  static constexpr int kQueryTiles = kLatentTiles + kRopeTiles - kRegisterTiles;
+  // Column tiles of a stage, and stages in flight: as many as fit.
+  static constexpr int kStageTiles = kNarrow ? 2 : kHalfTiles;
+  static constexpr int kHalfStages = kHalfTiles / kStageTiles;
+  static constexpr int kQueryStages = kNarrow ? 0 : 1;
+  static constexpr int kStages =
+      kRows == 16 ? (kFp8 ? 8 : 11) : kRows == 32 ? (kFp8 ? 7 : 10) : (kFp8 ? 4 : 5);
+  static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
-  static constexpr int kKeyWarps = kLoader == pages ? 1 : 4;
-  static constexpr int kFullArrivals = kLoader == pages ? 1 : kWarpgroupThreads;
+  // Producer warps that bring keys; converting keeps them busy.
+  static constexpr int kKeyWarps = kLoader == pages ? 1 : kFp8 && kNarrow ? 8 : 4;
+  static constexpr int kProducerGroups = kKeyWarps == 8 ? 2 : 1;  // warpgroups
+  static constexpr int kFullArrivals = kLoader == pages ? 1
+                                       : kFp8           ? kKeyWarps
+                                                        : kWarpgroupThreads;
+  // fp8 rows on their way: a warp has 16 or 8 of a key tile, in groups of four.
+  static constexpr int kChunks = kNarrow ? 2 : 3;  // groups of a warp
+  static constexpr int kWarpRows = kTileKeys / kKeyWarps;
+  static constexpr int kWarpGroups = kWarpRows / 4;
+  static constexpr int kLatentParts = kRank / 128;
+  static constexpr int kRopeOffset = kScaled ? kRank + kLatentParts * 4 : kRank;
+  static constexpr int kRopeBytes = kScaled ? 2 * kRope : kRope;
+  struct alignas(16) Chunk {
+    uint4 latent[kLatentParts][32];  // 128 columns of four rows; [.., lane]
+    uint4 rope[32];
+    float scales[4][kLatentParts];
+  };
   // 512 threads share 65536 registers. Value warpgroups hold 128 accumulators and need 160; scores
   // hold 64 registers of q, 32 of scores.
-  static constexpr int kProducerRegisters = 48;
-  static constexpr int kScoreRegisters = 144;
+  static constexpr int kProducerRegisters = kFp8 ? (kNarrow ? 96 : 64) : 48;
+  static constexpr int kScoreRegisters = kFp8 ? 128 : 144;
   static constexpr int kValueRegisters = 160;
 
-  struct SharedMemory {
-    alignas(1024) uint16_t kv[kStages][kHalfTiles][kTileKeys][kTileColumns];
+  static constexpr int kConsumers = kNarrow ? 2 : 3;  // warpgroups
+
+  // What only blocks of 16 or 32 rows have.
+  struct NarrowMemory {
+    alignas(1024) uint16_t weights[kRows][kTileColumns];
+    float scores[2][kRows / 2][kWarpgroupThreads];
+    float maxima[4][kRows];
+    float sums[2][4][kRows];
+  };
+  struct WideMemory {
+    alignas(1024) uint16_t weights[kSlots][kTileRows][kTileColumns];
+    float rescale[kSlots][kTileRows];
+    float inverse_sum[kSlots][kTileRows];
+    uint32_t rescaled[kSlots][4];  // by warp: some row's factor is not 1
+    TransactionBarrier weights_full[kSlots], weights_empty[kSlots];
+    TransactionBarrier scores_done[2];
+  };
+  struct Fp8Memory {
+    Chunk chunks[kKeyWarps][kChunks];
+  };
+  struct Nothing {};
+  struct SharedMemory : Select<kNarrow, NarrowMemory, WideMemory>,
+                        Select<kFp8, Fp8Memory, Nothing> {
+    alignas(1024) uint16_t kv[kStages][kStageTiles][kTileKeys][kTileColumns];
     alignas(1024) uint16_t rope[kRopeTiles ? kTileKeys : 1][kTileColumns];
-    alignas(1024) uint16_t q[kSharedQueryTiles][kTileRows][kTileColumns];
-    alignas(1024) uint16_t weights[2][kTileRows][kTileColumns];
-    float rescale[2][kTileRows];
-    float inverse_sum[2][kTileRows];
-    uint32_t rescaled[2][4];  // by warp: some row's factor is not 1
+    alignas(1024) uint16_t q[kQueryTiles][kRows][kTileColumns];
     RowTile tiles[kTileSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     TransactionBarrier full[kStages], empty[kStages];
     TransactionBarrier rope_full, rope_empty;
     TransactionBarrier q_full, q_empty;
-    TransactionBarrier weights_full[2], weights_empty[2];
   };
 
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {4 * kWarpgroupThreads, sizeof(SharedMemory),
-                                           kBlocks* kTileRows, kTileKeys};
+  static constexpr KernelTraits kTraits = {(kProducerGroups + kConsumers) * kWarpgroupThreads,
+                                           sizeof(SharedMemory), kBlocks* kRows, kTileKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);
 };
@@ -92,6 +152,11 @@ struct Ring {
       stage = 0;
       phase ^= 1;
     }
+  }
+  __device__ __forceinline__ void advance(int steps) {
+    stage += steps;
+    phase ^= stage / kCount & 1;
+    stage %= kCount;
   }
 };
 

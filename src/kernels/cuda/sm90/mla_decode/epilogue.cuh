@@ -23,54 +23,69 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
   w[3] = upper ? high[1] : far1;
 }
 
-// A thread has two columns of each block of eight. Lanes of a row exchange them until each has 16
-// bytes in a row: a warp then stores 64 bytes of each of its rows at once.
+// One row of partial results: pairs of lanes exchange columns until each has 16 bytes in a row.
+template <class C>
+__device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
+                                                  const RowTile& tile, int half, int r,
+                                                  const float (&out)[C::kValueColumns / 2],
+                                                  float inverse) {
+  const int lane = threadIdx.x % 4;
+  const int row = thread_row(r);
+  float* to =
+      params.work.partial_out +
+      (static_cast<int64_t>(tile.item.partial) * (C::kBlocks * C::kRows) +
+       block_rank<C>() * C::kRows + row) *
+          C::kRank +
+      half * C::kValueColumns + lane % 2 * 8 + lane / 2 * 4;
+  const bool odd = lane & 1;
+#pragma unroll
+  for (int i = 0; i < C::kValueColumns / 8; i += 2) {
+    const float even[2] = {out[4 * i + 2 * r] * inverse, out[4 * i + 2 * r + 1] * inverse};
+    const float next[2] = {out[4 * i + 4 + 2 * r] * inverse, out[4 * i + 5 + 2 * r] * inverse};
+    const float got0 = __shfl_xor_sync(~0u, odd ? even[0] : next[0], 1);
+    const float got1 = __shfl_xor_sync(~0u, odd ? even[1] : next[1], 1);
+    const float4 value =
+        odd ? float4{got0, got1, next[0], next[1]} : float4{even[0], even[1], got0, got1};
+    if (row < tile.rows) *reinterpret_cast<float4*>(to + i * 8) = value;
+  }
+}
+
+// One row of the output, exchanged among four lanes: a warp stores 64 bytes of each row at once.
+template <class C>
+__device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, const RowTile& tile,
+                                                 int half, int r,
+                                                 const float (&out)[C::kValueColumns / 2],
+                                                 float inverse) {
+  const int row = thread_row(r);
+  const bool valid = row < tile.rows;
+  const int packed = tile.first_row + (valid ? row : 0);
+  const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+  uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                 packed % params.batch.q_heads * params.out_head_stride + half * C::kValueColumns +
+                 threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < C::kValueColumns / 8; i += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      words[k] = pack<C::kQ>(out[4 * (i + k) + 2 * r] * inverse,
+                             out[4 * (i + k) + 2 * r + 1] * inverse);
+    }
+    transpose_quad(words);
+    if (valid) *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2], words[3]};
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void store_values(const MlaDecodeParams& params, const RowTile& tile,
                                              int half, const float (&out)[C::kValueColumns / 2],
                                              const float (&inverse)[2]) {
-  const int lane = threadIdx.x % 4;
+  if (tile.item.partial >= 0) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = thread_row(r);
-    const bool valid = row < tile.rows;
-    if (tile.item.partial >= 0) {
-      float* to = params.work.partial_out +
-                  (static_cast<int64_t>(tile.item.partial) * (C::kBlocks * kTileRows) +
-                   block_rank<C>() * kTileRows + row) *
-                      C::kRank +
-                  half * C::kValueColumns + lane % 2 * 8 + lane / 2 * 4;
-      const bool odd = lane & 1;
+    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
+  } else {
 #pragma unroll
-      for (int i = 0; i < C::kValueColumns / 8; i += 2) {
-        const float even[2] = {out[4 * i + 2 * r] * inverse[r],
-                               out[4 * i + 2 * r + 1] * inverse[r]};
-        const float next[2] = {out[4 * i + 4 + 2 * r] * inverse[r],
-                               out[4 * i + 5 + 2 * r] * inverse[r]};
-        const float got0 = __shfl_xor_sync(~0u, odd ? even[0] : next[0], 1);
-        const float got1 = __shfl_xor_sync(~0u, odd ? even[1] : next[1], 1);
-        const float4 value =
-            odd ? float4{got0, got1, next[0], next[1]} : float4{even[0], even[1], got0, got1};
-        if (valid) *reinterpret_cast<float4*>(to + i * 8) = value;
-      }
-    } else {
-      const int packed = tile.first_row + (valid ? row : 0);
-      const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
-      uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                     packed % params.batch.q_heads * params.out_head_stride +
-                     half * C::kValueColumns + lane * 8;
-#pragma unroll
-      for (int i = 0; i < C::kValueColumns / 8; i += 4) {
-        uint32_t words[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          words[k] = pack<C::kQ>(out[4 * (i + k) + 2 * r] * inverse[r],
-                                 out[4 * (i + k) + 2 * r + 1] * inverse[r]);
-        }
-        transpose_quad(words);
-        if (valid) *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2], words[3]};
-      }
-    }
+    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
   }
 }
 

@@ -4,29 +4,86 @@
 // requests have 128 rows two neighbours work side by side on the same keys.
 //
 //   warpgroup 0   producer: keys in half tiles L (columns 0..255) and R (256..511) and their RoPE
-//   columns;
-//                 work items and queries
-//   warpgroup 1   scores     | QK[j] | softmax[j] | QK[j+1] | softmax[j+1] | ...
-//   warpgroup 2   values L                        | P[j]*VL[j] | wait      | P[j+1]*VL[j+1] ...
-//   warpgroup 3   values R                        | P[j]*VR[j] | wait      | P[j+1]*VR[j+1] ...
+//                 columns; work items and queries. fp8 rows are converted on the way.
+//   warpgroup 1   scores     | QK[j] | softmax[j] | QK[j+1]     | softmax[j+1] | QK[j+2]     | ...
+//   warpgroup 2   values L                        | P[j]*VL[j]  |              | P[j+1]*VL[j+1] ...
+//   warpgroup 3   values R                                      | P[j]*VR[j]   |             | ...
 //
-// Barriers: tile_full/tile_empty (work items, to all), full/empty of a half tile (producer ->
-// scores; a value warpgroup -> producer), rope_full/rope_empty, q_full/q_empty,
-// weights_full/weights_empty (scores -> values and back). A stage of the ring carries half of the
-// queries at the start of an item.
+// Barriers: tile_full/tile_empty (work items, to all), full/empty of a stage (producer -> scores; a
+// value warpgroup -> producer), rope_full/rope_empty, q_full/q_empty, weights_full/weights_empty
+// (scores -> values and back), scores_done (scores -> values R). A stage of the ring carries half of
+// the queries at the start of an item.
+//
+// Blocks of 16 or 32 rows have other roles behind the producer: narrow.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
-#include "kernels/cuda/sm90/mla_decode/load.cuh"
+#include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
+#include "kernels/cuda/sm90/mla_decode/narrow.cuh"
 
 namespace fovea::kernels::cuda {
+
+// All threads of the producer: work items, queries, and keys row by row.
+template <class C>
+__device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
+                                             typename C::SharedMemory& shared) {
+  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
+  const int end = range.end;
+  const int step = range.step;
+  Ring<C::kStages> ring;
+  TileReader<C> reader;
+  uint32_t rope_phase = 0;
+  uint32_t q_phase = 0;
+  int index = range.begin;
+  if (threadIdx.x == 0)
+    announce_tile<C>(params, shared, index < end ? &range.first : nullptr, reader.at);
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    const int tiles = tile.tiles;
+    if (tiles < 0) break;
+    if (tiles > 0) {
+      Ring<C::kStages> place = ring;
+#pragma unroll
+      for (int t = 0; t < C::kQueryStages; ++t) {
+        shared.empty[place.stage].wait(place.phase ^ 1);
+        place.advance();
+      }
+      shared.q_empty.wait(q_phase ^ 1);
+      if (threadIdx.x == 0) load_queries<C>(params, shared, tile, ring);
+      q_phase ^= 1;
+#pragma unroll
+      for (int t = 0; t < C::kQueryStages; ++t) {
+        if constexpr (C::kFp8) {
+          release(shared.full[ring.stage]);
+        } else {
+          shared.full[ring.stage].arrive();
+        }
+        ring.advance();
+      }
+    }
+    const MlaItem item = tile.item;
+    reader.give_back(shared);
+    index += step;
+    if (threadIdx.x == 0) {
+      announce_tile<C>(params, shared, index < end ? &params.work.items[index] : nullptr,
+                       reader.at);
+    }
+    if constexpr (C::kFp8) {
+      convert_keys<C>(params, shared, item, tiles, ring, rope_phase);
+    } else {
+      copy_keys<C>(params, shared, item, tiles, ring, rope_phase);
+    }
+  }
+  commit_copies();
+  wait_copies<0>();
+}
 
 template <class C>
 __device__ __forceinline__ void run_producer(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
-  if constexpr (C::kLoader == rows) {
+  if constexpr (C::kLoader != pages) {
     produce_rows<C>(params, shared);
   } else if (warp == 0) {
     produce_keys<C>(params, shared);
@@ -68,8 +125,8 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
   }
 }
 
-template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kBlocks>
-__device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kBlocks>::run(
+template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>
+__device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>::run(
     const MlaDecodeParams& params) {
   using C = MlaDecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
@@ -83,21 +140,32 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kBlocks>:
     shared.rope_empty.init(4);
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(1);
-      shared.tile_empty[i].init(12 + kKeyWarps);  // score, value and key warps
+      shared.tile_empty[i].init(4 * kConsumers + kKeyWarps);
     }
     shared.q_full.init(1);
-    shared.q_empty.init(4);
-    for (int i = 0; i < 2; ++i) {
-      shared.weights_full[i].init(4);
-      shared.weights_empty[i].init(8);
+    shared.q_empty.init(kNarrow ? 8 : 4);
+    if constexpr (!kNarrow) {
+      for (int i = 0; i < kSlots; ++i) {
+        shared.weights_full[i].init(4);
+        shared.weights_empty[i].init(8);
+      }
+      for (int i = 0; i < 2; ++i) shared.scores_done[i].init(4);
     }
     fence_barrier_init();
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_previous_kernel();
+  allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
-  if (warpgroup == 0) {
+  if constexpr (kNarrow) {
+    if (warpgroup < kProducerGroups) {
+      if constexpr (kFp8) give_registers<kProducerRegisters>();
+      run_producer<C>(params, shared);
+    } else {
+      if constexpr (kFp8) take_registers<kValueRegisters>();
+      run_narrow<C>(params, shared, warpgroup - kProducerGroups);
+    }
+  } else if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
     run_producer<C>(params, shared);
   } else if (warpgroup == 1) {
@@ -109,7 +177,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kBlocks>:
   }
 }
 
-template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kBlocks>
-using Config = MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kBlocks>;
+template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>
+using Config = MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>;
 
 }  // namespace fovea::kernels::cuda

@@ -9,16 +9,26 @@
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/mla_decode.h"
+#include "kernels/mla_row.h"
 
 namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int32_t kTileRows = 64;
-constexpr int32_t kColumns = 64;      // of a box: a swizzled row of 128 bytes
-constexpr int32_t kLeastBoxKeys = 8;  // rows of one period of the swizzle
+constexpr int32_t kTileKeys = 64;
+constexpr int32_t kColumns = 64;  // of a box: a swizzled row of 128 bytes
+// Smaller pages are copied row by row: 64 requests of 4k keys take 155 us so, in boxes of 16 rows
+// 179 (2026-11-21).
+constexpr int32_t kLeastBoxKeys = 32;
 constexpr uint32_t kMergeBlocksPerSm = 2;
 
-// Blocks that share a request's keys.
+// Query rows of a block, and blocks that share a request's keys.
+int32_t block_rows(const MlaDecodeSetup& setup) {
+  const int64_t rows = int64_t{setup.max_q_len} * setup.q_heads;
+  // Products of another shape round in another way.
+  if (setup.batch_invariant) return kTileRows;
+  return rows <= 16 ? 16 : rows <= 32 ? 32 : kTileRows;
+}
 int32_t row_blocks(const MlaDecodeSetup& setup) {
   return int64_t{setup.max_q_len} * setup.q_heads > kTileRows ? 2 : 1;
 }
@@ -26,8 +36,13 @@ int32_t workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors / row_blocks(setup), kMlaMaxWorkers);
 }
 bool loads_pages(const MlaDecodeSetup& setup) {
-  return setup.page_size % kTileRows == 0 ||
-         (kTileRows % setup.page_size == 0 && setup.page_size >= kLeastBoxKeys);
+  return setup.cache == MlaCache::as_queries &&
+         (setup.page_size % kTileKeys == 0 ||
+          (kTileKeys % setup.page_size == 0 && setup.page_size >= kLeastBoxKeys));
+}
+// Elements of the cache, as strides count them.
+int64_t element_bytes(const MlaDecodeSetup& setup) {
+  return setup.cache == MlaCache::as_queries ? sizeof(uint16_t) : 1;
 }
 
 void check_setup(const MlaDecodeSetup& setup) {
@@ -37,8 +52,12 @@ void check_setup(const MlaDecodeSetup& setup) {
   check_argument(setup.rank == 512 || setup.rank == 256, "rank is {}, accepted: 512, 256",
                  setup.rank);
   check_argument(setup.rope == 64 || setup.rope == 0, "rope is {}, accepted: 64, 0", setup.rope);
-  check_argument(setup.cache == MlaCache::as_queries,
-                 "cache is e4m3 or fp8_rows, accepted so far: as_queries");
+  check_argument(setup.cache == MlaCache::as_queries || setup.dtype == DType::bf16,
+                 "dtype is {}, fp8 caches take bf16 queries", dtype_name(setup.dtype));
+  check_argument(setup.cache != MlaCache::fp8_rows ||
+                     (setup.rank == kMlaRowLatent && setup.rope == kMlaRowRope),
+                 "rank, rope are {}, {}: fp8_rows hold {}, {}", setup.rank, setup.rope,
+                 kMlaRowLatent, kMlaRowRope);
   check_argument(setup.q_heads > 0, "q_heads is {}, at least 1", setup.q_heads);
   check_argument(setup.page_size > 0, "page_size is {}, at least 1", setup.page_size);
   check_argument(setup.multiprocessors > 1, "multiprocessors is {}, at least 2",
@@ -47,18 +66,17 @@ void check_setup(const MlaDecodeSetup& setup) {
 
 MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
                   const BatchLimits& limits) {
-  const int64_t row_tile = int64_t{row_blocks(setup)} * kTileRows;
+  const int64_t rows = MlaDecode::row_tile(setup);
   // Every request with rows adds less than one tile to the batch's rows / row_tile.
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
-  const int64_t tiles =
-      (int64_t{limits.max_tokens} * setup.q_heads + filled * (row_tile - 1)) / row_tile;
+  const int64_t tiles = (int64_t{limits.max_tokens} * setup.q_heads + filled * (rows - 1)) / rows;
   MlaWorkList work{};
   work.workers = workers(setup);
   work.items = workspace.take<MlaItem>(tiles + work.workers);
   work.ranges = workspace.take<MlaRange>(work.workers);
   work.merges = workspace.take<MlaMerge>(work.workers);
-  work.partial_out = workspace.take<float>(2 * work.workers * row_tile * setup.rank);
-  work.partial_lse = workspace.take<float>(2 * work.workers * row_tile);
+  work.partial_out = workspace.take<float>(2 * work.workers * rows * setup.rank);
+  work.partial_lse = workspace.take<float>(2 * work.workers * rows);
   return work;
 }
 
@@ -77,24 +95,32 @@ void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t colum
        .rank = 3,
        .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
        .strides = {bytes(head_stride), bytes(token_stride)},
-       .box = {kColumns, static_cast<uint32_t>(std::gcd(setup.q_heads, kTileRows)), 1}},
+       .box = {kColumns, static_cast<uint32_t>(std::gcd(setup.q_heads, block_rows(setup))), 1}},
       &map);
 }
 
 }  // namespace
 
+int32_t MlaDecode::row_tile(const MlaDecodeSetup& setup) {
+  return block_rows(setup) * row_blocks(setup);
+}
+
 std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
-  const std::string blocks = std::to_string(row_blocks(setup));
-  const std::string row_tile = std::to_string(row_blocks(setup) * kTileRows);
+  const std::string rows = std::to_string(row_tile(setup));
   const std::string rank = std::to_string(setup.rank);
   const std::string type = *variant_type(setup.dtype);
-  return {variant("sm90/mla_plan", {row_tile}, setup),
-          variant("sm90/mla_decode",
-                  {rank, std::to_string(setup.rope), type, type,
-                   loads_pages(setup) ? "pages" : "rows", blocks},
-                  setup),
-          variant("sm90/mla_merge", {row_tile, rank, type}, setup)};
+  const bool fp8 = setup.cache != MlaCache::as_queries;
+  const char* loader = loads_pages(setup)                  ? "pages"
+                       : setup.cache == MlaCache::fp8_rows ? "scaled"
+                                                           : "rows";
+  return {
+      variant("sm90/mla_plan", {rows}, setup),
+      variant("sm90/mla_decode",
+              {rank, std::to_string(setup.rope), type, fp8 ? *variant_type(DType::f8e4m3) : type,
+               loader, std::to_string(block_rows(setup)), std::to_string(row_blocks(setup))},
+              setup),
+      variant("sm90/mla_merge", {rows, rank, type}, setup)};
 }
 
 MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
@@ -127,7 +153,7 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
   if (batch_.requests == 0 || tensors.tokens == 0) return;
   MlaDecodeParams params{};
   if (loads_pages(setup_)) {
-    params.box_keys = std::min(setup_.page_size, kTileRows);
+    params.box_keys = std::min(setup_.page_size, kTileKeys);
     gpu::encode_tensor_map(
         {.data = tensors.cache,
          .rank = 4,
@@ -146,12 +172,13 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
   }
   params.batch = batch_;
   params.cache = tensors.cache;
-  params.page_stride = static_cast<int64_t>(bytes(tensors.page_stride));
-  params.token_stride = static_cast<int64_t>(bytes(tensors.token_stride));
+  params.page_stride = tensors.page_stride * element_bytes(setup_);
+  params.token_stride = tensors.token_stride * element_bytes(setup_);
+  params.cache_scale = tensors.cache_scale;
   params.page_table = tensors.page_table;
   params.page_table_stride = tensors.page_table_stride;
   params.page_size = setup_.page_size;
-  params.q_box_rows = std::gcd(setup_.q_heads, kTileRows);
+  params.q_box_rows = std::gcd(setup_.q_heads, block_rows(setup_));
   params.out = tensors.out;
   params.out_token_stride = tensors.out_token_stride;
   params.out_head_stride = tensors.out_head_stride;

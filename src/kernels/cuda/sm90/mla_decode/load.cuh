@@ -6,6 +6,19 @@
 
 namespace fovea::kernels::cuda {
 
+// One warp has read a stage, or filled it.
+__device__ __forceinline__ void release(TransactionBarrier& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+// The same value, computed anew: addresses of all steps kept over a loop would not fit the
+// registers.
+__device__ __forceinline__ uint32_t fresh(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Tells all roles what to do next; without an item, that there is nothing more. One thread.
 template <class C>
 __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
@@ -18,8 +31,8 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
     const int heads = params.batch.q_heads;
     tile.item = *item;
     tile.view = {item->request, item->q_begin, item->q_len, item->kv_len};
-    tile.first_row = item->first_row + block_rank<C>() * kTileRows;
-    tile.rows = min(max(item->q_len * heads - tile.first_row, 0), kTileRows);
+    tile.first_row = item->first_row + block_rank<C>() * C::kRows;
+    tile.rows = min(max(item->q_len * heads - tile.first_row, 0), C::kRows);
     tile.tiles = (max(item->key_end - item->key_begin, 0) + kTileKeys - 1) / kTileKeys;
     const int token = tile.first_row / heads;
     const int open_end =
@@ -32,28 +45,33 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
   return tile.tiles;
 }
 
-// Query rows of one work item: half of the latent part through a stage of the ring, from where the
-// score warpgroup takes it into registers, the rest to its place. Rows behind the last one are
+// Query rows of one work item: the tiles that live in registers through stages of the ring, from
+// where the score warpgroup takes them, the rest to its place. Rows behind the last one are
 // whatever stands there: rows do not mix. One thread.
 template <class C>
 __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared, const RowTile& tile,
-                                             int stage) {
-  shared.q_full.arrive_expecting(kTileBytes * (2 * C::kHalfTiles + C::kRopeTiles));
+                                             Ring<C::kStages> ring) {
+  shared.q_full.arrive_expecting(C::kRows * 128 * (C::kLatentTiles + C::kRopeTiles));
 #pragma unroll 1
-  for (int row = 0; row < kTileRows; row += params.q_box_rows) {
+  for (int row = 0; row < C::kRows; row += params.q_box_rows) {
     const int packed = tile.first_row + row;
     const int token = tile.view.q_begin + packed / params.batch.q_heads;
     const int head = packed % params.batch.q_heads;
+    Ring<C::kStages> at = ring;
 #pragma unroll
-    for (int t = 0; t < C::kHalfTiles; ++t) {
-      load_box(shared.kv[stage][t][row], params.q_latent_map, shared.q_full, t * kTileColumns, head,
-               token);
-      load_box(shared.q[t][row], params.q_latent_map, shared.q_full,
-               (C::kHalfTiles + t) * kTileColumns, head, token);
+    for (int t = 0; t < C::kLatentTiles; ++t) {
+      void* to;
+      if (t < C::kRegisterTiles) {
+        to = shared.kv[at.stage][t % C::kStageTiles][row];
+        if (t % C::kStageTiles == C::kStageTiles - 1) at.advance();
+      } else {
+        to = shared.q[t - C::kRegisterTiles][row];
+      }
+      load_box(to, params.q_latent_map, shared.q_full, t * kTileColumns, head, token);
     }
     if constexpr (C::kRopeTiles > 0) {
-      load_box(shared.q[C::kHalfTiles][row], params.q_rope_map, shared.q_full, 0, head, token);
+      load_box(shared.q[C::kQueryTiles - 1][row], params.q_rope_map, shared.q_full, 0, head, token);
     }
   }
 }
@@ -66,22 +84,32 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
   prefetch_tensor_map(params.q_rope_map);
   const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
   const int end = range.end;
+  const int step = range.step;
   Ring<C::kStages> ring;
   Ring<kTileSlots> slot;
   uint32_t phase = 0;
-  for (int i = range.begin; i < end; ++i) {
+  for (int i = range.begin; i < end; i += step) {
     const RowTile& tile = shared.tiles[slot.stage];
     const MlaItem* item = i == range.begin ? &range.first : &params.work.items[i];
     const int tiles = announce_tile<C>(params, shared, item, slot);
     slot.advance();
     if (tiles == 0) continue;
-    shared.empty[ring.stage].wait(ring.phase ^ 1);
+    const Ring<C::kStages> first = ring;
+#pragma unroll
+    for (int t = 0; t < C::kQueryStages; ++t) {
+      shared.empty[ring.stage].wait(ring.phase ^ 1);
+      ring.advance();
+    }
     shared.q_empty.wait(phase ^ 1);
-    load_queries<C>(params, shared, tile, ring.stage);
-    shared.full[ring.stage].arrive();  // nobody waits for this one, but phases stay in step
+    load_queries<C>(params, shared, tile, first);
     phase ^= 1;
-#pragma unroll 1
-    for (int t = 0; t < 2 * tiles + 1; ++t) ring.advance();
+    ring = first;
+#pragma unroll
+    for (int t = 0; t < C::kQueryStages; ++t) {
+      shared.full[ring.stage].arrive();  // nobody waits for these, but phases stay in step
+      ring.advance();
+    }
+    ring.advance(2 * C::kHalfStages * tiles);
   }
   announce_tile<C>(params, shared, nullptr, slot);
 }
@@ -163,7 +191,7 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     reader.give_back(shared);
     if (tiles < 0) return;
     if (tiles == 0) continue;
-    ring.advance();  // the stage of the queries
+    ring.advance(C::kQueryStages);
     window.start(params, item);
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
       if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
@@ -172,16 +200,16 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
       const int boxes =
           (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int part = 0; part < 2 * C::kHalfStages; ++part) {
         shared.empty[ring.stage].wait(ring.phase ^ 1);
-        load_keys<C::kHalfTiles>(params, shared.kv[ring.stage], shared.full[ring.stage], window,
-                                 lane, place, boxes, half * C::kHalfTiles);
+        load_keys<C::kStageTiles>(params, shared.kv[ring.stage], shared.full[ring.stage], window,
+                                  lane, place, boxes, part * C::kStageTiles);
         ring.advance();
       }
       if constexpr (C::kRopeTiles > 0) {
         shared.rope_empty.wait(rope_phase ^ 1);
         load_keys<1>(params, &shared.rope, shared.rope_full, window, lane, place, boxes,
-                     2 * C::kHalfTiles);
+                     C::kLatentTiles);
         rope_phase ^= 1;
       }
     }
@@ -207,69 +235,50 @@ __device__ __forceinline__ void copy_rows(const char* const (&from)[4], int firs
   }
 }
 
-// All threads of the warpgroup: work items, queries, and keys row by row, for any page size.
+// The keys of one work item row by row, for any page size. All warps of the producer.
 template <class C>
-__device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared) {
-  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
-  Ring<C::kStages> ring;
-  TileReader<C> reader;
-  uint32_t rope_phase = 0;
-  uint32_t q_phase = 0;
-  int index = range.begin;
-  if (threadIdx.x == 0)
-    announce_tile<C>(params, shared, index < range.end ? &range.first : nullptr, reader.at);
-  while (true) {
-    const RowTile& tile = reader.take(shared);
-    const int tiles = tile.tiles;
-    if (tiles < 0) break;
-    if (tiles > 0) {
+__device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared, const MlaItem& item,
+                                          int tiles, Ring<C::kStages>& ring,
+                                          uint32_t& rope_phase) {
+  int key = item.key_begin + threadIdx.x / 8;
+  int pages[4];  // of the tile: found before the wait for the tile before
+  const auto find_pages = [&] {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int at = key + 16 * r;
+      pages[r] = at < item.key_end ? params.page_table[item.request * params.page_table_stride +
+                                                       at / params.page_size]
+                                   : 0;
+    }
+  };
+  find_pages();
+  for (int t = 0; t < tiles; ++t) {
+    const char* from[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int at = key + 16 * r;
+      from[r] = at < item.key_end
+                    ? static_cast<const char*>(params.cache) + pages[r] * params.page_stride +
+                          at % params.page_size * params.token_stride + threadIdx.x % 8 * 16
+                    : nullptr;
+    }
+    key += kTileKeys;
+    find_pages();
+#pragma unroll
+    for (int part = 0; part < 2 * C::kHalfStages; ++part) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);
-      shared.q_empty.wait(q_phase ^ 1);
-      if (threadIdx.x == 0) load_queries<C>(params, shared, tile, ring.stage);
-      shared.full[ring.stage].arrive();
-      q_phase ^= 1;
+      copy_rows<C::kStageTiles>(from, part * C::kStageTiles, shared.kv[ring.stage]);
+      shared.full[ring.stage].arrive_after_copies();
       ring.advance();
     }
-    const int request = tile.item.request;
-    const int end = tile.item.key_end;
-    int key = tile.item.key_begin + threadIdx.x / 8;
-    reader.give_back(shared);
-    ++index;
-    if (threadIdx.x == 0) {
-      announce_tile<C>(params, shared, index < range.end ? &params.work.items[index] : nullptr,
-                       reader.at);
-    }
-    for (int t = 0; t < tiles; ++t, key += kTileKeys) {
-      const char* from[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int at = key + 16 * r;
-        from[r] = nullptr;
-        if (at < end) {
-          const int page =
-              params.page_table[request * params.page_table_stride + at / params.page_size];
-          from[r] = static_cast<const char*>(params.cache) + page * params.page_stride +
-                    at % params.page_size * params.token_stride + threadIdx.x % 8 * 16;
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        shared.empty[ring.stage].wait(ring.phase ^ 1);
-        copy_rows<C::kHalfTiles>(from, half * C::kHalfTiles, shared.kv[ring.stage]);
-        shared.full[ring.stage].arrive_after_copies();
-        ring.advance();
-      }
-      if constexpr (C::kRopeTiles > 0) {
-        shared.rope_empty.wait(rope_phase ^ 1);
-        copy_rows<1>(from, 2 * C::kHalfTiles, &shared.rope);
-        shared.rope_full.arrive_after_copies();
-        rope_phase ^= 1;
-      }
+    if constexpr (C::kRopeTiles > 0) {
+      shared.rope_empty.wait(rope_phase ^ 1);
+      copy_rows<1>(from, C::kLatentTiles, &shared.rope);
+      shared.rope_full.arrive_after_copies();
+      rope_phase ^= 1;
     }
   }
-  commit_copies();
-  wait_copies<0>();
 }
 
 }  // namespace fovea::kernels::cuda

@@ -6,12 +6,15 @@
 //   pieces  no more tiles than workers: tile i is cut into ceil(blocks_i / p) equal pieces, one a
 //   worker,
 //           p being the smallest of 32 candidates for which the workers suffice
-//   whole   more tiles than workers, and dealing whole tiles costs little: nobody's tiles are cut
+//   whole   more tiles than workers, and dealing whole tiles in turn costs little: nobody's tiles
+//           are cut
 //   line    otherwise: the tiles stand in a line, worker w has the stretch [w, w + 1) * total /
 //   workers
 #pragma once
 
 #include "kernels/cuda/common/mla_params.h"
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
@@ -20,8 +23,9 @@ constexpr int kPlanThreads = 1024;
 // What an item costs besides its keys, in blocks of 64 keys: queries, a first tile without overlap,
 // output.
 constexpr int kItemBlocks = 2;
-// Blocks by which the busiest worker may lag to keep tiles whole.
+// Blocks by which the busiest worker may lag to keep tiles whole, and the part of its share.
 constexpr int kWholeSlack = 4;
+constexpr int kWholeSlackPart = 16;
 
 struct PlannedTile {
   RequestView view;
@@ -36,83 +40,73 @@ struct MlaPlanConfig {
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
-    long long warp_totals[kPlanThreads / 32];
-    long long total;
+    ScanMemory<int> counts;
+    ScanMemory<long long> blocks;
     int tile_begin[kPlanThreads];  // of 1024 requests at a time
     RequestView views[kPlanThreads];
     PlannedTile tiles[kMlaMaxWorkers];
     int piece_begin[kMlaMaxWorkers + 1];
     int enough[32];  // candidates for which the workers suffice
     int most_blocks;
+    int begin[kMlaMaxWorkers], end[kMlaMaxWorkers];  // of the workers' ranges
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
                                            kBlockKeys};
 
-  // Sum over the threads before this one; `total` is that of all.
-  __device__ static long long exclusive_scan(long long value, long long& total,
-                                             SharedMemory& shared) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    long long sum = value;
-    for (int step = 1; step < 32; step *= 2) {
-      const long long before = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += before;
-    }
-    __syncthreads();  // the memory may still be read from the last scan
-    if (lane == 31) shared.warp_totals[warp] = sum;
-    __syncthreads();
-    if (warp == 0) {
-      const long long own = shared.warp_totals[lane];
-      long long warps = own;
-      for (int step = 1; step < 32; step *= 2) {
-        const long long before = __shfl_up_sync(~0u, warps, step);
-        if (lane >= step) warps += before;
-      }
-      shared.warp_totals[lane] = warps - own;
-      if (lane == 31) shared.total = warps;
-    }
-    __syncthreads();
-    total = shared.total;
-    return shared.warp_totals[warp] + sum - value;
-  }
+  // A thread's tile of one round.
+  struct Visited {
+    PlannedTile tile;
+    int number;
+    long long before;  // blocks of the tiles before it
+    bool exists;
+  };
+  struct Totals {
+    int tiles;
+    long long blocks;
+  };
 
-  // Calls visit(number, tile, exists) for every row tile, 1024 at a time, with all threads: those
-  // without a tile too, so that visit may synchronise.
+  // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
+  // too, so that visit may synchronise.
   template <typename Visit>
-  __device__ static int for_tiles(const Params& params, SharedMemory& shared, Visit visit) {
+  __device__ static Totals for_tiles(const Params& params, SharedMemory& shared, Visit visit) {
     const BatchParams& batch = params.batch;
-    int done = 0;
+    Totals done = {};
     for (int base = 0; base < batch.requests; base += kPlanThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       RequestView view = {};
       if (request < batch.requests && !(params.skip && params.skip[request])) {
         view = request_view(batch, request);
       }
-      long long count;
-      const int before = static_cast<int>(
-          exclusive_scan((view.q_len * batch.q_heads + kRowTile - 1) / kRowTile, count, shared));
+      int count;
+      const int before = exclusive_scan((view.q_len * batch.q_heads + kRowTile - 1) / kRowTile,
+                                        count, shared.counts);
       shared.views[threadIdx.x] = view;
       shared.tile_begin[threadIdx.x] = before;
       __syncthreads();
       for (int first = 0; first < count; first += kPlanThreads) {
         const int number = first + static_cast<int>(threadIdx.x);
-        PlannedTile tile = {};
-        if (number < count) {
+        Visited at = {{}, done.tiles + number, 0, number < count};
+        if (at.exists) {
           int low = 0;
           int high = min(kPlanThreads, batch.requests - base);
           while (high - low > 1) {
             const int middle = (low + high) / 2;
             (shared.tile_begin[middle] <= number ? low : high) = middle;
           }
+          PlannedTile& tile = at.tile;
           tile.view = shared.views[low];
           tile.first_row = (number - shared.tile_begin[low]) * kRowTile;
           const int last =
               (min(tile.first_row + kRowTile, tile.view.q_len * batch.q_heads) - 1) / batch.q_heads;
           tile.key_end = max(visible_keys(batch.mask, tile.view, last, last).end, 0);
         }
-        visit(done + number, tile, number < count);
+        long long sum;
+        at.before = done.blocks +
+                    exclusive_scan(static_cast<long long>(at.tile.blocks()), sum, shared.blocks);
+        done.blocks += sum;
+        visit(at);
       }
-      done += static_cast<int>(count);
+      done.tiles += count;
       __syncthreads();
     }
     return done;
@@ -133,11 +127,13 @@ struct MlaPlanConfig {
   }
 
   // No more tiles than workers; shared.tiles has them all.
-  __device__ static void plan_pieces(const MlaWorkList& work, int tiles, long long blocks,
-                                     bool whole, SharedMemory& shared) {
+  __device__ static void plan_pieces(const MlaWorkList& work, const Totals& totals, bool whole,
+                                     SharedMemory& shared) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int least = max(static_cast<int>((blocks + work.workers - 1) / work.workers), 1);
+    const int tiles = totals.tiles;
+    const int least =
+        max(static_cast<int>((totals.blocks + work.workers - 1) / work.workers), 1);
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(shared.most_blocks, 1) : least + (least * candidate + 15) / 16;
     };
@@ -145,17 +141,17 @@ struct MlaPlanConfig {
     for (int i = lane; i < tiles; i += 32) {
       pieces += max((shared.tiles[i].blocks() + size(warp) - 1) / size(warp), 1);
     }
-    for (int step = 1; step < 32; step *= 2) pieces += __shfl_xor_sync(~0u, pieces, step);
+    pieces = __reduce_add_sync(~0u, pieces);
     if (lane == 0) shared.enough[warp] = pieces <= work.workers;
     __syncthreads();
     const int piece = size(whole ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
     const int own = static_cast<int>(threadIdx.x) < tiles
                         ? max((shared.tiles[threadIdx.x].blocks() + piece - 1) / piece, 1)
                         : 0;
-    long long total;
-    const int before = static_cast<int>(exclusive_scan(own, total, shared));
+    int total;
+    const int before = exclusive_scan(own, total, shared.counts);
     if (static_cast<int>(threadIdx.x) < tiles) shared.piece_begin[threadIdx.x] = before;
-    if (threadIdx.x == 0) shared.piece_begin[tiles] = static_cast<int>(total);
+    if (threadIdx.x == 0) shared.piece_begin[tiles] = total;
     __syncthreads();
     const int worker = threadIdx.x;
     if (worker >= total) return;
@@ -173,103 +169,107 @@ struct MlaPlanConfig {
     const MlaItem item =
         item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
     work.items[worker] = item;
-    work.ranges[worker] = {worker, worker + 1, {}, item};
+    work.ranges[worker] = {worker, worker + 1, 1, 0, item};
     if (n == 0 && count > 1) work.merges[worker] = merge_of(tile, worker, count);
   }
 
-  // Parts of the tile that begins at `start` of the line; the item of (tile, worker) is tile +
-  // worker.
-  __device__ static void write_tile(const MlaWorkList& work, const PlannedTile& tile, int number,
-                                    long long start, long long share, bool is_last) {
-    const int first = static_cast<int>(start / share);
-    int worker = first;
-    int from = 0;
-    if (first * share == start) work.ranges[first].begin = number + first;
-    for (;; ++worker) {
-      const long long next = (worker + 1) * share - start;
-      const bool last = next >= tile.blocks();
-      const int to = last ? tile.blocks() : static_cast<int>(next);
-      const bool whole = last && worker == first;
-      work.items[number + worker] = item_of(tile, from, to,
-                                            whole             ? -1
-                                            : worker == first ? 2 * worker + 1
-                                                              : 2 * worker);
-      if (last) break;
-      work.ranges[worker].end = number + worker + 1;
-      work.ranges[worker + 1].begin = number + worker + 1;
-      from = to;
+  // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
+  // at the same time, and the keys are read from memory once.
+  __device__ static void deal_whole(const MlaWorkList& work, const Visited& at, int tiles) {
+    if (!at.exists) return;
+    const MlaItem item = item_of(at.tile, 0, at.tile.blocks(), -1);
+    work.items[at.number] = item;
+    if (at.number < work.workers) {
+      work.ranges[at.number] = {at.number, tiles, work.workers, 0, item};
     }
-    // A boundary between the last block and the end of the tile's cost: the next worker begins with
-    // the next tile.
-    const long long end = start + tile.blocks() + kItemBlocks;
-    const int end_worker = static_cast<int>((end - 1) / share);
-    if (is_last || end_worker > worker || end % share == 0)
-      work.ranges[worker].end = number + worker + 1;
-    if (end_worker > worker && end % share != 0)
-      work.ranges[end_worker].begin = number + 1 + end_worker;
-    if (worker > first) work.merges[first] = merge_of(tile, first, worker - first + 1);
   }
 
-  // Returns whether ranges have their first items already.
-  __device__ static bool plan(const Params& params) {
-    extern __shared__ __align__(16) char dynamic_shared[];
-    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-    const MlaWorkList& work = params.work;
-    for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
-      work.ranges[worker].begin = work.ranges[worker].end = 0;
-      work.merges[worker].count = 0;
+  // Calls visit(worker, first block, end) for each stretch of the tile. The line has kItemBlocks
+  // after every tile; a tile's item of a worker is number tile + worker, so the items of a worker
+  // stand in a row.
+  template <typename Visit>
+  __device__ static void for_stretches(const Visited& at, long long share, Visit visit) {
+    if (!at.exists) return;
+    const long long start = at.before + static_cast<long long>(at.number) * kItemBlocks;
+    const int blocks = at.tile.blocks();
+    int from = 0;
+    for (int worker = static_cast<int>(start / share);; ++worker) {
+      const int to = static_cast<int>(min((worker + 1) * share - start, static_cast<long long>(blocks)));
+      visit(worker, from, to);
+      if (to == blocks) return;
+      from = to;
     }
-    if (threadIdx.x == 0) shared.most_blocks = 0;
-    long long blocks = 0;
-    const int tiles =
-        for_tiles(params, shared, [&](int number, const PlannedTile& tile, bool exists) {
-          long long sum;
-          exclusive_scan(exists ? tile.blocks() : 0, sum, shared);
-          blocks += sum;
-          if (exists) atomicMax(&shared.most_blocks, tile.blocks());
-          if (exists && number < kMlaMaxWorkers) shared.tiles[number] = tile;
-        });
-    __syncthreads();
-    if (tiles == 0) return true;
-    if (tiles <= work.workers) {
-      plan_pieces(work, tiles, blocks, params.whole_tiles, shared);
-      return true;
-    }
-    const long long cost = blocks + static_cast<long long>(tiles) * kItemBlocks;
-    const long long share = (cost + work.workers - 1) / work.workers;
-    const int dealt = (tiles + work.workers - 1) / work.workers;
-    if (params.whole_tiles ||
-        static_cast<long long>(dealt) * (shared.most_blocks + kItemBlocks) <= share + kWholeSlack) {
-      for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
-        work.ranges[worker].begin =
-            static_cast<int>(static_cast<long long>(tiles) * worker / work.workers);
-        work.ranges[worker].end =
-            static_cast<int>(static_cast<long long>(tiles) * (worker + 1) / work.workers);
+  }
+
+  __device__ static void write_stretches(const MlaWorkList& work, const Visited& at,
+                                         long long share, const SharedMemory& shared) {
+    int first = -1;
+    int parts = 0;
+    for_stretches(at, share, [&](int worker, int from, int to) {
+      if (parts++ == 0) first = worker;
+      const bool whole = from == 0 && to == at.tile.blocks();
+      const MlaItem item =
+          item_of(at.tile, from, to, whole ? -1 : from == 0 ? 2 * worker + 1 : 2 * worker);
+      const int number = at.number + worker;
+      work.items[number] = item;
+      if (shared.begin[worker] == number) {
+        work.ranges[worker] = {number, shared.end[worker], 1, 0, item};
       }
-      for_tiles(params, shared, [&](int number, const PlannedTile& tile, bool exists) {
-        if (exists) work.items[number] = item_of(tile, 0, tile.blocks(), -1);
-      });
-      return false;
-    }
-    long long line = 0;
-    for_tiles(params, shared, [&](int number, const PlannedTile& tile, bool exists) {
-      long long sum;
-      const long long start =
-          line + exclusive_scan(exists ? tile.blocks() + kItemBlocks : 0, sum, shared);
-      line += sum;
-      if (exists) write_tile(work, tile, number, start, share, number == tiles - 1);
     });
-    return false;
+    if (parts > 1) work.merges[first] = merge_of(at.tile, first, parts);
   }
 
   __device__ static void run(const Params& params) {
+    extern __shared__ __align__(16) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const MlaWorkList& work = params.work;
-    if (plan(params)) return;
-    __syncthreads();
+    allow_next_kernel();
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
-      MlaRange& range = work.ranges[worker];
-      if (range.begin < range.end) range.first = work.items[range.begin];
+      work.ranges[worker].begin = work.ranges[worker].end = 0;
+      work.merges[worker].count = 0;
+      shared.begin[worker] = 0x7fffffff;
+      shared.end[worker] = 0;
     }
+    if (threadIdx.x == 0) shared.most_blocks = 0;
+    Visited own;
+    int rounds = 0;
+    const Totals totals = for_tiles(params, shared, [&](const Visited& at) {
+      own = at;
+      ++rounds;
+      const int most = __reduce_max_sync(~0u, at.tile.blocks());
+      if (threadIdx.x % 32 == 0) atomicMax(&shared.most_blocks, most);
+      if (at.exists && at.number < kMlaMaxWorkers) shared.tiles[at.number] = at.tile;
+    });
+    __syncthreads();
+    if (totals.tiles == 0) return;
+    if (totals.tiles <= work.workers) {
+      plan_pieces(work, totals, params.whole_tiles, shared);
+      return;
+    }
+    // Once more over all tiles: those of a single round are still at hand.
+    const auto revisit = [&](auto visit) {
+      if (rounds == 1) {
+        visit(own);
+      } else {
+        for_tiles(params, shared, visit);
+      }
+    };
+    const long long cost = totals.blocks + static_cast<long long>(totals.tiles) * kItemBlocks;
+    const long long share = (cost + work.workers - 1) / work.workers;
+    const long long dealt = (totals.tiles + work.workers - 1) / work.workers;
+    const long long slack = max(static_cast<long long>(kWholeSlack), share / kWholeSlackPart);
+    if (params.whole_tiles || dealt * (shared.most_blocks + kItemBlocks) <= share + slack) {
+      revisit([&](const Visited& at) { deal_whole(work, at, totals.tiles); });
+      return;
+    }
+    revisit([&](const Visited& at) {
+      for_stretches(at, share, [&](int worker, int, int) {
+        atomicMin(&shared.begin[worker], at.number + worker);
+        atomicMax(&shared.end[worker], at.number + worker + 1);
+      });
+    });
+    __syncthreads();
+    revisit([&](const Visited& at) { write_stretches(work, at, share, shared); });
   }
 };
 

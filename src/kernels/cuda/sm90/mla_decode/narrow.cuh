@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of 16 or 32 query rows: few heads, or one block's part of many. Keys are the rows of the
+// products and query rows their columns, so nothing is computed for rows that are not there. Two
+// warpgroups, one for each half of the value columns: each computes what its columns add to the
+// scores, both add that up and weigh, each multiplies its values.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_decode/narrow_epilogue.cuh"
+
+namespace fovea::kernels::cuda {
+
+// What the columns of one half add to the scores of a key tile, complete when it returns.
+template <class C>
+__device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, int half,
+                                            Ring<C::kStages> own, uint32_t rope_phase,
+                                            float (&scores)[C::kRows / 2]) {
+  constexpr int kQueryBytes = C::kRows * 128;
+  using Scores = Product<C::kRows>;
+  const uint64_t queries = rows_descriptor(shared_address(shared.q[half * C::kHalfTiles]));
+#pragma unroll
+  for (int part = 0; part < C::kHalfStages; ++part) {
+    const uint64_t keys = rows_descriptor(shared_address(shared.kv[own.stage]));
+    shared.full[own.stage].wait(own.phase);
+    see_copied_rows<C>();
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < C::kStageTiles * 4; ++step) {
+      const int tile = part * C::kStageTiles + step / 4;
+      Scores::template run<C::kQ, false>(
+          scores, keys + (step / 4 * kTileBytes + step % 4 * 32) / 16,
+          queries + (tile * kQueryBytes + step % 4 * 32) / 16, part + step > 0);
+    }
+    own.advance();
+  }
+  if constexpr (C::kRopeTiles > 0) {
+    if (half == 1) {
+      shared.rope_full.wait(rope_phase);
+      see_copied_rows<C>();
+      const uint64_t rope = rows_descriptor(shared_address(shared.rope));
+      const uint64_t rope_queries =
+          rows_descriptor(shared_address(shared.q[2 * C::kHalfTiles]));
+      products_begin();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        Scores::template run<C::kQ, false>(scores, rope + step * 2, rope_queries + step * 2, true);
+      }
+    }
+  }
+  products_commit();
+  products_wait<0>();
+  products_landed(scores);
+  if constexpr (C::kRopeTiles > 0) {
+    if (half == 1) release(shared.rope_empty);
+  }
+}
+
+// hide_keys with keys as rows.
+template <class C>
+__device__ __forceinline__ void hide_narrow_keys(const MlaDecodeParams& params, const RowTile& tile,
+                                                 int left, float (&scores)[C::kRows / 2]) {
+  const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
+  const MaskParams& mask = params.batch.mask;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+    const int packed = tile.first_row + min(column_of(i), max(tile.rows - 1, 0));
+    const int token = packed / params.batch.q_heads;
+    const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
+    const bool drafts = mask.tree && token < tile.view.q_len;
+    const uint64_t tree = drafts ? mask.tree[tile.view.q_begin + token] : 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = key + thread_row(half);
+      const bool seen = at < end && (!drafts || at < tile.view.prefix() ||
+                                     (tree >> (at - tile.view.prefix()) & 1));
+      if (!seen) scores[score_of(i, half)] = -infinity();
+    }
+  }
+}
+
+// Rows of the values that no key of the item owns, as clear_foreign_values.
+template <class C>
+__device__ __forceinline__ void clear_foreign_half(typename C::SharedMemory& shared,
+                                                   Ring<C::kStages> own, int valid) {
+#pragma unroll
+  for (int part = 0; part < C::kHalfStages; ++part) {
+    for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * 8;
+         i += kWarpgroupThreads) {
+#pragma unroll
+      for (int t = 0; t < C::kStageTiles; ++t) {
+        *reinterpret_cast<uint4*>(&shared.kv[own.stage][t][valid + i / 8][i % 8 * 8]) = uint4{};
+      }
+    }
+    own.advance();
+  }
+}
+
+// The other half's share is added, in the order of the halves. All 256 threads.
+template <class C>
+__device__ __forceinline__ void join_scores(typename C::SharedMemory& shared, int half,
+                                            float (&scores)[C::kRows / 2]) {
+  const int thread = threadIdx.x % kWarpgroupThreads;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 2; ++i) shared.scores[half][i][thread] = scores[i];
+  named_barrier_wait(1, 2 * kWarpgroupThreads);
+#pragma unroll
+  for (int i = 0; i < C::kRows / 2; ++i) scores[i] += shared.scores[half ^ 1][i][thread];
+}
+
+// Scores to weights; both warpgroups have the same. All 256 threads.
+template <class C>
+__device__ __forceinline__ void weigh(typename C::SharedMemory& shared, float factor, int half,
+                                      float (&scores)[C::kRows / 2], NarrowState<C>& state) {
+  constexpr int kColumns = C::kRows / 4;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x % kWarpgroupThreads / 32;
+  float most[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    most[i] = fmaxf(scores[score_of(i, 0)], scores[score_of(i, 1)]);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], step));
+    }
+    if (half == 0 && lane < 4) shared.maxima[warp][column_of(i)] = most[i];
+  }
+  named_barrier_wait(1, 2 * kWarpgroupThreads);
+  float rescale[kColumns];
+  bool moved = false;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) most[i] = fmaxf(most[i], shared.maxima[w][column_of(i)]);
+    const bool moves = most[i] * factor > state.most[i] + kMaximumLag;
+    const float next = moves ? most[i] * factor : state.most[i];
+    rescale[i] = exp2_fast(state.most[i] - next);
+    state.most[i] = next;
+    moved |= moves;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) state.sum[i] *= rescale[i];
+#pragma unroll
+    for (int t = 0; t < C::kHalfTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) state.out[t][i] *= rescale[i / 4 * 2 + i % 2];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float& score = scores[score_of(i, row)];
+      score = exp2_fast(fmaf(score, factor, -state.most[i]));
+      state.sum[i] += score;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_matrices_transposed(void* shared, uint32_t r0, uint32_t r1,
+                                                          uint32_t r2, uint32_t r3) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+          shared_address(shared)),
+      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+      : "memory");
+}
+
+// The weights of a query row are a row of shared memory. Each warpgroup stores its pairs of blocks.
+template <class C>
+__device__ __forceinline__ void store_narrow_weights(uint16_t (&to)[C::kRows][kTileColumns],
+                                                     int half,
+                                                     const float (&scores)[C::kRows / 2]) {
+  const int lane = threadIdx.x % 32;
+  const int chunk = threadIdx.x % kWarpgroupThreads / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int pair = 0; pair < C::kRows / 16; ++pair) {
+    if (pair % 2 != half) continue;
+    const float* s = scores + 8 * pair;
+    const int row = 16 * pair + lane / 16 * 8 + lane % 8;
+    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], pack<C::kQ>(s[0], s[1]),
+                              pack<C::kQ>(s[2], s[3]), pack<C::kQ>(s[4], s[5]),
+                              pack<C::kQ>(s[6], s[7]));
+  }
+}
+
+// Adds weights * values of one half of a key tile, complete when it returns.
+template <class C>
+__device__ __forceinline__ void add_half_values(typename C::SharedMemory& shared,
+                                                Ring<C::kStages> own, NarrowState<C>& state) {
+  const uint64_t weights = rows_descriptor(shared_address(shared.weights));
+  Ring<C::kStages> at = own;
+  products_begin();
+#pragma unroll
+  for (int part = 0; part < C::kHalfStages; ++part) {
+    const uint64_t values = columns_descriptor(shared_address(shared.kv[at.stage]), kTileBytes);
+#pragma unroll
+    for (int step = 0; step < kTileKeys / 16; ++step) {
+#pragma unroll
+      for (int t = 0; t < C::kStageTiles; ++t) {
+        Product<C::kRows>::template run<C::kQ, false, true>(
+            state.out[part * C::kStageTiles + t],
+            values + (t * kTileBytes + step * 16 * 128) / 16, weights + step * 2, true);
+      }
+    }
+    at.advance();
+  }
+  products_commit();
+  products_wait<0>();
+#pragma unroll
+  for (int t = 0; t < C::kHalfTiles; ++t) products_landed(state.out[t]);
+#pragma unroll
+  for (int part = 0; part < C::kHalfStages; ++part) {
+    release(shared.empty[own.stage]);
+    own.advance();
+  }
+}
+
+// One work item of the warpgroup for columns `half`.
+template <class C>
+__device__ __forceinline__ void narrow_item(const MlaDecodeParams& params,
+                                            typename C::SharedMemory& shared, const RowTile& tile,
+                                            int half, Progress<C>& at,
+                                            NarrowState<C>& state) {
+  const int tiles = tile.tiles;
+  const int masked = tile.masked;
+  const int keys = (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;  // of the last
+  const float factor = params.scale * cache_scale<C>(params) * kLog2E;
+#pragma unroll
+  for (float& most : state.most) most = kLowest;
+  shared.q_full.wait(at.q_phase);
+  at.q_phase ^= 1;
+  for (int left = tiles - 1; left >= 0; --left) {  // tiles after this one
+    Ring<C::kStages> own = at.keys;
+    own.advance(half * C::kHalfStages);
+    float scores[C::kRows / 2];
+    half_scores<C>(shared, half, own, at.rope_phase, scores);
+    if (left == 0) release(shared.q_empty);
+    join_scores<C>(shared, half, scores);
+    if (left < masked) hide_narrow_keys<C>(params, tile, left, scores);
+    if (left == 0 && keys < kTileKeys) clear_foreign_half<C>(shared, own, keys);
+    weigh<C>(shared, factor, half, scores, state);
+    store_narrow_weights<C>(shared.weights, half, scores);
+    fence_async_proxy();
+    named_barrier_wait(1, 2 * kWarpgroupThreads);
+    add_half_values<C>(shared, own, state);
+    at.keys.advance(2 * C::kHalfStages);
+    at.rope_phase ^= 1;
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void run_narrow(const MlaDecodeParams& params,
+                                           typename C::SharedMemory& shared, int half) {
+  Progress<C> at;
+  TileReader<C> reader;
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    if (tile.tiles < 0) return;
+    NarrowState<C> state = {};
+    if (tile.tiles > 0) narrow_item<C>(params, shared, tile, half, at, state);
+    float inverse[C::kRows / 4];
+    finish_columns<C>(params, shared, tile, half, state, inverse);
+    store_half<C>(params, tile, half, state, inverse);
+    reader.give_back(shared);
+  }
+}
+
+}  // namespace fovea::kernels::cuda
