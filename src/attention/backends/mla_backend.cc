@@ -2,8 +2,8 @@
 #include "attention/backends/mla_backend.h"
 
 #include <algorithm>
-#include <limits>
 #include <optional>
+#include <vector>
 
 #include "attention/backends/cuda_cache.h"
 #include "attention/backends/mla_layer.h"
@@ -21,9 +21,6 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-constexpr int32_t kAnyLength = std::numeric_limits<int32_t>::max();
-constexpr int32_t kSmallTile = 64;  // packed (token, head) rows
-
 struct Buffers {
   CudaPages pages;
   std::byte* work = nullptr;  // of the absorbed kernels; one plan is valid at a time
@@ -40,8 +37,8 @@ struct Setup {
   DeviceInfo device;
   int32_t context_rows = 0;
 
-  cuda::MlaDecodeSetup decode(int32_t max_q_len) const {
-    return mla_decode_setup(spec, cache, device, max_q_len);
+  std::vector<cuda::MlaDecodeSetup> decode() const {
+    return mla_decode_setups(spec, cache, device);
   }
   int64_t latent_values() const { return int64_t{spec.q_heads} * spec.kv_lora_rank; }
 };
@@ -49,9 +46,11 @@ struct Setup {
 Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits& limits) {
   Buffers buffers;
   buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
-  buffers.work = workspace.take<std::byte>(static_cast<int64_t>(
-      std::max(cuda::MlaDecode::workspace_bytes(setup.decode(1), limits),
-               cuda::MlaDecode::workspace_bytes(setup.decode(kAnyLength), limits))));
+  size_t work = 0;
+  for (const cuda::MlaDecodeSetup& decode : setup.decode()) {
+    work = std::max(work, cuda::MlaDecode::workspace_bytes(decode, limits));
+  }
+  buffers.work = workspace.take<std::byte>(static_cast<int64_t>(work));
   const AttentionSpec& spec = setup.spec;
   if (spec.nope_dim == 0) return buffers;
   const bool up = serves_up_projected(spec, limits);
@@ -96,8 +95,8 @@ class MlaBackend final : public AttentionBackend {
   Setup setup_;
   BatchRules rules_;
   CudaCache cache_;
-  // For requests whose rows fit the small tile, and for any.
-  std::optional<cuda::MlaDecode> few_rows_, any_rows_;
+  std::vector<cuda::MlaDecode> decodes_;        // as mla_decode_setups()
+  std::vector<int32_t> row_tiles_;              // theirs
   cuda::HeadGemm into_latent_, out_of_latent_;  // with weights
   std::optional<MlaPrefill> prefill_;           // where the spec allows it
   std::vector<Layer> layers_;
@@ -130,8 +129,10 @@ MlaBackend::MlaBackend(const BackendContext& context, int32_t context_rows)
   }
   gpu::KernelStore& store = cuda::kernel_store();
   cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
-  few_rows_.emplace(setup_.decode(1), store);
-  any_rows_.emplace(setup_.decode(kAnyLength), store);
+  for (const cuda::MlaDecodeSetup& decode : setup_.decode()) {
+    decodes_.emplace_back(decode, store);
+    row_tiles_.push_back(cuda::MlaDecode::row_tile(decode));
+  }
   if (spec().nope_dim > 0) {
     into_latent_ = cuda::HeadGemm(cuda::WeightOrder::kn, spec().q_dtype, setup_.device.sm, store);
     out_of_latent_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec().q_dtype, setup_.device.sm, store);
@@ -154,8 +155,7 @@ void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspa
   check_workspace(workspace, needed, name());
   WorkspaceCarver carver(workspace.data());
   buffers_ = carve(carver, setup_, limits);
-  few_rows_->reserve(limits, buffers_.work);
-  any_rows_->reserve(limits, buffers_.work);
+  for (cuda::MlaDecode& decode : decodes_) decode.reserve(limits, buffers_.work);
   if (serves_up_projected(spec(), limits)) {
     prefill_->reserve(limits, buffers_.prefill, buffers_.scratch);
   }
@@ -199,8 +199,10 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
       const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
       prefill_->plan(batch, longest, most_keys, stream);
     }
-    cuda::MlaDecode& kernel =
-        int64_t{longest} * spec().q_heads <= kSmallTile ? *few_rows_ : *any_rows_;
+    const int64_t rows = int64_t{longest} * spec().q_heads;
+    size_t chosen = 0;
+    while (chosen + 1 < decodes_.size() && rows > row_tiles_[chosen]) ++chosen;
+    cuda::MlaDecode& kernel = decodes_[chosen];
     kernel.plan(params, stream, up_projects_ ? prefill_->requests() : nullptr);
     active_ = &kernel;
   }

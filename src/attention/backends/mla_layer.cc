@@ -41,17 +41,28 @@ void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
 
 }  // namespace
 
-cuda::MlaDecodeSetup mla_decode_setup(const AttentionSpec& spec, const KvCacheSpec& cache,
-                                      const DeviceInfo& device, int32_t max_q_len) {
-  return {.q_heads = spec.q_heads,
-          .rank = spec.kv_lora_rank,
-          .rope = spec.rope_dim,
-          .dtype = spec.q_dtype,
-          .page_size = cache.page_size,
-          .max_q_len = max_q_len,
-          .batch_invariant = spec.batch_invariant,
-          .sm = device.sm,
-          .multiprocessors = device.cores};
+std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
+                                                    const KvCacheSpec& cache,
+                                                    const DeviceInfo& device) {
+  constexpr int32_t kTileRows = 64;
+  std::vector<cuda::MlaDecodeSetup> setups;
+  // One token, as many as fill a tile of one block, any number.
+  for (const int32_t max_q_len :
+       {1, kTileRows / spec.q_heads, std::numeric_limits<int32_t>::max()}) {
+    const cuda::MlaDecodeSetup setup = {.q_heads = spec.q_heads,
+                                        .rank = spec.kv_lora_rank,
+                                        .rope = spec.rope_dim,
+                                        .dtype = spec.q_dtype,
+                                        .page_size = cache.page_size,
+                                        .max_q_len = max_q_len,
+                                        .batch_invariant = spec.batch_invariant,
+                                        .sm = device.sm,
+                                        .multiprocessors = device.cores};
+    const bool larger = setups.empty() ||
+                        cuda::MlaDecode::row_tile(setup) > cuda::MlaDecode::row_tile(setups.back());
+    if (larger) setups.push_back(setup);
+  }
+  return setups;
 }
 
 std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
@@ -62,8 +73,8 @@ std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const Kv
   };
   const CacheKernels around = cache_kernels(spec, cache, device.sm);
   add({around.page_table, around.kv_write});
-  for (const int32_t max_q_len : {1, std::numeric_limits<int32_t>::max()}) {
-    add(cuda::MlaDecode::variants(mla_decode_setup(spec, cache, device, max_q_len)));
+  for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(spec, cache, device)) {
+    add(cuda::MlaDecode::variants(setup));
   }
   if (spec.nope_dim > 0) {
     add(cuda::HeadGemm::variants(cuda::WeightOrder::kn, spec.q_dtype, device.sm));

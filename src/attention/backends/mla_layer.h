@@ -10,9 +10,11 @@
 
 namespace fovea {
 
-// The absorbed kernels for batches of up to `max_q_len` new tokens a request.
-kernels::cuda::MlaDecodeSetup mla_decode_setup(const AttentionSpec& spec, const KvCacheSpec& cache,
-                                               const DeviceInfo& device, int32_t max_q_len);
+// The absorbed kernels for such layers, row tiles ascending: the last takes any batch, the others
+// are faster where a request's rows fit their tile.
+std::vector<kernels::cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
+                                                             const KvCacheSpec& cache,
+                                                             const DeviceInfo& device);
 
 // What a backend over such a cache takes from the store.
 std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
