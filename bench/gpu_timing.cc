@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -16,7 +17,8 @@ namespace {
 constexpr double kGraphBelow = 400e-6;
 constexpr auto kIdle = std::chrono::milliseconds(300);
 constexpr double kWarmUp = 4e-3;  // clocks have risen from idle
-// An H200 holds its burst clocks for 40 to 60 ms of matrix products, then drops (2026-11-21).
+// An H200 holds its burst clocks for 40 to 60 ms of matrix products, then drops: warm-up and window
+// together must stay inside (2026-11-21).
 constexpr double kBurst = 30e-3;
 constexpr double kSustained = 1.5;
 constexpr size_t kFewestSamples = 7;
@@ -38,28 +40,30 @@ struct Interval {
   double seconds() const { return end.milliseconds_since(begin) * 1e-3; }
 };
 
-// Runs `sample` until it has taken `window` seconds on the GPU; seconds of each. The queue never
-// runs dry: several samples are in flight.
+// As many samples of `each` seconds as fill `window`.
+size_t samples_in(double window, double each, size_t least) {
+  return std::max(least, static_cast<size_t>(std::ceil(window / each)));
+}
+
+// Runs `sample` so many times; seconds of each on the GPU. The queue never runs dry: several
+// samples are in flight.
 template <typename Sample>
-std::vector<double> repeat(Sample&& sample, double window, Stream stream) {
+std::vector<double> repeat(Sample&& sample, size_t count, Stream stream) {
   std::array<Interval, 8> flights;
   std::vector<double> seconds;
-  double spent = 0;
-  size_t issued = 0;
   const auto land = [&] {
     Interval& first = flights[seconds.size() % flights.size()];
     first.end.wait();
     seconds.push_back(first.seconds());
-    spent += seconds.back();
   };
-  while (spent < window || seconds.size() < kFewestSamples) {
+  for (size_t issued = 0; issued < count; ++issued) {
     if (issued - seconds.size() == flights.size()) land();
-    Interval& flight = flights[issued++ % flights.size()];
+    Interval& flight = flights[issued % flights.size()];
     flight.begin.record(stream);
     sample();
     flight.end.record(stream);
   }
-  while (seconds.size() < issued) land();
+  while (seconds.size() < count) land();
   return seconds;
 }
 
@@ -99,8 +103,9 @@ double graph_seconds(const GpuWork& work, Stream stream) {
     for (int32_t turn = 0; turn < kCalls; ++turn) work(turn, captured);
   });
   const auto replay = [&] { graph.launch(stream); };
-  repeat(replay, kWarmUp, stream);
-  return median(repeat(replay, kWarmUp, stream)) / kCalls;
+  const double each = repeat(replay, 2, stream).back();
+  repeat(replay, samples_in(kWarmUp, each, 1), stream);
+  return median(repeat(replay, samples_in(kWarmUp, each, kFewestSamples), stream)) / kCalls;
 }
 
 GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream stream) {
@@ -111,8 +116,9 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   for (int i = 0; i < 2; ++i) work(turn++, stream);
   probe.end.record(stream);
   probe.end.wait();
+  const double call = probe.seconds() / 2;
   GpuTime time;
-  time.graph = probe.seconds() / 2 < kGraphBelow;
+  time.graph = call < kGraphBelow;
   const int32_t calls = time.graph ? std::clamp(sets, kFewestCalls, kMostCalls) : 1;
   std::optional<gpu::Graph> graph;
   if (time.graph) {
@@ -130,8 +136,9 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   gpu::synchronize(stream);
   const bool burst = state == PowerState::burst;
   if (burst) std::this_thread::sleep_for(kIdle);
-  repeat(sample, kWarmUp, stream);
-  const std::vector<double> seconds = repeat(sample, burst ? kBurst : kSustained, stream);
+  const double each = median(repeat(sample, samples_in(kWarmUp, call * calls, 1), stream));
+  const std::vector<double> seconds =
+      repeat(sample, samples_in(burst ? kBurst : kSustained, each, kFewestSamples), stream);
   time.samples = static_cast<int>(seconds.size());
   time.seconds = median(seconds) / calls;
   time.seconds_min = *std::ranges::min_element(seconds) / calls;
