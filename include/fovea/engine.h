@@ -34,6 +34,8 @@ struct EngineOptions {
   int32_t max_context = 0;         // 0: the model's, or less where kv_memory_bytes holds less
   int threads = 0;                 // 0: one per core
   bool prefix_cache = true;
+  // A request's bits do not depend on its company, on chunks or on cached prefixes; on a GPU they
+  // may on max_batch_tokens.
   bool batch_invariant = false;
   bool cuda_graphs = true;  // on a GPU: replay decode steps instead of enqueueing their kernels
 };

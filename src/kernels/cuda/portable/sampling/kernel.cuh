@@ -4,36 +4,14 @@
 // Limits by min_p, top_k and top_p all keep a leading part of the tokens in order of rank, so each of
 // them, and the draw itself, asks the same thing: at which rank does a running sum pass a target? A
 // histogram over ln(p_max / p) answers to within a bucket; the tokens of that are ranked among each
-// other, or where they are too many the bits of their logits are read digit by digit. Weights are integers (kWeightBits): their sums do not depend on the order of
-// threads. Without top_k and top_p the running sum goes by id, as on the CPU, where nothing is sorted
-// then.
+// other, or where they are too many the bits of their logits are read digit by digit. Weights are
+// integers (kWeightBits): their sums do not depend on the order of threads. Without top_k and top_p the
+// running sum goes by id, as on the CPU, where nothing is sorted then.
 #pragma once
 
-#include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/common/sampling_params.h"
+#include "kernels/cuda/portable/sampling/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr int kBuckets = 2048;
-constexpr double kBucketsPerUnit = 64;  // of ln(p_max / p): what is beyond 32 has no weight
-
-struct Amount {
-  uint64_t weight;
-  uint32_t count;
-};
-
-struct Histogram {
-  unsigned long long weight[kBuckets];
-  uint32_t count[kBuckets];
-};
-
-// Where a running sum passes its target: the amounts in front, then this token; or, where that is not
-// known (-1), one of those with a logit of this key.
-struct Place {
-  uint32_t key;
-  int token;
-  Amount before;
-};
 
 template <int kThreads>
 struct SamplingConfig {
@@ -42,56 +20,8 @@ struct SamplingConfig {
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kScanned = kBuckets / kThreads;  // buckets of a thread
 
-  // What a launch is told of includes all of it: above 48 KB memory is asked for.
-  struct Shared {
-    Histogram coarse, fine;
-    Amount warps[kWarps];
-    Amount before;
-    int bucket;
-    int candidates;
-    Place place;
-    float largest[kWarps];
-    int best[kWarps];
-  };
+  using Shared = SamplingShared<kThreads>;
   static constexpr KernelTraits kTraits = {kThreads, sizeof(Shared), 1, 0};
-
-  // One row and what its draw needs, the same in every thread.
-  struct Row {
-    const float* logits;
-    int vocabulary;
-    double largest;
-    double inverse;  // of the temperature
-    double min_p;
-
-    // ln(p_max / p); grows from rank to rank.
-    __device__ double depth(float logit) const {
-      return (largest - static_cast<double>(logit)) * inverse;
-    }
-    // p / p_max; 0 where the CPU drops the token.
-    __device__ double share(float logit) const {
-      const double x = depth(logit);
-      const double p = x < 746 ? exp(-x) : 0;  // beyond, even a denormal is 0
-      return p >= min_p ? p : 0;
-    }
-    // 0 also for what is too unlikely to be drawn.
-    __device__ uint64_t weight(float logit) const {
-      if (bucket(logit) == kBuckets) return 0;
-      return __double2ull_rn(share(logit) * (1ull << kWeightBits));
-    }
-    __device__ int bucket(float logit) const {
-      const double x = depth(logit);
-      return x < kBuckets / kBucketsPerUnit ? static_cast<int>(x * kBucketsPerUnit) : kBuckets;
-    }
-  };
-
-  // Ascends where logits descend; -0 and +0 are equal.
-  __device__ static uint32_t key_of(float logit) {
-    const uint32_t bits = __float_as_uint(logit + 0.0f);
-    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
-  }
-  __device__ static float logit_of(uint32_t key) {
-    return __uint_as_float(key & 0x80000000u ? key : ~key & 0x7fffffffu);
-  }
 
   // The first token of the largest logit, or -1.
   __device__ static int find_largest(const Params& params, const float* logits, Shared& shared) {
