@@ -88,12 +88,17 @@ TEST_F(MlaEntry, RefusesEveryLimitByName) {
        [](auto& r) { r.spec.q_dtype = DType::f32; }},
       {RejectCode::kv_dtype, "cache dtype is fp16, accepted: q_dtype (bf16)",
        [](auto& r) { r.cache.dtype = DType::f16; }},
-      {RejectCode::kv_dtype, "cache dtype is fp8_e4m3",
-       [](auto& r) { r.cache.dtype = DType::f8e4m3; }},
-      {RejectCode::kv_layout, "cache layout is mla_fp8_rows",
+      {RejectCode::kv_dtype, "cache dtype is fp8_e4m3, accepted: q_dtype (fp16)",
        [](auto& r) {
-         r.cache.layout = KvLayout::mla_fp8_rows;
+         r.spec.q_dtype = DType::f16;
          r.cache.dtype = DType::f8e4m3;
+       }},
+      {RejectCode::kv_dtype, "cache dtype is fp8_e5m2",
+       [](auto& r) { r.cache.dtype = DType::f8e5m2; }},
+      {RejectCode::kv_scale, "cache scale is per_token_head",
+       [](auto& r) {
+         r.cache.dtype = DType::f8e4m3;
+         r.cache.scale = KvScale::per_token_head;
        }},
       {RejectCode::mask, "mask is custom", [](auto& r) { r.spec.mask = MaskKind::custom; }},
       {RejectCode::window, "window is 128, accepted: 0", [](auto& r) { r.spec.window = 128; }},
@@ -137,6 +142,16 @@ TEST_F(MlaEntry, TakesWhatOtherKernelsRefuse) {
        [](auto& r) {
          r.spec.nope_dim = r.spec.v_dim = 0;
          r.spec.softmax_scale = 0.1f;
+       }},
+      {"e4m3 with one scale",
+       [](auto& r) {
+         r.cache.dtype = DType::f8e4m3;
+         r.cache.scale = KvScale::per_tensor;
+       }},
+      {"rows of 656 bytes",
+       [](auto& r) {
+         r.cache.layout = KvLayout::mla_fp8_rows;
+         r.cache.dtype = DType::f8e4m3;
        }},
       {"fp16", [](auto& r) { r.spec.q_dtype = r.cache.dtype = DType::f16; }},
   };

@@ -228,8 +228,7 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   options.engine.max_context = 2048;
   const bool latent = model() == "deepseek_v3";
   options.backends = {latent ? "mla" : "portable"};
-  options.kv_dtypes = {DType::bf16};
-  if (!latent) options.kv_dtypes.push_back(DType::f8e4m3);
+  options.kv_dtypes = {DType::bf16, DType::f8e4m3};
   for (const CheckRow& row : check_model(options)) {
     EXPECT_TRUE(row.pass) << dtype_name(row.kv_dtype) << ": " << row.unsupported
                           << ", perplexity changed by " << row.perplexity_change;

@@ -542,6 +542,24 @@ void long_latent(Cases& cases) {
     test.spec.softmax_scale = 0;
   };
   add("weights", 4, ragged, with_weights);
+  const auto fp8_rows = [](AttentionCase& test) {
+    test.cache.layout = KvLayout::mla_fp8_rows;
+    test.cache.dtype = DType::f8e4m3;
+  };
+  add("fp8_rows", 16, ragged, fp8_rows);
+  add("fp8_rows_page_3", 5, ragged, [&](AttentionCase& test) {
+    fp8_rows(test);
+    test.cache.page_size = 3;
+  });
+  add("fp8_rows_weights", 4, ragged, [&](AttentionCase& test) {
+    fp8_rows(test);
+    with_weights(test);
+  });
+  add("fp8_per_tensor_weights", 4, ragged, [&](AttentionCase& test) {
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_tensor;
+    with_weights(test);
+  });
   add("weights_strided", 3, {{1, 300}, {40, 200}, {0, 3}}, [&](AttentionCase& test) {
     with_weights(test);
     test.strided = test.split_q = true;

@@ -28,10 +28,11 @@ inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
 // what lies below the last bit of each sum. Measured: 16.
 inline constexpr ErrorBudget kLatentLseBudget = {2, 0x1p-24, 36, 0};
 // With MLA's weights queries or keys pass through the dtype once more on a GPU, and so do values or
-// results: the plain computation rounds keys and values, and these are added. Measured: a quarter
-// of a bf16 unit in the LSE of a single key, 1.1e-5 of cosine distance.
-inline constexpr double kProjectedLseUnits = 0.5;  // of the dtype
-inline constexpr double kProjectedCosine = 2e-5;
+// results; 656-byte rows are multiplied by their scales into it. The plain computation rounds keys
+// and values, and these are added. Measured: a quarter of a bf16 unit in the LSE of a single key
+// (656-byte rows: 1.2 units), 1.1e-5 of cosine distance.
+inline constexpr double kRoundedKeysLseUnits = 2;  // of the dtype
+inline constexpr double kRoundedKeysCosine = 2e-5;
 
 // Operations of a model's layers on a GPU against those of the CPU on the same bf16 inputs,
 // relative to a row's largest value: f32 results (sums over up to 1024 products in another order)

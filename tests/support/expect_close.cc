@@ -33,8 +33,6 @@ double plain_error(const Expected& exact, const Expected& plain, size_t width) {
   return worst;
 }
 
-bool rounds_projections(const AttentionSpec& spec) { return has_mla_weights(spec) && on_gpu(); }
-
 AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want,
                              std::span<const float> out) {
   const auto width = static_cast<size_t>(out_width(spec));
@@ -61,7 +59,7 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
   }
   const double norm = std::sqrt(got_squares) * std::sqrt(want_squares);
   const double cosine_distance = norm > 0 ? 1 - product / norm : 0;
-  const double most_distance = rounds_projections(spec) ? kProjectedCosine : budget.cosine_distance;
+  const double most_distance = want.rounded_keys ? kRoundedKeysCosine : budget.cosine_distance;
   if (exact.empty() || (worst <= 0 && cosine_distance <= most_distance)) {
     return AssertionSuccess();
   }
@@ -83,7 +81,7 @@ AssertionResult lse_is_close(const AttentionSpec& spec, const OracleResult& want
   }
   const ErrorBudget& budget = is_mla(spec) && on_gpu() ? kLatentLseBudget : kLseBudget;
   double relative = budget.times_plain * plain + budget.units * budget.unit;
-  if (rounds_projections(spec)) relative += kProjectedLseUnits * error_budget(spec.q_dtype).unit;
+  if (want.rounded_keys) relative += kRoundedKeysLseUnits * error_budget(spec.q_dtype).unit;
   for (size_t i = 0; i < want.exact.lse.size(); ++i) {
     const double exact = want.exact.lse[i];
     const double got = lse[i];

@@ -221,7 +221,9 @@ OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t inde
                                  up ? up_projected<double>(test.spec, data, stored) : stored)
                      .run();
   Keys plain = up ? up_projected<float>(test.spec, data, stored) : stored;
-  if (up && on_gpu()) {
+  // Projected by a GPU, or multiplied there by the scales of a row.
+  result.rounded_keys = on_gpu() && (up || test.cache.layout == KvLayout::mla_fp8_rows);
+  if (result.rounded_keys) {
     round_to(test.spec.q_dtype, plain.k);
     round_to(test.spec.q_dtype, plain.v);
   }

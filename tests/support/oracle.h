@@ -20,6 +20,9 @@ struct OracleResult {
   // The same in fp32, plainly, result rounded to q_dtype: its distance from `exact` is the
   // yardstick of error_budget.h.
   Expected plain;
+  // Keys and values pass through the queries' dtype once more on the device under test: `plain`
+  // does that too, and a little is added to the budget.
+  bool rounded_keys = false;
 };
 
 // key n of `request` is visible to new token `token`, by the definitions of attention_spec.h and

@@ -18,8 +18,9 @@ constexpr AttentionKind kKinds[] = {AttentionKind::mla};
 constexpr AttentionScope kScopes[] = {AttentionScope::decoder};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree};
 constexpr DType kDtypes[] = {DType::f16, DType::bf16};
-constexpr KvScale kKvScales[] = {KvScale::none};
-constexpr KvLayout kKvLayouts[] = {KvLayout::mla};
+constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
+constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor};
+constexpr KvLayout kKvLayouts[] = {KvLayout::mla, KvLayout::mla_fp8_rows};
 
 // Columns of the kernels.
 constexpr std::array kRanks = {512, 256};
@@ -34,7 +35,8 @@ Capability capability() {
   can.kinds = kKinds;
   can.scopes = kScopes;
   can.masks = kMasks;
-  can.q_dtypes = can.kv_dtypes = kDtypes;
+  can.q_dtypes = kDtypes;
+  can.kv_dtypes = kKvDtypes;
   can.kv_scales = kKvScales;
   can.kv_layouts = kKvLayouts;
   can.max_head_dim = kRanks.front() + kRopeDims.front();
@@ -63,10 +65,11 @@ void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
     reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: multiples of {}",
                                                          name, dim, kProjectedGrain)});
   }
-  if (request.cache.dtype != spec.q_dtype) {
+  const DType stored = request.cache.dtype;
+  if (stored != spec.q_dtype && !(is_fp8(stored) && spec.q_dtype == DType::bf16)) {
     reasons.push_back({RejectCode::kv_dtype,
-                       fmt::format("cache dtype is {}, accepted: q_dtype ({})",
-                                   dtype_name(request.cache.dtype), dtype_name(spec.q_dtype))});
+                       fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3 with bf16",
+                                   dtype_name(stored), dtype_name(spec.q_dtype))});
   }
 }
 

@@ -137,7 +137,7 @@ MlaBackend::MlaBackend(const BackendContext& context, int32_t context_rows)
     into_latent_ = cuda::HeadGemm(cuda::WeightOrder::kn, spec().q_dtype, setup_.device.sm, store);
     out_of_latent_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec().q_dtype, setup_.device.sm, store);
   }
-  if (can_up_project(spec())) prefill_.emplace(spec(), setup_.device, store);
+  if (can_up_project(spec())) prefill_.emplace(spec(), setup_.cache, setup_.device, store);
 }
 
 size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
@@ -221,7 +221,7 @@ void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
   if (stores(tensors)) cache_.store(tensors, layer.write, batch_, stream);
   if (!tensors.q) return;
   // The other form's rows are written over.
-  if (up_projects_) prefill_->attend(tensors, layer.cache, setup_.cache.page_size, stream);
+  if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
   if (spec().nope_dim > 0) absorb(tensors, stream);
   attend(tensors, layer.cache, stream);
   if (spec().nope_dim > 0) project(tensors, stream);

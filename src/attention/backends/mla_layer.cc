@@ -39,6 +39,11 @@ void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
   check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride);
 }
 
+cuda::MlaCache cache_format(const KvCacheSpec& cache) {
+  if (cache.layout == KvLayout::mla_fp8_rows) return cuda::MlaCache::fp8_rows;
+  return is_fp8(cache.dtype) ? cuda::MlaCache::e4m3 : cuda::MlaCache::as_queries;
+}
+
 }  // namespace
 
 std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
@@ -53,6 +58,7 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
                                         .rank = spec.kv_lora_rank,
                                         .rope = spec.rope_dim,
                                         .dtype = spec.q_dtype,
+                                        .cache = cache_format(cache),
                                         .page_size = cache.page_size,
                                         .max_q_len = max_q_len,
                                         .batch_invariant = spec.batch_invariant,
@@ -80,7 +86,7 @@ std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const Kv
     add(cuda::HeadGemm::variants(cuda::WeightOrder::kn, spec.q_dtype, device.sm));
     add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
   }
-  if (can_up_project(spec)) add(MlaPrefill::variants(spec, device));
+  if (can_up_project(spec)) add(MlaPrefill::variants(spec, cache.dtype, device));
   return needed;
 }
 
@@ -101,6 +107,7 @@ cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& s
   tensors.pages = view.slots / view.page_size;
   tensors.page_stride = view.k_page_stride;
   tensors.token_stride = view.k_token_stride;
+  tensors.cache_scale = view.scale == KvScale::per_tensor ? view.k_scale : nullptr;
   tensors.scale = softmax_scale(spec);
   return tensors;
 }

@@ -50,9 +50,11 @@ cuda::MlaProjectSetup project_setup(const AttentionSpec& spec, const DeviceInfo&
           .multiprocessors = device.cores};
 }
 
-std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, int sm) {
+std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
   const cuda::Family& family = cuda::family("sm90/mla_prefill");
-  return {make_variant(family, {"forms", "bf16"}, sm), make_variant(family, {"gather", "bf16"}, sm),
+  const std::string gathered = is_fp8(stored) ? *cuda::variant_type(stored) : "bf16";
+  return {make_variant(family, {"forms", "bf16"}, sm),
+          make_variant(family, {"gather", gathered}, sm),
           make_variant(family, {"add", *cuda::variant_type(spec.q_dtype)}, sm),
           make_variant(family, {"join", "bf16"}, sm)};
 }
@@ -80,9 +82,9 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
   return can_up_project(spec) && std::min(limits.max_q_len, limits.max_tokens) >= kMinUpProjected;
 }
 
-std::vector<gpu::KernelVariant> MlaPrefill::variants(const AttentionSpec& spec,
+std::vector<gpu::KernelVariant> MlaPrefill::variants(const AttentionSpec& spec, DType stored,
                                                      const DeviceInfo& device) {
-  std::vector<gpu::KernelVariant> needed = own_variants(spec, device.sm);
+  std::vector<gpu::KernelVariant> needed = own_variants(spec, stored, device.sm);
   const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
   };
@@ -123,15 +125,17 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionS
   return buffers;
 }
 
-MlaPrefill::MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store)
-    : spec_(spec) {
+MlaPrefill::MlaPrefill(const AttentionSpec& spec, const KvCacheSpec& cache,
+                       const DeviceInfo& device, gpu::KernelStore& store)
+    : spec_(spec), cache_(cache) {
+  const DType stored = cache.dtype;
   const cuda::MlaProjectSetup setup = project_setup(spec, device);
   if (cuda::MlaProject::serves(setup)) {
     project_.emplace(setup, store);
   } else {
     head_gemm_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store);
   }
-  const std::vector<gpu::KernelVariant> own = own_variants(spec, device.sm);
+  const std::vector<gpu::KernelVariant> own = own_variants(spec, stored, device.sm);
   forms_ = cuda::Kernel(own[0], store);
   gather_ = cuda::Kernel(own[1], store);
   add_ = cuda::Kernel(own[2], store);
@@ -175,7 +179,7 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
 }
 
 void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
-                        int32_t page_size, Stream stream) {
+                        Stream stream) {
   const HeadRows q = joined_queries(tensors, stream);
   cuda::MlaGatherParams rows{};
   rows.cache = cache.cache;
@@ -183,7 +187,9 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.token_stride = cache.token_stride;
   rows.page_table = cache.page_table;
   rows.page_table_stride = cache.page_table_stride;
-  rows.page_size = page_size;
+  rows.page_size = cache_.page_size;
+  rows.fp8_rows = cache_.layout == KvLayout::mla_fp8_rows;
+  rows.scale = cache.cache_scale;
   rows.q_indptr = batch_.q_indptr;
   rows.kv_lens = batch_.kv_lens;
   rows.requests = batch_.requests;

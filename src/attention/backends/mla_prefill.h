@@ -53,14 +53,15 @@ struct MlaScratch {
 class MlaPrefill {
  public:
   // What the constructor takes from the store. Spec: can_up_project().
-  static std::vector<gpu::KernelVariant> variants(const AttentionSpec& spec,
+  static std::vector<gpu::KernelVariant> variants(const AttentionSpec& spec, DType stored,
                                                   const DeviceInfo& device);
   // Of limits that serve_up_projected.
   static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
                                  const DeviceInfo& device, const BatchLimits& limits,
                                  int32_t context_rows);
 
-  MlaPrefill(const AttentionSpec& spec, const DeviceInfo& device, gpu::KernelStore& store);
+  MlaPrefill(const AttentionSpec& spec, const KvCacheSpec& cache, const DeviceInfo& device,
+             gpu::KernelStore& store);
   void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
                const MlaScratch& scratch);
 
@@ -73,7 +74,7 @@ class MlaPrefill {
   // Enqueues the layer's attention of the requests that are up-projected. Rows of other requests in
   // out and lse are written too, with nothing of use.
   void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
-              int32_t page_size, Stream stream);
+              Stream stream);
 
  private:
   // One run of sm90/prefill over up-projected rows.
@@ -91,6 +92,7 @@ class MlaPrefill {
            Stream stream);
 
   AttentionSpec spec_;
+  KvCacheSpec cache_;
   kernels::cuda::Kernel forms_, gather_, add_, join_;
   // The first where it serves these dims.
   std::optional<kernels::cuda::MlaProject> project_;

@@ -5,6 +5,7 @@
 #include "kernels/cuda/common/mla_prefill_params.h"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
+#include "kernels/mla_row.h"
 
 namespace fovea::kernels::cuda {
 

@@ -17,7 +17,7 @@ struct Operation;
 template <Type kType>
 struct Operation<forms, kType> : FormsConfig {};
 template <Type kType>
-struct Operation<gather, kType> : GatherConfig {};
+struct Operation<gather, kType> : GatherConfig<kType> {};
 template <Type kType>
 struct Operation<add, kType> : AddConfig<kType> {};
 template <Type kType>

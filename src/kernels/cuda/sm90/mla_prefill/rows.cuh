@@ -6,6 +6,72 @@
 
 namespace fovea::kernels::cuda {
 
+template <Type kType>
+__device__ inline float2 unpack(uint32_t bits) {
+  if constexpr (kType == bf16) {
+    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000)};
+  } else {
+    float2 values;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+        : "=f"(values.x), "=f"(values.y)
+        : "r"(bits));
+    return values;
+  }
+}
+
+// Eight e4m3 codes times a scale, in bf16.
+__device__ inline uint4 dequantised(uint2 codes, float scale) {
+  const uint32_t words[2] = {codes.x, codes.y};
+  uint32_t out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+        : "=r"(halves)
+        : "h"(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16))));
+    const float2 values = unpack<f16>(halves);
+    out[i] = pack<bf16>(values.x * scale, values.y * scale);
+  }
+  return {out[0], out[1], out[2], out[3]};
+}
+
+// A row of the cache in eights of 16-bit values.
+template <Type kCache>
+struct CacheRow {
+  const char* row;
+  const MlaGatherParams& params;
+
+  __device__ uint4 latent(int chunk) const {
+    if constexpr (kCache != f8e4m3) {
+      return reinterpret_cast<const uint4*>(row)[chunk];
+    } else {
+      const uint2 codes = reinterpret_cast<const uint2*>(row)[chunk];
+      const float scale =
+          params.fp8_rows ? reinterpret_cast<const float*>(
+                                row + kMlaRowScaleOffset)[chunk * kChunk / kMlaRowScaleGroup]
+                          : tensor_scale();
+      return dequantised(codes, scale);
+    }
+  }
+  __device__ uint4 rope(int chunk) const {
+    if constexpr (kCache == f8e4m3) {
+      if (params.fp8_rows) return reinterpret_cast<const uint4*>(row + kMlaRowRopeOffset)[chunk];
+    }
+    return tail(params.kv_lora_rank / kChunk + chunk);
+  }
+
+ private:
+  __device__ float tensor_scale() const { return params.scale ? *params.scale : 1.0f; }
+  __device__ uint4 tail(int chunk) const {
+    if constexpr (kCache != f8e4m3) {
+      return reinterpret_cast<const uint4*>(row)[chunk];
+    } else {
+      return dequantised(reinterpret_cast<const uint2*>(row)[chunk], tensor_scale());
+    }
+  }
+};
+
+template <Type kCache>
 struct GatherConfig {
   using Params = MlaGatherParams;
   static constexpr int kBlocksPerSm = 1;
@@ -38,34 +104,23 @@ struct GatherConfig {
     }
     const int64_t page =
         params.page_table[request * params.page_table_stride + key / params.page_size];
-    const uint16_t* const from = static_cast<const uint16_t*>(params.cache) +
-                                 page * params.page_stride +
-                                 key % params.page_size * params.token_stride;
-    copy_row(static_cast<uint16_t*>(params.latents) + row * params.kv_lora_rank, from,
-             params.kv_lora_rank);
+    const int64_t element = page * params.page_stride + key % params.page_size * params.token_stride;
+    const CacheRow<kCache> from = {
+        static_cast<const char*>(params.cache) + element * type_bytes(kCache), params};
+    auto* const latents = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.latents) +
+                                                   row * params.kv_lora_rank);
+    for (int i = threadIdx.x % 32; i < params.kv_lora_rank / kChunk; i += 32) {
+      latents[i] = from.latent(i);
+    }
     const int dim = params.nope_dim + params.rope_dim;
     uint16_t* const keys =
         static_cast<uint16_t*>(params.keys) + row * params.heads * dim + params.nope_dim;
     const int chunks = params.rope_dim / kChunk;
     for (int i = threadIdx.x % 32; i < params.heads * chunks; i += 32) {
-      reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] =
-          reinterpret_cast<const uint4*>(from + params.kv_lora_rank)[i % chunks];
+      reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] = from.rope(i % chunks);
     }
   }
 };
-
-template <Type kType>
-__device__ inline float2 unpack(uint32_t bits) {
-  if constexpr (kType == bf16) {
-    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000)};
-  } else {
-    float2 values;
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-        : "=f"(values.x), "=f"(values.y)
-        : "r"(bits));
-    return values;
-  }
-}
 
 template <Type kType>
 struct AddConfig {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stores new tokens as rows of KvLayout::mla_fp8_rows: 512 e4m3 latent values, their four scales, 64
+// bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale.
+#pragma once
+
+#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/fp8_codes.cuh"
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/mla_row.h"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kWriteWarps = 8;
+constexpr int kLaneValues = kMlaRowLatent / 32;
+constexpr int kScaleLanes = kMlaRowScaleGroup / kLaneValues;
+static_assert(kLaneValues == 16 && kScaleLanes == 8);
+
+template <Type kNew>
+struct MlaRowWriteConfig {
+  static_assert(kNew == bf16, "rotary keys are stored as they come");
+  using Params = KvWriteParams;  // k: latents, v: rotary keys; strides of k_cache count bytes
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
+
+  struct alignas(16) Values {
+    uint16_t of[kLaneValues];
+  };
+
+  // Of the values of eight lanes; infinities and NaN do not count.
+  __device__ static float group_scale(const Values& values) {
+    float most = 0;
+    for (const uint16_t value : values.of) {
+      const float magnitude = fabsf(to_float<kNew>(value));
+      if (magnitude < infinity()) most = fmaxf(most, magnitude);
+    }
+    for (int step = 1; step < kScaleLanes; step *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+    const float exact = most / largest_fp8<f8e4m3>();
+    return exact >= 0x1p-126f ? exact : 1.0f;
+  }
+
+  __device__ static void run(const Params& params) {
+    const int64_t token = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
+    if (token >= params.q_indptr[params.requests]) return;
+    const int64_t slot = params.slots[token];
+    if (slot < 0 || slot >= params.slot_count) return;
+    const bool finite = slot < params.page_size;  // page 0
+    char* const row = static_cast<char*>(params.k_cache) +
+                      slot / params.page_size * params.k_page_stride +
+                      slot % params.page_size * params.k_place_stride;
+    const int lane = threadIdx.x % 32;
+    const auto* const latent =
+        static_cast<const uint16_t*>(params.k) + token * params.k_token_stride;
+    const Values values = reinterpret_cast<const Values*>(latent)[lane];
+    const float scale = group_scale(values);
+    uint32_t codes[kLaneValues / 4] = {};
+    for (int i = 0; i < kLaneValues; ++i) {
+      const uint16_t value = finite ? made_finite<kNew>(values.of[i]) : values.of[i];
+      const uint32_t code = to_fp8<f8e4m3>(to_float<kNew>(value) / scale);
+      codes[i / 4] |= code << (i % 4 * 8);
+    }
+    reinterpret_cast<uint4*>(row)[lane] = {codes[0], codes[1], codes[2], codes[3]};
+    if (lane % kScaleLanes == 0) {
+      reinterpret_cast<float*>(row + kMlaRowScaleOffset)[lane / kScaleLanes] = scale;
+    }
+    const auto* const rope = static_cast<const uint16_t*>(params.v) + token * params.v_token_stride;
+    for (int i = lane; i < kMlaRowRope; i += 32) {
+      reinterpret_cast<uint16_t*>(row + kMlaRowRopeOffset)[i] =
+          finite ? made_finite<kNew>(rope[i]) : rope[i];
+    }
+  }
+};
+
+template <Type kNew>
+using Config = MlaRowWriteConfig<kNew>;
+
+}  // namespace fovea::kernels::cuda
