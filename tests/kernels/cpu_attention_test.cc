@@ -91,17 +91,9 @@ TEST_P(CpuAttention, ThreadsChangeNoBit) {
   EXPECT_TRUE(same_bits(alone, run(test, data, test::Fill::zero, isa(), 16)));
 }
 
-std::vector<AttentionCase> kernel_cases() {
-  std::vector<AttentionCase> cases;
-  for (AttentionCase& test : test::attention_cases()) {
-    if (!test::has_mla_weights(test.spec)) cases.push_back(std::move(test));
-  }
-  return cases;
-}
-
 INSTANTIATE_TEST_SUITE_P(Cases, CpuAttention,
                          ::testing::Combine(::testing::Values(Isa::avx2, Isa::avx512),
-                                            ::testing::ValuesIn(kernel_cases())),
+                                            ::testing::ValuesIn(test::kernel_cases())),
                          [](const auto& param) {
                            return std::string(isa_name(std::get<0>(param.param))) + "_" +
                                   std::get<1>(param.param).name;

@@ -52,15 +52,7 @@ TEST_P(ReferenceAttention, PoisonChangesNoBit) {
   EXPECT_TRUE(same_bits(run(test, data, test::Fill::zero), run(test, data, test::Fill::poison)));
 }
 
-std::vector<AttentionCase> kernel_cases() {
-  std::vector<AttentionCase> cases;
-  for (AttentionCase& test : test::attention_cases()) {
-    if (!test::has_mla_weights(test.spec)) cases.push_back(std::move(test));
-  }
-  return cases;
-}
-
-INSTANTIATE_TEST_SUITE_P(Cases, ReferenceAttention, ::testing::ValuesIn(kernel_cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, ReferenceAttention, ::testing::ValuesIn(test::kernel_cases()),
                          [](const auto& param) { return param.param.name; });
 
 // More new tokens than keys: the first rows see nothing.

@@ -3,7 +3,17 @@
 
 #include <algorithm>
 
+#include "support/cases.h"
+
 namespace fovea::test {
+
+std::vector<AttentionCase> kernel_cases() {
+  std::vector<AttentionCase> cases = attention_cases();
+  std::erase_if(cases, [](const AttentionCase& test) {
+    return has_mla_weights(test.spec) || test.spec.has_rope;
+  });
+  return cases;
+}
 
 KernelProblem::KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill)
     : test_(test) {

@@ -12,8 +12,11 @@
 
 namespace fovea::test {
 
-// One batch of a case. Cases with mla weights are not for kernels: attention is the part between
-// the two projections.
+// The cases that kernels take. mla weights and rotary tables are not for them: attention is the
+// part between the two projections and after the rotation.
+std::vector<AttentionCase> kernel_cases();
+
+// One batch of one of kernel_cases().
 class KernelProblem {
  public:
   KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill);
