@@ -66,6 +66,10 @@ struct LayerTensors {
   HeadRows v;       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
   HeadRows out;     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
   float* lse = nullptr;  // [tokens, q_heads] natural log, without the sink; needs spec.needs_lse
+  // Scales of an fp8 q: its values are q * q_scale[token * q_scale_token_stride + head *
+  // q_scale_head_stride]. Null: 1. A stride of 0 shares a scale.
+  const float* q_scale = nullptr;
+  int64_t q_scale_token_stride = 0, q_scale_head_stride = 0;
   // Store k and v at out_slots before attending. False (or k absent): the layer reads what is
   // there, as layers that share another layer's cache do.
   bool save_kv = true;

@@ -53,7 +53,9 @@ struct AttentionSpec {
   // value heads, head_dim the key/state width, head_dim_v the value width.
   int32_t conv_width = 0;  // taps of the causal convolution in front; 0: none
 
-  DType q_dtype = DType::f32;  // of q, of the new k and v, and of out
+  // Of q, of the new k and v, and of out. fp8 (kind mha, an e4m3 cache): of q alone; the others are
+  // bf16, weights are rounded to e4m3 too, and products run at the rate of fp8.
+  DType q_dtype = DType::f32;
   float softmax_scale = 0;     // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
   float logit_cap = 0;         // s <- cap * tanh(s / cap); 0: off
   int32_t window = 0;          // a query sees the last `window` keys including itself; 0: off
@@ -69,5 +71,10 @@ struct AttentionSpec {
 
   bool operator==(const AttentionSpec&) const = default;
 };
+
+// Of the new k and v and of out.
+constexpr DType activation_dtype(const AttentionSpec& spec) {
+  return is_fp8(spec.q_dtype) ? DType::bf16 : spec.q_dtype;
+}
 
 }  // namespace fovea

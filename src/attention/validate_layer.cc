@@ -10,7 +10,7 @@ namespace {
 
 void check_rows(const HeadRows& rows, DType dtype, std::string_view name) {
   check_argument(rows.data != nullptr, "{} is null", name);
-  check_argument(rows.dtype == dtype, "{} is {}, the spec's q_dtype is {}", name,
+  check_argument(rows.dtype == dtype, "{} is {}, the spec's q_dtype asks for {}", name,
                  dtype_name(rows.dtype), dtype_name(dtype));
 }
 
@@ -35,7 +35,7 @@ void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
                     bool cached) {
-  const DType dtype = spec.q_dtype;
+  const DType dtype = activation_dtype(spec);
   check_argument(layer.q || stores(layer), "q is null and there is no k to store");
   if (stores(layer) || (spec.scope == AttentionScope::encoder && layer.q)) {
     check_rows(layer.k, dtype, "k");
@@ -46,7 +46,9 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
   }
   check_rotary(layer.rotary, spec);
   if (!layer.q) return;
-  check_rows(layer.q, dtype, "q");
+  check_rows(layer.q, spec.q_dtype, "q");
+  check_argument(layer.q_scale == nullptr || is_fp8(spec.q_dtype),
+                 "q_scale is given, but the spec's q_dtype is {}", dtype_name(spec.q_dtype));
   check_rows(layer.out, dtype, "out");
   if (layer.q_rope) check_rows(layer.q_rope, dtype, "q_rope");
   check_argument(layer.lse == nullptr || spec.needs_lse,

@@ -82,6 +82,16 @@ void validate_rope(const AttentionSpec& spec) {
       "has_rope needs scope decoder or encoder_cache: k is rotated on its way to the cache");
 }
 
+void validate_fp8_query(const AttentionSpec& spec) {
+  if (!is_fp8(spec.q_dtype)) return;
+  const std::string_view dtype = dtype_name(spec.q_dtype);
+  check_argument(spec.q_dtype == DType::f8e4m3, "q_dtype is {}, of fp8 types only {} multiplies",
+                 dtype, dtype_name(DType::f8e4m3));
+  check_argument(spec.kind == AttentionKind::mha && uses_kv_cache(spec),
+                 "q_dtype is {}, which needs kind mha and a cache", dtype);
+  check_argument(!spec.has_rope, "has_rope: q of {} cannot be rotated in place", dtype);
+}
+
 // Windows, chunks, biases and masks are counted from a query's own position among the keys.
 void validate_mask(const AttentionSpec& spec) {
   check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
@@ -112,6 +122,7 @@ void validate_spec(const AttentionSpec& spec) {
   validate_linear(spec);
   validate_mask(spec);
   validate_rope(spec);
+  validate_fp8_query(spec);
   check_argument(std::isfinite(spec.softmax_scale) && spec.softmax_scale >= 0,
                  "softmax_scale is {}, must be finite and not negative", spec.softmax_scale);
   check_argument(std::isfinite(spec.logit_cap) && spec.logit_cap >= 0,
@@ -120,6 +131,9 @@ void validate_spec(const AttentionSpec& spec) {
 
 void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   if (!uses_kv_cache(spec)) return;
+  check_argument(!is_fp8(spec.q_dtype) || cache.dtype == spec.q_dtype,
+                 "cache dtype is {}, q_dtype {} needs the same", dtype_name(cache.dtype),
+                 dtype_name(spec.q_dtype));
   check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
                  cache.page_size);
   check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),

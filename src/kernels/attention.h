@@ -58,7 +58,11 @@ struct KeySource {
 // Rows whose keys are all hidden give out = 0 and lse = -inf. Nothing outside a request's own keys
 // is read into a result. mla caches: v is the front of k's row and has k's scale.
 struct AttentionParams {
-  HeadRows q;       // [tokens, q_heads, head_dim]
+  HeadRows q;  // [tokens, q_heads, head_dim]
+  // Scale of row (token, head) of an fp8 q: [token * q_scale_token_stride + head *
+  // q_scale_head_stride], or null.
+  const float* q_scale = nullptr;
+  int64_t q_scale_token_stride = 0, q_scale_head_stride = 0;
   HeadRows q_rope;  // [tokens, q_heads, rope_dim] continuing q's rows, or absent
   KeySource keys;
   HeadRows out;          // [tokens, q_heads, head_dim_v]

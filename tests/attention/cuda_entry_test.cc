@@ -61,6 +61,9 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
     std::string text;
     std::function<void(BackendRequest&)> change;
   };
+  const auto fp8_queries = [](BackendRequest& r) {
+    r.spec.q_dtype = r.cache.dtype = DType::f8e4m3;
+  };
   const std::vector<Case> cases = {
       {RejectCode::device, "device is the CPU", [](auto& r) { r.device = cpu_device(); }},
       {RejectCode::device, "sm_75", [](auto& r) { r.device.sm = 75; }},
@@ -69,6 +72,17 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
       {RejectCode::head_dim, "320", [](auto& r) { r.spec.head_dim = r.cache.head_dim = 320; }},
       {RejectCode::head_dim, "multiples of 16",
        [](auto& r) { r.spec.head_dim = r.cache.head_dim = 100; }},
+      {RejectCode::q_dtype, "fp8_e4m3", fp8_queries},
+      {RejectCode::kv_scale, "with fp8 queries accepted",
+       [](auto& r) {
+         fp8_queries(r);
+         r.cache.scale = KvScale::per_token_head;
+       }},
+      {RejectCode::head_dim, "with fp8 queries at most 128",
+       [](auto& r) {
+         fp8_queries(r);
+         r.spec.head_dim = r.cache.head_dim = 192;
+       }},
       {RejectCode::limits, "65535", [](auto& r) { r.limits.max_requests = 65536; }},
       {RejectCode::window, "mask tree",
        [](auto& r) {

@@ -296,11 +296,13 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"v is null", with([](auto& t) { t.v = {}; })},
       {"out is null", with([](auto& t) { t.out = {}; })},
       {"q is null and there is no k", with([](auto& t) { t.q = t.k = {}; })},
-      {"q is bf16, the spec's q_dtype is fp32", with([](auto& t) { t.q.dtype = DType::bf16; })},
+      {"q is bf16, the spec's q_dtype asks for fp32",
+       with([](auto& t) { t.q.dtype = DType::bf16; })},
       {"k is fp16", with([](auto& t) { t.k.dtype = DType::f16; })},
       {"needs_lse is false", with([&](auto& t) { t.lse = lse.data(); })},
       {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
       {"alibi_slopes is given", with([&](auto& t) { t.alibi_slopes = lse.data(); })},
+      {"q_scale is given", with([&](auto& t) { t.q_scale = lse.data(); })},
       {"layer is 1", with([](auto& t) { t.layer = 1; })},
   };
   Fixture fixture;

@@ -216,6 +216,14 @@ TEST(SelectBackend, RefusesContradictions) {
          r.spec.scope = AttentionScope::encoder;
          r.spec.window = 8;
        }},
+      {"cache dtype is fp32, q_dtype fp8_e4m3 needs the same",
+       [](auto& r) { r.spec.q_dtype = DType::f8e4m3; }},
+      {"of fp8 types only fp8_e4m3 multiplies", [](auto& r) { r.spec.q_dtype = DType::f8e5m2; }},
+      {"q of fp8_e4m3 cannot be rotated",
+       [](auto& r) {
+         r.spec.q_dtype = r.cache.dtype = DType::f8e4m3;
+         r.spec.has_rope = true;
+       }},
       {"max_encoder_len is 0", [](auto& r) { r.spec.scope = AttentionScope::cross; }},
       {"max_requests is 0", [](auto& r) { r.limits.max_requests = 0; }},
       {"max_tokens is -3", [](auto& r) { r.limits.max_tokens = -3; }},

@@ -96,8 +96,12 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
     const std::vector<float> row = normal(random, q_row, spec.q_dtype, deviation);
     data.q.insert(data.q.end(), row.begin(), row.end());
   }
-  data.k = normal(random, rows * k_width(spec), spec.q_dtype);
-  data.v = normal(random, rows * v_width(spec), spec.q_dtype);
+  if (is_fp8(spec.q_dtype)) {
+    std::uniform_real_distribution<float> scale(0.25f, 1.5f);
+    for (int32_t i = 0; i < shape.q_len * spec.q_heads; ++i) data.q_scale.push_back(scale(random));
+  }
+  data.k = normal(random, rows * k_width(spec), activation_dtype(spec));
+  data.v = normal(random, rows * v_width(spec), activation_dtype(spec));
   make_mask(random, spec.mask, data);
   return data;
 }

@@ -64,10 +64,11 @@ size_t owner_of(const AttentionCase& test, size_t request, int32_t token);
 // The smallest limits that hold the case in one batch.
 BatchLimits limits_of(const AttentionCase& test);
 
-// One request, contiguous, rounded to q_dtype.
+// One request, contiguous, rounded to the dtypes of q, k and v.
 struct RequestData {
   int32_t q_len = 0, kv_len = 0;
   std::vector<float> q;                            // [q_len, q_heads, q_width]
+  std::vector<float> q_scale;                      // fp8 q: [q_len, q_heads]
   std::vector<float> k;                            // [kv_len, kv_heads, k_width]
   std::vector<float> plain_q, plain_k;             // has_rope: the same before rotation
   std::vector<float> v;                            // [kv_len, kv_heads, v_width]

@@ -16,7 +16,7 @@ namespace {
 
 using Cases = std::vector<AttentionCase>;
 
-constexpr int32_t kPageSizes[] = {1, 3, 16, 32, 64, 128, 256};
+constexpr int32_t kPageSizes[] = {1, 2, 3, 16, 32, 64, 128, 256};
 constexpr int32_t kLengths[] = {0,  1,  2,   15,  16,  17,  63,   64,
                                 65, 97, 127, 128, 129, 257, 1023, 4097};
 
@@ -206,6 +206,43 @@ void formats(Cases& cases) {
       cases.push_back(test);
     }
   }
+}
+
+const char* name_of(KvScale scale) {
+  constexpr const char* kNames[] = {"none", "per_tensor", "per_head", "per_token_head"};
+  return kNames[static_cast<size_t>(scale)];
+}
+constexpr KvScale kScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                               KvScale::per_token_head};
+
+// fp8 queries over fp8 caches.
+void fp8_products(Cases& cases) {
+  const auto add = [&](std::string name, auto&& change) {
+    AttentionCase test = mixed("q_fp8_" + name, 4, 2, 128);
+    test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
+    change(test);
+    cases.push_back(test);
+  };
+  for (const KvScale scale : kScales) {
+    add(name_of(scale), [scale](AttentionCase& test) { test.cache.scale = scale; });
+  }
+  add("page_3", [](AttentionCase& test) { test.cache.page_size = 3; });
+  add("head_dim_64", [](AttentionCase& test) { test.spec.head_dim = test.spec.head_dim_v = 64; });
+  add("group_7", [](AttentionCase& test) { test.spec.q_heads = 14; });
+  add("window", [](AttentionCase& test) { test.spec.window = 20; });
+  add("chunk_hnd", [](AttentionCase& test) {
+    test.spec.chunk = 16;
+    test.cache.order = KvOrder::hnd;
+  });
+  add("cap_sinks_alibi", [](AttentionCase& test) {
+    test.spec.logit_cap = 8;
+    test.spec.has_sinks = test.spec.has_alibi = true;
+  });
+  add("custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
+  add("decode", [](AttentionCase& test) {
+    test.mode = ForwardMode::decode;
+    test.requests = {{1, 97}, {1, 1}, {1, 40}};
+  });
 }
 
 void storage(Cases& cases) {
@@ -434,7 +471,7 @@ void long_requests(Cases& cases) {
   add("mixed", 8, 2, 128, [](AttentionCase&) {});
   add("mixed_fp16", 8, 2, 128,
       [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
-  for (const int32_t page_size : {1, 16, 48, 128}) {
+  for (const int32_t page_size : {1, 2, 3, 16, 48, 128}) {
     add(fmt::format("page_{}", page_size), 8, 2, 128,
         [&](AttentionCase& test) { test.cache.page_size = page_size; });
   }
@@ -493,11 +530,44 @@ void long_requests(Cases& cases) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{1, 1500}, {200, 700}, {1, 0}};
   });
-  for (const KvScale scale :
-       {KvScale::none, KvScale::per_tensor, KvScale::per_head, KvScale::per_token_head}) {
-    add(fmt::format("fp8_{}", static_cast<int>(scale)), 8, 2, 128, [scale](AttentionCase& test) {
-      test.cache.dtype = DType::f8e4m3;
-      test.cache.scale = scale;
+  for (const KvScale scale : kScales) {
+    const auto add_fp8 = [&](std::string name, int32_t head_dim, auto&& change) {
+      name = fmt::format("fp8_{}{}", name_of(scale), name);
+      add(name, 8, 2, head_dim, [&](AttentionCase& test) {
+        test.cache.dtype = DType::f8e4m3;
+        test.cache.scale = scale;
+        change(test);
+      });
+    };
+    add_fp8("", 128, [](AttentionCase&) {});
+    add_fp8("_page_1", 128, [](AttentionCase& test) { test.cache.page_size = 1; });
+    add_fp8("_fp16_page_3", 128, [](AttentionCase& test) {
+      test.spec.q_dtype = DType::f16;
+      test.cache.page_size = 3;
+    });
+    add_fp8("_dim_64", 64, [](AttentionCase&) {});
+    add_fp8("_dim_256", 256, [](AttentionCase&) {});
+    add_fp8("_window", 128, [](AttentionCase& test) { test.spec.window = 500; });
+    add_fp8("_chunk", 128, [](AttentionCase& test) { test.spec.chunk = 512; });
+    add_fp8("_sinks_cap_alibi", 128, [](AttentionCase& test) {
+      test.spec.has_sinks = test.spec.has_alibi = true;
+      test.spec.logit_cap = 30;
+    });
+    add_fp8("_custom", 128, [](AttentionCase& test) {
+      test.spec.mask = MaskKind::custom;
+      test.requests = {{150, 1200}, {1, 2000}};
+    });
+    add_fp8("_tree", 128, [](AttentionCase& test) {
+      test.spec.mask = MaskKind::tree;
+      test.mode = ForwardMode::target_verify;
+      test.requests = {{15, 3000}, {15, 15}, {15, 400}};
+    });
+    if (scale == KvScale::per_token_head) continue;
+    add_fp8("_q_fp8", 128, [](AttentionCase& test) { test.spec.q_dtype = DType::f8e4m3; });
+    add_fp8("_q_fp8_prefill", 128, [](AttentionCase& test) {
+      test.spec.q_dtype = DType::f8e4m3;
+      test.mode = ForwardMode::extend;
+      test.requests = {{700, 700}, {1, 1}, {257, 900}};
     });
   }
 }
@@ -633,6 +703,7 @@ std::vector<AttentionCase> attention_cases() {
   masks(cases);
   scores(cases);
   formats(cases);
+  fp8_products(cases);
   storage(cases);
   rotations(cases);
   latent(cases);

@@ -111,6 +111,7 @@ LayerTensors DeviceBatch::tensors() const {
   for (HeadRows* rows : {&tensors.q, &tensors.q_rope, &tensors.k, &tensors.v, &tensors.out}) {
     rows->data = mirror_.translate(rows->data);
   }
+  tensors.q_scale = mirror_.translate(tensors.q_scale);
   tensors.lse = mirror_.translate(tensors.lse);
   tensors.sinks = mirror_.translate(tensors.sinks);
   tensors.alibi_slopes = mirror_.translate(tensors.alibi_slopes);

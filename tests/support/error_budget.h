@@ -22,6 +22,10 @@ struct ErrorBudget {
 inline constexpr ErrorBudget kF32Budget = {2, 0x1p-24, 16, 1e-11};
 inline constexpr ErrorBudget kF16Budget = {2, 0x1p-11, 1, 1e-6};
 inline constexpr ErrorBudget kBf16Budget = {2, 0x1p-8, 1, 5e-6};
+// Products of fp8: the plain computation rounds weights to e4m3 as well. Tensor cores add the
+// products of 32 keys in some 14 bits.
+inline constexpr ErrorBudget kE4m3Budget = {2, 0x1p-8, 2, 1e-3};
+inline constexpr ErrorBudget kE4m3LseBudget = {2, 0x1p-13, 8, 0};
 // Of the natural log-sum-exp, relative to the larger of 1 and its value.
 inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
 // The same of MLA on a GPU: a score is a sum of 36 products of 16 columns, and tensor cores cut off
@@ -54,9 +58,11 @@ inline constexpr float kOtherExpertLogits = 0.5f;
 // attention over the unquantised ones, relative to that of the result.
 inline constexpr double kE4m3RelativeRms = 5e-2;
 
-constexpr const ErrorBudget& error_budget(DType out) {
-  if (out == DType::f16) return kF16Budget;
-  if (out == DType::bf16) return kBf16Budget;
+// By the dtype of q.
+constexpr const ErrorBudget& error_budget(DType q) {
+  if (q == DType::f16) return kF16Budget;
+  if (q == DType::bf16) return kBf16Budget;
+  if (q == DType::f8e4m3) return kE4m3Budget;
   return kF32Budget;
 }
 

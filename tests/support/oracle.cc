@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "core/float_types.h"
 #include "support/cache_format.h"
@@ -112,6 +113,9 @@ class Softmax {
     Real sum = 0;
     for (size_t d = 0; d < width; ++d) sum += static_cast<Real>(q[d]) * static_cast<Real>(k[d]);
     sum *= static_cast<Real>(softmax_scale(spec_));
+    if (!request_.q_scale.empty()) {
+      sum *= static_cast<Real>(request_.q_scale[static_cast<size_t>(token) * spec_.q_heads + head]);
+    }
     if (spec_.logit_cap > 0) {
       const auto cap = static_cast<Real>(spec_.logit_cap);
       sum = cap * std::tanh(sum / cap);
@@ -121,6 +125,14 @@ class Softmax {
       sum += static_cast<Real>(data_.alibi_slopes[head]) * static_cast<Real>(distance);
     }
     return sum;
+  }
+
+  // As products of fp8 take it: e4m3, the largest as 2^8.
+  Real rounded_weight(Real weight) const {
+    if (std::is_same_v<Real, double> || !is_fp8(spec_.q_dtype)) return weight;
+    float stored = 0;
+    store_float(&stored, spec_.q_dtype, 0, static_cast<float>(weight) * 256);
+    return static_cast<Real>(load_float(&stored, spec_.q_dtype, 0) / 256);
   }
 
   size_t key_row(int32_t key, int32_t head) const {
@@ -143,7 +155,8 @@ class Softmax {
       const Real weight = std::exp(logit - largest);
       denominator += weight;
       const double* v = &keys_.v[key_row(key, head) * width];
-      for (size_t d = 0; d < width; ++d) sum[d] += weight * static_cast<Real>(v[d]);
+      const Real factor = rounded_weight(weight);
+      for (size_t d = 0; d < width; ++d) sum[d] += factor * static_cast<Real>(v[d]);
     }
     to.lse.push_back(seen.empty() ? -std::numeric_limits<double>::infinity()
                                   : static_cast<double>(largest + std::log(denominator)));
@@ -228,7 +241,7 @@ OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t inde
     round_to(test.spec.q_dtype, plain.v);
   }
   result.plain = Softmax<float>(test, data, request, std::move(plain)).run();
-  round_to(test.spec.q_dtype, result.plain.out);
+  round_to(activation_dtype(test.spec), result.plain.out);
   return result;
 }
 

@@ -17,7 +17,7 @@ struct Expected {
 
 struct OracleResult {
   Expected exact;  // fp64 over the values that the cache holds
-  // The same in fp32, plainly, result rounded to q_dtype: its distance from `exact` is the
+  // The same in fp32, plainly, rounded where the kernel rounds: its distance from `exact` is the
   // yardstick of error_budget.h.
   Expected plain;
   // Keys and values pass through the queries' dtype once more on the device under test: `plain`

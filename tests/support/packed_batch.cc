@@ -188,9 +188,9 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
   const int32_t q_size = q_width(spec);
   const int32_t rope = test_.split_q ? spec.rope_dim : 0;
   const auto rows = [&](int32_t heads, int32_t width) {
-    return PackedRows(tokens_, heads, width, spec.q_dtype, test_.strided, fill_);
+    return PackedRows(tokens_, heads, width, activation_dtype(spec), test_.strided, fill_);
   };
-  q_ = rows(spec.q_heads, q_size - rope);
+  q_ = PackedRows(tokens_, spec.q_heads, q_size - rope, spec.q_dtype, test_.strided, fill_);
   if (rope > 0) q_rope_ = rows(spec.q_heads, rope);
   k_ = rows(spec.kv_heads, k_width(spec));
   if (v_width(spec) > 0) v_ = rows(spec.kv_heads, v_width(spec));
@@ -214,6 +214,10 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
         back.insert(back.end(), q + q_size - rope, q + q_size);
       }
       q_.set_token(row, front.data());
+      if (!request.q_scale.empty()) {
+        const auto scale = request.q_scale.begin() + static_cast<int64_t>(token) * spec.q_heads;
+        q_scale_.insert(q_scale_.end(), scale, scale + spec.q_heads);
+      }
       if (rope > 0) q_rope_.set_token(row, back.data());
       // The k and v of tokens that are not to be stored stay as filled.
       const int32_t key = request.cached() + token;
@@ -280,6 +284,9 @@ LayerTensors PackedBatch::tensors() {
   LayerTensors tensors;
   tensors.layer = PagedStore::kLayer;
   tensors.q = q_.rows();
+  if (!q_scale_.empty()) tensors.q_scale = q_scale_.data();
+  tensors.q_scale_token_stride = test_.spec.q_heads;
+  tensors.q_scale_head_stride = 1;
   tensors.q_rope = q_rope_.rows();
   if (test_.spec.scope != AttentionScope::cross) {
     tensors.k = k_.rows();
@@ -320,7 +327,7 @@ std::vector<std::span<std::byte>> PackedBatch::memory() {
   };
   add(q_indptr_, kv_lens_, request_rows_, shared_, encoder_lens_, positions_, decoder_slots_,
       out_slots_, tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_,
-      lse_, w_uk_, w_uv_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
+      lse_, w_uk_, w_uv_, q_scale_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
   for (PackedRows* rows : {&q_, &q_rope_, &k_, &v_, &out_}) blocks.push_back(rows->memory());
   return blocks;
 }

@@ -98,7 +98,7 @@ class PackedBatch {
   std::vector<uint16_t> pos_in_items_;
   int64_t pos_in_items_stride_ = 0;
   PackedRows q_, q_rope_, k_, v_, out_;
-  std::vector<float> lse_;
+  std::vector<float> lse_, q_scale_;
   std::vector<char> w_uk_, w_uv_;  // in q_dtype
   std::vector<float> sinks_, alibi_slopes_;
   std::vector<float> cos_, sin_;

@@ -53,9 +53,11 @@ const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
 
 // New tokens up to which a request of a mixed batch is decode's while longer ones are prefill's; 0:
 // one kernel serves any batch. Batch-invariant rows need one kernel for all.
-int32_t most_decode_tokens(const CudaKernels& table, const AttentionSpec& spec) {
-  if (table.decode == nullptr || spec.batch_invariant) return 0;
-  return table.decode->row_tile / (spec.q_heads / spec.kv_heads);
+int32_t most_decode_tokens(const CudaKernels& table, const cuda::AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const cuda::AttentionFamily* decode = table.decode_of(setup);
+  if (decode == nullptr || spec.batch_invariant) return 0;
+  return decode->row_tile / (spec.q_heads / spec.kv_heads);
 }
 
 Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
@@ -65,8 +67,9 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
     buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
   }
   const size_t prefill = prefill_of(table, setup).workspace_bytes(setup, limits);
-  const size_t decode = table.decode == nullptr ? 0 : table.decode->workspace_bytes(setup, limits);
-  const int32_t shortest = most_decode_tokens(table, setup.spec);
+  const cuda::AttentionFamily* family = table.decode_of(setup);
+  const size_t decode = family == nullptr ? 0 : family->workspace_bytes(setup, limits);
+  const int32_t shortest = most_decode_tokens(table, setup);
   if (shortest > 0 && limits.max_q_len > shortest && limits.max_requests > 1) {
     buffers.prefill = workspace.take<std::byte>(static_cast<int64_t>(prefill));
     buffers.decode = workspace.take<std::byte>(static_cast<int64_t>(decode));
@@ -137,7 +140,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
     cache_ = CudaCache(spec(), *pool_, setup_.sm, store);
   }
   prefill_ = prefill_of(table, setup_).load(setup_, store);
-  if (table.decode != nullptr) decode_ = table.decode->load(setup_, store);
+  if (const auto* decode = table.decode_of(setup_)) decode_ = decode->load(setup_, store);
 
   params_.batch.q_heads = spec().q_heads;
   params_.batch.kv_heads = spec().kv_heads;
@@ -178,7 +181,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
 // with. In a mixed batch every request goes to the kernel that suits its length, by the lengths on
 // the device.
 void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
-  const int32_t most = most_decode_tokens(table_, spec());
+  const int32_t most = most_decode_tokens(table_, setup_);
   int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
   active_ = longest <= most ? decode_.get() : prefill_.get();
@@ -246,6 +249,9 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   params_.q = tensors.q.data;
   params_.q_token_stride = tensors.q.token_stride;
   params_.q_head_stride = tensors.q.head_stride;
+  params_.q_scale = tensors.q_scale;
+  params_.q_scale_token_stride = tensors.q_scale_token_stride;
+  params_.q_scale_head_stride = tensors.q_scale_head_stride;
   params_.out = tensors.out.data;
   params_.out_token_stride = tensors.out.token_stride;
   params_.out_head_stride = tensors.out.head_stride;
@@ -265,6 +271,10 @@ const cuda::AttentionFamily* CudaKernels::prefill_of(const cuda::AttentionSetup&
   const auto found = std::ranges::find_if(
       prefill, [&](const auto* family) { return !family->variants(setup).empty(); });
   return found == prefill.end() ? nullptr : *found;
+}
+
+const cuda::AttentionFamily* CudaKernels::decode_of(const cuda::AttentionSetup& setup) const {
+  return is_fp8(setup.spec.q_dtype) ? nullptr : decode;
 }
 
 size_t cuda_workspace_bytes(const CudaKernels& table, const cuda::AttentionSetup& setup,

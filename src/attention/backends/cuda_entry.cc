@@ -62,6 +62,24 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
   append_limit_reasons(request.limits, reasons);
 }
 
+constexpr int32_t kMostFp8HeadDim = 128;  // of fp8 queries
+
+void check_fp8_queries(const BackendRequest& request, std::vector<Reason>& reasons) {
+  if (!is_fp8(request.spec.q_dtype)) return;
+  if (request.cache.scale == KvScale::per_token_head) {
+    reasons.push_back(
+        {RejectCode::kv_scale,
+         "a scale for each key would have to be multiplied into e4m3 weights; with fp8 "
+         "queries accepted: none, per_tensor, per_head"});
+  }
+  const int32_t dim = std::max(request.spec.head_dim, request.spec.head_dim_v);
+  if (dim > kMostFp8HeadDim) {
+    reasons.push_back(
+        {RejectCode::head_dim,
+         fmt::format("head_dim is {}, with fp8 queries at most {}", dim, kMostFp8HeadDim)});
+  }
+}
+
 // Whether every kernel can be had.
 void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
                    std::vector<Reason>& reasons) {
@@ -69,7 +87,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
   std::vector<gpu::KernelVariant> needed;
   const cuda::AttentionFamily* prefill = kernels.prefill_of(setup);
   for (const auto* family :
-       {prefill != nullptr ? prefill : kernels.prefill.back(), kernels.decode}) {
+       {prefill != nullptr ? prefill : kernels.prefill.back(), kernels.decode_of(setup)}) {
     if (family == nullptr) continue;
     const std::vector<gpu::KernelVariant> variants = family->variants(setup);
     if (variants.empty()) {
@@ -135,6 +153,7 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
   entry.reject = [capability, &kernels](const BackendRequest& request) {
     std::vector<Reason> reasons = capability_reasons(capability, request);
     check_rows(request, reasons);
+    check_fp8_queries(request, reasons);
     if (reasons.empty()) check_kernels(kernels, request, reasons);
     return reasons;
   };

@@ -24,6 +24,8 @@ struct CudaKernels {
   // Null: no family has variants.
   const kernels::cuda::AttentionFamily* prefill_of(
       const kernels::cuda::AttentionSetup& setup) const;
+  // Null: prefill serves all batches. No decode kernel reads fp8 queries.
+  const kernels::cuda::AttentionFamily* decode_of(const kernels::cuda::AttentionSetup& setup) const;
 };
 
 // The tables, defined beside the rows that use them.

@@ -138,6 +138,9 @@ class HostMha final : public HostBackend {
     }
     if (!layer.q) return;
     params_.q = layer.q;
+    params_.q_scale = layer.q_scale;
+    params_.q_scale_token_stride = layer.q_scale_token_stride;
+    params_.q_scale_head_stride = layer.q_scale_head_stride;
     params_.out = layer.out;
     params_.lse = layer.lse;
     params_.sinks = layer.sinks;

@@ -37,10 +37,13 @@ const HostKernels kReferenceKernels = {
 const HostKernels& reference_kernels() { return kReferenceKernels; }
 
 BackendEntry reference_backend() {
+  static constexpr DType kQDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3};
+  Capability can = host_capability();
+  can.q_dtypes = kQDtypes;
   return host_entry({.name = "reference",
                      .role = "the oracle: every feature on any CPU, fp64 inside, slow",
                      .aliases = {"torch_native", "torch_sdpa"}},
-                    kReferenceKernels, host_capability());
+                    kReferenceKernels, can);
 }
 
 }  // namespace fovea

@@ -128,6 +128,11 @@ void load_value(const AttentionParams& params, const Request& request, int32_t k
 void load_query(const AttentionParams& params, int64_t row, int32_t head, double* to) {
   const int32_t front = params.q_rope ? params.q_split_dim : params.head_dim;
   load_row(params.q, row, head, front, to);
+  if (params.q_scale) {
+    const double scale =
+        params.q_scale[row * params.q_scale_token_stride + head * params.q_scale_head_stride];
+    for (int32_t d = 0; d < front; ++d) to[d] *= scale;
+  }
   if (params.q_rope) load_row(params.q_rope, row, head, params.head_dim - front, to + front);
 }
 

@@ -100,6 +100,9 @@ struct AttentionParams {
   KeyParams keys;
   const void* q;  // [tokens, q_heads, head_dim]
   int64_t q_token_stride, q_head_stride;
+  // Scale of an fp8 q: q_scale[token * q_scale_token_stride + head * q_scale_head_stride], or null.
+  const float* q_scale;
+  int64_t q_scale_token_stride, q_scale_head_stride;
   void* out;  // [tokens, q_heads, head_dim_v]
   int64_t out_token_stride, out_head_stride;
   float* lse;       // [tokens, q_heads] or null
