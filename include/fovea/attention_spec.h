@@ -56,12 +56,12 @@ struct AttentionSpec {
   // Of q, of the new k and v, and of out. fp8 (kind mha, an e4m3 cache): of q alone; the others are
   // bf16, weights are rounded to e4m3 too, and products run at the rate of fp8.
   DType q_dtype = DType::f32;
-  float softmax_scale = 0;     // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
-  float logit_cap = 0;         // s <- cap * tanh(s / cap); 0: off
-  int32_t window = 0;          // a query sees the last `window` keys including itself; 0: off
-  int32_t chunk = 0;           // a query sees keys of its own aligned chunk only; 0: off
-  bool has_sinks = false;      // one extra logit per head in the denominator
-  bool has_alibi = false;      // s += slope[head] * (key position - query position)
+  float softmax_scale = 0;  // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
+  float logit_cap = 0;      // s <- cap * tanh(s / cap); 0: off
+  int32_t window = 0;       // a query sees the last `window` keys including itself; 0: off
+  int32_t chunk = 0;        // a query sees keys of its own aligned chunk only; 0: off
+  bool has_sinks = false;   // one extra logit per head in the denominator
+  bool has_alibi = false;   // s += slope[head] * (key position - query position)
   // q and k arrive without positions: forward() rotates q in place and k on its way to the cache.
   bool has_rope = false;
   bool needs_lse = false;  // log-sum-exp is read by the caller

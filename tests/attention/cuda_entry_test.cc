@@ -74,12 +74,12 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
        [](auto& r) { r.spec.head_dim = r.cache.head_dim = 100; }},
       {RejectCode::q_dtype, "fp8_e4m3", fp8_queries},
       {RejectCode::kv_scale, "with fp8 queries accepted",
-       [](auto& r) {
+       [&](auto& r) {
          fp8_queries(r);
          r.cache.scale = KvScale::per_token_head;
        }},
       {RejectCode::head_dim, "with fp8 queries at most 128",
-       [](auto& r) {
+       [&](auto& r) {
          fp8_queries(r);
          r.spec.head_dim = r.cache.head_dim = 192;
        }},

@@ -6,26 +6,24 @@
 namespace fovea {
 
 const CudaKernels& flash_kernels() {
-  // hopper_prefill takes neither fp8 caches nor very small pages.
-  static const CudaKernels kernels = {
-      .name = "flash",
-      .prefill = {&kernels::cuda::hopper_prefill(), &kernels::cuda::portable_attention()},
-      .decode = &kernels::cuda::hopper_decode(),
-      .groups = &kernels::cuda::portable_attention()};
+  static const CudaKernels kernels = {.name = "flash",
+                                      .prefill = {&kernels::cuda::hopper_prefill()},
+                                      .decode = &kernels::cuda::hopper_decode(),
+                                      .groups = &kernels::cuda::portable_attention()};
   return kernels;
 }
 
 BackendEntry flash_backend() {
   constexpr int kHopper = 90;
+  static constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
   Capability can = cuda_capability();
   can.min_sm = can.max_sm = kHopper;
+  can.q_dtypes = kQDtypes;
   can.max_head_dim = 256;
   can.batch_invariant = true;  // tiles of keys lie the same whatever a batch holds
   return cuda_entry(
       {.name = "flash",
-       .role =
-           "Hopper MHA and GQA: prefill by warpgroup products (over fp8 caches and pages under 4 "
-           "tokens by the portable kernels), decode by split keys",
+       .role = "Hopper MHA and GQA: prefill by warpgroup products, decode by split keys",
        .aliases = {"fa3", "flash_attn", "flashinfer", "trtllm_mha", "fa4"}},
       flash_kernels(), can);
 }

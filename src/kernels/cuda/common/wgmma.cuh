@@ -107,6 +107,21 @@ struct Product;
       : FOVEA_D_##count                                                                             \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),             \
         "n"(kColumnsOperand ? 1 : 0))
+// e4m3: 32 elements of the summed dimension, along the rows of both operands.
+#define FOVEA_PRODUCT_E4M3_SHARED(columns, count, o0, o1, o2)                                       \
+  asm volatile(                                                                                     \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n"                                             \
+      "wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" FOVEA_R##count "}, %" #o0  \
+      ", %" #o1 ", p, 1, 1;\n}\n"                                                                   \
+      : FOVEA_D_##count                                                                             \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)))
+#define FOVEA_PRODUCT_E4M3_REGISTERS(columns, count, o0, o1, o2, o3, o4, o5)                        \
+  asm volatile(                                                                                     \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %" #o5 ", 0;\n"                                             \
+      "wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 {" FOVEA_R##count             \
+      "}, {%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1;\n}\n"                        \
+      : FOVEA_D_##count                                                                             \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)))
 #define FOVEA_PRODUCT(columns, count, o0, o1, o2, o3, o4, o5, o6)                                   \
   template <>                                                                                       \
   struct Product<columns> {                                                                         \
@@ -114,6 +129,9 @@ struct Product;
     __device__ __forceinline__ static void run(float* d, uint64_t a, uint64_t b, bool add) {        \
       if constexpr (kType == bf16) {                                                                \
         FOVEA_PRODUCT_SHARED(columns, count, "bf16.bf16", o0, o1, o2, o3, o4);                      \
+      } else if constexpr (kType == f8e4m3) {                                                       \
+        static_assert(!kColumnsOperand);                                                            \
+        FOVEA_PRODUCT_E4M3_SHARED(columns, count, o0, o1, o2);                                      \
       } else {                                                                                      \
         FOVEA_PRODUCT_SHARED(columns, count, "f16.f16", o0, o1, o2, o3, o4);                        \
       }                                                                                             \
@@ -122,6 +140,9 @@ struct Product;
     __device__ __forceinline__ static void run(float* d, const uint32_t* a, uint64_t b, bool add) { \
       if constexpr (kType == bf16) {                                                                \
         FOVEA_PRODUCT_REGISTERS(columns, count, "bf16.bf16", o0, o1, o2, o3, o4, o5, o6);           \
+      } else if constexpr (kType == f8e4m3) {                                                       \
+        static_assert(!kColumnsOperand);                                                            \
+        FOVEA_PRODUCT_E4M3_REGISTERS(columns, count, o0, o1, o2, o3, o4, o5);                       \
       } else {                                                                                      \
         FOVEA_PRODUCT_REGISTERS(columns, count, "f16.f16", o0, o1, o2, o3, o4, o5, o6);             \
       }                                                                                             \
@@ -146,6 +167,8 @@ FOVEA_PRODUCT(240, 120, 120, 121, 122, 123, 124, 125, 126)
 FOVEA_PRODUCT(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #undef FOVEA_PRODUCT
+#undef FOVEA_PRODUCT_E4M3_SHARED
+#undef FOVEA_PRODUCT_E4M3_REGISTERS
 #undef FOVEA_PRODUCT_SHARED
 #undef FOVEA_PRODUCT_REGISTERS
 #undef FOVEA_D8

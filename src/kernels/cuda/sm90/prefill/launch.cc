@@ -15,11 +15,12 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr std::string_view kFolder = "sm90/prefill";
+constexpr std::string_view kRowsFolder = "sm90/prefill_rows";
 constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 constexpr int kHopper = 90;
 constexpr int32_t kLeastRowTile = 128;
 constexpr int32_t kGroupRows = 64;  // of a warpgroup
-constexpr int64_t kElementBytes = 2;
+constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two values
 constexpr uint32_t kBoxColumns = 64;
 
 // Head dims of the variants, least work first; others are padded with zeros by the copy engine.
@@ -40,25 +41,42 @@ bool always_general(const AttentionSpec& spec) {
 // Windows and chunks are measured on positions, which some batches give.
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
-// A page is a bulk copy of its own. Extends of 512 over 8192 ran at 496 TFLOP/s over pages of 16,
-// but at 60 over pages of 1, where portable/attention reaches 171 (2026-11-21).
-constexpr int32_t kLeastPage = 4;
+// Smaller pieces of pages are gathered row by row: each would be a bulk copy of its own.
+constexpr int32_t kLeastBox = 16;
+
+DType stored(const AttentionSetup& setup) {
+  return cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
+}
+
+// Whether threads gather the keys: from such pages, and where they are widened on the way. fp8
+// products have the copy engine only.
+bool gathers(const AttentionSetup& setup) {
+  if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype)) return false;
+  return is_fp8(setup.cache.dtype) || setup.cache.page_size % kLeastBox != 0;
+}
 
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
-  const auto type = variant_type(spec.q_dtype);
-  const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
+  const auto q = variant_type(spec.q_dtype);
+  const auto kv = variant_type(stored(setup));
+  const auto fits = [&](const auto& pair) {
     return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
-  });
-  if (setup.sm != kHopper || !type || is_fp8(spec.q_dtype) || dims == std::end(kHeadDims) ||
-      (cached(spec) && (setup.cache.dtype != spec.q_dtype || setup.cache.page_size < kLeastPage))) {
+  };
+  // 128-byte rows of fp8 products are 128 columns, and wider heads leave no registers.
+  const auto dims = is_fp8(spec.q_dtype) ? std::ranges::find_if(kHeadDims + 1, kHeadDims + 2, fits)
+                                         : std::ranges::find_if(kHeadDims, fits);
+  const auto last = std::begin(kHeadDims) + (is_fp8(spec.q_dtype) ? 2 : std::ssize(kHeadDims));
+  if (setup.sm != kHopper || !q || !kv || dims == last ||
+      (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
     return std::nullopt;
   }
+  const bool rows = gathers(setup) || is_fp8(spec.q_dtype);
   const auto variant = [&](const char* scores) {
-    return make_variant(
-        family(kFolder),
-        {std::to_string(dims->first), std::to_string(dims->second), *type, *type, scores},
-        setup.sm);
+    std::vector<std::string> values = {std::to_string(dims->first), std::to_string(dims->second),
+                                       *q, *kv};
+    if (rows) values.push_back(gathers(setup) ? "rows" : "pages");
+    values.push_back(scores);
+    return make_variant(family(rows ? kRowsFolder : kFolder), values, setup.sm);
   };
   Variants found{.order = make_variant(family(kOrderFolder), {"1024"}, setup.sm)};
   if (!always_general(spec)) found.plain = variant("plain");
@@ -108,17 +126,20 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
   return counter.bytes();
 }
 
+uint64_t bytes_of(int64_t elements, DType dtype) {
+  return static_cast<uint64_t>(elements) * dtype_bytes(dtype);
+}
+
 // [pages, places, heads, dim]; packed rows are one page.
-TensorMap key_map(const void* data, int64_t dim, int64_t heads, int64_t places, int64_t pages,
-                  int64_t head_stride, int64_t place_stride, int64_t page_stride,
+TensorMap key_map(const void* data, DType dtype, int64_t dim, int64_t heads, int64_t places,
+                  int64_t pages, int64_t head_stride, int64_t place_stride, int64_t page_stride,
                   int32_t box_keys) {
   gpu::TensorMapSpec spec;
   spec.data = data;
-  spec.sizes = {static_cast<uint64_t>(dim), static_cast<uint64_t>(heads),
+  spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(heads),
                 static_cast<uint64_t>(places), static_cast<uint64_t>(pages)};
-  spec.strides = {static_cast<uint64_t>(head_stride * kElementBytes),
-                  static_cast<uint64_t>(place_stride * kElementBytes),
-                  static_cast<uint64_t>(page_stride * kElementBytes)};
+  spec.strides = {bytes_of(head_stride, dtype), bytes_of(place_stride, dtype),
+                  bytes_of(page_stride, dtype)};
   spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
   TensorMap map;
   gpu::encode_tensor_map(spec, &map);
@@ -134,14 +155,14 @@ class Prefill {
                    variant.name, kernel_.row_tile(), kLeastRowTile);
     const AttentionSpec& spec = setup.spec;
     box_keys_ = kernel_.key_tile();
-    if (!cached(spec)) return;
+    if (!cached(spec) || gathers(setup)) return;
     box_keys_ = std::gcd(box_keys_, setup.cache.page_size);
     for (const KvLayerView& view : setup.layers) {
       const int64_t pages = view.slots / view.page_size;
       layers_.push_back(
-          {key_map(view.k, spec.head_dim, spec.kv_heads, view.page_size, pages, view.k_head_stride,
-                   view.k_token_stride, view.k_page_stride, box_keys_),
-           key_map(view.v, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
+          {key_map(view.k, view.dtype, spec.head_dim, spec.kv_heads, view.page_size, pages,
+                   view.k_head_stride, view.k_token_stride, view.k_page_stride, box_keys_),
+           key_map(view.v, view.dtype, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
                    view.v_head_stride, view.v_token_stride, view.v_page_stride, box_keys_)});
     }
   }
@@ -184,13 +205,13 @@ class HopperPrefill final : public AttentionKernel {
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
     order_.launch(
         {},
-        PrefillOrderParams{
-            .batch = batch,
-            .order = buffers_.order,
-            .tiles = buffers_.tiles,
-            .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
-            .heads_shift = params_.heads_shift,
-            .token_bytes = static_cast<int32_t>((spec.head_dim + spec.head_dim_v) * kElementBytes)},
+        PrefillOrderParams{.batch = batch,
+                           .order = buffers_.order,
+                           .tiles = buffers_.tiles,
+                           .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
+                           .heads_shift = params_.heads_shift,
+                           .token_bytes = static_cast<int32_t>(
+                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
         stream);
   }
 
@@ -199,20 +220,25 @@ class HopperPrefill final : public AttentionKernel {
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
     params_.box_keys = active_->box_keys();
-    params_.q = row_map(given.q, spec.head_dim, given.q_head_stride, given.q_token_stride);
-    params_.out =
-        row_map(given.out, spec.head_dim_v, given.out_head_stride, given.out_token_stride);
-    if (cached(spec)) {
+    params_.q =
+        row_map(given.q, spec.q_dtype, spec.head_dim, given.q_head_stride, given.q_token_stride);
+    params_.out = row_map(given.out, activation_dtype(spec), spec.head_dim_v, given.out_head_stride,
+                          given.out_token_stride);
+    if (gathers(setup_)) {
+      // Rows are found through given.keys.
+    } else if (cached(spec)) {
       params_.k = active_->k(layer);
       params_.v = active_->v(layer);
     } else {
       const KeyParams& keys = given.keys;
       const int64_t rows =
           keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
-      params_.k = key_map(keys.k, spec.head_dim, spec.kv_heads, rows, 1, keys.k_head_stride,
-                          keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys);
-      params_.v = key_map(keys.v, spec.head_dim_v, spec.kv_heads, rows, 1, keys.v_head_stride,
-                          keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys);
+      params_.k =
+          key_map(keys.k, spec.q_dtype, spec.head_dim, spec.kv_heads, rows, 1, keys.k_head_stride,
+                  keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys);
+      params_.v =
+          key_map(keys.v, spec.q_dtype, spec.head_dim_v, spec.kv_heads, rows, 1, keys.v_head_stride,
+                  keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys);
     }
     const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors)};
     if (params_.beside) {
@@ -224,15 +250,14 @@ class HopperPrefill final : public AttentionKernel {
 
  private:
   // Rows of a consumer: of [tokens, q_heads, dim].
-  TensorMap row_map(const void* data, int64_t dim, int64_t head_stride,
+  TensorMap row_map(const void* data, DType dtype, int64_t dim, int64_t head_stride,
                     int64_t token_stride) const {
     gpu::TensorMapSpec spec;
     spec.rank = 3;
     spec.data = data;
-    spec.sizes = {static_cast<uint64_t>(dim), static_cast<uint64_t>(setup_.spec.q_heads),
+    spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(setup_.spec.q_heads),
                   static_cast<uint64_t>(tokens_)};
-    spec.strides = {static_cast<uint64_t>(head_stride * kElementBytes),
-                    static_cast<uint64_t>(token_stride * kElementBytes)};
+    spec.strides = {bytes_of(head_stride, dtype), bytes_of(token_stride, dtype)};
     spec.box = {kBoxColumns, 1u << params_.heads_shift,
                 static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
     TensorMap map;

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles, stages, registers and shared memory of the Hopper prefill kernel.
+#pragma once
+
+#include "kernels/cuda/common/hopper.cuh"
+#include "kernels/cuda/common/prefill_params.h"
+#include "kernels/cuda/common/types.cuh"
+#include "kernels/cuda/common/visibility.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kGroupRows = 64;  // query rows of a consumer warpgroup: one wgmma tile
+constexpr int kSwizzledColumns = 64;  // 16-bit columns of a 128-byte row
+constexpr int kSwizzledBytes = 128;
+constexpr int kTileSlots = 4;
+constexpr int kPlaceSlots = 3;
+
+// A tile of work, as the producer hands it to the consumers.
+struct TileSlot {
+  int32_t request;  // -1: no more work
+  int32_t q_begin, q_len, kv_len;
+  int32_t first_token;
+  int32_t q_head;  // the first
+  int32_t kv_head;
+  int32_t first_key;  // row of the request's first key, for packed keys
+  int32_t key_begin;               // what lies before must not reach a product
+  int32_t block_begin, block_end;  // key tiles; at least one
+};
+
+// How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
+// the producer, which also widen fp8 values to f16.
+enum Loader : int { pages, rows };
+
+// plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
+// ALiBi, which cost registers and time.
+enum Scores : int { plain, general };
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
+struct PrefillConfig {
+  static_assert(kDim * type_bytes(kQuery) % kSwizzledBytes == 0);
+  static_assert(kDimV * type_bytes(kQuery) % kSwizzledBytes == 0);
+  using Params = PrefillParams;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kHeadDimV = kDimV;
+  static constexpr Type kQ = kQuery;
+  static constexpr bool kRows = kLoad == rows;
+  // An fp8 cache: its values are exact in f16, so the products are of f16, and bf16 queries become f16
+  // relative to a power of two near their row's largest value.
+  static constexpr bool kFp8 = type_bytes(kCache) == 1;
+  // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
+  // way, because both operands of such a product run along the summed dimension.
+  static constexpr bool kNarrow = type_bytes(kQuery) == 1;
+  static constexpr bool kWiden = kFp8 && !kNarrow;
+  static constexpr int kBytes = type_bytes(kQuery);  // of an element of an operand
+  static constexpr Type kOut = kNarrow ? bf16 : kQuery;
+  static constexpr Type kKv = kCache;
+  static constexpr Type kMath = kWiden ? f16 : kQuery;
+  static_assert(kWiden ? kRows : kQuery == kCache);
+  // Weights are relative to a score of the row that is at most 2^kSlack times off its largest: so most key
+  // tiles need no rescaling of what was accumulated before. e4m3 weights fill its range up to 2^8.
+  static constexpr float kSlack = kNarrow ? 4 : 8;
+  static constexpr float kBias = kNarrow ? 4 : 0;  // weights are 2^kBias times too large
+  static constexpr bool kGeneral = kScores == general;
+  static constexpr int kConsumers = 2;
+  // Two stages of K and V beside the queries fill 227 KB, and the accumulators of scores and out the
+  // registers.
+  static constexpr int kKeys = kDim <= 64      ? 128
+                               : kDim <= 128 ? (kGeneral ? 96 : 128)
+                               : kDim <= 192 ? (kGeneral || kWiden ? 64 : 96)
+                                             : (kGeneral || kWiden ? 48 : kRows ? 64 : 80);
+  static constexpr int kStages = kDim <= 64 ? 3 : 2;
+  // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.
+  static constexpr int kPieces = 3;
+  static constexpr int kRawBytes = kDim > kDimV ? kDim : kDimV;
+  // Scales of keys are copied when the tile kStages + 3 before is weighed for certain.
+  static constexpr int kScaleSlots = kStages + 3;
+  // Scores from queries in registers: a quarter less traffic in shared memory, 2 to 7 % faster up to 4096
+  // tokens (H200, 2026-11-21).
+  static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && !kWiden;
+  // Grain in keys to which the values of the first key tile of a row tile are cut.
+  static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
+  // A block starts with 168 registers a thread; the roles share the same total.
+  static constexpr int kProducerRegisters = kRows || kNarrow ? 56 : 40;
+  static constexpr int kConsumerRegisters = kRows || kNarrow ? 224 : 232;
+
+  // The next tile's queries are loaded while this tile's are read, where there is room.
+  static constexpr int kQueryStages = kDim <= 128 && !kQueryRegisters && !kWiden ? 2 : 1;
+
+  static constexpr int kDimBlocks = kDim * kBytes / kSwizzledBytes;
+  static constexpr int kDimVBlocks = kDimV * kBytes / kSwizzledBytes;
+  static constexpr int kKeyBlocks = (kKeys * kBytes + kSwizzledBytes - 1) / kSwizzledBytes;
+
+  struct SharedMemory {
+    // Blocks of 64 columns, swizzled rows of 128 bytes.
+    alignas(1024) uint16_t q[kQueryStages][kConsumers][kDimBlocks][kGroupRows][kSwizzledColumns];
+    alignas(1024) uint16_t k[kStages][kDimBlocks][kKeys][kSwizzledColumns];
+    alignas(1024) uint16_t v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys]
+                            [kSwizzledColumns];
+    // V as it lies in the cache, to be transposed.
+    alignas(1024) uint16_t raw_v[kNarrow ? kStages : 1][kDimVBlocks][kNarrow ? kKeys : 1]
+                                [kSwizzledColumns];
+    alignas(16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
+    // One a key, of K and of V.
+    alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
+    float q_unit[kWiden ? kConsumers : 1][kGroupRows];  // what f16 queries are relative to
+    // The rows of some key tiles in memory, null: not the request's.
+    const char* k_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
+    const char* v_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
+    TileSlot tiles[kTileSlots];
+    Interval visible[kConsumers][kGroupRows];  // keys of each row of the current tile
+    // Keys of the current key tile that each row sees.
+    uint32_t seen[kGeneral ? kConsumers : 1][kGroupRows][(kKeys + 31) / 32];
+    TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
+    TransactionBarrier k_full[kStages], k_empty[kStages];
+    TransactionBarrier v_full[kStages], v_empty[kStages];
+    TransactionBarrier raw_full[kStages], raw_empty[kStages];
+    TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+  };
+
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {(kConsumers + 1) * kWarpgroupThreads,
+                                           sizeof(SharedMemory), kConsumers * kGroupRows, kKeys};
+  static_assert(sizeof(SharedMemory) <= 232448);
+  __device__ static void run(const Params& params);
+};
+
+// Position in a ring of stages: full barriers are waited on with phase, empty ones with the other.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ Ring previous() const {
+    return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};
+  }
+};
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
+using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>;
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fp8 asks of the consumers: bf16 queries of fp8 caches as f16, scales, weights of fp8 products.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill_rows/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// 2^e <= x < 2^(e + 1), of 0 the least power; 1 for what has none.
+__device__ __forceinline__ float power_of_two_below(float x) {
+  const float power = __int_as_float(__float_as_int(x) & 0x7f800000);
+  return power < infinity() ? fmaxf(power, 0x1p-126f) : 1.0f;
+}
+
+__device__ __forceinline__ float2 unpack_bf16(uint32_t two) {
+  return {__int_as_float(two << 16), __int_as_float(two & 0xffff0000)};
+}
+
+// The warp's 16 bf16 query rows to f16, in place, relative to their q_unit.
+template <class Config>
+__device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& shared, int consumer,
+                                               int stage) {
+  if constexpr (Config::kMath == Config::kQ) return;
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane / 2;
+  const auto at = [&](int chunk) {
+    return reinterpret_cast<uint4*>(
+        &shared.q[stage][consumer][chunk / 8][row][(chunk % 8 ^ row % 8) * 8]);
+  };
+  float most = 0;
+#pragma unroll 4
+  for (int chunk = lane % 2; chunk < Config::kHeadDim / 8; chunk += 2) {
+    const uint4 words = *at(chunk);
+    for (const uint32_t two : {words.x, words.y, words.z, words.w}) {
+      const float2 values = unpack_bf16(two);
+      most = fmaxf(most, fmaxf(fabsf(values.x), fabsf(values.y)));
+    }
+  }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  const float unit = power_of_two_below(most);
+  const float factor = 1 / unit;
+  const auto narrow = [&](uint32_t two) {
+    const float2 values = unpack_bf16(two);
+    return pack<f16>(values.x * factor, values.y * factor);
+  };
+#pragma unroll 4
+  for (int chunk = lane % 2; chunk < Config::kHeadDim / 8; chunk += 2) {
+    const uint4 words = *at(chunk);
+    *at(chunk) = {narrow(words.x), narrow(words.y), narrow(words.z), narrow(words.w)};
+  }
+  if (lane % 2 == 0) shared.q_unit[consumer][row] = unit;
+  if constexpr (Config::kQueryRegisters) {
+    __syncwarp();
+  } else {
+    fence_async_proxy();
+    named_barrier_wait(8 + consumer, kWarpgroupThreads);
+  }
+}
+
+// The scale that all keys of a head share, or 1.
+__device__ __forceinline__ float shared_scale(const KeyParams& keys, const float* scale, int kv_head) {
+  return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
+}
+
+// Scales of two neighbouring keys. Volatile, so that few are in registers at once.
+__device__ __forceinline__ float2 load_scales(const float* scales) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(shared_address(scales)) : "memory");
+  return pair;
+}
+
+__device__ __forceinline__ float query_scale(const PrefillParams& params, int64_t token, int head) {
+  const AttentionParams& attention = params.attention;
+  return attention.q_scale ? attention.q_scale[token * attention.q_scale_token_stride +
+                                               head * attention.q_scale_head_stride]
+                           : 1.0f;
+}
+
+// Four f32 to e4m3, to nearest even.
+__device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+  uint32_t four;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(four)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return four;
+}
+
+// Weights as left operand. A thread's scores of 16 keys are of keys 2t, 2t + 1, 2t + 8, 2t + 9 (t: its
+// place among four), a register of the operand holds those of 4t ... 4t + 3: so keys change places, and
+// transpose_values puts V's in the same order.
+template <int kKeys>
+__device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 2],
+                                                  uint32_t (&weights)[kKeys / 8]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 16; ++i) {
+    const float* s = &scores[8 * i];
+    weights[2 * i] = pack_e4m3(s[0], s[1], s[4], s[5]);
+    weights[2 * i + 1] = pack_e4m3(s[2], s[3], s[6], s[7]);
+  }
+}
+
+// Raw scores by the scales of their keys.
+template <class Config>
+__device__ __forceinline__ void scale_keys(const PrefillParams& params,
+                                           const typename Config::SharedMemory& shared, int slot,
+                                           float (&scores)[Config::kKeys / 2]) {
+  if (params.attention.keys.scale_slot_stride == 0) return;
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 8; ++j) {
+    const float2 scale = load_scales(&shared.scales[slot][0][8 * j + threadIdx.x % 4 * 2]);
+    scores[4 * j] *= scale.x;
+    scores[4 * j + 1] *= scale.y;
+    scores[4 * j + 2] *= scale.x;
+    scores[4 * j + 3] *= scale.y;
+  }
+}
+
+// Weights by the scales of their values, relative to the power of two `unit`, which grows to that of the
+// largest scale seen: weights stay in the range of f16. Returns by what out is to shrink.
+template <class Config, bool kFirst>
+__device__ __forceinline__ float scale_values(const PrefillParams& params,
+                                              const typename Config::SharedMemory& shared, int slot,
+                                              float& unit, float (&weights)[Config::kKeys / 2]) {
+  if (params.attention.keys.scale_slot_stride == 0) return 1;
+  const float* scales = shared.scales[slot][1];
+  float most = 0;
+  for (int i = threadIdx.x % 32; i < Config::kKeys; i += 32) most = fmaxf(most, scales[i]);
+  for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  float shrink = 1;
+  if (kFirst || most >= 2 * unit) {
+    const float before = unit;
+    unit = power_of_two_below(most);
+    shrink = before / unit;
+  }
+  const float factor = 1 / unit;
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 8; ++j) {
+    const float2 scale = load_scales(&scales[8 * j + threadIdx.x % 4 * 2]);
+    weights[4 * j] *= scale.x * factor;
+    weights[4 * j + 1] *= scale.y * factor;
+    weights[4 * j + 2] *= scale.x * factor;
+    weights[4 * j + 3] *= scale.y * factor;
+  }
+  return shrink;
+}
+
+}  // namespace fovea::kernels::cuda

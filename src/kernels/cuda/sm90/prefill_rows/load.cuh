@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two producer warps: one takes tiles from the list, the other starts the copies of q, K and V.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill_rows/config.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of a
+// tile the section's heads side by side.
+template <class Config>
+__device__ TileSlot work_at(const PrefillParams& params, const PrefillOrder& order, int n) {
+  const int tiles = order.tile_count;
+  TileSlot slot = {};
+  const BatchParams& batch = params.attention.batch;
+  const int head_blocks = batch.q_heads >> params.heads_shift;
+  slot.request = -1;
+  if (n >= tiles * head_blocks) return slot;
+  const int section = n / (tiles * order.section_heads);
+  const int first_head = section * order.section_heads;
+  const int heads = min(order.section_heads, head_blocks - first_head);
+  const int within = n - tiles * first_head;
+  const PrefillTile tile = order.tiles[within / heads];
+  const RequestView view = request_view(batch, tile.request);
+  slot.request = tile.request;
+  slot.q_begin = view.q_begin;
+  slot.q_len = view.q_len;
+  slot.kv_len = view.kv_len;
+  slot.first_token = tile.first_token;
+  slot.q_head = (first_head + within % heads) << params.heads_shift;
+  slot.kv_head = slot.q_head / (batch.q_heads / batch.kv_heads);
+  if (!params.attention.keys.page_table) {
+    slot.first_key = params.attention.keys.kv_indptr[tile.request];
+  }
+  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
+  const int last = min(tile.first_token + tokens, view.q_len) - 1;
+  const Interval keys = visible_keys(batch.mask, view, tile.first_token, last);
+  slot.key_begin = keys.begin;
+  slot.block_begin = keys.begin / Config::kKeys;
+  slot.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, slot.block_begin + 1);
+  return slot;
+}
+
+// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden.
+template <class Config>
+__device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const PrefillOrder order = *params.order;
+  Ring<kTileSlots> slots;
+  // Each block's first tile is its own, unless some begin late.
+  const int dealt = params.beside ? 0 : gridDim.x;
+  int n = params.beside ? atomicAdd(&params.order->taken, 1) : blockIdx.x;
+  while (true) {
+    const TileSlot tile = work_at<Config>(params, order, n);
+    shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
+    shared.tiles[slots.stage] = tile;
+    shared.tile_full[slots.stage].arrive();
+    slots.advance();
+    if (tile.request < 0) break;
+    n = dealt + atomicAdd(&params.order->taken, 1);
+  }
+  // The last block to run out of work leaves the counters as it found them.
+  if (atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
+    params.order->taken = 0;
+    params.order->finished = 0;
+  }
+  // So the end of this launch is the end of both, to whatever follows in the stream.
+  if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
+}
+
+// A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page and
+// place; the copy engine writes zeros for coordinates outside of the tensor.
+struct BoxPlace {
+  int page = -1;
+  int place = 0;
+};
+
+template <class Config>
+__device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const TileSlot& tile,
+                                              int block, int box) {
+  const KeyParams& keys = params.attention.keys;
+  const int key = block * Config::kKeys + box * params.box_keys;
+  if (block < tile.block_begin || box * params.box_keys >= Config::kKeys || key >= tile.kv_len) {
+    return {};
+  }
+  if (!keys.page_table) return {0, tile.first_key + key};
+  return {keys.page_table[tile.request * keys.page_table_stride + key / keys.page_size],
+          key % keys.page_size};
+}
+
+// `place` is that of the lane's first box.
+template <class Config, int kColumnBlocks>
+__device__ __forceinline__ void load_key_tile(
+    const PrefillParams& params, const TensorMap& map, const TileSlot& tile, int block,
+    BoxPlace place, int lane, uint16_t (&to)[kColumnBlocks][Config::kKeys][kSwizzledColumns],
+    TransactionBarrier& full) {
+  if (lane == 0) full.arrive_expecting(sizeof(to));
+  __syncwarp();
+#pragma unroll 1
+  for (int box = lane; box * params.box_keys < Config::kKeys; box += 32) {
+    if (box >= 32) place = box_place<Config>(params, tile, block, box);
+    const int row = box * params.box_keys;
+#pragma unroll
+    for (int c = 0; c < kColumnBlocks; ++c) {
+      load_box(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+    }
+  }
+}
+
+template <class Config>
+__device__ void copy_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const int lane = threadIdx.x % 32;
+  Ring<kTileSlots> slots;
+  Ring<Config::kStages> stages;
+  Ring<Config::kQueryStages> q;
+  while (true) {
+    shared.tile_full[slots.stage].wait(slots.phase);
+    const TileSlot tile = shared.tiles[slots.stage];
+    __syncwarp();
+    if (lane == 0) shared.tile_empty[slots.stage].arrive();
+    slots.advance();
+    if (tile.request < 0) return;
+    BoxPlace place = box_place<Config>(params, tile, tile.block_end - 1, lane);
+    for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
+      // Read ahead: the page table's latency is that of half a key tile's products.
+      const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
+      shared.k_empty[stages.stage].wait(stages.phase ^ 1);
+      load_key_tile<Config>(params, params.k, tile, block, place, lane, shared.k[stages.stage],
+                            shared.k_full[stages.stage]);
+      if (block == tile.block_end - 1) {
+        for (int w = 0; w < Config::kConsumers; ++w) {
+          TransactionBarrier& full = shared.q_full[q.stage][w];
+          shared.q_empty[q.stage][w].wait(q.phase ^ 1);
+          if (lane == 0) {
+            full.arrive_expecting(sizeof(shared.q[0][0]));
+            const int token =
+                tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
+#pragma unroll
+            for (int c = 0; c < Config::kDimBlocks; ++c) {
+              load_box(shared.q[q.stage][w][c], params.q, full, c * kSwizzledColumns, tile.q_head,
+                       token);
+            }
+          }
+        }
+        q.advance();
+      }
+      if constexpr (Config::kNarrow) {
+        shared.raw_empty[stages.stage].wait(stages.phase ^ 1);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane,
+                              shared.raw_v[stages.stage], shared.raw_full[stages.stage]);
+      } else {
+        shared.v_empty[stages.stage].wait(stages.phase ^ 1);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane, shared.v[stages.stage],
+                              shared.v_full[stages.stage]);
+      }
+      stages.advance();
+      place = next;
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of pages of a few tokens and of fp8 caches: three warps gather rows of K and V with
+// 16-byte copies. 16-bit rows go straight to their swizzled places; fp8 rows go through pieces of raw
+// bytes, two of which are on their way while one is widened to f16. Keys that are not the request's,
+// or have left its window, become zeros.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill_rows/load.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr int kLoaderWarps = 3;
+constexpr int kLoaderThreads = 32 * kLoaderWarps;
+constexpr int kLoaderBarrier = 7;  // named
+
+// 0..95: warp 1 of the producer takes tiles.
+__device__ __forceinline__ int loader_thread() {
+  return threadIdx.x < 32 ? threadIdx.x : threadIdx.x - 32;
+}
+__device__ __forceinline__ void loaders_meet() {
+  named_barrier_wait(kLoaderBarrier, kLoaderThreads);
+}
+
+// 16 bytes, zeros where not live: then `global` is not read, but must be aligned.
+__device__ __forceinline__ void copy_async_or_zero(uint32_t shared, const void* global, bool live) {
+  asm volatile(
+      "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(live)));
+}
+__device__ __forceinline__ void copy_async_4(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(bytes));
+}
+
+// Page of a request that holds a key. Most page sizes are powers of two, and a division takes 20 times as
+// long as a shift.
+__device__ __forceinline__ int page_of(const KeyParams& keys, int key) {
+  const uint32_t size = keys.page_size;
+  return (size & (size - 1)) == 0 ? key >> (__ffs(size) - 1) : static_cast<uint32_t>(key) / size;
+}
+
+// Walks over the key tiles of all row tiles, one ahead of the copies: pages are read while the rows of the
+// tile before are on their way.
+template <class Config>
+struct KeyWalk {
+  static constexpr int kEach = (Config::kKeys + kLoaderThreads - 1) / kLoaderThreads;
+
+  Ring<kTileSlots> slots;
+  const TileSlot* tile = nullptr;  // null: no more work
+  int block;                       // of keys
+  int page[kEach];                 // of keys loader_thread(), + 96, ... of the key tile; -1: none
+
+  __device__ __forceinline__ int key_of(int i) const {
+    return block * Config::kKeys + loader_thread() + i * kLoaderThreads;
+  }
+
+  __device__ __forceinline__ void enter_tile(typename Config::SharedMemory& shared) {
+    shared.tile_full[slots.stage].wait(slots.phase);
+    tile = &shared.tiles[slots.stage];
+    slots.advance();
+    if (tile->request < 0) tile = nullptr;
+    if (tile) block = tile->block_end - 1;
+  }
+
+  // The row tile whose first key tile it stands on, or null.
+  __device__ __forceinline__ const TileSlot* begun_tile() const {
+    return block == tile->block_end - 1 ? tile : nullptr;
+  }
+
+  // Starts to read the pages of the key tile it stands on.
+  __device__ __forceinline__ void read_pages(const PrefillParams& params) {
+    if (!tile) return;
+    const KeyParams& keys = params.attention.keys;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int key = key_of(i);
+      page[i] = -1;
+      if (key < tile->key_begin || key >= tile->kv_len) continue;
+      page[i] = __ldg(keys.page_table + tile->request * keys.page_table_stride +
+                      page_of(keys, key));
+    }
+  }
+
+  __device__ __forceinline__ void step(const PrefillParams& params,
+                                       typename Config::SharedMemory& shared) {
+    if (--block < tile->block_begin) enter_tile(shared);
+    read_pages(params);
+  }
+
+  // Writes down where the rows of its key tile are, and starts to copy scales that each key has.
+  __device__ __forceinline__ void note_places(const PrefillParams& params,
+                                              typename Config::SharedMemory& shared, int half,
+                                              int scale_slot) const {
+    const KeyParams& keys = params.attention.keys;
+    constexpr int kBytes = type_bytes(Config::kKv);
+    const int64_t head = tile->kv_head;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int n = loader_thread() + i * kLoaderThreads;
+      if (n >= Config::kKeys) break;
+      const int key = key_of(i);
+      const bool live = page[i] >= 0;
+      const int place = key - page_of(keys, key) * keys.page_size;
+      const int64_t k = page[i] * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
+      const int64_t v = page[i] * keys.v_page_stride + place * keys.v_token_stride + head * keys.v_head_stride;
+      shared.k_places[half][n] = live ? static_cast<const char*>(keys.k) + k * kBytes : nullptr;
+      shared.v_places[half][n] = live ? static_cast<const char*>(keys.v) + v * kBytes : nullptr;
+      if constexpr (Config::kWiden) {
+        if (keys.scale_slot_stride == 0) continue;
+        const int64_t at =
+            live ? (page[i] * static_cast<int64_t>(keys.page_size) + place) * keys.scale_slot_stride +
+                       head * keys.scale_head_stride
+                 : 0;
+        copy_async_4(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
+        copy_async_4(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
+      }
+    }
+  }
+};
+
+// Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
+// that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A warp takes
+// every third group of 8 rows: so a lane's places differ by constants.
+template <int kBytes>
+constexpr int kRowLanes = kBytes % 128 == 0 ? 8 : 4;  // neighbouring ones that copy a row
+
+template <int kKeys, int kBytes, int kPitch, int kNext, typename To>
+__device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], int live_bytes, To to) {
+  constexpr int kLanes = kRowLanes<kBytes>;
+  constexpr int kRowsOfLane = kLanes / 4;  // in a group
+  constexpr int kGroups = kKeys / 8;
+  const int warp = loader_thread() / 32;
+  const int lane = threadIdx.x % 32;
+  const auto row_of = [&](int i) { return warp * 8 + i * (32 / kLanes) + lane / kLanes; };
+  uint32_t first[kRowsOfLane];
+#pragma unroll
+  for (int i = 0; i < kRowsOfLane; ++i) first[i] = shared_address(to(row_of(i), lane % kLanes));
+#pragma unroll
+  for (int group = 0; group < kGroups; group += kLoaderWarps) {
+    if (group + kLoaderWarps > kGroups && warp + group >= kGroups) break;
+    // A copy reads its registers late, and what would overwrite them waits: so addresses come first.
+    const char* from[kRowsOfLane];
+    bool live[kRowsOfLane];
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      from[i] = places[row_of(i) + group * 8];
+      live[i] = from[i] != nullptr;
+      from[i] += lane % kLanes * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+#pragma unroll
+      for (int chunk = 0; chunk < kBytes / 16; chunk += kLanes) {
+        copy_async_or_zero(first[i] + group * 8 * kPitch + chunk / kLanes * kNext,
+                           from[i] + chunk * 16,
+                           live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
+      }
+    }
+  }
+}
+
+template <int kColumnBlocks, int kKeys>
+__device__ __forceinline__ uint16_t* swizzled(uint16_t (&tile)[kColumnBlocks][kKeys][kSwizzledColumns],
+                                              int row, int chunk) {
+  return &tile[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
+}
+
+// Queries of a row tile, once its first key tile is on its way.
+template <class Config>
+__device__ __forceinline__ void load_queries_box(const PrefillParams& params,
+                                                 typename Config::SharedMemory& shared,
+                                                 const TileSlot& tile,
+                                                 Ring<Config::kQueryStages>& q) {
+  if (loader_thread() == 0) {
+    for (int w = 0; w < Config::kConsumers; ++w) {
+      TransactionBarrier& full = shared.q_full[q.stage][w];
+      shared.q_empty[q.stage][w].wait(q.phase ^ 1);
+      full.arrive_expecting(sizeof(shared.q[0][0]));
+      const int token = tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
+#pragma unroll
+      for (int c = 0; c < Config::kDimBlocks; ++c) {
+        load_box(shared.q[q.stage][w][c], params.q, full, c * kSwizzledColumns, tile.q_head, token);
+      }
+    }
+  }
+  __syncwarp();
+  q.advance();
+}
+
+template <class Config, int kDim>
+__device__ __forceinline__ void gather_tile(
+    const char* const (&places)[Config::kKeys], int live_dim,
+    uint16_t (&to)[kDim / kSwizzledColumns][Config::kKeys][kSwizzledColumns],
+    TransactionBarrier& full) {
+  copy_rows<Config::kKeys, 2 * kDim, kSwizzledBytes, sizeof(to[0])>(
+      places, 2 * live_dim, [&](int row, int chunk) { return swizzled(to, row, chunk); });
+  full.arrive_after_copies();
+}
+
+// 16-bit rows. Values follow the keys of the next key tile, as consumers read them.
+template <class Config>
+__device__ void gather_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const AttentionParams& attention = params.attention;
+  KeyWalk<Config> walk;
+  Ring<Config::kStages> k, v;
+  Ring<kPlaceSlots> places;
+  Ring<Config::kQueryStages> q;
+  const auto gather_values = [&] {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    gather_tile<Config, Config::kHeadDimV>(shared.v_places[places.previous().stage],
+                                           attention.head_dim_v, shared.v[v.stage],
+                                           shared.v_full[v.stage]);
+    v.advance();
+  };
+  walk.enter_tile(shared);
+  walk.read_pages(params);
+  for (bool first = true; walk.tile; first = false) {
+    const TileSlot* begun = walk.begun_tile();
+    walk.note_places(params, shared, places.stage, 0);
+    loaders_meet();
+    walk.step(params, shared);
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
+                                          shared.k[k.stage], shared.k_full[k.stage]);
+    k.advance();
+    if (begun) load_queries_box<Config>(params, shared, *begun, q);
+    if (!first) gather_values();
+    places.advance();
+  }
+  if (k.stage != v.stage || k.phase != v.phase) gather_values();
+  wait_copies<0>();
+}
+
+// Where a chunk of an fp8 row waits: rows of an even and an odd number lie in different halves of 128
+// bytes, so that eight threads that widen four chunks of both meet no bank twice.
+template <int kKeys, int kRowBytes>
+__device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes], int bytes, int row,
+                                              int chunk) {
+  const int flip = bytes % 128 == 0 ? row % 2 * 4 : 0;
+  return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
+}
+
+// Two fp8 values in the lower half of `two` as f16.
+template <Type kFrom>
+__device__ __forceinline__ uint32_t widen(uint32_t two) {
+  uint32_t wide;
+  const uint16_t low = static_cast<uint16_t>(two);
+  if constexpr (kFrom == f8e4m3) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(low));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(low));
+  }
+  return wide;
+}
+
+// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time.
+template <class Config, int kBytes>
+__device__ __forceinline__ void widen_piece(
+    uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
+    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns]) {
+  constexpr int kGroups = Config::kKeys / 8;
+  constexpr int kBatch = 2;  // loaded before the first is stored
+  const int lane = threadIdx.x % 32;
+  const int warp = loader_thread() / 32;
+  const int row = warp * 8 + lane / 4;
+#pragma unroll 1
+  for (int quad = 0; quad < kBytes / 64; ++quad) {
+    const int chunk = quad * 4 + lane % 4;
+    const uint8_t* from = raw_chunk(piece, kBytes, row, chunk);
+    uint16_t* first = swizzled(to, row, 2 * chunk);
+    uint16_t* second = swizzled(to, row, 2 * chunk + 1);
+#pragma unroll
+    for (int group = 0; group < kGroups; group += kBatch * kLoaderWarps) {
+      uint4 words[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = group + i * kLoaderWarps;
+        if (at + warp < kGroups) words[i] = *reinterpret_cast<const uint4*>(from + at * 8 * kBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int at = group + i * kLoaderWarps;
+        if (at + warp >= kGroups) break;
+        const uint4 w = words[i];
+        *reinterpret_cast<uint4*>(first + at * 8 * kSwizzledColumns) = {
+            widen<Config::kKv>(w.x), widen<Config::kKv>(w.x >> 16), widen<Config::kKv>(w.y),
+            widen<Config::kKv>(w.y >> 16)};
+        *reinterpret_cast<uint4*>(second + at * 8 * kSwizzledColumns) = {
+            widen<Config::kKv>(w.z), widen<Config::kKv>(w.z >> 16), widen<Config::kKv>(w.w),
+            widen<Config::kKv>(w.w >> 16)};
+      }
+    }
+  }
+  fence_async_proxy();
+}
+
+template <class Config, int kDim>
+__device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], int live_dim,
+                                           uint8_t (&to)[Config::kKeys][Config::kRawBytes]) {
+  copy_rows<Config::kKeys, kDim, kDim, 16 * kRowLanes<kDim>>(
+      places, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
+}
+
+// fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are copied.
+template <class Config>
+__device__ void widen_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const AttentionParams& attention = params.attention;
+  KeyWalk<Config> walk;
+  Ring<Config::kStages> stages;
+  Ring<Config::kQueryStages> q;
+  Ring<Config::kPieces> to;  // of the next copy; behind it, the oldest piece
+  Ring<Config::kScaleSlots> scales;
+  int half = 0;
+  const auto copy_k = [&] {
+    if (walk.tile) {
+      copy_piece<Config, Config::kHeadDim>(shared.k_places[half], attention.head_dim,
+                                           shared.raw[to.stage]);
+    }
+    commit_copies();
+    to.advance();
+  };
+  const auto copy_v = [&] {
+    if (walk.tile) {
+      copy_piece<Config, Config::kHeadDimV>(shared.v_places[half], attention.head_dim_v,
+                                            shared.raw[to.stage]);
+    }
+    commit_copies();
+    to.advance();
+  };
+  const auto note = [&] {
+    if (!walk.tile) return;
+    walk.note_places(params, shared, half, scales.stage);
+    scales.advance();
+  };
+  // When all have come here the oldest piece has landed, and the one before it was widened.
+  const auto await_piece = [&] {
+    wait_copies<Config::kPieces - 2>();
+    loaders_meet();
+  };
+
+  walk.enter_tile(shared);
+  walk.read_pages(params);
+  note();
+  loaders_meet();
+  copy_k();
+  copy_v();
+  while (walk.tile) {
+    const TileSlot* begun = walk.begun_tile();
+    walk.step(params, shared);
+    half ^= 1;
+    note();
+    await_piece();
+    copy_k();
+    shared.k_empty[stages.stage].wait(stages.phase ^ 1);
+    widen_piece<Config, Config::kHeadDim>(shared.raw[to.stage], shared.k[stages.stage]);
+    shared.k_full[stages.stage].arrive();
+    if (begun) load_queries_box<Config>(params, shared, *begun, q);
+    await_piece();
+    copy_v();
+    shared.v_empty[stages.stage].wait(stages.phase ^ 1);
+    widen_piece<Config, Config::kHeadDimV>(shared.raw[to.stage], shared.v[stages.stage]);
+    shared.v_full[stages.stage].arrive();
+    stages.advance();
+  }
+  wait_copies<0>();
+}
+
+}  // namespace fovea::kernels::cuda
