@@ -15,11 +15,12 @@ constexpr int64_t kTableThreads = 256;
 constexpr int64_t kMostTableBlocks = 8;
 // (token, head) rows that a CTA of kv_write stores.
 constexpr int64_t kWriteRows = 8;
+constexpr int kOverlappingSm = 90;
 
 }  // namespace
 
 CudaCache::CudaCache(const AttentionSpec& spec, const KvPool& pool, int sm, gpu::KernelStore& store)
-    : spec_(spec), pool_(&pool) {
+    : spec_(spec), pool_(&pool), overlaps_(sm >= kOverlappingSm) {
   const CacheKernels kernels = cache_kernels(spec, pool.spec(), sm);
   page_table_ = cuda::Kernel(kernels.page_table, store);
   kv_write_ = cuda::Kernel(kernels.kv_write, store);
@@ -51,9 +52,10 @@ void CudaCache::build_pages(const BatchView& batch, const int32_t* kv_lens, cons
   table.requests = batch.requests;
   table.page_size = pool_->spec().page_size;
   const int64_t blocks = (pages.stride + kTableThreads - 1) / kTableThreads;
-  page_table_.launch({static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
-                      static_cast<uint32_t>(batch.requests)},
-                     table, stream);
+  launch(page_table_,
+         {static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
+          static_cast<uint32_t>(batch.requests)},
+         table, stream);
 }
 
 void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
@@ -78,7 +80,7 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
   const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
-  kv_write_.launch({static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, layer, stream);
+  launch(kv_write_, {static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, layer, stream);
 }
 
 }  // namespace fovea

@@ -34,8 +34,20 @@ class CudaCache {
              const BatchView& batch, Stream stream) const;
 
  private:
+  // Both kernels wait for the one before them themselves, where the device knows how.
+  template <typename Params>
+  void launch(const kernels::cuda::Kernel& kernel, kernels::cuda::GridSize grid,
+              const Params& params, Stream stream) const {
+    if (overlaps_) {
+      kernel.launch_overlapped(grid, params, stream);
+    } else {
+      kernel.launch(grid, params, stream);
+    }
+  }
+
   AttentionSpec spec_;
   const KvPool* pool_ = nullptr;
+  bool overlaps_ = false;
   kernels::cuda::Kernel page_table_, kv_write_;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/tensor_map.h"
 
 namespace fovea::kernels::cuda {
 
@@ -46,14 +47,12 @@ struct DecodeWork {
   int32_t ctas;
   int32_t max_heads;    // of an item; divides kv_heads
   int32_t least_units;  // no more CTAs take part than have so many units of work each
-  // Items have max_heads heads where a CTA's part is at least this many units, else one: reading
-  // the heads of a token together suits the memory, many short parts suit small batches.
-  int32_t joint_units;
 };
 
-// Warps of a CTA: eight, four where eight tiles of keys would not fit. An item's heads divide them.
-constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v) {
-  return head_dim + head_dim_v <= 320 ? 8 : 4;
+// Warps of a CTA that compute: eight, four where tiles of keys or rows are large. An item's heads divide
+// them.
+constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v, int32_t rows) {
+  return head_dim + head_dim_v <= 320 && rows <= 8 ? 8 : 4;
 }
 
 struct DecodePlanParams {
@@ -67,8 +66,15 @@ struct DecodePlanParams {
   float pairs_per_unit;
 };
 
+// As Settled of attention_kernel.h.
+enum DecodeSettled : int32_t { kSettledNone, kSettledPlan, kSettledAllButNewKeys };
+
 struct DecodeParams : AttentionParams {
   DecodeWork list;
+  int32_t settled;
+  // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by row.
+  int32_t boxes;
+  TensorMap k_map, v_map;
 };
 
 }  // namespace fovea::kernels::cuda

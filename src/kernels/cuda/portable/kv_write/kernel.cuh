@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/common/fp8_codes.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/rotary.cuh"
 
 namespace fovea::kernels::cuda {
@@ -126,7 +126,9 @@ struct KvWriteConfig {
     if (has_chunk) reinterpret_cast<Chunk*>(row)[index] = chunk;
   }
 
+  // Launched with overlap on sm_90 and later; the attention behind it waits before it reads new keys.
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
     const int heads = params.kv_heads + params.q_heads;
     const int64_t token = warp / heads;

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
-#include "kernels/cuda/common/types.cuh"
+#include "kernels/cuda/common/overlap.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -22,7 +22,9 @@ struct Config {
     return static_cast<int32_t>(slot) / params.page_size;
   }
 
+  // Launched with overlap on sm_90 and later; the plan behind it reads nothing of it.
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int64_t request = blockIdx.y;
     const int64_t size = params.page_size;
     const int64_t kv_len = min(static_cast<int64_t>(params.kv_lens[request]),

@@ -3,28 +3,39 @@
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int power_of_two_at_least(int x) {
-  int p = 1;
-  while (p < x) p *= 2;
-  return p;
+// The bulk copy engine fetches boxes of 16 keys by 128 bytes of a row, and swizzles their chunks of 16 bytes.
+constexpr int kBoxKeys = 16;
+constexpr int kPieceBytes = 128;
+constexpr int kMaxSharedBytes = 232448;
+
+template <class C, int kPieceCount>
+struct StageOf {
+  // The tile of each warp: [piece of the rows][key][byte].
+  alignas(1024) char tiles[C::kWarps][kPieceCount][C::kTile][kPieceBytes];
+  float scales[C::kFp8 ? C::kWarps : 1][C::kFp8 ? C::kTile : 4];  // one a key
+};
+
+// Of a 16-byte chunk of a key's row in a tile: eight keys' chunks lie in eight different bank groups.
+template <class C>
+__device__ inline int tile_offset(int key, int chunk) {
+  return chunk / 8 * C::kTile * kPieceBytes + key * kPieceBytes + (chunk % 8 ^ key % 8) * 16;
 }
 
-template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTile,
-          int kStageCount, int kCtas>
+template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTileKeys>
 struct DecodeConfig {
-  static_assert(kDim % 16 == 0 && kDimV % 16 == 0 && kRows % 8 == 0 && kTile % 16 == 0);
+  static_assert(kDim % 16 == 0 && kDimV % 16 == 0 && kRows % 8 == 0 && kTileKeys % kBoxKeys == 0);
   using Params = DecodeParams;
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDimV;
   static constexpr int kRowTile = kRows;
-  static constexpr int kWarps = kWarpCount;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kKeys = kTile;  // keys of one step of one warp
-  static constexpr int kStages = kStageCount;
+  static constexpr int kWarps = kWarpCount;  // that compute
+  static constexpr int kConsumers = 32 * kWarps;
+  static constexpr int kTile = kTileKeys;  // keys of one step of one warp
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
@@ -34,38 +45,41 @@ struct DecodeConfig {
 
   static constexpr int kKBytes = kDim * type_bytes(kCache);
   static constexpr int kVBytes = kDimV * type_bytes(kCache);
-  // One 16-byte chunk of padding: eight rows then start in eight different bank groups.
-  static constexpr int kKPitch = kKBytes + 16;
-  static constexpr int kVPitch = kVBytes + 16;
-  // The results of the warps are joined through the stages they have just read, eight rows at a time.
+  static constexpr int kKPieces = (kKBytes + kPieceBytes - 1) / kPieceBytes;
+  static constexpr int kVPieces = (kVBytes + kPieceBytes - 1) / kPieceBytes;
+  // The results of the warps are joined eight rows at a time.
   static constexpr int kJoinPitch = kDimV + 4;
 
-  struct Stage {
-    alignas(16) char k[kTile][kKPitch];
-    alignas(16) char v[kTile][kVPitch];
-    float scales[kFp8 ? 2 : 1][kFp8 ? kTile : 4];  // of K and of V, one a key
-  };
-  static_assert(sizeof(Stage::k) + sizeof(Stage::v) >= 8 * kJoinPitch * sizeof(float));
-
-  struct SharedMemory {
-    alignas(16) Stage stages[kWarps][kStages];
+  struct Rest {
+    alignas(16) float join[kWarps][8][kJoinPitch];
     float2 stats[kWarps][kRows];  // maximum in log2 units, sum
-    int join_stage[kWarps];       // where a warp put its result
     int is_last;
+    TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
+  };
+  static constexpr int kStageBytes = sizeof(StageOf<DecodeConfig, kKPieces>) + sizeof(StageOf<DecodeConfig, kVPieces>);
+  // As deep as it fits: while an item is finished the copies go on.
+  static constexpr int kFitting = (kMaxSharedBytes - static_cast<int>(sizeof(Rest))) / kStageBytes;
+  static constexpr int kStages = kFitting < 8 ? kFitting : 8;
+  static_assert(kStages >= 2);
+
+  struct SharedMemory : Rest {
+    StageOf<DecodeConfig, kKPieces> k[kStages];
+    StageOf<DecodeConfig, kVPieces> v[kStages];
   };
 
-  static constexpr int kBlocksPerSm = kCtas;
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kTile};
+  static constexpr int kBlocksPerSm = 1;
+  // Ten warps could have 168 registers each. A whole warpgroup of copying warps, two of them idle, gives its
+  // own back.
+  static constexpr bool kMovesRegisters = kWarps == 8;
+  static constexpr int kCopiers = kMovesRegisters ? 128 : 64;
+  static constexpr KernelTraits kTraits = {kConsumers + kCopiers, sizeof(SharedMemory), kRows, kTileKeys};
   __device__ static void run(const Params& params);
 };
 
-// Keys of one step: two steps' worth of latency is hidden by two sub-tiles where rows are short.
-template <int kDim, int kDimV, Type kCache>
+// Keys of one step of a warp: twice as many where rows are short and registers suffice.
+template <int kDim, int kDimV, int kRows, Type kCache>
 constexpr int decode_keys() {
-  return (kDim + kDimV) * type_bytes(kCache) <= 256 ? 32 : 16;
+  return kRows == 8 && (kDim + kDimV) * type_bytes(kCache) <= 256 ? 32 : 16;
 }
-
-// A third stage took 1-3 % longer at every size of the grid (H200, 2026-11-21).
-constexpr int kDecodeStages = 2;
 
 }  // namespace fovea::kernels::cuda

@@ -18,6 +18,13 @@ __device__ inline float4 scaled(const float4& x, float factor) {
   return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
 }
 
+constexpr int kConsumerBarrier = 1;
+
+template <class C>
+__device__ void wait_for_consumers() {
+  named_barrier_wait(kConsumerBarrier, C::kConsumers);
+}
+
 // Joins parts in their order. Those without weight may hold anything.
 template <int kParts>
 __device__ RowPart join(const RowPart (&parts)[kParts]) {
@@ -74,11 +81,11 @@ __device__ void put_down_stats(const Accumulator<C>& acc, typename C::SharedMemo
   }
 }
 
-// Rows 8n to 8n + 7 of this warp's accumulators into the stage it has just read.
+// Rows 8n to 8n + 7 of this warp's accumulators.
 template <class C>
-__device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::Stage& stage) {
+__device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
-  auto* rows = reinterpret_cast<float*>(&stage);
+  auto& rows = shared.join[threadIdx.x / 32];
   const float unit = C::kFp8 && acc.v_unit > 0 ? acc.v_unit : 1;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -87,7 +94,7 @@ __device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::Stag
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = d * 16 + (C::kFp8 ? lane / 4 * 2 + half : lane / 4 + 8 * half);
-        rows[(lane % 4 * 2 + i) * C::kJoinPitch + column] = acc.out[d][n][2 * half + i] * unit;
+        rows[lane % 4 * 2 + i][column] = acc.out[d][n][2 * half + i] * unit;
       }
     }
   }
@@ -104,9 +111,8 @@ __device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads,
     const bool mine = warp < C::kWarps;
     const int from = mine ? warp : 0;
     const float2 stats = shared.stats[from][row];
-    const auto* rows = reinterpret_cast<const float*>(&shared.stages[from][shared.join_stage[from]]);
     parts[i] = {mine ? stats.x : -infinity(), stats.y,
-                *reinterpret_cast<const float4*>(&rows[row % 8 * C::kJoinPitch + column])};
+                *reinterpret_cast<const float4*>(&shared.join[from][row % 8][column])};
   }
   return join(parts);
 }
@@ -117,11 +123,11 @@ __device__ int64_t partial_row(const DecodeParams& params, int slot, int head, i
   return (static_cast<int64_t>(slot) * params.list.max_heads + head) * C::kRowTile + row;
 }
 
-// Two lanes share a row quad: one takes the even parts, one the odd ones, eight at a time.
+// Two lanes share a row quad: one takes the even parts, one the odd ones, four at a time.
 template <class C>
 __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   constexpr int kSharers = 2;
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 4;
   constexpr int kQuads = C::kHeadDimV / 4;
   constexpr int kLanes = 32 / kSharers;
   const int lane = threadIdx.x % 32;
@@ -187,22 +193,19 @@ __device__ void store_joined(const DecodeParams& params, const Tile& tile, int h
       scaled(joined.out, empty ? 0.0f : __fdividef(1.0f, joined.sum));
 }
 
-// All threads. `stage` is the one this warp read last, -1: it saw no key. No stage may be refilled before
-// this returns.
+// All warps that compute.
 template <class C>
 __device__ void finish_item(const DecodeParams& params, const Tile& tile, const Accumulator<C>& acc,
-                            int stage, typename C::SharedMemory& shared) {
+                            typename C::SharedMemory& shared) {
   constexpr int kQuads = C::kHeadDimV / 4;
-  const int warp = threadIdx.x / 32;
   const int heads = tile.item.heads;
-  if (threadIdx.x % 32 == 0) shared.join_stage[warp] = max(stage, 0);
   put_down_stats<C>(acc, shared);
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
     if (8 * n >= tile.rows) break;
-    if (stage >= 0) put_down_rows<C>(acc, n, shared.stages[warp][stage]);
-    __syncthreads();
-    for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kThreads) {
+    put_down_rows<C>(acc, n, shared);
+    wait_for_consumers<C>();
+    for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kConsumers) {
       const int head = i / (8 * kQuads);
       const int row = 8 * n + i / kQuads % 8;
       const int column = i % kQuads * 4;
@@ -213,7 +216,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
       }
       store_joined<C>(params, tile, head, row, column, joined);
     }
-    __syncthreads();
+    wait_for_consumers<C>();
   }
   if (tile.item.partial < 0) return;
   if (threadIdx.x == 0) {
@@ -222,7 +225,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
     if (last) *ticket = 0;  // for the next layer
     shared.is_last = last;
   }
-  __syncthreads();
+  wait_for_consumers<C>();
   if (shared.is_last) join_parts<C>(params, tile);
 }
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few query rows over many keys, for Hopper. One CTA works through its part of the planned
-// list; an item is up to 8 or 16 query rows of each of its kv heads against a range of keys. Warps are dealt
-// to the heads, a head's tiles of keys go round its warps, and every warp is a pipeline of its own:
+// list; an item is up to 8 or 16 query rows of each of its kv heads against a range of keys. A step is one
+// tile of keys for each computing warp: the item's heads are dealt to the warps, a head's keys go round its
+// warps. Two more warps fill rings of steps with K and with V, across items:
 //
-//   warp 0   | copy 0 | copy 8 | copy 16 | work 0, copy 24 | work 8, copy 32 | ...
-//   warp 1   | copy 1 | copy 9 | copy 17 | work 1, copy 25 | work 9, copy 33 | ...
+//   copy K    | step 0 | step 1 | step 2 | step 3 ...           waits for k_empty
+//   copy V    | step 0 | step 1 | step 2 | step 3 ...           waits for v_empty
+//   warps     .........| 0      | 1      | 2     | join | 3 ... wait for k_full, v_full
 //
-// Warps meet only where an item ends; their copies for the next items are on the way meanwhile.
+// Warps meet only where an item ends; the rings fill up meanwhile. Where pages are too small for boxes the
+// warps copy for themselves.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/epilogue.cuh"
@@ -42,72 +45,107 @@ __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int
   }
 }
 
-template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTile,
-          int kStageCount, int kCtas>
-__device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTile, kStageCount,
-                             kCtas>::run(const DecodeParams& params) {
-  using C = DecodeConfig;
-  extern __shared__ __align__(16) char dynamic_shared[];
-  auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+template <class C, bool kBoxes>
+__device__ void consume(const DecodeParams& params, const DecodeRange& range, typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
   const int group = params.batch.q_heads / params.batch.kv_heads;
-  const DecodeRange range = params.list.ranges[blockIdx.x];
-  if (range.begin == range.end) return;
   const auto tile_of = [&](const DecodeItem& item) {
     Tile tile;
     tile.item = item;
     tile.view = {item.request, item.q_begin, item.q_len, item.kv_len};
     tile.group = group;
-    tile.rows = min(kRowTile, item.q_len * group - item.first_row);
+    tile.rows = min(C::kRowTile, item.q_len * group - item.first_row);
     return tile;
   };
-
-  Loader<C> loader(params, range);
   Tile tile = tile_of(range.first);
-  allow_next_kernel();
-  wait_for_previous_kernel();
+  if (params.settled != kSettledAllButNewKeys) wait_for_previous_kernel();
   Queries<C> queries;
   queries.read(params, tile);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  RowCopier<C, !kBoxes> rows(params, range, shared);
 #pragma unroll 1
-  for (int s = 0; s < kStages; ++s) loader.copy_next(shared.stages[warp][s]);
+  for (int s = 0; s < C::kStages && !kBoxes; ++s) rows.copy_next();
 
-  int stage = 0;
+  Ring<C> ring;
   for (int i = range.begin;;) {
+    const bool more = ++i < range.end;
+    DecodeItem next = tile.item;
+    if (more) next = params.list.items[i];
     const int head = warp % tile.item.heads;
     Factors<C> factors;
     settle_queries<C>(params, tile, head, queries, factors);
     const TileMask mask = tile_mask(params, tile, head);
 
     Accumulator<C> acc;
-    const int step = kWarps / tile.item.heads * kKeys;
-    bool refill = false;  // the stage read last
-    for (int key = tile.item.key_begin + warp / tile.item.heads * kKeys; key < tile.item.key_end; key += step) {
-      const int last = stage == 0 ? kStages - 1 : stage - 1;
-      if (refill) loader.copy_next(shared.stages[warp][last]);
-      wait_copies<kStages - 1>();
-      __syncwarp();
-      attend_tile<C>(params, tile, mask, shared.stages[warp][stage], queries, factors, key, acc);
-      __syncwarp();
-      refill = true;
-      stage = stage + 1 == kStages ? 0 : stage + 1;
+    const Steps<C> steps(tile.item);
+#pragma unroll 1
+    for (int step = steps.first; step < steps.end; step += steps.size()) {
+      const int first = steps.key_of(step, warp);
+      if (first < steps.end) {
+        attend_tile<C, kBoxes>(params, tile, mask, shared, ring, queries, factors, first, acc);
+      } else if (kBoxes) {
+        release(shared.k_empty[ring.stage]);
+        release(shared.v_empty[ring.stage]);
+      }
+      if constexpr (!kBoxes) {
+        __syncwarp();
+        rows.copy_next();
+      }
+      ring.advance();
     }
     // The queries of the next item travel while this one is finished.
     const Tile done = tile;
-    const bool more = ++i < range.end;
     if (more) {
-      tile = tile_of(params.list.items[i]);
+      tile = tile_of(next);
       queries.read(params, tile);
     }
-    const int last = stage == 0 ? kStages - 1 : stage - 1;
-    finish_item<C>(params, done, acc, refill ? last : -1, shared);
+    finish_item<C>(params, done, acc, shared);
     if (!more) break;
-    if (refill) loader.copy_next(shared.stages[warp][last]);
   }
-  wait_copies<0>();
+}
+
+template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache, int kWarpCount, int kTileKeys>
+__device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTileKeys>::run(
+    const DecodeParams& params) {
+  using C = DecodeConfig;
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+  if (params.settled == kSettledNone) wait_for_previous_kernel();
+  const DecodeRange range = params.list.ranges[blockIdx.x];
+  if (range.begin == range.end) {
+    wait_for_previous_kernel();
+    return;
+  }
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    const int arrivals = 1 + (has_token_scales<C>(params) ? 32 : 0);
+    for (int i = 0; i < kStages; ++i) {
+      shared.k_full[i].init(arrivals);
+      shared.v_full[i].init(arrivals);
+      shared.k_empty[i].init(kWarps);
+      shared.v_empty[i].init(kWarps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp >= kWarps) {
+    if constexpr (kMovesRegisters) give_registers<64>();
+    if (params.boxes && warp < kWarps + 2) {
+      BoxCopier<C>(params, side_of<C>(params, shared, warp == kWarps)).run(range);
+    }
+  } else {
+    if constexpr (kMovesRegisters) take_registers<208>();
+    if (params.boxes) {
+      consume<C, true>(params, range, shared);
+    } else {
+      consume<C, false>(params, range, shared);
+    }
+  }
 }
 
 template <int kDim, int kDimV, int kRows, Type kQuery, Type kCache>
-using Config = DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, decode_warps(kDim, kDimV),
-                            decode_keys<kDim, kDimV, kCache>(), kDecodeStages, 1>;
+using Config = DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, decode_warps(kDim, kDimV, kRows),
+                            decode_keys<kDim, kDimV, kRows, kCache>()>;
 
 }  // namespace fovea::kernels::cuda

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "gpu/tensor_map.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/family.h"
@@ -23,12 +24,13 @@ constexpr int32_t kMostDimsOf16Rows = 320;
 constexpr int32_t kGrain = 16;              // keys
 constexpr const char* kPlanOverhead = "4";  // of an item, in grains
 
-// Heads of a token are read together where a CTA's part is so many grains of one head or more.
-constexpr int32_t kJointUnits = 800;
-constexpr int32_t kMostHeads = 4;
-constexpr int32_t kLeastUnits = 1;
+// Fewer keys than all warps take in one step are not worth a CTA: in units of the plan's grain.
+constexpr int32_t kLeastUnits = 8;
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
+// Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
+constexpr int32_t kBoxKeys = 16;
+constexpr uint32_t kBoxColumns = 64;
 
 struct Variant {
   int32_t row_tile;
@@ -51,10 +53,12 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
     const std::string rows = std::to_string(row_tile);
     if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMostDimsOf16Rows) continue;
     const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
-    found.push_back({row_tile, std::gcd(kMostHeads, spec.kv_heads),
-                     make_variant(family("sm90/decode_plan"),
-                                  {rows, std::to_string(kGrain), kPlanOverhead}, setup.sm),
-                     make_variant(family(kFolder), values, setup.sm)});
+    found.push_back(
+        {row_tile,
+         std::gcd(decode_warps(spec.head_dim, spec.head_dim_v, row_tile), spec.kv_heads),
+         make_variant(family("sm90/decode_plan"), {rows, std::to_string(kGrain), kPlanOverhead},
+                      setup.sm),
+         make_variant(family(kFolder), values, setup.sm)});
   }
   return found;
 }
@@ -101,7 +105,6 @@ DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchL
   list.ctas = static_cast<int32_t>(ctas);
   list.max_heads = variant.max_heads;
   list.least_units = kLeastUnits;
-  list.joint_units = kJointUnits;
   bytes = std::max(bytes, carver.bytes());
   return list;
 }
@@ -113,6 +116,24 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
     carve(nullptr, setup, limits, variant, bytes);
   }
   return bytes;
+}
+
+// One side of a layer's cache, [page, place, kv head, dim], in units of 16 bits.
+TensorMap cache_map(const void* data, int64_t dim, int64_t page_stride, int64_t token_stride,
+                    int64_t head_stride, int32_t kv_heads, const KvLayerView& view) {
+  const auto bytes = static_cast<int64_t>(dtype_bytes(view.dtype));
+  gpu::TensorMapSpec spec;
+  spec.data = data;
+  spec.sizes = {static_cast<uint64_t>(dim * bytes / 2), static_cast<uint64_t>(kv_heads),
+                static_cast<uint64_t>(view.page_size),
+                static_cast<uint64_t>(view.slots / view.page_size)};
+  spec.strides = {static_cast<uint64_t>(head_stride * bytes),
+                  static_cast<uint64_t>(token_stride * bytes),
+                  static_cast<uint64_t>(page_stride * bytes)};
+  spec.box = {kBoxColumns, 1, kBoxKeys, 1};
+  TensorMap map;
+  gpu::encode_tensor_map(spec, &map);
+  return map;
 }
 
 class HopperDecode final : public AttentionKernel {
@@ -127,6 +148,14 @@ class HopperDecode final : public AttentionKernel {
       loaded_.push_back({std::move(variant), std::move(plan), std::move(attention), {}});
     }
     check_argument(!loaded_.empty(), "{} has no variant for these layers", kFolder);
+    if (!cached(setup.spec) || setup.cache.page_size % kBoxKeys != 0) return;
+    for (const KvLayerView& view : setup.layers) {
+      const AttentionSpec& spec = setup.spec;
+      maps_.push_back({cache_map(view.k, spec.head_dim, view.k_page_stride, view.k_token_stride,
+                                 view.k_head_stride, spec.kv_heads, view),
+                       cache_map(view.v, spec.head_dim_v, view.v_page_stride, view.v_token_stride,
+                                 view.v_head_stride, spec.kv_heads, view)});
+    }
   }
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {
@@ -145,17 +174,21 @@ class HopperDecode final : public AttentionKernel {
       active_ = &loaded;
       break;
     }
-    active_->plan.launch(
+    active_->plan.launch_overlapped(
         {kPlanCtas},
         DecodePlanParams{batch, active_->list, setup_.multiprocessors / 2, pairs_per_unit(setup_)},
         stream);
   }
 
-  void attend(const AttentionParams& given, int32_t, Stream stream) override {
-    // In a mixed batch prefill begins as soon as every block here has: what came before this launch
-    // must be over by then, so it may not overlap that.
-    DecodeParams params{given, active_->list};
-    active_->attention.launch({static_cast<uint32_t>(params.list.ctas)}, params, stream);
+  // In a mixed batch prefill begins as soon as every block here has waited for what came before.
+  void attend(const AttentionParams& given, int32_t layer, Settled settled,
+              Stream stream) override {
+    DecodeParams params{given, active_->list, static_cast<int32_t>(settled), !maps_.empty(), {}, {}};
+    if (params.boxes) {
+      params.k_map = maps_[static_cast<size_t>(layer)].k;
+      params.v_map = maps_[static_cast<size_t>(layer)].v;
+    }
+    active_->attention.launch_overlapped({static_cast<uint32_t>(params.list.ctas)}, params, stream);
   }
 
  private:
@@ -165,9 +198,14 @@ class HopperDecode final : public AttentionKernel {
     DecodeWork list;
   };
 
+  struct LayerMaps {
+    TensorMap k, v;
+  };
+
   AttentionSetup setup_;
   int32_t group_;
   int32_t max_q_len_ = 1;
+  std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch
 };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of K and V into shared memory, rows of q into registers. Every warp fetches the keys it will work on
-// by itself: it walks through the work list ahead of the computation, across items, so that its copies never
-// pause. Rows that no key of the item owns are zero: nothing of another request, and no NaN of an unused
-// slot, reaches a product.
+// Rows of K and V into shared memory, rows of q into registers. Where pages hold whole boxes of 16 keys two
+// warps of their own copy them by the bulk copy engine, one K and one V.
 #pragma once
 
+#include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/sm90/decode/config.cuh"
@@ -34,7 +33,8 @@ __device__ inline float shared_scale(const KeyParams& keys, const float* scale, 
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
-// Asking L2 for 128 bytes at once made large batches 2.5 % faster, for 256 bytes 1 % (H200, 2026-11-21).
+// Asking L2 for 128 bytes at once made large batches 2.5 % faster, for 256 bytes 6 % slower (H200,
+// 2026-11-21).
 __device__ inline void copy_async_16(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes));
@@ -44,193 +44,268 @@ __device__ inline void copy_async_4(void* shared, const void* global, int bytes)
                "l"(global), "r"(bytes));
 }
 
-// How a warp copies rows of kBytes: `lanes` neighbouring lanes copy one.
-template <int kBytes>
-struct RowCopy {
-  static constexpr int kChunks = kBytes / 16;
-  static constexpr int kLanes = power_of_two_at_least(kChunks) < 32 ? power_of_two_at_least(kChunks) : 32;
-  static constexpr int kRowsAtOnce = 32 / kLanes;
-  static_assert(kChunks <= 32);
+// load_box with a policy of createpolicy for the L2.
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                uint64_t policy, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
 
-  __device__ static int row() { return threadIdx.x % 32 / kLanes; }
-  __device__ static int byte() { return threadIdx.x % 32 % kLanes * 16; }
-  __device__ static void copy(char* to, const char* from, bool live) {
-    if (kChunks == kLanes || byte() < kBytes) copy_async_16(to, from, live ? 16 : 0);
-  }
+// The steps of an item: in each, every consumer warp has one tile of kTile keys of one of its heads. Tiles
+// begin at multiples of kBoxKeys.
+template <class C>
+struct Steps {
+  int heads, begin, end, first;  // `first`: of the first step, at most kBoxKeys - 1 before `begin`
 
-  // 16 rows that follow one another in memory, `valid` of which exist; `first` is the lane's byte of row 0.
-  __device__ static void copy_neighbours(const char* first, int64_t row_stride, int valid, int live_bytes,
-                                         char* to, int pitch) {
-    const char* from = first + row() * row_stride;
-    char* into = to + row() * pitch + byte();
-    const int rows = byte() < live_bytes ? valid : 0;
-#pragma unroll
-    for (int i = 0; i < 16; i += kRowsAtOnce) {
-      copy(into + i * pitch, from, i + row() < rows);
-      from += kRowsAtOnce * row_stride;
-    }
-  }
-
-  // Rows anywhere: row r begins where lane r says, -1 is none.
-  template <int kKeys>
-  __device__ static void copy_scattered(const char* source, int64_t offset, int live_bytes, char* to,
-                                        int pitch) {
-#pragma unroll 4
-    for (int i = 0; i < kKeys; i += kRowsAtOnce) {
-      const int64_t at = __shfl_sync(~0u, offset, i + row());
-      const bool live = at >= 0 && byte() < live_bytes;
-      copy(to + (i + row()) * pitch + byte(), source + (live ? at + byte() : 0), live);
-    }
-  }
+  __device__ explicit Steps(const DecodeItem& item)
+      : heads(item.heads), begin(item.key_begin), end(item.key_end), first(begin / kBoxKeys * kBoxKeys) {}
+  __device__ int size() const { return C::kWarps / heads * C::kTile; }
+  // First key of a warp's tile in the step at `step`.
+  __device__ int key_of(int step, int warp) const { return step + warp / heads * C::kTile; }
 };
 
-// Walks through the tiles of one warp.
-template <class C>
-class Loader {
+// Pages of keys.
+class PageTable {
  public:
-  __device__ Loader(const DecodeParams& params, const DecodeRange& range)
-      : params_(params), item_(range.begin), item_end_(range.end) {
-    const int size = params.keys.page_size;
-    page_shift_ = (size & (size - 1)) == 0 ? 31 - __clz(size) : -1;
-    neighbours_ = !params.keys.page_table || size % 16 == 0;
-    start_item(range.first);
-    if (key_ >= key_end_) next_item();
+  __device__ explicit PageTable(const KeyParams& keys) : keys_(keys) {
+    const int size = keys.page_size;
+    shift_ = (size & (size - 1)) == 0 ? 31 - __clz(size) : -1;
   }
-
-  // Starts the copies of the next tile, if there is one, and closes the group.
-  __device__ void copy_next(typename C::Stage& stage) {
-    if (item_ < item_end_) {
-      if (neighbours_ && key_ % 16 == 0) {
-        copy_neighbours(stage);
-      } else {
-        copy_scattered(stage);
-      }
-      if constexpr (C::kFp8) copy_scales(stage);
-      key_ += key_step_;
-      if (key_ < key_end_) {
-        read_entry();
-      } else {
-        next_item();
-      }
-    }
-    commit_copies();
+  __device__ int page_of(int key) const { return shift_ >= 0 ? key >> shift_ : key / keys_.page_size; }
+  __device__ int place_of(int key) const { return key - page_of(key) * keys_.page_size; }
+  // The id of the page that holds a key.
+  __device__ int read(const DecodeItem& item, int key) const {
+    return __ldg(keys_.page_table + item.request * keys_.page_table_stride + page_of(key));
   }
 
  private:
-  static constexpr int kBytes = type_bytes(C::kKv);
-  using CopyK = RowCopy<C::kKBytes>;
-  using CopyV = RowCopy<C::kVBytes>;
+  const KeyParams& keys_;
+  int shift_;
+};
 
-  __device__ int page_of(int key) const {
-    return page_shift_ >= 0 ? key >> page_shift_ : key / params_.keys.page_size;
+template <class C>
+__device__ bool has_token_scales(const DecodeParams& params) {
+  return C::kFp8 && params.keys.k_scale && params.keys.scale_slot_stride != 0;
+}
+
+// One side of the keys, K or V, as the warp that copies it sees it.
+struct Side {
+  const TensorMap* map;
+  const float* scale;
+  int pieces;
+  char* stages;
+  int stage_bytes, scale_offset;
+  TransactionBarrier* full;
+  TransactionBarrier* empty;
+};
+
+template <class C>
+__device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& shared, bool is_k) {
+  if (is_k) {
+    return {&params.k_map, params.keys.k_scale, C::kKPieces, reinterpret_cast<char*>(shared.k),
+            sizeof(shared.k[0]), sizeof(shared.k[0].tiles), shared.k_full, shared.k_empty};
   }
-  __device__ int place_of(int key) const { return key - page_of(key) * params_.keys.page_size; }
+  return {&params.v_map, params.keys.v_scale, C::kVPieces, reinterpret_cast<char*>(shared.v),
+          sizeof(shared.v[0]), sizeof(shared.v[0].tiles), shared.v_full, shared.v_empty};
+}
 
-  __device__ void copy_neighbours(typename C::Stage& stage) {
-    const KeyParams& keys = params_.keys;
-#pragma unroll
-    for (int m = 0; m < C::kKeys; m += 16) {
-      const int64_t page = __shfl_sync(~0u, entry_, m);
-      const int64_t place = keys.page_table ? place_of(key_ + m) : 0;
-      const int valid = key_end_ - key_ - m;
-      if (valid <= 0 && m > 0) {
-        // Nothing to copy, but what lies here must be zero.
-        CopyV::copy_neighbours(v_, 0, 0, 0, stage.v[m], C::kVPitch);
-        CopyK::copy_neighbours(k_, 0, 0, 0, stage.k[m], C::kKPitch);
-        continue;
+// A warp that copies boxes. It walks through the work list by itself, as far ahead of the computation as
+// there are free stages, across items. One piece of code for K and V: the first pass through code costs
+// microseconds.
+template <class C>
+class BoxCopier {
+ public:
+  __device__ BoxCopier(const DecodeParams& params, const Side& side)
+      : params_(params), side_(side), table_(params.keys), lane_(threadIdx.x % 32) {
+    box_ = lane_ / side.pieces;
+    piece_ = lane_ - box_ * side.pieces;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
+  }
+
+  __device__ void run(const DecodeRange& range) {
+    if (lane_ == 0) prefetch_tensor_map(*side_.map);
+    bool waited = params_.settled == kSettledNone;
+    DecodeItem item = range.first;
+#pragma unroll 1
+    for (int i = range.begin; i < range.end; ++i) {
+      if (i > range.begin) item = params_.list.items[i];
+      const Steps<C> steps(item);
+      const int old_end = params_.settled == kSettledAllButNewKeys ? item.kv_len - item.q_len : 0;
+      int entry = entry_of(item, steps, steps.first);
+#pragma unroll 1
+      for (int step = steps.first; step < steps.end; step += steps.size()) {
+        if (!waited && step + steps.size() > old_end) {
+          wait_for_previous_kernel();
+          waited = true;
+        }
+        side_.empty[stage_].wait(phase_ ^ 1);
+        copy(item, steps, step, entry);
+        // One step ahead of its use.
+        entry = entry_of(item, steps, step + steps.size());
+        if (++stage_ == C::kStages) {
+          stage_ = 0;
+          phase_ ^= 1;
+        }
       }
-      const char* k = k_ + (page * k_page_stride_ + place * keys.k_token_stride) * kBytes;
-      const char* v = v_ + (page * v_page_stride_ + place * keys.v_token_stride) * kBytes;
-      CopyK::copy_neighbours(k + CopyK::byte(), keys.k_token_stride * kBytes, valid,
-                             params_.head_dim * kBytes, stage.k[m], C::kKPitch);
-      CopyV::copy_neighbours(v + CopyV::byte(), keys.v_token_stride * kBytes, valid,
-                             params_.head_dim_v * kBytes, stage.v[m], C::kVPitch);
+    }
+    wait_copies<0>();
+  }
+
+ private:
+  static constexpr int kTileBoxes = C::kTile / kBoxKeys;  // of a piece
+  static_assert(C::kWarps * kTileBoxes * C::kKPieces <= 32 && C::kKPieces >= C::kVPieces);
+
+  __device__ char* stage() const { return side_.stages + stage_ * side_.stage_bytes; }
+
+  // A lane's box: kBoxKeys of the keys of a warp's tile, 128 bytes of each.
+  __device__ int box_key(const Steps<C>& steps, int step) const {
+    if (box_ >= C::kWarps * kTileBoxes) return steps.end;
+    return steps.key_of(step, box_ / kTileBoxes) + box_ % kTileBoxes * kBoxKeys;
+  }
+  __device__ int entry_of(const DecodeItem& item, const Steps<C>& steps, int step) const {
+    const int key = box_key(steps, step);
+    return key < steps.end ? table_.read(item, key) : 0;
+  }
+
+  __device__ void copy(const DecodeItem& item, const Steps<C>& steps, int step, int entry) {
+    const int key = box_key(steps, step);
+    const int warp = box_ / kTileBoxes;
+    const bool live = key < steps.end;
+    const int boxes = __popc(__ballot_sync(~0u, live));
+    if (lane_ == 0) side_.full[stage_].arrive_expecting(boxes * kBoxKeys * kPieceBytes);
+    __syncwarp();
+    if (live) {
+      char* to = stage() + ((warp * side_.pieces + piece_) * C::kTile + box_ % kTileBoxes * kBoxKeys) * kPieceBytes;
+      load_box(to, *side_.map, side_.full[stage_], policy_, piece_ * (kPieceBytes / 2),
+               item.kv_head + warp % steps.heads, table_.place_of(key), entry);
+    }
+    if (has_token_scales<C>(params_)) {
+      copy_scales(item, steps, step);
+      side_.full[stage_].arrive_after_copies();
     }
   }
 
-  __device__ void copy_scattered(typename C::Stage& stage) {
+  __device__ void copy_scales(const DecodeItem& item, const Steps<C>& steps, int step) {
     const KeyParams& keys = params_.keys;
-    const int key = key_ + threadIdx.x % 32 % C::kKeys;
-    int64_t k_at = -1;
-    int64_t v_at = -1;
-    if (key < key_end_) {
-      const int64_t page = entry_;
-      const int64_t place = keys.page_table ? place_of(key) : 0;
-      k_at = (page * k_page_stride_ + place * keys.k_token_stride) * kBytes;
-      v_at = (page * v_page_stride_ + place * keys.v_token_stride) * kBytes;
-    }
-    CopyK::template copy_scattered<C::kKeys>(k_, k_at, params_.head_dim * kBytes, stage.k[0], C::kKPitch);
-    CopyV::template copy_scattered<C::kKeys>(v_, v_at, params_.head_dim_v * kBytes, stage.v[0], C::kVPitch);
-  }
-
-  __device__ void copy_scales(typename C::Stage& stage) {
-    const KeyParams& keys = params_.keys;
-    const int lane = threadIdx.x % 32;
-    if (keys.scale_slot_stride == 0 || !keys.k_scale || lane >= C::kKeys) return;
-    const int key = key_ + lane;
-    int64_t at = 0;
-    if (key < key_end_) {
-      const int64_t slot = static_cast<int64_t>(entry_) * keys.page_size + place_of(key);
-      at = slot * keys.scale_slot_stride + static_cast<int64_t>(kv_head_) * keys.scale_head_stride;
-    }
-    const int bytes = key < key_end_ ? 4 : 0;
-    copy_async_4(&stage.scales[0][lane], keys.k_scale + at, bytes);
-    copy_async_4(&stage.scales[1][lane], keys.v_scale + at, bytes);
-  }
-
-  // The page of this lane's key, one tile ahead of its use.
-  __device__ void read_entry() {
-    const int key = key_ + threadIdx.x % 32 % C::kKeys;
-    if (key >= key_end_) return;
-    entry_ = params_.keys.page_table ? __ldg(table_row_ + page_of(key)) : packed_begin_ + key;
-  }
-
-  __device__ void start_item(const DecodeItem& item) {
-    const KeyParams& keys = params_.keys;
-    const int warp = threadIdx.x / 32;
-    key_ = item.key_begin + warp / item.heads * C::kKeys;
-    key_end_ = item.key_end;
-    if (key_ >= key_end_) return;
-    key_step_ = C::kWarps / item.heads * C::kKeys;
-    kv_head_ = item.kv_head + warp % item.heads;
-    k_ = static_cast<const char*>(keys.k) + kv_head_ * keys.k_head_stride * kBytes;
-    v_ = static_cast<const char*>(keys.v) + kv_head_ * keys.v_head_stride * kBytes;
-    if (keys.page_table) {
-      table_row_ = keys.page_table + item.request * keys.page_table_stride;
-      k_page_stride_ = keys.k_page_stride;
-      v_page_stride_ = keys.v_page_stride;
-    } else {
-      packed_begin_ = keys.kv_indptr[item.request];
-      k_page_stride_ = keys.k_token_stride;
-      v_page_stride_ = keys.v_token_stride;
-    }
-    read_entry();
-  }
-
-  // To the next item that has a tile for this warp.
-  __device__ void next_item() {
-    while (++item_ < item_end_) {
-      start_item(params_.list.items[item_]);
-      if (key_ < key_end_) return;
+#pragma unroll 1
+    for (int row = lane_; row < C::kWarps * C::kTile; row += 32) {
+      const int warp = row / C::kTile;
+      const int key = steps.key_of(step, warp) + row % C::kTile;
+      const bool live = key >= steps.begin && key < steps.end;
+      int64_t at = 0;
+      if (live) {
+        const int64_t slot = static_cast<int64_t>(table_.read(item, key)) * keys.page_size + table_.place_of(key);
+        at = slot * keys.scale_slot_stride +
+             static_cast<int64_t>(item.kv_head + warp % steps.heads) * keys.scale_head_stride;
+      }
+      copy_async_4(stage() + side_.scale_offset + row * 4, side_.scale + at, live ? 4 : 0);
     }
   }
 
   const DecodeParams& params_;
-  int item_;
-  const int item_end_;
-  int page_shift_;
-  bool neighbours_;  // are the keys of an aligned 16 in one page?
-  int key_ = 0;
-  int key_end_ = 0;
-  int key_step_ = 0;
-  int kv_head_ = 0;
+  const Side side_;
+  const PageTable table_;
+  const int lane_;
+  int box_, piece_;
+  uint64_t policy_;
+  int stage_ = 0;
+  uint32_t phase_ = 0;
+};
+
+// Where boxes do not fit, every warp that computes copies the rows of its own tiles, which may lie
+// anywhere, so many steps ahead as there are stages. (Two warps for all of them reached half the bandwidth:
+// no more than 63 such copies of a warp are ever on their way.) What no key of the item owns becomes zero.
+template <class C, bool kUsed>
+class RowCopier {
+ public:
+  __device__ RowCopier(const DecodeParams& params, const DecodeRange& range, typename C::SharedMemory& shared)
+      : params_(params), shared_(shared), table_(params.keys), item_(range.first), at_(range.begin), end_(range.end) {
+    if (!kUsed) return;
+    step_ = Steps<C>(item_).first;
+    read_entry();
+  }
+
+  // Of the next step, whatever item it is of; one group of copies.
+  __device__ void copy_next() {
+    if (at_ < end_) {
+      const Steps<C> steps(item_);
+      const int warp = threadIdx.x / 32;
+      const int key = steps.key_of(step_, warp) + threadIdx.x % 32 % C::kTile;
+      const bool live = key >= steps.begin && key < steps.end;
+      const int head = item_.kv_head + warp % steps.heads;
+      const KeyParams& keys = params_.keys;
+      const bool paged = keys.page_table != nullptr;
+      const int64_t page = paged ? entry_ : 0;
+      const int64_t place = paged ? table_.place_of(key) : entry_ + key;
+      if (steps.key_of(step_, warp) < steps.end) {
+        auto& k = shared_.k[stage_];
+        auto& v = shared_.v[stage_];
+        copy_tile<C::kKPieces>(static_cast<const char*>(keys.k) + head * keys.k_head_stride * kBytes,
+                  live ? (page * keys.k_page_stride + place * keys.k_token_stride) * kBytes : -1,
+                  params_.head_dim * kBytes, k.tiles[warp][0][0]);
+        copy_tile<C::kVPieces>(static_cast<const char*>(keys.v) + head * keys.v_head_stride * kBytes,
+                  live ? (page * keys.v_page_stride + place * keys.v_token_stride) * kBytes : -1,
+                  params_.head_dim_v * kBytes, v.tiles[warp][0][0]);
+        if (has_token_scales<C>(params_) && threadIdx.x % 32 < C::kTile) {
+          const int64_t slot = page * keys.page_size + place;
+          const int64_t at = live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
+          copy_async_4(&k.scales[warp][threadIdx.x % 32], keys.k_scale + at, live ? 4 : 0);
+          copy_async_4(&v.scales[warp][threadIdx.x % 32], keys.v_scale + at, live ? 4 : 0);
+        }
+      }
+      step_ += steps.size();
+      if (step_ >= steps.end && ++at_ < end_) {
+        item_ = params_.list.items[at_];
+        step_ = Steps<C>(item_).first;
+      }
+      read_entry();
+    }
+    commit_copies();
+    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+  }
+
+ private:
+  static constexpr int kBytes = type_bytes(C::kKv);
+
+  // The page of this lane's key, one step ahead of its use; of packed keys where the request's begin.
+  __device__ void read_entry() {
+    const int key = Steps<C>(item_).key_of(step_, threadIdx.x / 32) + threadIdx.x % 32 % C::kTile;
+    if (!params_.keys.page_table) {
+      entry_ = params_.keys.kv_indptr[item_.request];
+    } else if (key < item_.key_end) {
+      entry_ = table_.read(item_, key);
+    }
+  }
+
+  // Lane l knows where row l begins, -1: nowhere.
+  template <int kPieces>
+  __device__ static void copy_tile(const char* rows, int64_t offset, int live_bytes, char* tile) {
+    constexpr int kChunks = kPieces * (kPieceBytes / 16);
+    constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that copy a row
+    const int chunk = threadIdx.x % kLanes;
+    const int sub = threadIdx.x % 32 / kLanes;
+#pragma unroll 4
+    for (int i = 0; i < C::kTile; i += 32 / kLanes) {
+      const int64_t at = __shfl_sync(~0u, offset, i + sub);
+      const bool live = at >= 0 && chunk * 16 < live_bytes;
+      if (chunk < kChunks) {
+        copy_async_16(tile + tile_offset<C>(i + sub, chunk), rows + (live ? at + chunk * 16 : 0), live ? 16 : 0);
+      }
+    }
+  }
+
+  const DecodeParams& params_;
+  typename C::SharedMemory& shared_;
+  const PageTable table_;
+  DecodeItem item_;
+  int at_;
+  const int end_;
+  int step_;
   int entry_ = 0;
-  int packed_begin_ = 0;
-  const char* k_ = nullptr;  // of the head
-  const char* v_ = nullptr;
-  const int32_t* table_row_ = nullptr;
-  int64_t k_page_stride_ = 0;
-  int64_t v_page_stride_ = 0;
+  int stage_ = 0;
 };
 
 // Two 16-bit values of type kFrom as f32.

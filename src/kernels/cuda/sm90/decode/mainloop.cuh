@@ -55,12 +55,12 @@ struct Factors {
 
 // Raw products of the tile's keys with all query rows.
 template <class C>
-__device__ void score_tile(const typename C::Stage& stage, const Queries<C>& queries,
-                           float (&scores)[C::kKeys / 16][C::kColumns][4]) {
+__device__ void score_tile(const char* tile, const Queries<C>& queries,
+                           float (&scores)[C::kTile / 16][C::kColumns][4]) {
   const int lane = threadIdx.x % 32;
   // Few products: two sums each, so that one does not wait for the other.
-  constexpr int kChains = C::kKeys / 16 * C::kColumns <= 2 ? 2 : 1;
-  float chains[kChains][C::kKeys / 16][C::kColumns][4] = {};
+  constexpr int kChains = C::kTile / 16 * C::kColumns <= 2 ? 2 : 1;
+  float chains[kChains][C::kTile / 16][C::kColumns][4] = {};
   const auto multiply = [&](int m, int d, const uint32_t (&k)[4]) {
     auto& sums = chains[d / 16 % kChains];
 #pragma unroll
@@ -72,9 +72,9 @@ __device__ void score_tile(const typename C::Stage& stage, const Queries<C>& que
 #pragma unroll
     for (int d = 0; d < C::kHeadDim; d += 16) {
 #pragma unroll
-      for (int m = 0; m < C::kKeys / 16; ++m) {
+      for (int m = 0; m < C::kTile / 16; ++m) {
         uint32_t k[4];
-        load_matrices(k, &stage.k[m * 16 + lane % 16][(d + lane / 16 * 8) * 2]);
+        load_matrices(k, tile + tile_offset<C>(m * 16 + lane % 16, d / 8 + lane / 16));
         multiply(m, d, k);
       }
     }
@@ -83,9 +83,9 @@ __device__ void score_tile(const typename C::Stage& stage, const Queries<C>& que
 #pragma unroll
     for (int d = 0; d < C::kHeadDim; d += 32) {
 #pragma unroll
-      for (int m = 0; m < C::kKeys / 16; ++m) {
+      for (int m = 0; m < C::kTile / 16; ++m) {
         uint32_t raw[4];
-        load_matrices(raw, &stage.k[m * 16 + lane % 16][d + lane / 16 * 16]);
+        load_matrices(raw, tile + tile_offset<C>(m * 16 + lane % 16, d / 16 + lane / 16));
         const uint32_t k0[4] = {widen<C::kKv>(raw[0]), widen<C::kKv>(raw[1]), widen<C::kKv>(raw[0] >> 16),
                                 widen<C::kKv>(raw[1] >> 16)};
         multiply(m, d, k0);
@@ -98,7 +98,7 @@ __device__ void score_tile(const typename C::Stage& stage, const Queries<C>& que
     }
   }
 #pragma unroll
-  for (int m = 0; m < C::kKeys / 16; ++m) {
+  for (int m = 0; m < C::kTile / 16; ++m) {
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
 #pragma unroll
@@ -109,10 +109,10 @@ __device__ void score_tile(const typename C::Stage& stage, const Queries<C>& que
 
 // Calls visit(score, key of the tile, query row of the tile).
 template <class C, typename Visit>
-__device__ void for_each_score(float (&scores)[C::kKeys / 16][C::kColumns][4], Visit visit) {
+__device__ void for_each_score(float (&scores)[C::kTile / 16][C::kColumns][4], Visit visit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int m = 0; m < C::kKeys / 16; ++m) {
+  for (int m = 0; m < C::kTile / 16; ++m) {
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
 #pragma unroll
@@ -126,7 +126,7 @@ __device__ void for_each_score(float (&scores)[C::kKeys / 16][C::kColumns][4], V
 // Soft cap and ALiBi.
 template <class C>
 __device__ void bend_scores(const DecodeParams& params, const Tile& tile, int head, int first,
-                            float (&scores)[C::kKeys / 16][C::kColumns][4]) {
+                            float (&scores)[C::kTile / 16][C::kColumns][4]) {
   const MaskParams& mask = params.batch.mask;
   for_each_score<C>(scores, [&](float& score, int key, int row) {
     if (params.logit_cap > 0) {
@@ -142,7 +142,7 @@ __device__ void bend_scores(const DecodeParams& params, const Tile& tile, int he
 
 template <class C>
 __device__ void mask_scores(const DecodeParams& params, const Tile& tile, int first, bool predicate,
-                            float (&scores)[C::kKeys / 16][C::kColumns][4]) {
+                            float (&scores)[C::kTile / 16][C::kColumns][4]) {
   const MaskParams& mask = params.batch.mask;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -156,7 +156,7 @@ __device__ void mask_scores(const DecodeParams& params, const Tile& tile, int fi
       keys.begin = max(keys.begin, tile.item.key_begin);
       keys.end = min(keys.end, tile.item.key_end);
 #pragma unroll
-      for (int m = 0; m < C::kKeys / 16; ++m) {
+      for (int m = 0; m < C::kTile / 16; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = first + m * 16 + lane / 4 + half * 8;
@@ -172,14 +172,14 @@ __device__ void mask_scores(const DecodeParams& params, const Tile& tile, int fi
 // Scores to weights relative to the running maximum; rescales what was accumulated before.
 template <class C>
 __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
-                             float (&scores)[C::kKeys / 16][C::kColumns][4]) {
+                             float (&scores)[C::kTile / 16][C::kColumns][4]) {
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float most = acc.most[n][i];
 #pragma unroll
-      for (int m = 0; m < C::kKeys / 16; ++m) {
+      for (int m = 0; m < C::kTile / 16; ++m) {
         most = fmaxf(most, fmaxf(scores[m][n][i], scores[m][n][2 + i]));
       }
       // Eight lanes, four apart, share a query row.
@@ -192,7 +192,7 @@ __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
       acc.most[n][i] = most;
       float total = 0;
 #pragma unroll
-      for (int m = 0; m < C::kKeys / 16; ++m) {
+      for (int m = 0; m < C::kTile / 16; ++m) {
         scores[m][n][i] = exp2_fast(scores[m][n][i] - base);
         scores[m][n][2 + i] = exp2_fast(scores[m][n][2 + i] - base);
         total += scores[m][n][i] + scores[m][n][2 + i];
@@ -209,11 +209,11 @@ __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
 
 // Weights as the right operand: 8x8 blocks [key, row] become [row, key].
 template <class C>
-__device__ void add_values(const typename C::Stage& stage, Accumulator<C>& acc,
-                           const float (&weights)[C::kKeys / 16][C::kColumns][4]) {
+__device__ void add_values(const char* tile, Accumulator<C>& acc,
+                           const float (&weights)[C::kTile / 16][C::kColumns][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int m = 0; m < C::kKeys / 16; ++m) {
+  for (int m = 0; m < C::kTile / 16; ++m) {
     uint32_t p[C::kColumns][2];
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
@@ -225,7 +225,7 @@ __device__ void add_values(const typename C::Stage& stage, Accumulator<C>& acc,
       for (int d = 0; d < C::kHeadDimV; d += 16) {
         uint32_t v[4];
         load_matrices_transposed(
-            v, &stage.v[m * 16 + lane % 8 + lane / 16 * 8][(d + lane / 8 % 2 * 8) * 2]);
+            v, tile + tile_offset<C>(m * 16 + lane % 8 + lane / 16 * 8, d / 8 + lane / 8 % 2));
 #pragma unroll
         for (int n = 0; n < C::kColumns; ++n) {
           multiply_add<C::kMath>(acc.out[d / 16][n], v, p[n][0], p[n][1]);
@@ -236,7 +236,7 @@ __device__ void add_values(const typename C::Stage& stage, Accumulator<C>& acc,
 #pragma unroll
       for (int d = 0; d < C::kHeadDimV; d += 32) {
         uint32_t raw[4];
-        load_matrices_transposed(raw, &stage.v[m * 16 + lane % 16][d + lane / 16 * 16]);
+        load_matrices_transposed(raw, tile + tile_offset<C>(m * 16 + lane % 16, d / 16 + lane / 16));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (d + 16 * half >= C::kHeadDimV) break;
@@ -263,20 +263,63 @@ struct TileMask {
   int head;  // of the item, this warp's
 };
 
+// Makes the rows of V that the item does not own zero: weight 0 times what lies there may be NaN.
 template <class C>
+__device__ __noinline__ void clear_strangers(char* tile, int first, int begin, int end) {
+  constexpr int kChunks = C::kVPieces * (kPieceBytes / 16);
+  for (int i = threadIdx.x % 32; i < C::kTile * kChunks; i += 32) {
+    const int key = first + i / kChunks;
+    if (key >= begin && key < end) continue;
+    *reinterpret_cast<uint4*>(tile + tile_offset<C>(i / kChunks, i % kChunks)) = {0, 0, 0, 0};
+  }
+  fence_async_proxy();
+  __syncwarp();
+}
+
+// Where the ring of K and V stages is.
+template <class C>
+struct Ring {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == C::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// This warp is done with a stage.
+__device__ inline void release(TransactionBarrier& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// One step of the ring; `first` is this warp's first key there. Without boxes this warp has copied its keys
+// itself.
+template <class C, bool kBoxes>
 __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const TileMask& mask,
-                            const typename C::Stage& stage, const Queries<C>& queries,
+                            typename C::SharedMemory& shared, const Ring<C>& ring, const Queries<C>& queries,
                             const Factors<C>& factors, int first, Accumulator<C>& acc) {
   const int lane = threadIdx.x % 32;
-  float scores[C::kKeys / 16][C::kColumns][4];
-  score_tile<C>(stage, queries, scores);
-  const bool token_scales = C::kFp8 && params.keys.k_scale && params.keys.scale_slot_stride != 0;
+  const int warp = threadIdx.x / 32;
+  auto& k = shared.k[ring.stage];
+  auto& v = shared.v[ring.stage];
+  float scores[C::kTile / 16][C::kColumns][4];
+  const bool token_scales = has_token_scales<C>(params);
+  if constexpr (kBoxes) {
+    shared.k_full[ring.stage].wait(ring.phase);
+  } else {
+    wait_copies<C::kStages - 1>();
+    __syncwarp();
+  }
+  score_tile<C>(k.tiles[warp][0][0], queries, scores);
 #pragma unroll
-  for (int m = 0; m < C::kKeys / 16; ++m) {
+  for (int m = 0; m < C::kTile / 16; ++m) {
     float k_scale[2] = {1, 1};
     if (token_scales) {
-      k_scale[0] = stage.scales[0][m * 16 + lane / 4];
-      k_scale[1] = stage.scales[0][m * 16 + lane / 4 + 8];
+      k_scale[0] = k.scales[warp][m * 16 + lane / 4];
+      k_scale[1] = k.scales[warp][m * 16 + lane / 4 + 8];
     }
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
@@ -287,16 +330,18 @@ __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const 
       }
     }
   }
+  if constexpr (kBoxes) release(shared.k_empty[ring.stage]);
   if (mask.bend) bend_scores<C>(params, tile, mask.head, first, scores);
-  if (mask.predicate || first < mask.open_begin || first + C::kKeys > mask.open_end) {
+  if (mask.predicate || first < mask.open_begin || first + C::kTile > mask.open_end) {
     mask_scores<C>(params, tile, first, mask.predicate, scores);
   }
   float v_rescale = 1;
   if (token_scales) {
+    if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
     float most = acc.v_unit;
 #pragma unroll
-    for (int m = 0; m < C::kKeys / 16; ++m) {
-      most = fmaxf(most, fmaxf(stage.scales[1][m * 16 + lane / 4], stage.scales[1][m * 16 + lane / 4 + 8]));
+    for (int m = 0; m < C::kTile / 16; ++m) {
+      most = fmaxf(most, fmaxf(v.scales[warp][m * 16 + lane / 4], v.scales[warp][m * 16 + lane / 4 + 8]));
     }
     for (int step = 4; step <= 16; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     if (most > 0) v_rescale = acc.v_unit / most;
@@ -306,10 +351,10 @@ __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const 
   if (token_scales) {
     const float factor = acc.v_unit > 0 ? 1 / acc.v_unit : 0;
 #pragma unroll
-    for (int m = 0; m < C::kKeys / 16; ++m) {
+    for (int m = 0; m < C::kTile / 16; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float v_scale = stage.scales[1][m * 16 + lane / 4 + 8 * half] * factor;
+        const float v_scale = v.scales[warp][m * 16 + lane / 4 + 8 * half] * factor;
 #pragma unroll
         for (int n = 0; n < C::kColumns; ++n) {
           scores[m][n][2 * half] *= v_scale;
@@ -318,7 +363,13 @@ __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const 
       }
     }
   }
-  add_values<C>(stage, acc, scores);
+  if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
+  char* values = v.tiles[warp][0][0];
+  if (kBoxes && (first < tile.item.key_begin || first + C::kTile > tile.item.key_end)) {
+    clear_strangers<C>(values, first, tile.item.key_begin, tile.item.key_end);
+  }
+  add_values<C>(values, acc, scores);
+  if constexpr (kBoxes) release(shared.v_empty[ring.stage]);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -222,11 +223,25 @@ struct PlanConfig {
     if (pair.first_range < range && range < pair.last_range) write_part(work, line, pair, range);
   }
 
+  // Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs are
+  // worth that.
+  __device__ static int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line) {
+    if (pairs == 0) return 0;
+    const int rounds = (pairs + ctas - 1) / ctas;
+    // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
+    const float fed = static_cast<float>(line) / static_cast<float>(work.least_units);
+    const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
+    const int whole = rounds > 1 ? (pairs + rounds - 1) / rounds : pairs * max(useful / pairs, 1);
+    return 4 * whole >= 3 * useful ? whole : useful;
+  }
+
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const DecodeWork& work = params.list;
     const int thread = static_cast<int>(threadIdx.x);
+    // Behind page_table, which waited for everything itself, there is nothing to wait for but its end.
+    if (!params.batch.kv_lens || params.batch.mask.first_keys) wait_for_previous_kernel();
     // How long is the line?
     if (thread == 0) shared.other_pairs = 0;
     __syncthreads();
@@ -249,13 +264,12 @@ struct PlanConfig {
       line += total;
     }
     const int ctas = fitting_ctas(params, line * params.batch.kv_heads, shared.other_pairs);
-    const int heads = line * params.batch.kv_heads >= static_cast<int64_t>(work.joint_units) * ctas
-                          ? work.max_heads
-                          : 1;
+    // As many heads an item as leave no CTA without one: tokens are then read in longer runs.
+    int heads = 1;
+    while (heads < work.max_heads && all_tiles * (params.batch.kv_heads / heads) > ctas) heads *= 2;
     const int groups = params.batch.kv_heads / heads;
     line *= groups;
-    const int64_t useful = (line + work.least_units - 1) / work.least_units;
-    const int ranges = static_cast<int>(min(static_cast<int64_t>(ctas), useful));
+    const int ranges = range_count(work, ctas, static_cast<int>(all_tiles) * groups, line);
     for (int i = thread; i <= ranges; i += kPlanThreads) shared.bounds[i] = ranges ? i * line / ranges : 0;
     if (blockIdx.x == 0) {
       for (int i = thread; i < 2 * ranges; i += kPlanThreads) work.tickets[i] = 0;
@@ -295,6 +309,7 @@ struct PlanConfig {
         tile_base += count;
       }
     }
+    wait_for_previous_kernel();
   }
 };
 
