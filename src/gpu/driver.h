@@ -55,9 +55,11 @@ namespace fovea::gpu {
   X(module_function, "cuModuleGetFunction", (CUfunction*, CUmodule, const char*))                  \
   X(module_global, "cuModuleGetGlobal_v2", (CUdeviceptr*, size_t*, CUmodule, const char*))         \
   X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                   \
-    (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,          \
+    (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,               \
      const uint32_t*, int, int, int, int))                                                         \
   X(function_set_attribute, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))         \
+  X(max_active_clusters, "cuOccupancyMaxActiveClusters",                                           \
+    (int*, CUfunction, const CUlaunchConfig*))                                                     \
   X(launch, "cuLaunchKernelEx", (const CUlaunchConfig*, CUfunction, void**, void**))
 
 struct Driver {

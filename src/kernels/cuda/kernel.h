@@ -46,18 +46,25 @@ class Kernel {
   }
 
   // As launch(), of a kernel that waits for the one before it in the stream itself
-  // (griddepcontrol): it is set up while that one still runs. sm_90 and later.
+  // (griddepcontrol): it is set up while that one still runs. sm_90 and later. Neighbouring blocks
+  // form clusters of `cluster`, which divides grid.x.
   template <typename Params>
-  void launch_overlapped(GridSize grid, const Params& params, Stream stream) const {
+  void launch_overlapped(GridSize grid, const Params& params, Stream stream,
+                         uint32_t cluster = 1) const {
     void* arguments[] = {const_cast<Params*>(&params)};
-    launch_with(grid, arguments, stream, true);
+    launch_with(grid, arguments, stream, true, cluster);
   }
+
+  // How many clusters of so many blocks run at the same time on the current GPU, 0 where they do
+  // not run at all. sm_90 and later.
+  int active_clusters(uint32_t cluster) const;
 
   int row_tile() const { return row_tile_; }
   int key_tile() const { return key_tile_; }
 
  private:
-  void launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped = false) const;
+  void launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped = false,
+                   uint32_t cluster = 1) const;
 
   gpu::CUmodule module_ = nullptr;
   gpu::CUfunction function_ = nullptr;

@@ -30,7 +30,8 @@ struct alignas(16) DecodeItem {
 struct alignas(16) DecodeRange {
   int32_t begin;  // items
   int32_t end;
-  int32_t reserved[2];
+  int32_t in_cluster;  // the parts of its tile, if several, are those of CTAs of one cluster
+  int32_t reserved;
   DecodeItem first;  // items[begin] once more, so that a CTA needs one read to start
 };
 
@@ -47,10 +48,15 @@ struct DecodeWork {
   int32_t ctas;
   int32_t max_heads;    // of an item; divides kv_heads
   int32_t least_units;  // no more CTAs take part than have so many units of work each
+  int32_t cluster;      // CTAs of a cluster, divides ctas; 1: they are launched without
 };
 
-// Warps of a CTA that compute: eight, four where tiles of keys or rows are large. An item's heads divide
-// them.
+// CTAs of a cluster at most. Of 16 only 7 clusters fit an H200, of 8 15: 7 of 8 multiprocessors and
+// more.
+constexpr int32_t kMostCluster = 8;
+
+// Warps of a CTA that compute: eight, four where tiles of keys or rows are large. An item's heads
+// divide them.
 constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v, int32_t rows) {
   return head_dim + head_dim_v <= 320 && rows <= 8 ? 8 : 4;
 }
@@ -58,8 +64,8 @@ constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v, int32_t row
 struct DecodePlanParams {
   BatchParams batch;
   DecodeWork list;
-  // Beside another kernel (batch.most_q_len > 0) the list gets as many CTAs as let both end together,
-  // but these at least: fewer do not saturate the memory.
+  // Beside another kernel (batch.most_q_len > 0) the list gets as many CTAs as let both end
+  // together, but these at least: fewer do not saturate the memory.
   int32_t least_ctas;
   // (query token, key) pairs that the other kernel works off while this one works off a unit, if
   // either has the whole device.
@@ -72,7 +78,8 @@ enum DecodeSettled : int32_t { kSettledNone, kSettledPlan, kSettledAllButNewKeys
 struct DecodeParams : AttentionParams {
   DecodeWork list;
   int32_t settled;
-  // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by row.
+  // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by
+  // row.
   int32_t boxes;
   TensorMap k_map, v_map;
 };

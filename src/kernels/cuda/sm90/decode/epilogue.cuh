@@ -18,6 +18,26 @@ __device__ inline float4 scaled(const float4& x, float factor) {
   return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
 }
 
+// Everything before the arrival of any thread of the cluster comes before what follows its wait.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Stores to where `here` is in the shared memory of another CTA of the cluster.
+__device__ inline void store_in_cluster(float* here, int rank, const float4& x) {
+  asm volatile(
+      "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}" ::"r"(shared_address(here)),
+      "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+      : "memory");
+}
+__device__ inline void store_in_cluster(float* here, int rank, float x, float y) {
+  asm volatile(
+      "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "st.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::"r"(shared_address(here)),
+      "r"(rank), "f"(x), "f"(y)
+      : "memory");
+}
+
 constexpr int kConsumerBarrier = 1;
 
 template <class C>
@@ -193,18 +213,67 @@ __device__ void store_joined(const DecodeParams& params, const Tile& tile, int h
       scaled(joined.out, empty ? 0.0f : __fdividef(1.0f, joined.sum));
 }
 
-// All warps that compute.
+// The parts of a tile in the CTA that has the first of them: over its rings, which are not needed any more.
+template <class C>
+struct ClusterParts {
+  struct alignas(16) Row {
+    float out[C::kHeadDimV];
+    float most, sum;
+  };
+  Row rows[kMostCluster][C::kRowTile];
+};
+
+// A joined row quad to the CTA that has the tile's first part.
+template <class C>
+__device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column, const RowPart& joined,
+                          typename C::SharedMemory& shared) {
+  static_assert(sizeof(ClusterParts<C>) <= sizeof(shared.k) + sizeof(shared.v));
+  const int first = tile.item.first_part / 2;
+  auto& to = reinterpret_cast<ClusterParts<C>*>(&shared.k)->rows[blockIdx.x - first][row];
+  const int leader = first % params.list.cluster;
+  store_in_cluster(&to.out[column], leader, joined.out);
+  if (column == 0) store_in_cluster(&to.most, leader, joined.most, joined.sum);
+}
+
+template <class C>
+__device__ void join_cluster(const DecodeParams& params, const Tile& tile, typename C::SharedMemory& shared) {
+  constexpr int kQuads = C::kHeadDimV / 4;
+  const auto& parts = *reinterpret_cast<const ClusterParts<C>*>(&shared.k);
+  for (int i = threadIdx.x; i < tile.rows * kQuads; i += C::kConsumers) {
+    const int row = i / kQuads;
+    const int column = i % kQuads * 4;
+    if (column >= params.head_dim_v) continue;
+    RowPart joined = {-infinity(), 0, {0, 0, 0, 0}};
+#pragma unroll 1
+    for (int first = 0; first < tile.item.parts; first += 4) {
+      RowPart some[5] = {joined};
+#pragma unroll
+      for (int p = 0; p < 4; ++p) {
+        const auto& from = parts.rows[min(first + p, tile.item.parts - 1)][row];
+        some[p + 1] = {first + p < tile.item.parts ? from.most : -infinity(), from.sum,
+                       *reinterpret_cast<const float4*>(&from.out[column])};
+      }
+      joined = join(some);
+    }
+    store_row<C>(params, tile, 0, row, column, joined);
+  }
+}
+
+// All warps that compute. `in_cluster`: the tile's parts are those of CTAs of this cluster, with one head, and
+// this one does nothing else.
 template <class C>
 __device__ void finish_item(const DecodeParams& params, const Tile& tile, const Accumulator<C>& acc,
-                            typename C::SharedMemory& shared) {
+                            bool in_cluster, typename C::SharedMemory& shared) {
   constexpr int kQuads = C::kHeadDimV / 4;
   const int heads = tile.item.heads;
+  if (in_cluster) cluster_arrive();  // this CTA's rings may be written over
   put_down_stats<C>(acc, shared);
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
     if (8 * n >= tile.rows) break;
     put_down_rows<C>(acc, n, shared);
     wait_for_consumers<C>();
+    if (in_cluster && n == 0) cluster_wait();
     for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kConsumers) {
       const int head = i / (8 * kQuads);
       const int row = 8 * n + i / kQuads % 8;
@@ -214,11 +283,21 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
       if constexpr (C::kFp8) {
         joined.out = scaled(joined.out, shared_scale(params.keys, params.keys.v_scale, tile.item.kv_head + head));
       }
-      store_joined<C>(params, tile, head, row, column, joined);
+      if (in_cluster) {
+        send_part<C>(params, tile, row, column, joined, shared);
+      } else {
+        store_joined<C>(params, tile, head, row, column, joined);
+      }
     }
     wait_for_consumers<C>();
   }
   if (tile.item.partial < 0) return;
+  if (in_cluster) {
+    cluster_arrive();
+    cluster_wait();
+    if (tile.item.partial == tile.item.first_part) join_cluster<C>(params, tile, shared);
+    return;
+  }
   if (threadIdx.x == 0) {
     int32_t* ticket = params.list.tickets + tile.item.first_part;
     const bool last = take_ticket(ticket) == tile.item.parts - 1;

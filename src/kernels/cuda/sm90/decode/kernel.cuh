@@ -100,7 +100,7 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
       tile = tile_of(next);
       queries.read(params, tile);
     }
-    finish_item<C>(params, done, acc, shared);
+    finish_item<C>(params, done, acc, range.in_cluster && done.item.partial >= 0, shared);
     if (!more) break;
   }
 }

@@ -54,8 +54,7 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
     if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMostDimsOf16Rows) continue;
     const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
     found.push_back(
-        {row_tile,
-         std::gcd(decode_warps(spec.head_dim, spec.head_dim_v, row_tile), spec.kv_heads),
+        {row_tile, std::gcd(decode_warps(spec.head_dim, spec.head_dim_v, row_tile), spec.kv_heads),
          make_variant(family("sm90/decode_plan"), {rows, std::to_string(kGrain), kPlanOverhead},
                       setup.sm),
          make_variant(family(kFolder), values, setup.sm)});
@@ -103,6 +102,7 @@ DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchL
   list.partial_lse = carver.take<float>(partial_rows);
   list.tickets = carver.take<int32_t>(2 * ctas);
   list.ctas = static_cast<int32_t>(ctas);
+  list.cluster = 1;
   list.max_heads = variant.max_heads;
   list.least_units = kLeastUnits;
   bytes = std::max(bytes, carver.bytes());
@@ -145,7 +145,11 @@ class HopperDecode final : public AttentionKernel {
       check_argument(attention.row_tile() == variant.row_tile,
                      "{} has row tiles of {}, its plan {}", variant.attention.name,
                      attention.row_tile(), variant.row_tile);
-      loaded_.push_back({std::move(variant), std::move(plan), std::move(attention), {}});
+      loaded_.push_back({std::move(variant), std::move(plan), std::move(attention), {}, {}});
+      for (int32_t size = 2; size <= kMostCluster; size *= 2) {
+        loaded_.back().clusters.push_back(
+            {size, loaded_.back().attention.active_clusters(static_cast<uint32_t>(size)) * size});
+      }
     }
     check_argument(!loaded_.empty(), "{} has no variant for these layers", kFolder);
     if (!cached(setup.spec) || setup.cache.page_size % kBoxKeys != 0) return;
@@ -174,29 +178,46 @@ class HopperDecode final : public AttentionKernel {
       active_ = &loaded;
       break;
     }
+    list_ = active_->list;
+    if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
     active_->plan.launch_overlapped(
         {kPlanCtas},
-        DecodePlanParams{batch, active_->list, setup_.multiprocessors / 2, pairs_per_unit(setup_)},
-        stream);
+        DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit(setup_)}, stream);
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
   void attend(const AttentionParams& given, int32_t layer, Settled settled,
               Stream stream) override {
-    DecodeParams params{given, active_->list, static_cast<int32_t>(settled), !maps_.empty(), {}, {}};
+    DecodeParams params{given, list_, static_cast<int32_t>(settled), !maps_.empty(), {}, {}};
     if (params.boxes) {
       params.k_map = maps_[static_cast<size_t>(layer)].k;
       params.v_map = maps_[static_cast<size_t>(layer)].v;
     }
-    active_->attention.launch_overlapped({static_cast<uint32_t>(params.list.ctas)}, params, stream);
+    active_->attention.launch_overlapped({static_cast<uint32_t>(list_.ctas)}, params, stream,
+                                         static_cast<uint32_t>(list_.cluster));
   }
 
  private:
+  struct Clusters {
+    int32_t size;
+    int32_t ctas;  // in all clusters that run at the same time
+  };
   struct Loaded {
     Variant variant;
     Kernel plan, attention;
     DecodeWork list;
+    std::vector<Clusters> clusters;  // by size
   };
+
+  // For requests of one tile a head: clusters as large as the CTAs that each can have.
+  void choose_cluster(const Loaded& loaded, int32_t requests) {
+    for (const Clusters& clusters : loaded.clusters) {
+      const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
+      if (int64_t{clusters.size} * requests * setup_.spec.kv_heads > ctas) continue;
+      list_.cluster = clusters.size;
+      list_.ctas = ctas;
+    }
+  }
 
   struct LayerMaps {
     TensorMap k, v;
@@ -208,6 +229,7 @@ class HopperDecode final : public AttentionKernel {
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch
+  DecodeWork list_{};
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of K and V into shared memory, rows of q into registers. Where pages hold whole boxes of 16 keys two
+// Rows of K and V into shared memory. Where pages hold whole boxes of 16 keys two
 // warps of their own copy them by the bulk copy engine, one K and one V.
 #pragma once
 
@@ -183,24 +183,25 @@ class BoxCopier {
                item.kv_head + warp % steps.heads, table_.place_of(key), entry);
     }
     if (has_token_scales<C>(params_)) {
-      copy_scales(item, steps, step);
+      copy_scales(item, steps, step, entry);
       side_.full[stage_].arrive_after_copies();
     }
   }
 
-  __device__ void copy_scales(const DecodeItem& item, const Steps<C>& steps, int step) {
+  // A row's page is that of its box; read row by row the pages would be eight loads in turn.
+  __device__ void copy_scales(const DecodeItem& item, const Steps<C>& steps, int step, int entry) {
     const KeyParams& keys = params_.keys;
-#pragma unroll 1
-    for (int row = lane_; row < C::kWarps * C::kTile; row += 32) {
+#pragma unroll
+    for (int i = 0; i < C::kWarps * C::kTile / 32; ++i) {
+      const int row = i * 32 + lane_;
       const int warp = row / C::kTile;
+      const int64_t page = __shfl_sync(~0u, entry, row / kBoxKeys * side_.pieces);
       const int key = steps.key_of(step, warp) + row % C::kTile;
       const bool live = key >= steps.begin && key < steps.end;
-      int64_t at = 0;
-      if (live) {
-        const int64_t slot = static_cast<int64_t>(table_.read(item, key)) * keys.page_size + table_.place_of(key);
-        at = slot * keys.scale_slot_stride +
-             static_cast<int64_t>(item.kv_head + warp % steps.heads) * keys.scale_head_stride;
-      }
+      const int64_t slot = page * keys.page_size + table_.place_of(key);
+      const int64_t at = live ? slot * keys.scale_slot_stride +
+                                    static_cast<int64_t>(item.kv_head + warp % steps.heads) * keys.scale_head_stride
+                              : 0;
       copy_async_4(stage() + side_.scale_offset + row * 4, side_.scale + at, live ? 4 : 0);
     }
   }
@@ -251,7 +252,8 @@ class RowCopier {
                   params_.head_dim_v * kBytes, v.tiles[warp][0][0]);
         if (has_token_scales<C>(params_) && threadIdx.x % 32 < C::kTile) {
           const int64_t slot = page * keys.page_size + place;
-          const int64_t at = live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
+          const int64_t at =
+              live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
           copy_async_4(&k.scales[warp][threadIdx.x % 32], keys.k_scale + at, live ? 4 : 0);
           copy_async_4(&v.scales[warp][threadIdx.x % 32], keys.v_scale + at, live ? 4 : 0);
         }
@@ -306,91 +308,6 @@ class RowCopier {
   int step_;
   int entry_ = 0;
   int stage_ = 0;
-};
-
-// Two 16-bit values of type kFrom as f32.
-template <Type kFrom>
-__device__ inline float2 unpack(uint32_t two) {
-  if constexpr (kFrom == bf16) {
-    return {__int_as_float(two << 16), __int_as_float(two & 0xffff0000)};
-  } else {
-    float low, high;
-    asm("{.reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;}"
-        : "=f"(low), "=f"(high)
-        : "r"(two));
-    return {low, high};
-  }
-}
-
-// The query rows of one warp's head as right operands: lane l has row l / 4 of every eight.
-template <class C>
-struct Queries {
-  uint32_t fragments[C::kHeadDim / 16][C::kColumns][2];
-
-  // As they lie in memory. With an fp8 cache a fragment's four values are neighbours: in that order fp8
-  // values come out of a register.
-  __device__ void read(const DecodeParams& params, const Tile& tile) {
-    const int lane = threadIdx.x % 32;
-    const int head = static_cast<int>(threadIdx.x) / 32 % tile.item.heads;
-#pragma unroll
-    for (int n = 0; n < C::kColumns; ++n) {
-      const int row = n * 8 + lane / 4;
-      const bool valid = row < tile.rows;
-      const auto* q = static_cast<const uint16_t*>(params.q);
-      if (valid) {
-        q += (tile.view.q_begin + tile.token_of(row)) * params.q_token_stride +
-             tile.q_head_of(head, row) * params.q_head_stride;
-      }
-#pragma unroll
-      for (int d = 0; d < C::kHeadDim; d += 16) {
-        uint32_t(&pair)[2] = fragments[d / 16][n];
-        const int column = d + lane % 4 * (C::kFp8 ? 4 : 2);
-        const bool live = valid && d < params.head_dim;
-        pair[0] = pair[1] = 0;
-        if constexpr (C::kFp8) {
-          if (live && column < params.head_dim) {
-            const uint2 four = *reinterpret_cast<const uint2*>(q + column);
-            pair[0] = four.x;
-            pair[1] = four.y;
-          }
-        } else {
-          if (live) pair[0] = *reinterpret_cast<const uint32_t*>(q + column);
-          if (live && d + 8 < params.head_dim) pair[1] = *reinterpret_cast<const uint32_t*>(q + column + 8);
-        }
-      }
-    }
-  }
-
-  // With an fp8 cache: to f16, relative to a power of two near the row's largest value. unit[n] is that of
-  // row 8n + lane / 4.
-  __device__ void normalise(float (&unit)[C::kColumns]) {
-#pragma unroll
-    for (int n = 0; n < C::kColumns; ++n) {
-      float most = 0;
-#pragma unroll
-      for (int d = 0; d < C::kHeadDim / 16; ++d) {
-#pragma unroll
-        for (const uint32_t two : fragments[d][n]) {
-          const float2 values = unpack<C::kQ>(two);
-          most = fmaxf(most, fmaxf(fabsf(values.x), fabsf(values.y)));
-        }
-      }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      // The exponent alone: 2^e <= most < 2^(e + 1).
-      unit[n] = __int_as_float(__float_as_int(most) & 0x7f800000);
-      if (!(unit[n] > 0) || unit[n] == infinity()) unit[n] = 1;
-      const float factor = 1 / unit[n];
-#pragma unroll
-      for (int d = 0; d < C::kHeadDim / 16; ++d) {
-#pragma unroll
-        for (uint32_t& two : fragments[d][n]) {
-          const float2 values = unpack<C::kQ>(two);
-          two = pack<f16>(values.x * factor, values.y * factor);
-        }
-      }
-    }
-  }
 };
 
 }  // namespace fovea::kernels::cuda

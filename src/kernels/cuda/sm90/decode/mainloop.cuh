@@ -9,6 +9,7 @@
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/sm90/decode/config.cuh"
 #include "kernels/cuda/sm90/decode/load.cuh"
+#include "kernels/cuda/sm90/decode/queries.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -102,7 +103,9 @@ __device__ void score_tile(const char* tile, const Queries<C>& queries,
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) scores[m][n][i] = chains[0][m][n][i] + (kChains == 2 ? chains[kChains - 1][m][n][i] : 0.0f);
+      for (int i = 0; i < 4; ++i) {
+        scores[m][n][i] = chains[0][m][n][i] + (kChains == 2 ? chains[kChains - 1][m][n][i] : 0.0f);
+      }
     }
   }
 }

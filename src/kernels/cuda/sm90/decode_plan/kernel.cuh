@@ -123,6 +123,7 @@ struct PlanConfig {
     int groups;  // of heads
     int heads;   // of a group
     int64_t pairs;
+    bool in_clusters;
 
     // The range that holds this place: a guess, put right.
     __device__ int range_at(int64_t place) const {
@@ -181,6 +182,7 @@ struct PlanConfig {
     // The last unit of the pair before lies kOverhead + 1 before this pair.
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
+      work.ranges[range].in_cluster = line.in_clusters;
       work.ranges[range].first = item;
     }
     const int64_t next = pair.start + tile.cost();
@@ -269,16 +271,35 @@ struct PlanConfig {
     while (heads < work.max_heads && all_tiles * (params.batch.kv_heads / heads) > ctas) heads *= 2;
     const int groups = params.batch.kv_heads / heads;
     line *= groups;
-    const int ranges = range_count(work, ctas, static_cast<int>(all_tiles) * groups, line);
-    for (int i = thread; i <= ranges; i += kPlanThreads) shared.bounds[i] = ranges ? i * line / ranges : 0;
+    const int pairs = static_cast<int>(all_tiles) * groups;
+    const bool kept = params.batch.requests <= kPlanThreads && last_total <= kPlanThreads;
+    int ranges = range_count(work, ctas, pairs, line);
+    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs.
+    int parts = 1;
+    while (2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
+    if (4 * parts * pairs < 3 * ranges) parts = 1;
+    const bool longer = kept && thread < last_total &&
+                        4ll * shared.tiles[thread].cost() * pairs > 5 * line;
+    const bool in_clusters = !__syncthreads_or(longer) && kept && parts > 1;
+    if (in_clusters) {
+      ranges = parts * pairs;
+      for (int i = thread; i <= ranges; i += kPlanThreads) {
+        const int pair = min(i, ranges - 1) / parts;
+        const PlannedTile& tile = shared.tiles[pair / groups];
+        shared.bounds[i] =
+            tile.start * groups + pair % groups * tile.cost() + (i - pair * parts) * tile.cost() / parts;
+      }
+    } else {
+      for (int i = thread; i <= ranges; i += kPlanThreads) shared.bounds[i] = ranges ? i * line / ranges : 0;
+    }
     if (blockIdx.x == 0) {
       for (int i = thread; i < 2 * ranges; i += kPlanThreads) work.tickets[i] = 0;
       for (int i = ranges + thread; i < work.ctas; i += kPlanThreads) write_empty(work, i);
     }
     __syncthreads();
 
-    const Line cut_line = {shared.bounds, ranges, static_cast<float>(ranges) / static_cast<float>(line), groups, heads, all_tiles * groups};
-    const bool kept = params.batch.requests <= kPlanThreads && last_total <= kPlanThreads;
+    const Line cut_line = {shared.bounds, ranges, static_cast<float>(ranges) / static_cast<float>(line),
+                           groups,        heads,  pairs, in_clusters};
     int64_t base = 0;       // place of the tiles at hand
     int64_t tile_base = 0;  // number of the first of them
     for (int first = 0; first < params.batch.requests; first += kPlanThreads) {
