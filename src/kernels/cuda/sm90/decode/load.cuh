@@ -289,7 +289,8 @@ class RowCopier {
     constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that copy a row
     const int chunk = threadIdx.x % kLanes;
     const int sub = threadIdx.x % 32 / kLanes;
-#pragma unroll 4
+    constexpr int kAtOnce = C::kRowTile == 8 ? 4 : 2;  // registers: 4 spilled with 16 rows and fp8
+#pragma unroll kAtOnce
     for (int i = 0; i < C::kTile; i += 32 / kLanes) {
       const int64_t at = __shfl_sync(~0u, offset, i + sub);
       const bool live = at >= 0 && chunk * 16 < live_bytes;
