@@ -60,6 +60,9 @@ kernels::AttentionParams KernelProblem::attention_params() {
   const LayerTensors tensors = batch_->tensors();
   kernels::AttentionParams params;
   params.q = tensors.q;
+  params.q_scale = tensors.q_scale;
+  params.q_scale_token_stride = tensors.q_scale_token_stride;
+  params.q_scale_head_stride = tensors.q_scale_head_stride;
   params.q_rope = tensors.q_rope;
   params.q_split_dim = test_.split_q ? spec.head_dim - spec.rope_dim : 0;
   if (store_) {
