@@ -90,6 +90,7 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   // Values lag scores by one key tile.
   const Ring<Config::kStages> v = k.previous();
   if constexpr (!kFirst) {
+    if constexpr (Config::kRotated) finish_values<Config>(shared, v.previous().stage, acc);
     rescale_out<Config>(acc);
   }
   pack_weights<Config>(acc);
@@ -111,7 +112,11 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
     start_values<Config, 0, Config::kKeys>(shared, v.stage, true, acc);
   }
   products_commit();
-  finish_values<Config>(shared, v.stage, acc);
+  if constexpr (Config::kRotated) {
+    products_wait<1>();
+  } else {
+    finish_values<Config>(shared, v.stage, acc);
+  }
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   if (block == tile.block_begin) release_queries<Config>(shared, consumer, q_stage);
@@ -150,6 +155,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       step<Config, true>(params, shared, consumer, tile, --block, q.stage, finished, k, acc);
       while (block > tile.block_begin) {
         step<Config, false>(params, shared, consumer, tile, --block, q.stage, finished, k, acc);
+      }
+      if constexpr (Config::kRotated) {
+        finish_values<Config>(shared, k.previous().previous().stage, acc);
       }
       rescale_out<Config>(acc);
     }
@@ -222,19 +230,25 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
       // Loaders of rows and transposers are done with a tile before consumers are.
       shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : 1));
     }
+    for (int i = 0; i < kPlaceSlots; ++i) {
+      shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
+      shared.places_empty[i].init(kLoaderWarps);
+    }
     fence_barrier_init();
   }
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x == 32) take_tiles<Config>(params, shared);
     if constexpr (!kRows) {
+      if (threadIdx.x == 32) take_tiles<Config>(params, shared);
       if (threadIdx.x < 32) copy_tiles<Config>(params, shared);
       if constexpr (kNarrow) {
         if (threadIdx.x >= 64) transpose_values<Config>(params, shared);
       }
-    } else if (threadIdx.x / 32 != 1) {
+    } else if (threadIdx.x / 32 == 1) {
+      locate_rows<Config>(params, shared);
+    } else {
       if constexpr (kWiden) {
         widen_rows<Config>(params, shared);
       } else {

@@ -41,30 +41,46 @@ __device__ TileSlot work_at(const PrefillParams& params, const PrefillOrder& ord
   return slot;
 }
 
-// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden.
+// Takes tiles from the list into the ring of slots. One thread.
 template <class Config>
-__device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+struct TileTaker {
+  const PrefillParams& params;
+  typename Config::SharedMemory& shared;
   const PrefillOrder order = *params.order;
-  Ring<kTileSlots> slots;
   // Each block's first tile is its own, unless some begin late.
   const int dealt = params.beside ? 0 : gridDim.x;
-  int n = params.beside ? atomicAdd(&params.order->taken, 1) : blockIdx.x;
-  while (true) {
+  int n = -1;  // of the tile before
+  Ring<kTileSlots> slots = {};
+
+  // False: that was the mark behind the last one.
+  __device__ __forceinline__ bool take() {
+    n = n < 0 && !params.beside ? blockIdx.x : dealt + atomicAdd(&params.order->taken, 1);
     const TileSlot tile = work_at<Config>(params, order, n);
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
     shared.tiles[slots.stage] = tile;
     shared.tile_full[slots.stage].arrive();
     slots.advance();
-    if (tile.request < 0) break;
-    n = dealt + atomicAdd(&params.order->taken, 1);
+    return tile.request >= 0;
   }
-  // The last block to run out of work leaves the counters as it found them.
-  if (atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
-    params.order->taken = 0;
-    params.order->finished = 0;
+
+  __device__ __forceinline__ void finish() {
+    // The last block to run out of work leaves the counters as it found them.
+    if (atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
+      params.order->taken = 0;
+      params.order->finished = 0;
+    }
+    // So the end of this launch is the end of both, to whatever follows in the stream.
+    if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
   }
-  // So the end of this launch is the end of both, to whatever follows in the stream.
-  if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
+};
+
+// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden.
+template <class Config>
+__device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  TileTaker<Config> taker{params, shared};
+  while (taker.take()) {
+  }
+  taker.finish();
 }
 
 // A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page and

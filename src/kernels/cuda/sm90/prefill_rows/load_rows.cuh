@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of pages of a few tokens and of fp8 caches: three warps gather rows of K and V with
-// 16-byte copies. 16-bit rows go straight to their swizzled places; fp8 rows go through pieces of raw
+// The producer of pages of a few tokens and of fp8 caches. One warp finds the rows of K and V, three gather
+// them with 16-byte copies. 16-bit rows go straight to their swizzled places; fp8 rows go through pieces of raw
 // bytes, two of which are on their way while one is widened to f16. Keys that are not the request's,
 // or have left its window, become zeros.
 #pragma once
@@ -12,8 +12,10 @@ namespace fovea::kernels::cuda {
 constexpr int kLoaderWarps = 3;
 constexpr int kLoaderThreads = 32 * kLoaderWarps;
 constexpr int kLoaderBarrier = 7;  // named
+// What a key tile begins: the row tile in this slot, or
+constexpr int kSameTile = -1, kNoMoreTiles = -2;
 
-// 0..95: warp 1 of the producer takes tiles.
+// 0..95: warp 1 of the producer finds the rows.
 __device__ __forceinline__ int loader_thread() {
   return threadIdx.x < 32 ? threadIdx.x : threadIdx.x - 32;
 }
@@ -40,84 +42,88 @@ __device__ __forceinline__ int page_of(const KeyParams& keys, int key) {
   return (size & (size - 1)) == 0 ? key >> (__ffs(size) - 1) : static_cast<uint32_t>(key) / size;
 }
 
-// Walks over the key tiles of all row tiles, one ahead of the copies: pages are read while the rows of the
-// tile before are on their way.
+// Where the rows of a key tile are; starts to copy the scales that each key has. `page` holds the pages of
+// the lane's keys lane, lane + 32, ...; -1: none.
 template <class Config>
-struct KeyWalk {
-  static constexpr int kEach = (Config::kKeys + kLoaderThreads - 1) / kLoaderThreads;
-
-  Ring<kTileSlots> slots;
-  const TileSlot* tile = nullptr;  // null: no more work
-  int block;                       // of keys
-  int page[kEach];                 // of keys loader_thread(), + 96, ... of the key tile; -1: none
-
-  __device__ __forceinline__ int key_of(int i) const {
-    return block * Config::kKeys + loader_thread() + i * kLoaderThreads;
-  }
-
-  __device__ __forceinline__ void enter_tile(typename Config::SharedMemory& shared) {
-    shared.tile_full[slots.stage].wait(slots.phase);
-    tile = &shared.tiles[slots.stage];
-    slots.advance();
-    if (tile->request < 0) tile = nullptr;
-    if (tile) block = tile->block_end - 1;
-  }
-
-  // The row tile whose first key tile it stands on, or null.
-  __device__ __forceinline__ const TileSlot* begun_tile() const {
-    return block == tile->block_end - 1 ? tile : nullptr;
-  }
-
-  // Starts to read the pages of the key tile it stands on.
-  __device__ __forceinline__ void read_pages(const PrefillParams& params) {
-    if (!tile) return;
-    const KeyParams& keys = params.attention.keys;
+__device__ __forceinline__ void note_places(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared,
+                                            const TileSlot& tile, int block,
+                                            const int (&page)[(Config::kKeys + 31) / 32],
+                                            int place_slot, int scale_slot) {
+  const KeyParams& keys = params.attention.keys;
+  constexpr int kBytes = type_bytes(Config::kKv);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int key = key_of(i);
-      page[i] = -1;
-      if (key < tile->key_begin || key >= tile->kv_len) continue;
-      page[i] = __ldg(keys.page_table + tile->request * keys.page_table_stride +
-                      page_of(keys, key));
+  for (int i = 0; i < (Config::kKeys + 31) / 32; ++i) {
+    const int n = static_cast<int>(threadIdx.x) % 32 + i * 32;
+    if (n >= Config::kKeys) break;
+    const int key = block * Config::kKeys + n;
+    const bool live = page[i] >= 0;
+    const int place = key - page_of(keys, key) * keys.page_size;
+    const int64_t k = page[i] * keys.k_page_stride + place * keys.k_token_stride +
+                      tile.kv_head * keys.k_head_stride;
+    const int64_t v = page[i] * keys.v_page_stride + place * keys.v_token_stride +
+                      tile.kv_head * keys.v_head_stride;
+    shared.k_places[place_slot][n] = live ? static_cast<const char*>(keys.k) + k * kBytes : nullptr;
+    shared.v_places[place_slot][n] = live ? static_cast<const char*>(keys.v) + v * kBytes : nullptr;
+    if constexpr (Config::kWiden) {
+      if (keys.scale_slot_stride == 0) continue;
+      const int64_t slot = page[i] * static_cast<int64_t>(keys.page_size) + place;
+      const int64_t at = live ? slot * keys.scale_slot_stride + tile.kv_head * keys.scale_head_stride
+                              : 0;
+      copy_async_4(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
+      copy_async_4(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
     }
   }
+}
 
-  __device__ __forceinline__ void step(const PrefillParams& params,
-                                       typename Config::SharedMemory& shared) {
-    if (--block < tile->block_begin) enter_tile(shared);
-    read_pages(params);
-  }
-
-  // Writes down where the rows of its key tile are, and starts to copy scales that each key has.
-  __device__ __forceinline__ void note_places(const PrefillParams& params,
-                                              typename Config::SharedMemory& shared, int half,
-                                              int scale_slot) const {
-    const KeyParams& keys = params.attention.keys;
-    constexpr int kBytes = type_bytes(Config::kKv);
-    const int64_t head = tile->kv_head;
+// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies; pages are
+// read one key tile ahead of their use.
+template <class Config>
+__device__ void locate_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const int lane = threadIdx.x % 32;
+  const KeyParams& keys = params.attention.keys;
+  TileTaker<Config> taker{params, shared};  // lane 0's
+  Ring<kTileSlots> tiles;
+  Ring<kPlaceSlots> places;
+  Ring<Config::kScaleSlots> scales;
+  while (true) {
+    if (lane == 0) taker.take();
+    __syncwarp();
+    const TileSlot tile = shared.tiles[tiles.stage];
+    int begun = tile.request < 0 ? kNoMoreTiles : tiles.stage;
+    tiles.advance();
+    int page[(Config::kKeys + 31) / 32];
+    const auto read_pages = [&](int block) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int n = loader_thread() + i * kLoaderThreads;
-      if (n >= Config::kKeys) break;
-      const int key = key_of(i);
-      const bool live = page[i] >= 0;
-      const int place = key - page_of(keys, key) * keys.page_size;
-      const int64_t k = page[i] * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
-      const int64_t v = page[i] * keys.v_page_stride + place * keys.v_token_stride + head * keys.v_head_stride;
-      shared.k_places[half][n] = live ? static_cast<const char*>(keys.k) + k * kBytes : nullptr;
-      shared.v_places[half][n] = live ? static_cast<const char*>(keys.v) + v * kBytes : nullptr;
-      if constexpr (Config::kWiden) {
-        if (keys.scale_slot_stride == 0) continue;
-        const int64_t at =
-            live ? (page[i] * static_cast<int64_t>(keys.page_size) + place) * keys.scale_slot_stride +
-                       head * keys.scale_head_stride
-                 : 0;
-        copy_async_4(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
-        copy_async_4(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
+      for (int i = 0; i < (Config::kKeys + 31) / 32; ++i) {
+        const int key = block * Config::kKeys + lane + i * 32;
+        page[i] = -1;
+        if (key >= max(tile.key_begin, tile.block_begin * Config::kKeys) && key < tile.kv_len) {
+          page[i] = __ldg(keys.page_table + tile.request * keys.page_table_stride +
+                          page_of(keys, key));
+        }
       }
-    }
+    };
+    if (begun != kNoMoreTiles) read_pages(tile.block_end - 1);
+    int block = tile.block_end - 1;
+    do {
+      shared.places_empty[places.stage].wait(places.phase ^ 1);
+      if (begun != kNoMoreTiles) {
+        note_places<Config>(params, shared, tile, block, page, places.stage, scales.stage);
+        read_pages(block - 1);
+      }
+      if (lane == 0) shared.begun[places.stage] = begun;
+      if constexpr (Config::kWiden) shared.places_full[places.stage].arrive_after_copies();
+      shared.places_full[places.stage].arrive();
+      places.advance();
+      scales.advance();
+      if (begun != kNoMoreTiles) begun = kSameTile;
+    } while (--block >= tile.block_begin);
+    if (begun == kNoMoreTiles) break;
   }
-};
+  wait_copies<0>();
+  if (lane == 0) taker.finish();
+}
 
 // Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
 // that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A warp takes
@@ -198,37 +204,42 @@ __device__ __forceinline__ void gather_tile(
   full.arrive_after_copies();
 }
 
+template <class Config>
+__device__ __forceinline__ void release_places(typename Config::SharedMemory& shared, int slot) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) shared.places_empty[slot].arrive();
+}
+
 // 16-bit rows. Values follow the keys of the next key tile, as consumers read them.
 template <class Config>
 __device__ void gather_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
-  KeyWalk<Config> walk;
   Ring<Config::kStages> k, v;
   Ring<kPlaceSlots> places;
   Ring<Config::kQueryStages> q;
-  const auto gather_values = [&] {
+  const auto gather_values = [&](int slot) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
-    gather_tile<Config, Config::kHeadDimV>(shared.v_places[places.previous().stage],
-                                           attention.head_dim_v, shared.v[v.stage],
-                                           shared.v_full[v.stage]);
+    gather_tile<Config, Config::kHeadDimV>(shared.v_places[slot], attention.head_dim_v,
+                                           shared.v[v.stage], shared.v_full[v.stage]);
     v.advance();
+    release_places<Config>(shared, slot);
   };
-  walk.enter_tile(shared);
-  walk.read_pages(params);
-  for (bool first = true; walk.tile; first = false) {
-    const TileSlot* begun = walk.begun_tile();
-    walk.note_places(params, shared, places.stage, 0);
-    loaders_meet();
-    walk.step(params, shared);
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
-                                          shared.k[k.stage], shared.k_full[k.stage]);
-    k.advance();
-    if (begun) load_queries_box<Config>(params, shared, *begun, q);
-    if (!first) gather_values();
+  for (bool first = true;; first = false) {
+    shared.places_full[places.stage].wait(places.phase);
+    const int begun = shared.begun[places.stage];
+    if (begun != kNoMoreTiles) {
+      shared.k_empty[k.stage].wait(k.phase ^ 1);
+      gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
+                                            shared.k[k.stage], shared.k_full[k.stage]);
+      k.advance();
+      if (begun != kSameTile) {
+        load_queries_box<Config>(params, shared, shared.tiles[begun], q);
+      }
+    }
+    if (!first) gather_values(places.previous().stage);
+    if (begun == kNoMoreTiles) break;
     places.advance();
   }
-  if (k.stage != v.stage || k.phase != v.phase) gather_values();
   wait_copies<0>();
 }
 
@@ -260,7 +271,7 @@ __device__ __forceinline__ void widen_piece(
     uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
     uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns]) {
   constexpr int kGroups = Config::kKeys / 8;
-  constexpr int kBatch = 2;  // loaded before the first is stored
+  constexpr int kBatch = 3;  // loaded before the first is stored
   const int lane = threadIdx.x % 32;
   const int warp = loader_thread() / 32;
   const int row = warp * 8 + lane / 4;
@@ -306,32 +317,32 @@ __device__ __forceinline__ void copy_piece(const char* const (&places)[Config::k
 template <class Config>
 __device__ void widen_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
-  KeyWalk<Config> walk;
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
   Ring<Config::kPieces> to;  // of the next copy; behind it, the oldest piece
-  Ring<Config::kScaleSlots> scales;
-  int half = 0;
+  Ring<kPlaceSlots> places;  // of the key tile to copy
+  int begun;                 // by that one
+  const auto find_next = [&] {
+    shared.places_full[places.stage].wait(places.phase);
+    begun = shared.begun[places.stage];
+  };
   const auto copy_k = [&] {
-    if (walk.tile) {
-      copy_piece<Config, Config::kHeadDim>(shared.k_places[half], attention.head_dim,
+    if (begun != kNoMoreTiles) {
+      copy_piece<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
                                            shared.raw[to.stage]);
     }
     commit_copies();
     to.advance();
   };
   const auto copy_v = [&] {
-    if (walk.tile) {
-      copy_piece<Config, Config::kHeadDimV>(shared.v_places[half], attention.head_dim_v,
+    if (begun != kNoMoreTiles) {
+      copy_piece<Config, Config::kHeadDimV>(shared.v_places[places.stage], attention.head_dim_v,
                                             shared.raw[to.stage]);
+      release_places<Config>(shared, places.stage);
+      places.advance();
     }
     commit_copies();
     to.advance();
-  };
-  const auto note = [&] {
-    if (!walk.tile) return;
-    walk.note_places(params, shared, half, scales.stage);
-    scales.advance();
   };
   // When all have come here the oldest piece has landed, and the one before it was widened.
   const auto await_piece = [&] {
@@ -339,23 +350,18 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
     loaders_meet();
   };
 
-  walk.enter_tile(shared);
-  walk.read_pages(params);
-  note();
-  loaders_meet();
+  find_next();
   copy_k();
   copy_v();
-  while (walk.tile) {
-    const TileSlot* begun = walk.begun_tile();
-    walk.step(params, shared);
-    half ^= 1;
-    note();
+  while (begun != kNoMoreTiles) {
+    const int own = begun;
+    find_next();
     await_piece();
     copy_k();
     shared.k_empty[stages.stage].wait(stages.phase ^ 1);
     widen_piece<Config, Config::kHeadDim>(shared.raw[to.stage], shared.k[stages.stage]);
     shared.k_full[stages.stage].arrive();
-    if (begun) load_queries_box<Config>(params, shared, *begun, q);
+    if (own != kSameTile) load_queries_box<Config>(params, shared, shared.tiles[own], q);
     await_piece();
     copy_v();
     shared.v_empty[stages.stage].wait(stages.phase ^ 1);
