@@ -14,7 +14,11 @@ template <int kRowTile, bool kIsKn, Type kType>
 struct HeadGemmConfig {
   using Params = HeadGemmParams;
   using Shape = Tiles<kRowTile, kIsKn>;
+#if __CUDA_ARCH__ >= 900
   static constexpr int kBlocksPerSm = kRowTile == 16 ? 4 : 2;
+#else  // one wide tile is all that fits into shared memory: no limit on its registers then
+  static constexpr int kBlocksPerSm = kRowTile == 16 ? 4 : 1;
+#endif
   static constexpr KernelTraits kTraits = {Shape::kWarps * 32, Shape::kSharedBytes, kRowTile,
                                            Shape::kColumnTile};
 
