@@ -118,7 +118,6 @@ class CudaBackend final : public AttentionBackend {
   cuda::AttentionKernel* beside_ = nullptr;
   bool cascades_ = false;           // its prefixes are looked at
   cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
-  cuda::Settled settled_ = cuda::Settled::nothing;  // but for what this pass stores
 };
 
 CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
@@ -220,7 +219,6 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    settled_ = cuda::Settled::nothing;
     if (cached) cache_.build_pages(batch, params_.batch.kv_lens, buffers_.pages, stream);
     cascades_ = buffers_.prefixes.serves(batch);
     if (cascades_) {
@@ -235,7 +233,6 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   check_argument(planned_, "forward() without a plan");
   if (batch_.tokens == 0) return;
   const bool cached = pool_ != nullptr;
-  cuda::Settled settled = settled_;
   validate_layer(tensors, spec(), batch_, cached);
   validate_alignment(tensors);
   context_.bind();
@@ -243,10 +240,7 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
     check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
                    "layer is {}, the pool has {}", tensors.layer, layers_.size());
     const CudaLayer& layer = layers_[static_cast<size_t>(tensors.layer)];
-    if (stores(tensors) || spec().has_rope) {
-      cache_.store(tensors, layer.write, batch_, stream);
-      settled = spec().has_rope ? cuda::Settled::plan : cuda::Settled::all_but_new_keys;
-    }
+    if (stores(tensors) || spec().has_rope) cache_.store(tensors, layer.write, batch_, stream);
     params_.keys = layer.keys;
   } else {
     params_.keys = packed_keys(tensors, batch_);
@@ -264,14 +258,10 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   params_.lse = tensors.lse;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
-  if (cascades_) {
-    buffers_.prefixes.attend(params_, tensors.layer, stream);
-    settled = cuda::Settled::nothing;
-  }
+  if (cascades_) buffers_.prefixes.attend(params_, tensors.layer, stream);
   // The kernel that needs few SMs first: the other fills those that are left.
-  if (beside_ != nullptr) beside_->attend(params_, tensors.layer, settled, stream);
-  active_->attend(params_, tensors.layer, settled, stream);
-  settled_ = cuda::Settled::plan;
+  if (beside_ != nullptr) beside_->attend(params_, tensors.layer, stream);
+  active_->attend(params_, tensors.layer, stream);
   if (cascades_) buffers_.prefixes.join(params_, tensors.lse, stream);
 }
 

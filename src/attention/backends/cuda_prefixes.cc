@@ -99,7 +99,7 @@ void CudaPrefixes::attend(cuda::AttentionParams& params, int32_t layer, Stream s
     pass.f32_out = 1;
     pass.lse = level.lse;
     pass.sinks = nullptr;
-    level.kernel->attend(pass, layer, cuda::Settled::nothing, stream);
+    level.kernel->attend(pass, layer, stream);
   }
   if (params.lse == nullptr) params.lse = own_lse_;
 }

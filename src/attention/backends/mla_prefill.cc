@@ -333,7 +333,7 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, f
   params.head_dim_v = spec_.v_dim;
   params.scale = softmax_scale(spec_);
   attention_->plan(params.batch, batch_.tokens, stream);
-  attention_->attend(params, 0, cuda::Settled::nothing, stream);
+  attention_->attend(params, 0, stream);
 }
 
 }  // namespace fovea

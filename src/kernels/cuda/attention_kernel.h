@@ -32,13 +32,6 @@ struct AttentionSetup {
   std::vector<KvLayerView> layers;
 };
 
-// What is complete when an attention that is launched with overlap starts; for the rest it waits.
-enum class Settled : int32_t {
-  nothing,
-  plan,              // an attention of the same plan has waited for it and its page table
-  all_but_new_keys,  // the launch before is kv_write, which waited for everything itself
-};
-
 // A loaded variant, bound to one setup. plan() and attend() only enqueue: nothing is allocated or
 // copied from the host, and all of it is legal in a capture.
 class AttentionKernel {
@@ -57,8 +50,7 @@ class AttentionKernel {
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
   // tokens). params.work is the kernel's own business.
-  virtual void attend(const AttentionParams& params, int32_t layer, Settled settled,
-                      Stream stream) = 0;
+  virtual void attend(const AttentionParams& params, int32_t layer, Stream stream) = 0;
 };
 
 struct AttentionFamily {

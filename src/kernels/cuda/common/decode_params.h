@@ -72,12 +72,8 @@ struct DecodePlanParams {
   float pairs_per_unit;
 };
 
-// As Settled of attention_kernel.h.
-enum DecodeSettled : int32_t { kSettledNone, kSettledPlan, kSettledAllButNewKeys };
-
 struct DecodeParams : AttentionParams {
   DecodeWork list;
-  int32_t settled;
   // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by
   // row.
   int32_t boxes;

@@ -68,7 +68,7 @@ class PortableAttention final : public AttentionKernel {
     plan_.launch({}, PlanParams{batch, work_, setup_.spec.batch_invariant}, stream);
   }
 
-  void attend(const AttentionParams& given, int32_t, Settled, Stream stream) override {
+  void attend(const AttentionParams& given, int32_t, Stream stream) override {
     AttentionParams params = given;
     params.work = work_;
     const GridSize grid{static_cast<uint32_t>(work_.ctas)};

@@ -58,11 +58,8 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
     return tile;
   };
   Tile tile = tile_of(range.first);
-  if (params.settled != kSettledAllButNewKeys) wait_for_previous_kernel();
   Queries<C> queries;
   queries.read(params, tile);
-  wait_for_previous_kernel();
-  allow_next_kernel();
   RowCopier<C, !kBoxes> rows(params, range, shared);
 #pragma unroll 1
   for (int s = 0; s < C::kStages && !kBoxes; ++s) rows.copy_next();
@@ -111,12 +108,6 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   using C = DecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-  if (params.settled == kSettledNone) wait_for_previous_kernel();
-  const DecodeRange range = params.list.ranges[blockIdx.x];
-  if (range.begin == range.end) {
-    wait_for_previous_kernel();
-    return;
-  }
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     const int arrivals = 1 + (has_token_scales<C>(params) ? 32 : 0);
@@ -128,6 +119,11 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     }
     fence_barrier_init();
   }
+  // Launched with overlap: nothing of earlier launches is promised to be visible before this.
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const DecodeRange range = params.list.ranges[blockIdx.x];
+  if (range.begin == range.end) return;
   __syncthreads();
   if (warp >= kWarps) {
     if constexpr (kMovesRegisters) give_registers<64>();

@@ -186,9 +186,8 @@ class HopperDecode final : public AttentionKernel {
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
-  void attend(const AttentionParams& given, int32_t layer, Settled settled,
-              Stream stream) override {
-    DecodeParams params{given, list_, static_cast<int32_t>(settled), !maps_.empty(), {}, {}};
+  void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
+    DecodeParams params{given, list_, !maps_.empty(), {}, {}};
     if (params.boxes) {
       params.k_map = maps_[static_cast<size_t>(layer)].k;
       params.v_map = maps_[static_cast<size_t>(layer)].v;

@@ -127,20 +127,14 @@ class BoxCopier {
 
   __device__ void run(const DecodeRange& range) {
     if (lane_ == 0) prefetch_tensor_map(*side_.map);
-    bool waited = params_.settled == kSettledNone;
     DecodeItem item = range.first;
 #pragma unroll 1
     for (int i = range.begin; i < range.end; ++i) {
       if (i > range.begin) item = params_.list.items[i];
       const Steps<C> steps(item);
-      const int old_end = params_.settled == kSettledAllButNewKeys ? item.kv_len - item.q_len : 0;
       int entry = entry_of(item, steps, steps.first);
 #pragma unroll 1
       for (int step = steps.first; step < steps.end; step += steps.size()) {
-        if (!waited && step + steps.size() > old_end) {
-          wait_for_previous_kernel();
-          waited = true;
-        }
         side_.empty[stage_].wait(phase_ ^ 1);
         copy(item, steps, step, entry);
         // One step ahead of its use.

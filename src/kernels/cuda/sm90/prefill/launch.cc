@@ -215,7 +215,7 @@ class HopperPrefill final : public AttentionKernel {
         stream);
   }
 
-  void attend(const AttentionParams& given, int32_t layer, Settled, Stream stream) override {
+  void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
     const AttentionSpec& spec = setup_.spec;
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
