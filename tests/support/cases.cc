@@ -9,6 +9,7 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "support/long_cases.h"
 #include "support/test_device.h"
 
 namespace fovea::test {
@@ -208,13 +209,6 @@ void formats(Cases& cases) {
   }
 }
 
-const char* name_of(KvScale scale) {
-  constexpr const char* kNames[] = {"none", "per_tensor", "per_head", "per_token_head"};
-  return kNames[static_cast<size_t>(scale)];
-}
-constexpr KvScale kScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
-                               KvScale::per_token_head};
-
 // fp8 queries over fp8 caches.
 void fp8_products(Cases& cases) {
   const auto add = [&](std::string name, auto&& change) {
@@ -224,7 +218,7 @@ void fp8_products(Cases& cases) {
     cases.push_back(test);
   };
   for (const KvScale scale : kScales) {
-    add(name_of(scale), [scale](AttentionCase& test) { test.cache.scale = scale; });
+    add(scale_name(scale), [scale](AttentionCase& test) { test.cache.scale = scale; });
   }
   add("page_3", [](AttentionCase& test) { test.cache.page_size = 3; });
   add("head_dim_64", [](AttentionCase& test) { test.spec.head_dim = test.spec.head_dim_v = 64; });
@@ -454,193 +448,6 @@ void scopes(Cases& cases) {
   cases.push_back(test);
 }
 
-// Several tiles and CTAs a request, and tiles that several CTAs share: where GPU kernels differ
-// from the small cases. The oracle takes half a minute of one core for them.
-void long_requests(Cases& cases) {
-  const std::vector<RequestShape> ragged = {{300, 300}, {1, 6000}, {5, 2000},  {0, 0},
-                                            {64, 64},   {1, 1},    {131, 1400}};
-  const auto add = [&](std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
-                       auto&& change) {
-    AttentionCase test = mha_case(fmt::format("long_{}", name), q_heads, kv_heads, head_dim);
-    test.spec.q_dtype = test.cache.dtype = DType::bf16;
-    test.cache.page_size = 64;
-    test.requests = ragged;
-    change(test);
-    cases.push_back(test);
-  };
-  add("mixed", 8, 2, 128, [](AttentionCase&) {});
-  add("mixed_fp16", 8, 2, 128,
-      [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
-  for (const int32_t page_size : {1, 2, 3, 16, 48, 128}) {
-    add(fmt::format("page_{}", page_size), 8, 2, 128,
-        [&](AttentionCase& test) { test.cache.page_size = page_size; });
-  }
-  add("hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
-  add("decode", 32, 8, 128, [](AttentionCase& test) {
-    test.mode = ForwardMode::decode;
-    test.requests = {{1, 9000}, {1, 3}, {1, 2500}};
-  });
-  add("decode_of_many", 4, 1, 128, [](AttentionCase& test) {
-    test.mode = ForwardMode::decode;
-    test.requests.clear();
-    for (int32_t i = 0; i < 300; ++i)
-      test.requests.push_back({i % 7 == 6 ? 0 : 1, 1 + i * 37 % 500});
-  });
-  add("prefill", 8, 2, 128, [](AttentionCase& test) {
-    test.mode = ForwardMode::extend;
-    test.requests = {{700, 700}, {1, 1}, {257, 900}};
-  });
-  for (const auto& [q_heads, kv_heads] : {std::pair{4, 4}, {7, 1}, {16, 1}, {64, 1}}) {
-    add(fmt::format("group_{}", q_heads / kv_heads), q_heads, kv_heads, 128,
-        [](AttentionCase& test) {
-          test.requests = {{200, 333}, {1, 1500}, {9, 900}};
-        });
-  }
-  constexpr int32_t kDims[][2] = {{64, 64}, {80, 80}, {96, 96}, {192, 192}, {192, 128}, {256, 256}};
-  for (const auto& [dim, dim_v] : kDims) {
-    add(fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,
-        [dim_v = dim_v](AttentionCase& test) { test.spec.head_dim_v = dim_v; });
-  }
-  add("window", 8, 2, 128, [](AttentionCase& test) { test.spec.window = 500; });
-  add("window_pool", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.window = 300;
-    test.window_pool = true;
-  });
-  add("chunk", 8, 2, 128, [](AttentionCase& test) { test.spec.chunk = 512; });
-  add("sinks_cap", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.has_sinks = true;
-    test.spec.logit_cap = 30;
-  });
-  add("alibi", 8, 2, 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
-  add("tree", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.mask = MaskKind::tree;
-    test.mode = ForwardMode::target_verify;
-    test.requests = {{15, 3000}, {15, 15}, {15, 400}};
-  });
-  add("custom", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.mask = MaskKind::custom;
-    test.requests = {{150, 1200}, {1, 2000}};
-  });
-  add("encoder", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.scope = AttentionScope::encoder;
-    test.mode = ForwardMode::extend;
-    test.requests = {{500, 500}, {1, 1}, {300, 300}};
-  });
-  add("cross", 8, 2, 128, [](AttentionCase& test) {
-    test.spec.scope = AttentionScope::cross;
-    test.requests = {{1, 1500}, {200, 700}, {1, 0}};
-  });
-  for (const KvScale scale : kScales) {
-    const auto add_fp8 = [&](std::string name, int32_t head_dim, auto&& change) {
-      name = fmt::format("fp8_{}{}", name_of(scale), name);
-      add(name, 8, 2, head_dim, [&](AttentionCase& test) {
-        test.cache.dtype = DType::f8e4m3;
-        test.cache.scale = scale;
-        change(test);
-      });
-    };
-    add_fp8("", 128, [](AttentionCase&) {});
-    add_fp8("_page_1", 128, [](AttentionCase& test) { test.cache.page_size = 1; });
-    add_fp8("_fp16_page_3", 128, [](AttentionCase& test) {
-      test.spec.q_dtype = DType::f16;
-      test.cache.page_size = 3;
-    });
-    add_fp8("_dim_64", 64, [](AttentionCase&) {});
-    add_fp8("_dim_256", 256, [](AttentionCase&) {});
-    add_fp8("_window", 128, [](AttentionCase& test) { test.spec.window = 500; });
-    add_fp8("_chunk", 128, [](AttentionCase& test) { test.spec.chunk = 512; });
-    add_fp8("_sinks_cap_alibi", 128, [](AttentionCase& test) {
-      test.spec.has_sinks = test.spec.has_alibi = true;
-      test.spec.logit_cap = 30;
-    });
-    add_fp8("_custom", 128, [](AttentionCase& test) {
-      test.spec.mask = MaskKind::custom;
-      test.requests = {{150, 1200}, {1, 2000}};
-    });
-    add_fp8("_tree", 128, [](AttentionCase& test) {
-      test.spec.mask = MaskKind::tree;
-      test.mode = ForwardMode::target_verify;
-      test.requests = {{15, 3000}, {15, 15}, {15, 400}};
-    });
-    if (scale == KvScale::per_token_head) continue;
-    add_fp8("_q_fp8", 128, [](AttentionCase& test) { test.spec.q_dtype = DType::f8e4m3; });
-    add_fp8("_q_fp8_prefill", 128, [](AttentionCase& test) {
-      test.spec.q_dtype = DType::f8e4m3;
-      test.mode = ForwardMode::extend;
-      test.requests = {{700, 700}, {1, 1}, {257, 900}};
-    });
-  }
-}
-
-// The same for MLA: row tiles of 64 and 128, key tiles, parts of a tile on many SMs.
-void long_latent(Cases& cases) {
-  const auto add = [&](std::string name, int32_t q_heads, std::vector<RequestShape> requests,
-                       auto&& change) {
-    AttentionCase test = mla_case(fmt::format("mla_long_{}", name), q_heads);
-    test.cache.page_size = 64;
-    test.requests = std::move(requests);
-    change(test);
-    cases.push_back(test);
-  };
-  const auto as_is = [](AttentionCase&) {};
-  const std::vector<RequestShape> ragged = {{70, 70}, {1, 3000}, {5, 900}, {0, 0},
-                                            {1, 1},   {1, 0},    {33, 400}};
-  for (const int32_t heads : {1, 5, 16, 64, 128}) {
-    add(fmt::format("heads_{}", heads), heads,
-        heads > 16 ? std::vector<RequestShape>{{1, 1500}, {3, 300}, {1, 64}} : ragged, as_is);
-  }
-  for (const int32_t page_size : {1, 3, 16, 32, 128, 256}) {
-    add(fmt::format("page_{}", page_size), 8, ragged,
-        [&](AttentionCase& test) { test.cache.page_size = page_size; });
-  }
-  add("fp16", 8, ragged,
-      [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
-  add("strided", 8, ragged, [](AttentionCase& test) { test.strided = test.split_q = true; });
-  add("shared_prefix", 8, {{1, 900}, {5, 700}, {1, 650}},
-      [](AttentionCase& test) { test.shared_prefix = 640; });
-  add("prewritten", 8, ragged, [](AttentionCase& test) { test.prewritten = true; });
-  add("skip_some_writes", 8, ragged, [](AttentionCase& test) { test.skip_some_writes = true; });
-  std::vector<RequestShape> many;
-  for (int32_t i = 0; i < 200; ++i) many.push_back({i % 7 == 6 ? 0 : 1, 1 + i * 37 % 200});
-  add("decode_of_many", 2, many, [](AttentionCase& test) { test.mode = ForwardMode::decode; });
-  add("tree", 8, {{15, 1500}, {15, 15}, {15, 400}}, [](AttentionCase& test) {
-    test.spec.mask = MaskKind::tree;
-    test.mode = ForwardMode::target_verify;
-  });
-  const auto with_weights = [](AttentionCase& test) {
-    test.spec.nope_dim = test.spec.v_dim = 128;
-    test.spec.softmax_scale = 0;
-  };
-  add("weights", 4, ragged, with_weights);
-  const auto fp8_rows = [](AttentionCase& test) {
-    test.cache.layout = KvLayout::mla_fp8_rows;
-    test.cache.dtype = DType::f8e4m3;
-  };
-  add("fp8_rows", 16, ragged, fp8_rows);
-  add("fp8_rows_page_3", 5, ragged, [&](AttentionCase& test) {
-    fp8_rows(test);
-    test.cache.page_size = 3;
-  });
-  add("fp8_rows_weights", 4, ragged, [&](AttentionCase& test) {
-    fp8_rows(test);
-    with_weights(test);
-  });
-  add("fp8_per_tensor_weights", 4, ragged, [&](AttentionCase& test) {
-    test.cache.dtype = DType::f8e4m3;
-    test.cache.scale = KvScale::per_tensor;
-    with_weights(test);
-  });
-  add("weights_strided", 3, {{1, 300}, {40, 200}, {0, 3}}, [&](AttentionCase& test) {
-    with_weights(test);
-    test.strided = test.split_q = true;
-    test.spec.v_dim = 72;
-  });
-  add("weights_prefill", 4, {{150, 150}, {1, 1}, {129, 300}}, [&](AttentionCase& test) {
-    with_weights(test);
-    test.mode = ForwardMode::extend;
-  });
-}
-
 // Shapes nobody would write down.
 void random_shapes(Cases& cases) {
   for (int round = 1; round < test_scale(); ++round) {
@@ -665,6 +472,11 @@ void random_shapes(Cases& cases) {
 }
 
 }  // namespace
+
+const char* scale_name(KvScale scale) {
+  constexpr const char* kNames[] = {"none", "per_tensor", "per_head", "per_token_head"};
+  return kNames[static_cast<size_t>(scale)];
+}
 
 int test_scale() {
   const char* text = std::getenv("FOVEA_TEST_SCALE");
@@ -708,10 +520,7 @@ std::vector<AttentionCase> attention_cases() {
   rotations(cases);
   latent(cases);
   scopes(cases);
-  if (on_gpu()) {
-    long_requests(cases);
-    long_latent(cases);
-  }
+  if (on_gpu()) add_long_cases(cases);
   random_shapes(cases);
   for (AttentionCase& test : cases) fit_test_device(test);
   return cases;

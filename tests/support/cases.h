@@ -26,4 +26,9 @@ AttentionCase attention_case(std::string_view name);
 AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 AttentionCase mla_case(std::string name, int32_t q_heads);
 
+// The kinds of scales of a cache, and what cases of them are called.
+inline constexpr KvScale kScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                                      KvScale::per_token_head};
+const char* scale_name(KvScale scale);
+
 }  // namespace fovea::test
