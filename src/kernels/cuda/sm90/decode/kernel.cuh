@@ -82,7 +82,10 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
       if (first < steps.end) {
         attend_tile<C, kBoxes>(params, tile, mask, shared, ring, queries, factors, first, acc);
       } else if (kBoxes) {
+        // Before the step has come, this would count for the one before in the stage, which others still read.
+        shared.k_full[ring.stage].wait(ring.phase);
         release(shared.k_empty[ring.stage]);
+        shared.v_full[ring.stage].wait(ring.phase);
         release(shared.v_empty[ring.stage]);
       }
       if constexpr (!kBoxes) {
