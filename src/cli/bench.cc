@@ -27,7 +27,10 @@ struct BenchFlags {
 bench::AttentionCase one_case(const BenchFlags& flags) {
   bench::AttentionCase config = flags.config;
   const std::string dtype = flags.gpu.on_gpu() ? "bf16" : "fp32";
-  config.phase = flags.phase.empty() ? "decode" : flags.phase;
+  config.phase = !flags.phase.empty()            ? flags.phase
+                 : config.q_len == 1             ? "decode"
+                 : config.q_len == config.kv_len ? "prefill"
+                                                 : "extend";
   config.q_dtype = parse_dtype_flag("--dtype", flags.dtype.empty() ? dtype : flags.dtype);
   config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype.empty() ? dtype : flags.kv_dtype);
   if (config.q_len < 1 || config.q_len > config.kv_len) {
