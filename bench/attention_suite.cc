@@ -130,6 +130,7 @@ class Workload {
 
 KvCacheSpec cache_of(const AttentionCase& config, int32_t layers) {
   KvCacheSpec spec;
+  spec.order = KvOrder::hnd;  // as in the engine on a CPU
   spec.dtype = config.kv_dtype;
   spec.scale = is_fp8(config.kv_dtype) ? KvScale::per_token_head : KvScale::none;
   spec.layers = layers;

@@ -45,6 +45,8 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len, 
   scratch.levels = tree_levels(max_kv_len);
   scratch.k_tile = carver.take<float>(kTileKeys * dim);
   scratch.k_rows = carver.take<float>(kTileKeys * (dim + kPadFloats));
+  scratch.k_unpacked = carver.take<uint16_t>(kTileKeys * dim);
+  scratch.v_unpacked = carver.take<uint16_t>(kTileKeys * dim_v);
   scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
   scratch.scores = carver.take<float>(kBlockRows * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One work item of attention: rows of some kv heads of one request against a range of its keys.
+#include "kernels/cpu/simd/attention_products.h"
 #include "kernels/cpu/simd/attention_rows.h"
+#include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -34,10 +36,17 @@ class ItemRunner {
     changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
     keys_in_place_ = !reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
                      shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0;
+    unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype);
     values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
     // Many rows read values often enough to pay for a copy that is f32 and dense.
     const bool dense = reader_.v_in_k && reader_.v_dtype == DType::f32;
-    values_in_place_ = (few_rows_ || dense) && !values_in_k_rows_ && shape_.dim_v % kLanes == 0;
+    const bool fp8_values = is_fp8(reader_.v_dtype);
+    values_in_place_ = (few_rows_ || dense) && !values_in_k_rows_ &&
+                       shape_.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
+    unpacks_values_ = values_in_place_ && fp8_values;
+    for (int32_t n = 0; n < kTileKeys; ++n) {
+      k_unpacked_[n] = reinterpret_cast<const char*>(k_bf16() + n * shape_.dim);
+    }
     for (int32_t head = 0; head < shape_.heads; ++head) {
       load_queries(params_, item_, shape_, item_.head_begin + head, scratch_.k_rows,
                    scratch_.q + static_cast<int64_t>(head) * shape_.head_rows * padded(shape_.dim));
@@ -92,6 +101,13 @@ class ItemRunner {
   void locate(int32_t tile, TileKeys& to) const {
     reader_.locate(tile, larger(item_.kv_begin - tile, 0), smaller(item_.kv_end - tile, kTileKeys),
                    to);
+    if (!token_scales_) return;
+    const KvLayerView& cache = params_.keys.cache;
+    for (int32_t n = to.begin; n < to.end; ++n) {
+      const int64_t at = to.slot[n] * params_.kv_heads + item_.head_begin;
+      __builtin_prefetch(cache.k_scale + at, 0, 2);
+      if (!reader_.v_in_k) __builtin_prefetch(cache.v_scale + at, 0, 2);
+    }
   }
 
   RowBlock block_at(int32_t first) const {
@@ -122,6 +138,10 @@ class ItemRunner {
     ask_key_ = next_keys().begin;
     ask_line_ = 0;
     if (token_scales_) load_token_scales();
+    if (unpacks_keys_) {
+      unpack(reader_.k_dtype, here_.k, (item_.head_begin + head_) * reader_.k_head_bytes,
+             shape_.dim, k_bf16());
+    }
     for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
       const RowBlock& block = blocks_[first / kProductRows];
       const int32_t begin = larger(block.begin - tile, here_.begin);
@@ -139,6 +159,10 @@ class ItemRunner {
     const float* q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
     const int32_t dim = (shape_.dim + 3) / 4 * 4;
     for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
+      if (direct_keys(p)) {
+        score_from_cache(block, p);
+        continue;
+      }
       // With one block of rows a panel is used once, and its place stays in the first cache.
       float* panel = scratch_.k_tile + (one_block() ? 0 : p * panel_floats_);
       if (!(packed_panels_ >> p & 1)) {
@@ -149,6 +173,56 @@ class ItemRunner {
       const ScoreProduct product = {q, panel, dim, scratch_.scores + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
+  }
+
+  bool direct_keys(int32_t p) const {
+    return keys_in_place_ && one_block() && shape_.rows <= kDirectRows &&
+           p * kPanelKeys >= here_.begin && (p + 1) * kPanelKeys <= here_.end;
+  }
+
+  // fp8 rows of the tile as bf16.
+  void unpack(DType dtype, const char* const* rows, int64_t offset, int32_t dim, Bf16* to) const {
+    if (dtype == DType::f8e4m3) {
+      unpack_fp8<F8E4m3>(rows, offset, here_.begin, here_.end, dim, to);
+    } else {
+      unpack_fp8<F8E5m2>(rows, offset, here_.begin, here_.end, dim, to);
+    }
+  }
+
+  Bf16* k_bf16() const { return static_cast<Bf16*>(scratch_.k_unpacked); }
+  Bf16* v_bf16() const { return static_cast<Bf16*>(scratch_.v_unpacked); }
+
+  void score_from_cache(const RowBlock& block, int32_t p) {
+    const PanelRows keys = panel_rows(p * kPanelKeys);
+    if (reader_.k_dtype == DType::f32) {
+      score_directly(static_cast<const float*>(nullptr), block, keys, p);
+    } else {
+      score_directly(static_cast<const Bf16*>(nullptr), block, keys, p);
+    }
+  }
+
+  template <class T>
+  void score_directly(const T*, const RowBlock& block, const PanelRows& keys, int32_t p) {
+#if HWY_TARGET == HWY_AVX3
+    DirectScoreProduct<T> product;
+    product.q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
+    product.keys = keys;
+    product.dim = shape_.dim;
+    product.scores = scratch_.scores + p * kPanelKeys;
+    with_product_rows(product_rows(block.rows), product);
+#endif
+  }
+
+  PanelRows panel_rows(int32_t first) const {
+    const TileKeys& next = next_keys();
+    const bool ask = one_block() && first >= next.begin && first + kPanelKeys <= next.end;
+    PanelRows keys;
+    keys.rows = (unpacks_keys_ ? k_unpacked_ : here_.k) + first;
+    keys.offset = unpacks_keys_ ? 0 : (item_.head_begin + head_) * reader_.k_head_bytes;
+    keys.next = ask ? next.k + first : nullptr;
+    keys.next_offset = next_head() * reader_.k_head_bytes;
+    keys.next_element_bytes = static_cast<int32_t>(element_bytes(reader_.k_dtype));
+    return keys;
   }
 
   void pack_panel(int32_t p, int32_t dim, float* panel) {
@@ -175,23 +249,11 @@ class ItemRunner {
   }
 
   void pack_from_cache(int32_t first, float* panel) {
-    const TileKeys& next = next_keys();
-    const bool ask = one_block() && first >= next.begin && first + kPanelKeys <= next.end;
-    PanelRows keys;
-    keys.rows = here_.k + first;
-    keys.offset = (item_.head_begin + head_) * reader_.k_head_bytes;
-    keys.next = ask ? next.k + first : nullptr;
-    keys.next_offset = next_head() * reader_.k_head_bytes;
-    const char* type = nullptr;
-    switch (reader_.k_dtype) {
-      case DType::f8e4m3:
-        return transpose_from_cache(reinterpret_cast<const F8E4m3*>(type), keys, shape_.dim, panel);
-      case DType::f8e5m2:
-        return transpose_from_cache(reinterpret_cast<const F8E5m2*>(type), keys, shape_.dim, panel);
-      case DType::bf16:
-        return transpose_from_cache(reinterpret_cast<const Bf16*>(type), keys, shape_.dim, panel);
-      default:
-        return transpose_from_cache(reinterpret_cast<const float*>(type), keys, shape_.dim, panel);
+    const PanelRows keys = panel_rows(first);
+    if (reader_.k_dtype == DType::f32) {
+      transpose_from_cache(static_cast<const float*>(nullptr), keys, shape_.dim, panel);
+    } else {
+      transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, shape_.dim, panel);
     }
   }
 
@@ -337,9 +399,12 @@ class ItemRunner {
     softmax.decay = decay;
     softmax_tile(softmax);
     if (!values_ready_) prepare_values();
-    if (values_in_place_) {
-      with_type(nullptr, reader_.v_dtype,
-                [&](const auto* type) { add_values(type, block, decay, begin, end); });
+    if (unpacks_values_ || (values_in_place_ && reader_.v_dtype == DType::bf16)) {
+      add_values(static_cast<const Bf16*>(nullptr), block, decay, begin, end);
+    } else if (values_in_place_ && reader_.v_dtype == DType::f16) {
+      add_values(static_cast<const F16*>(nullptr), block, decay, begin, end);
+    } else if (values_in_place_) {
+      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
     } else if (values_in_k_rows_) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
     } else {
@@ -350,6 +415,14 @@ class ItemRunner {
   // Where the values of the tile are read from: the cache, the unpacked K rows, or strips.
   void prepare_values() {
     values_ready_ = true;
+    if (unpacks_values_) {
+      unpack(reader_.v_dtype, here_.v, (item_.head_begin + head_) * reader_.v_head_bytes,
+             shape_.dim_v, v_bf16());
+      for (int32_t n = here_.begin; n < here_.end; ++n) {
+        values_[n] = reinterpret_cast<const char*>(v_bf16() + n * shape_.dim_v);
+      }
+      return;
+    }
     for (int32_t n = here_.begin; n < here_.end; ++n) {
       const char* from = here_.v[n] + (item_.head_begin + head_) * reader_.v_head_bytes;
       if (values_in_place_) {
@@ -398,6 +471,7 @@ class ItemRunner {
     const bool ask = one_block() && v_lines_ > 0 && next.begin <= begin && next.end >= end;
     product.next = ask ? next.v : nullptr;
     product.next_offset = next_head() * reader_.v_head_bytes;
+    product.next_element_bytes = static_cast<int32_t>(element_bytes(reader_.v_dtype));
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -418,6 +492,7 @@ class ItemRunner {
   bool keys_in_place_;     // transposed straight from the cache
   bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
+  bool unpacks_keys_, unpacks_values_;  // fp8 rows become bf16 in the scratch first
 
   RowBlock blocks_[kMostRows / kProductRows];
 
@@ -429,6 +504,7 @@ class ItemRunner {
   bool values_ready_ = false;
   int32_t ask_key_ = 0, ask_line_ = 0;  // of the next keys, to be asked for
   const char* values_[kTileKeys];
+  const char* k_unpacked_[kTileKeys];
   alignas(64) float k_scales_[kTileKeys];
   alignas(64) float v_scales_[kTileKeys];
   alignas(64) float key_positions_[kTileKeys];

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "kernels/cpu/simd/attention_keys.h"
-#include "kernels/cpu/simd/attention_products.h"
+#include "kernels/cpu/simd/attention_scores.h"
 #include "kernels/cpu/simd/attention_softmax.h"
 #include "kernels/cpu/simd/attention_work.h"
 

@@ -56,6 +56,8 @@ struct AttentionScratch {
   float* l_lanes;          // [rows, kPadFloats]
   float* k_tile;           // [kTileKeys, dim], transposed in panels
   float* k_rows;           // [kTileKeys, dim + kPadFloats]
+  void* k_unpacked;        // bf16 [kTileKeys, dim], of fp8 keys
+  void* v_unpacked;        // bf16 [kTileKeys, dim_v], of fp8 values
   float* v_strips;         // [dim_v / 2 vectors, kTileKeys, 2 vectors]
   float* scores;           // [kBlockRows, kTileKeys]
   RowBounds* bounds;       // [rows]

@@ -52,39 +52,73 @@ HWY_INLINE auto load_as_bf16(const F8E5m2* from) {
   return hn::Or(value, sign);
 }
 
-HWY_INLINE void halves_to_f32(hn::Vec<hn::Repartition<uint16_t, F32Tag>> f16, F32& a, F32& b) {
-  const hn::Half<hn::Repartition<hwy::float16_t, F32Tag>> half;
-  const hn::Half<hn::Repartition<uint16_t, F32Tag>> d16;
-  a = hn::PromoteTo(kF32, hn::BitCast(half, hn::LowerHalf(d16, f16)));
-  b = hn::PromoteTo(kF32, hn::BitCast(half, hn::UpperHalf(d16, f16)));
+#if HWY_TARGET == HWY_AVX3
+// The bytes of the bf16 numbers that the magnitudes of an fp8 type stand for.
+struct Bf16Bytes {
+  alignas(64) uint8_t low[128];
+  alignas(64) uint8_t high[128];
+};
+
+template <class T>
+inline Bf16Bytes bf16_bytes() {
+  constexpr int32_t kCount = 2 * kLanes;
+  Bf16Bytes bytes;
+  for (int32_t first = 0; first < 128; first += kCount) {
+    T numbers[kCount];
+    for (int32_t i = 0; i < kCount; ++i) numbers[i].bits = static_cast<uint8_t>(first + i);
+    uint16_t bf16[kCount];
+    hn::StoreU(load_as_bf16(numbers), hn::Repartition<uint16_t, F32Tag>(), bf16);
+    for (int32_t i = 0; i < kCount; ++i) {
+      bytes.low[first + i] = static_cast<uint8_t>(bf16[i]);
+      bytes.high[first + i] = static_cast<uint8_t>(bf16[i] >> 8);
+    }
+  }
+  return bytes;
 }
 
-// As f32: the first kLanes numbers, then the others. How e4m3 becomes f16 is in convert.h.
-HWY_INLINE void load_pair(const F8E4m3* from, F32& a, F32& b) {
-  const hn::Repartition<int16_t, F32Tag> s16;
+// 64 numbers by table look-ups: 9 instructions instead of 40.
+template <class T>
+__attribute__((target("avx512vbmi"))) void unpack_fp8_by_table(const char* const* rows,
+                                                               int64_t offset, int32_t begin,
+                                                               int32_t end, int32_t dim, Bf16* to) {
+  static const Bf16Bytes table = bf16_bytes<T>();
+  const __m512i low0 = _mm512_load_si512(table.low);
+  const __m512i low1 = _mm512_load_si512(table.low + 64);
+  const __m512i high0 = _mm512_load_si512(table.high);
+  const __m512i high1 = _mm512_load_si512(table.high + 64);
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // undone by the interleaving
+  for (int32_t n = begin; n < end; ++n) {
+    const char* from = rows[n] + offset;
+    Bf16* row = to + n * dim;
+    for (int32_t d = 0; d < dim; d += 64) {
+      const bool whole = dim - d >= 64;
+      const __mmask8 loaded = whole ? 0xff : 0x0f;
+      const __m512i x = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi64(loaded, from + d));
+      const __m512i low = _mm512_permutex2var_epi8(low0, x, low1);
+      const __m512i magnitude = _mm512_permutex2var_epi8(high0, x, high1);
+      const __m512i high = _mm512_ternarylogic_epi64(magnitude, x, sign, 0xf8);
+      _mm512_storeu_si512(row + d, _mm512_unpacklo_epi8(low, high));
+      if (whole) _mm512_storeu_si512(row + d + 32, _mm512_unpackhi_epi8(low, high));
+    }
+  }
+}
+#endif
+
+// Keys [begin, end) of a tile as rows of `dim` bf16 numbers, a multiple of 2 * kLanes. Exact.
+template <class T>
+inline void unpack_fp8(const char* const* rows, int64_t offset, int32_t begin, int32_t end,
+                       int32_t dim, Bf16* to) {
+#if HWY_TARGET == HWY_AVX3
+  static const bool by_table = __builtin_cpu_supports("avx512vbmi");
+  if (by_table) return unpack_fp8_by_table<T>(rows, offset, begin, end, dim, to);
+#endif
   const hn::Repartition<uint16_t, F32Tag> d16;
-  const hn::Rebind<int8_t, decltype(s16)> d8;
-  const auto bytes = hn::PromoteTo(s16, hn::LoadU(d8, reinterpret_cast<const int8_t*>(from)));
-  const auto bits = hn::And(hn::BitCast(d16, hn::ShiftLeft<7>(bytes)), hn::Set(d16, 0xbfff));
-  const auto nan = hn::Eq(hn::And(bits, hn::Set(d16, 0x3f80)), hn::Set(d16, 0x3f80));
-  halves_to_f32(hn::IfThenElse(nan, hn::Set(d16, 0x7e00), bits), a, b);
-  a = hn::Mul(a, hn::Set(kF32, 256.0f));
-  b = hn::Mul(b, hn::Set(kF32, 256.0f));
-}
-
-HWY_INLINE void load_pair(const F8E5m2* from, F32& a, F32& b) {
-  const hn::Repartition<uint16_t, F32Tag> d16;
-  const hn::Rebind<uint8_t, decltype(d16)> d8;
-  const auto bytes = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(from)));
-  halves_to_f32(hn::ShiftLeft<8>(bytes), a, b);
-}
-
-template <class T, int kCount>
-HWY_INLINE void load_vectors(const T* from, F32 (&to)[kCount]) {
-  if constexpr (sizeof(T) == 1 && kCount % 2 == 0) {
-    for (int v = 0; v < kCount; v += 2) load_pair(from + v * kLanes, to[v], to[v + 1]);
-  } else {
-    for (int v = 0; v < kCount; ++v) to[v] = load(from + v * kLanes);
+  for (int32_t n = begin; n < end; ++n) {
+    const T* from = reinterpret_cast<const T*>(rows[n] + offset);
+    for (int32_t d = 0; d < dim; d += 2 * kLanes) {
+      hn::StoreU(load_as_bf16(from + d), d16, &to[n * dim + d].bits);
+    }
   }
 }
 

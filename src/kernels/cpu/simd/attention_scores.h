@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first product of attention: keys become vectors of one dim of many keys, by transposes in
+// registers, and meet the queries; through a panel, or at once where rows are few.
+#pragma once
+
+#include "kernels/cpu/simd/attention_products.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+// Transposes 4 x 4 elements in each 128-bit block: out[i] block b lane j = in[j] block b lane i.
+HWY_INLINE void transpose_blocks(const F32 (&in)[4], F32 (&out)[4]) {
+  const hn::Repartition<double, F32Tag> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(kF32, in[0], in[1]));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(kF32, in[2], in[3]));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(kF32, in[0], in[1]));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(kF32, in[2], in[3]));
+  out[0] = hn::BitCast(kF32, hn::InterleaveLower(pairs, low01, low23));
+  out[1] = hn::BitCast(kF32, hn::InterleaveUpper(pairs, low01, low23));
+  out[2] = hn::BitCast(kF32, hn::InterleaveLower(pairs, high01, high23));
+  out[3] = hn::BitCast(kF32, hn::InterleaveUpper(pairs, high01, high23));
+}
+
+// Block b of the result: 4 floats at from + 4 * b * stride.
+HWY_INLINE F32 load_blocks(const float* from, int64_t stride) {
+  F32 value = hn::LoadDup128(kF32, from);
+  const hn::Rebind<int32_t, F32Tag> d32;
+  const auto lane = hn::Iota(d32, 0);
+  for (int32_t b = 1; b < kLanes / 4; ++b) {
+    const auto above = hn::RebindMask(kF32, hn::Gt(lane, hn::Set(d32, 4 * b - 1)));
+    value = hn::IfThenElse(above, hn::LoadDup128(kF32, from + 4 * b * stride), value);
+  }
+  return value;
+}
+
+// panel[d][key] = rows[key][d] for kPanelKeys keys and d in [0, dim), dim a multiple of 4.
+inline void transpose_panel(const float* rows, int64_t stride, int32_t dim, float* panel) {
+  for (int32_t half = 0; half < 2; ++half) {
+    const float* from = rows + half * kLanes * stride;
+    float* to = panel + half * kLanes;
+    for (int32_t d = 0; d < dim; d += 4) {
+      // Vector j holds keys j, 4 + j, 8 + j, ..., one per block.
+      const F32 keys[4] = {load_blocks(from + d, stride), load_blocks(from + d + stride, stride),
+                           load_blocks(from + d + 2 * stride, stride),
+                           load_blocks(from + d + 3 * stride, stride)};
+      F32 dims[4];
+      transpose_blocks(keys, dims);
+      for (int32_t i = 0; i < 4; ++i) store(dims[i], to + (d + i) * kPanelKeys);
+    }
+  }
+}
+
+// The same for 128-bit blocks: out[4 * b + i] block g = in[g][i] block b.
+HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]) {
+  for (int i = 0; i < 4; ++i) {
+#if HWY_TARGET == HWY_AVX3
+    const __m512 low01 = _mm512_shuffle_f32x4(in[0][i].raw, in[1][i].raw, 0x44);
+    const __m512 low23 = _mm512_shuffle_f32x4(in[2][i].raw, in[3][i].raw, 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(in[0][i].raw, in[1][i].raw, 0xee);
+    const __m512 high23 = _mm512_shuffle_f32x4(in[2][i].raw, in[3][i].raw, 0xee);
+    out[i].raw = _mm512_shuffle_f32x4(low01, low23, 0x88);
+    out[4 + i].raw = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+    out[8 + i].raw = _mm512_shuffle_f32x4(high01, high23, 0x88);
+    out[12 + i].raw = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+#else
+    out[i] = hn::ConcatLowerLower(kF32, in[1][i], in[0][i]);
+    out[4 + i] = hn::ConcatUpperUpper(kF32, in[1][i], in[0][i]);
+#endif
+  }
+}
+
+// Rows of keys in the cache, and the rows to ask for meanwhile.
+struct PanelRows {
+  const char* const* rows;  // [kPanelKeys]
+  int64_t offset;           // bytes, to the head
+  const char* const* next;  // [kPanelKeys] or null
+  int64_t next_offset;
+  int32_t next_element_bytes;
+};
+
+// What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
+template <class T>
+constexpr int32_t kDimsPerLane = sizeof(T) == 4 ? 1 : 2;
+
+HWY_INLINE F32 load_lanes(const float* from) { return load(from); }
+HWY_INLINE F32 load_lanes(const Bf16* from) { return load(reinterpret_cast<const float*>(from)); }
+// Dim i of those that each lane holds.
+template <int kDims>
+HWY_INLINE F32 dim_of(F32 lanes, int i) {
+  if constexpr (kDims == 1) return lanes;
+  const hn::Rebind<uint32_t, F32Tag> d32;
+  const auto bits = hn::BitCast(d32, lanes);
+  if (i == 0) return hn::BitCast(kF32, hn::ShiftLeft<16>(bits));
+  return hn::BitCast(kF32, hn::And(bits, hn::Set(d32, 0xffff0000u)));
+}
+
+template <int kDims>
+HWY_INLINE void store_dims(F32 lanes, float* to) {
+  for (int i = 0; i < kDims; ++i) store(dim_of<kDims>(lanes, i), to + i * kPanelKeys);
+}
+
+// transpose_panel() straight from the cache, reading each line once. `dim` is a multiple of the
+// dims that a vector of lanes holds.
+template <class T>
+inline void transpose_from_cache(const T*, const PanelRows& keys, int32_t dim, float* panel) {
+  constexpr int32_t kDims = kDimsPerLane<T>;
+  for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
+    float* to = panel + half;
+    for (int32_t d = 0; d < dim; d += kLanes * kDims, to += kLanes * kDims * kPanelKeys) {
+      const int64_t at = d * static_cast<int64_t>(sizeof(T));
+      const int64_t next_at = keys.next_offset + d * keys.next_element_bytes;
+      F32 blocks[kLanes / 4][4];
+      for (int g = 0; g < kLanes / 4; ++g) {
+        F32 rows[4];
+        for (int j = 0; j < 4; ++j) {
+          const int32_t key = half + 4 * g + j;
+          if (keys.next) __builtin_prefetch(keys.next[key] + next_at, 0, 3);
+          rows[j] = load_lanes(reinterpret_cast<const T*>(keys.rows[key] + keys.offset + at));
+        }
+        transpose_blocks(rows, blocks[g]);
+      }
+      F32 dims[kLanes];
+      gather_blocks(blocks, dims);
+      for (int i = 0; i < kLanes; ++i) store_dims<kDims>(dims[i], to + i * kDims * kPanelKeys);
+    }
+  }
+}
+
+#if HWY_TARGET == HWY_AVX3
+// 32 bytes of bf16 pairs or f32 of one key below those of another.
+HWY_INLINE F32 load_two(const float* low, const float* high) {
+  const __m512 a = _mm512_castps256_ps512(_mm256_loadu_ps(low));
+  return F32{_mm512_insertf32x8(a, _mm256_loadu_ps(high), 1)};
+}
+HWY_INLINE F32 load_two(const Bf16* low, const Bf16* high) {
+  return load_two(reinterpret_cast<const float*>(low), reinterpret_cast<const float*>(high));
+}
+constexpr int32_t kDirectRows = 8;  // their sums take 16 of 32 registers, a step's keys the others
+
+// ScoreProduct of few rows straight from the cache: keys are multiplied as they are transposed.
+// A step takes 32 bytes of each of 32 keys, so that 4 rows have 8 chains of sums in flight.
+template <class T>
+struct DirectScoreProduct {
+  const float* q;  // [dim, R]
+  PanelRows keys;
+  int32_t dim;  // multiple of kStepDims
+  float* scores;
+
+  static constexpr int32_t kDims = kDimsPerLane<T>;
+  static constexpr int32_t kStepDims = 8 * kDims;
+  static constexpr int32_t kStepBytes = kStepDims * static_cast<int32_t>(sizeof(T));
+
+  template <int R>
+  void run() const {
+    if constexpr (R <= kDirectRows) {
+      F32 low[R], high[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) low[r] = high[r] = hn::Zero(kF32);
+      const float* from = q;
+      int32_t at = 0;
+      for (int32_t d = 0; d < dim; d += kStepDims, from += kStepDims * R, at += kStepBytes) {
+        if (keys.next) ask(d);
+        add<R>(at, from, low, high);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        hn::Store(low[r], kF32, scores + r * kTileKeys);
+        hn::Store(high[r], kF32, scores + r * kTileKeys + kLanes);
+      }
+    }
+  }
+
+  // This step's share of the lines that come next.
+  HWY_INLINE void ask(int32_t d) const {
+    const int32_t lines = kPanelKeys * kStepDims * keys.next_element_bytes / 64;
+    const int32_t first = d / kStepDims * lines;
+    const char* const* next = keys.next + first % kPanelKeys;
+    const int64_t offset = keys.next_offset + first / kPanelKeys * 64;
+    for (int32_t i = 0; i < lines; ++i) __builtin_prefetch(next[i] + offset, 0, 3);
+  }
+
+  template <int R>
+  HWY_INLINE void add(int32_t at, const float* from, F32 (&low)[R], F32 (&high)[R]) const {
+    // [g][i]: 128-bit blocks of elements i and 4 + i of keys 8 g to 8 g + 3, then of the next four.
+    F32 blocks[4][4];
+    for (int g = 0; g < 4; ++g) {
+      F32 rows[4];
+      for (int j = 0; j < 4; ++j) {
+        const char* const* row = keys.rows + 8 * g + j;
+        rows[j] = load_two(reinterpret_cast<const T*>(row[0] + keys.offset + at),
+                           reinterpret_cast<const T*>(row[4] + keys.offset + at));
+      }
+      transpose_blocks(rows, blocks[g]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      F32 x[2];
+      for (int half = 0; half < 2; ++half) {
+        const __m512 a = blocks[2 * half][i % 4].raw;
+        const __m512 b = blocks[2 * half + 1][i % 4].raw;
+        x[half].raw = i < 4 ? _mm512_shuffle_f32x4(a, b, 0x88) : _mm512_shuffle_f32x4(a, b, 0xdd);
+      }
+      for (int j = 0; j < kDims; ++j) {
+        const F32 x0 = dim_of<kDims>(x[0], j);
+        const F32 x1 = dim_of<kDims>(x[1], j);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const F32 y = hn::Set(kF32, from[(i * kDims + j) * R + r]);
+          low[r] = hn::MulAdd(y, x0, low[r]);
+          high[r] = hn::MulAdd(y, x1, high[r]);
+        }
+      }
+    }
+  }
+};
+#else
+constexpr int32_t kDirectRows = 0;  // 16 registers hold too little
+#endif
+
+// scores[r][key] = sum over d of q[d][r] * panel[d][key]; rows of scores are kTileKeys apart.
+struct ScoreProduct {
+  const float* q;      // [dim, R]
+  const float* panel;  // [dim, kPanelKeys]
+  int32_t dim;
+  float* scores;
+
+  template <int R>
+  void run() const {
+    F32 sum[R][2];
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = hn::Zero(kF32);
+    const float* from = q;
+    const float* keys = panel;
+    for (int32_t d = 0; d < dim; ++d, from += R, keys += kPanelKeys) {
+      const F32 k0 = hn::Load(kF32, keys);
+      const F32 k1 = hn::Load(kF32, keys + kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const F32 x = hn::Set(kF32, from[r]);
+        sum[r][0] = hn::MulAdd(x, k0, sum[r][0]);
+        sum[r][1] = hn::MulAdd(x, k1, sum[r][1]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      hn::Store(sum[r][0], kF32, scores + r * kTileKeys);
+      hn::Store(sum[r][1], kF32, scores + r * kTileKeys + kLanes);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
