@@ -36,14 +36,18 @@ class ItemRunner {
     changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
     keys_in_place_ = !reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
                      shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0;
-    unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype);
+    const bool by_table = has_look_up();
+    const bool direct = one_block() && shape_.rows <= kDirectRows;
+    looks_up_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && by_table && direct;
+    unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && !looks_up_keys_;
     values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
     // Many rows read values often enough to pay for a copy that is f32 and dense.
     const bool dense = reader_.v_in_k && reader_.v_dtype == DType::f32;
     const bool fp8_values = is_fp8(reader_.v_dtype);
     values_in_place_ = (few_rows_ || dense) && !values_in_k_rows_ &&
                        shape_.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
-    unpacks_values_ = values_in_place_ && fp8_values;
+    looks_up_values_ = values_in_place_ && fp8_values && by_table && one_block();
+    unpacks_values_ = values_in_place_ && fp8_values && !looks_up_values_;
     for (int32_t n = 0; n < kTileKeys; ++n) {
       k_unpacked_[n] = reinterpret_cast<const char*>(k_bf16() + n * shape_.dim);
     }
@@ -192,9 +196,15 @@ class ItemRunner {
   Bf16* k_bf16() const { return static_cast<Bf16*>(scratch_.k_unpacked); }
   Bf16* v_bf16() const { return static_cast<Bf16*>(scratch_.v_unpacked); }
 
+  static const Bf16Bytes& fp8_bytes(DType dtype) {
+    return dtype == DType::f8e4m3 ? bf16_bytes<F8E4m3>() : bf16_bytes<F8E5m2>();
+  }
+
   void score_from_cache(const RowBlock& block, int32_t p) {
     const PanelRows keys = panel_rows(p * kPanelKeys);
-    if (reader_.k_dtype == DType::f32) {
+    if (looks_up_keys_) {
+      score_directly(static_cast<const Fp8ByTable*>(nullptr), block, keys, p);
+    } else if (reader_.k_dtype == DType::f32) {
       score_directly(static_cast<const float*>(nullptr), block, keys, p);
     } else {
       score_directly(static_cast<const Bf16*>(nullptr), block, keys, p);
@@ -209,6 +219,7 @@ class ItemRunner {
     product.keys = keys;
     product.dim = shape_.dim;
     product.scores = scratch_.scores + p * kPanelKeys;
+    product.fp8_bytes = looks_up_keys_ ? &fp8_bytes(reader_.k_dtype) : nullptr;
     with_product_rows(product_rows(block.rows), product);
 #endif
   }
@@ -399,6 +410,11 @@ class ItemRunner {
     softmax.decay = decay;
     softmax_tile(softmax);
     if (!values_ready_) prepare_values();
+#if HWY_TARGET == HWY_AVX3
+    if (looks_up_values_) {
+      return add_values(static_cast<const Fp8ByTable*>(nullptr), block, decay, begin, end);
+    }
+#endif
     if (unpacks_values_ || (values_in_place_ && reader_.v_dtype == DType::bf16)) {
       add_values(static_cast<const Bf16*>(nullptr), block, decay, begin, end);
     } else if (values_in_place_ && reader_.v_dtype == DType::f16) {
@@ -472,6 +488,7 @@ class ItemRunner {
     product.next = ask ? next.v : nullptr;
     product.next_offset = next_head() * reader_.v_head_bytes;
     product.next_element_bytes = static_cast<int32_t>(element_bytes(reader_.v_dtype));
+    product.fp8_bytes = looks_up_values_ ? &fp8_bytes(reader_.v_dtype) : nullptr;
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -492,7 +509,8 @@ class ItemRunner {
   bool keys_in_place_;     // transposed straight from the cache
   bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
-  bool unpacks_keys_, unpacks_values_;  // fp8 rows become bf16 in the scratch first
+  bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
+  bool unpacks_keys_, unpacks_values_;    // fp8 rows become bf16 in the scratch first
 
   RowBlock blocks_[kMostRows / kProductRows];
 

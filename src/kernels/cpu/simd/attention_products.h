@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/simd/attention_work.h"
 #include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -52,6 +53,36 @@ constexpr int value_vectors(int rows) {
   return vectors < 2 ? 2 : (vectors > 8 ? 8 : vectors);
 }
 
+// Rows of values as f32.
+template <class T>
+class VectorLoader {
+ public:
+  explicit VectorLoader(const Bf16Bytes*) {}
+  template <int kCount>
+  HWY_INLINE void load_vectors(const T* from, F32 (&to)[kCount]) const {
+    for (int v = 0; v < kCount; ++v) to[v] = load(from + v * kLanes);
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3
+template <>
+class VectorLoader<Fp8ByTable> {
+ public:
+  HWY_INLINE explicit VectorLoader(const Bf16Bytes* bytes) : convert_(*bytes) {}
+  template <int kCount>
+  HWY_INLINE void load_vectors(const Fp8ByTable* from, F32 (&to)[kCount]) const {
+    constexpr __mmask16 kLoaded = kCount >= 4 ? 0xffff : (1 << 4 * kCount) - 1;
+#pragma GCC unroll 2
+    for (int v = 0; v < kCount; v += 4) {
+      convert_.to_f32<1, 16>(_mm512_maskz_loadu_epi32(kLoaded, from + v * kLanes), to, v);
+    }
+  }
+
+ private:
+  Fp8Converter convert_;
+};
+#endif
+
 // o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for the
 // vectors from element 0 to `width`. Meanwhile it asks for rows that come next.
 template <class T>
@@ -66,6 +97,7 @@ struct ValueProduct {
   const char* const* next;  // [kTileKeys] or null
   int64_t next_offset;
   int32_t next_element_bytes;
+  const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
   template <int R>
   void run() const {
@@ -83,6 +115,7 @@ struct ValueProduct {
 
   template <int R, int kVectors>
   HWY_INLINE void columns(int32_t column) const {
+    const VectorLoader<T> loader(fp8_bytes);
     const int32_t next_bytes = kVectors * kLanes * next_element_bytes;
     F32 sum[R][kVectors];
     for (int r = 0; r < R; ++r) {
@@ -98,7 +131,7 @@ struct ValueProduct {
         for (int32_t at = 0; at < next_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 3);
       }
       F32 x[kVectors];
-      for (int v = 0; v < kVectors; ++v) x[v] = load(row + v * kLanes);
+      loader.load_vectors(row, x);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
         const F32 weight = hn::Set(kF32, weights[r * kTileKeys + key]);

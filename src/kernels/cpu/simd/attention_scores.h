@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cpu/simd/attention_products.h"
+#include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -135,6 +136,34 @@ HWY_INLINE F32 load_two(const float* low, const float* high) {
 HWY_INLINE F32 load_two(const Bf16* low, const Bf16* high) {
   return load_two(reinterpret_cast<const float*>(low), reinterpret_cast<const float*>(high));
 }
+HWY_INLINE F32 load_two(const Fp8ByTable* low, const Fp8ByTable* high) {
+  return load_two(reinterpret_cast<const float*>(low), reinterpret_cast<const float*>(high));
+}
+
+// The dims that each lane holds, as f32.
+template <class T>
+class DimSplitter {
+ public:
+  explicit DimSplitter(const Bf16Bytes*) {}
+  static constexpr int32_t kDims = kDimsPerLane<T>;
+  HWY_INLINE void split(F32 lanes, F32 (&dims)[kDims]) const {
+    for (int i = 0; i < kDims; ++i) dims[i] = dim_of<kDims>(lanes, i);
+  }
+};
+
+template <>
+class DimSplitter<Fp8ByTable> {
+ public:
+  HWY_INLINE explicit DimSplitter(const Bf16Bytes* bytes) : convert_(*bytes) {}
+  static constexpr int32_t kDims = 4;
+  HWY_INLINE void split(F32 lanes, F32 (&dims)[kDims]) const {
+    convert_.to_f32<4, 1>(_mm512_castps_si512(lanes.raw), dims, 0);
+  }
+
+ private:
+  Fp8Converter convert_;
+};
+
 constexpr int32_t kDirectRows = 8;  // their sums take 16 of 32 registers, a step's keys the others
 
 // ScoreProduct of few rows straight from the cache: keys are multiplied as they are transposed.
@@ -145,8 +174,9 @@ struct DirectScoreProduct {
   PanelRows keys;
   int32_t dim;  // multiple of kStepDims
   float* scores;
+  const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
-  static constexpr int32_t kDims = kDimsPerLane<T>;
+  static constexpr int32_t kDims = DimSplitter<T>::kDims;
   static constexpr int32_t kStepDims = 8 * kDims;
   static constexpr int32_t kStepBytes = kStepDims * static_cast<int32_t>(sizeof(T));
 
@@ -156,11 +186,12 @@ struct DirectScoreProduct {
       F32 low[R], high[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) low[r] = high[r] = hn::Zero(kF32);
+      const DimSplitter<T> splitter(fp8_bytes);
       const float* from = q;
       int32_t at = 0;
       for (int32_t d = 0; d < dim; d += kStepDims, from += kStepDims * R, at += kStepBytes) {
         if (keys.next) ask(d);
-        add<R>(at, from, low, high);
+        add<R>(at, splitter, from, low, high);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
@@ -180,7 +211,8 @@ struct DirectScoreProduct {
   }
 
   template <int R>
-  HWY_INLINE void add(int32_t at, const float* from, F32 (&low)[R], F32 (&high)[R]) const {
+  HWY_INLINE void add(int32_t at, const DimSplitter<T>& splitter, const float* from, F32 (&low)[R],
+                      F32 (&high)[R]) const {
     // [g][i]: 128-bit blocks of elements i and 4 + i of keys 8 g to 8 g + 3, then of the next four.
     F32 blocks[4][4];
     for (int g = 0; g < 4; ++g) {
@@ -194,20 +226,22 @@ struct DirectScoreProduct {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-      F32 x[2];
+      F32 x[2][kDims];
+#pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const __m512 a = blocks[2 * half][i % 4].raw;
         const __m512 b = blocks[2 * half + 1][i % 4].raw;
-        x[half].raw = i < 4 ? _mm512_shuffle_f32x4(a, b, 0x88) : _mm512_shuffle_f32x4(a, b, 0xdd);
+        const F32 lanes{i < 4 ? _mm512_shuffle_f32x4(a, b, 0x88)
+                              : _mm512_shuffle_f32x4(a, b, 0xdd)};
+        splitter.split(lanes, x[half]);
       }
+#pragma GCC unroll 4
       for (int j = 0; j < kDims; ++j) {
-        const F32 x0 = dim_of<kDims>(x[0], j);
-        const F32 x1 = dim_of<kDims>(x[1], j);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const F32 y = hn::Set(kF32, from[(i * kDims + j) * R + r]);
-          low[r] = hn::MulAdd(y, x0, low[r]);
-          high[r] = hn::MulAdd(y, x1, high[r]);
+          low[r] = hn::MulAdd(y, x[0][j], low[r]);
+          high[r] = hn::MulAdd(y, x[1][j], high[r]);
         }
       }
     }

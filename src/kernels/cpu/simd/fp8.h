@@ -52,7 +52,11 @@ HWY_INLINE auto load_as_bf16(const F8E5m2* from) {
   return hn::Or(value, sign);
 }
 
-#if HWY_TARGET == HWY_AVX3
+// fp8 numbers of either type, converted by the bytes of their bf16 numbers.
+struct Fp8ByTable {
+  uint8_t bits;
+};
+
 // The bytes of the bf16 numbers that the magnitudes of an fp8 type stand for.
 struct Bf16Bytes {
   alignas(64) uint8_t low[128];
@@ -60,7 +64,7 @@ struct Bf16Bytes {
 };
 
 template <class T>
-inline Bf16Bytes bf16_bytes() {
+inline Bf16Bytes make_bf16_bytes() {
   constexpr int32_t kCount = 2 * kLanes;
   Bf16Bytes bytes;
   for (int32_t first = 0; first < 128; first += kCount) {
@@ -76,17 +80,74 @@ inline Bf16Bytes bf16_bytes() {
   return bytes;
 }
 
-// 64 numbers by table look-ups: 9 instructions instead of 40.
 template <class T>
-__attribute__((target("avx512vbmi"))) void unpack_fp8_by_table(const char* const* rows,
-                                                               int64_t offset, int32_t begin,
-                                                               int32_t end, int32_t dim, Bf16* to) {
-  static const Bf16Bytes table = bf16_bytes<T>();
-  const __m512i low0 = _mm512_load_si512(table.low);
-  const __m512i low1 = _mm512_load_si512(table.low + 64);
-  const __m512i high0 = _mm512_load_si512(table.high);
-  const __m512i high1 = _mm512_load_si512(table.high + 64);
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+inline const Bf16Bytes& bf16_bytes() {
+  static const Bf16Bytes bytes = make_bf16_bytes<T>();
+  return bytes;
+}
+
+// Whether this CPU has the table look-ups below.
+inline bool has_look_up() {
+#if HWY_TARGET == HWY_AVX3
+  static const bool has = __builtin_cpu_supports("avx512vbmi");
+  return has;
+#else
+  return false;
+#endif
+}
+
+#if HWY_TARGET == HWY_AVX3
+// Bytes of a (0 to 63) and b (64 to 127) by the low 7 bits of each byte of `index`. Assembly, as
+// this source is compiled for CPUs without AVX512-VBMI too.
+HWY_INLINE __m512i look_up(__m512i a, __m512i b, __m512i index) {
+  asm("vpermi2b %2, %1, %0" : "+v"(index) : "v"(a), "v"(b));
+  return index;
+}
+// The same for the upper two of each four bytes; the others are zero.
+HWY_INLINE __m512i look_up_upper(__m512i a, __m512i b, __m512i index) {
+  const __mmask64 upper = 0xccccccccccccccccull;
+  asm("vpermi2b %2, %1, %0%{%3%}%{z%}" : "+v"(index) : "v"(a), "v"(b), "Yk"(upper));
+  return index;
+}
+
+class Fp8Converter {
+ public:
+  HWY_INLINE explicit Fp8Converter(const Bf16Bytes& bytes)
+      : low0_(_mm512_load_si512(bytes.low)),
+        low1_(_mm512_load_si512(bytes.low + 64)),
+        high0_(_mm512_load_si512(bytes.high)),
+        high1_(_mm512_load_si512(bytes.high + 64)) {}
+
+  // The two bytes of each bf16 number.
+  HWY_INLINE void split(__m512i x, __m512i& low, __m512i& high) const {
+    low = look_up(low0_, low1_, x);
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    high = _mm512_ternarylogic_epi64(look_up(high0_, high1_, x), x, sign, 0xf8);
+  }
+
+  // Lane l of to[first + i] is number l * kLaneStep + i * kVectorStep of the 64 in x, for i < 4.
+  template <int kLaneStep, int kVectorStep, int kCount>
+  HWY_INLINE void to_f32(__m512i x, F32 (&to)[kCount], int first) const {
+    __m512i low, high;
+    split(x, low, high);
+    const __m512i lanes =
+        _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                           _mm512_set1_epi32(kLaneStep * 0x01010000));
+    for (int i = 0; i < 4 && first + i < kCount; ++i) {
+      const __m512i index =
+          _mm512_add_epi32(lanes, _mm512_set1_epi32(0x40000000 + i * kVectorStep * 0x01010000));
+      to[first + i].raw = _mm512_castsi512_ps(look_up_upper(low, high, index));
+    }
+  }
+
+ private:
+  __m512i low0_, low1_, high0_, high1_;
+};
+
+template <class T>
+void unpack_fp8_by_table(const char* const* rows, int64_t offset, int32_t begin, int32_t end,
+                         int32_t dim, Bf16* to) {
+  const Fp8Converter convert(bf16_bytes<T>());
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // undone by the interleaving
   for (int32_t n = begin; n < end; ++n) {
     const char* from = rows[n] + offset;
@@ -95,9 +156,8 @@ __attribute__((target("avx512vbmi"))) void unpack_fp8_by_table(const char* const
       const bool whole = dim - d >= 64;
       const __mmask8 loaded = whole ? 0xff : 0x0f;
       const __m512i x = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi64(loaded, from + d));
-      const __m512i low = _mm512_permutex2var_epi8(low0, x, low1);
-      const __m512i magnitude = _mm512_permutex2var_epi8(high0, x, high1);
-      const __m512i high = _mm512_ternarylogic_epi64(magnitude, x, sign, 0xf8);
+      __m512i low, high;
+      convert.split(x, low, high);
       _mm512_storeu_si512(row + d, _mm512_unpacklo_epi8(low, high));
       if (whole) _mm512_storeu_si512(row + d + 32, _mm512_unpackhi_epi8(low, high));
     }
@@ -110,8 +170,7 @@ template <class T>
 inline void unpack_fp8(const char* const* rows, int64_t offset, int32_t begin, int32_t end,
                        int32_t dim, Bf16* to) {
 #if HWY_TARGET == HWY_AVX3
-  static const bool by_table = __builtin_cpu_supports("avx512vbmi");
-  if (by_table) return unpack_fp8_by_table<T>(rows, offset, begin, end, dim, to);
+  if (has_look_up()) return unpack_fp8_by_table<T>(rows, offset, begin, end, dim, to);
 #endif
   const hn::Repartition<uint16_t, F32Tag> d16;
   for (int32_t n = begin; n < end; ++n) {
