@@ -11,18 +11,14 @@ namespace fovea::kernels::cuda {
 
 constexpr int kGroupRows = 64;  // query rows of a consumer warpgroup: one wgmma tile
 constexpr int kSwizzledColumns = 64;  // 16-bit columns of a 128-byte row
+constexpr int kSwizzledBytes = 128;
 constexpr int kTileSlots = 4;
+constexpr int kPlaceSlots = 3;
 
 constexpr int kMostConsumers = 3;
 
-// What one consumer's rows see of a tile's keys.
-struct RowsView {
-  int32_t open_begin, open_end;  // keys that every row sees
-  int32_t columns;               // of the last key tile that some row can see, rounded up to the grain
-};
-
-// A tile of work, as the producer hands it to the consumers.
-struct TileSlot {
+// A tile of work.
+struct WorkTile {
   int32_t request;  // -1: no more work
   int32_t q_begin, q_len, kv_len;
   int32_t first_token;
@@ -31,25 +27,58 @@ struct TileSlot {
   int32_t first_key;  // row of the request's first key, for packed keys
   int32_t key_begin;               // what lies before must not reach a product
   int32_t block_begin, block_end;  // key tiles; at least one
+};
+
+// What one consumer's rows see of a tile's keys.
+struct RowsView {
+  int32_t open_begin, open_end;  // keys that every row sees
+  int32_t columns;               // of the last key tile that some row can see, rounded up to the grain
+};
+
+// As the producer hands it to the consumers.
+struct TileSlot {
+  WorkTile work;
   RowsView rows[kMostConsumers];
 };
+
+// How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
+// the producer, which also widen fp8 values to f16.
+enum Loader : int { pages, rows };
 
 // plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
 // ALiBi, which cost registers and time.
 enum Scores : int { plain, general };
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Scores kScores>
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
 struct PrefillConfig {
-  static_assert(kDim % kSwizzledColumns == 0 && kDimV % kSwizzledColumns == 0);
-  static_assert(kQuery == kCache);
+  static_assert(kDim * type_bytes(kQuery) % kSwizzledBytes == 0);
+  static_assert(kDimV * type_bytes(kQuery) % kSwizzledBytes == 0);
   using Params = PrefillParams;
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDimV;
   static constexpr Type kQ = kQuery;
+  static constexpr bool kRows = kLoad == rows;
   static constexpr bool kGeneral = kScores == general;
+  static constexpr bool kFp8 = type_bytes(kCache) == 1;
+  // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
+  // way, because both operands of such a product run along the summed dimension.
+  static constexpr bool kNarrow = type_bytes(kQuery) == 1;
+  // Values of an fp8 cache are exact in f16, so the products are of f16, and bf16 queries become f16
+  // relative to a power of two near their row's largest value.
+  static constexpr bool kWiden = kFp8 && !kNarrow;
+  static constexpr int kBytes = type_bytes(kQuery);  // of an element of an operand
+  static constexpr Type kOut = kNarrow ? bf16 : kQuery;
+  static constexpr Type kKv = kCache;
+  static constexpr Type kMath = kWiden ? f16 : kQuery;
+  static_assert(kWiden ? kRows : kQuery == kCache);
+  // Weights of a row are relative to 2^-kBias of its largest score in its first key tile. It keeps this base
+  // while a thread's weights of a key tile sum up to at most kMostSum, so that most key tiles need no
+  // maximum: 8 to 10 % faster from 4096 tokens on (H200, 2026-11-21). f16 and e4m3 weights stay finite.
+  static constexpr float kBias = kNarrow ? 3 : 0;
+  static constexpr float kMostSum = kNarrow ? 448 : 4096;
   // Head dim 64 leaves registers for three, and its powers take as long as its products: 382 TFLOP/s with two,
-  // 540 with three that take turns (4x4k, H200, 2026-11-21).
-  static constexpr int kConsumers = kDim <= 64 && !kGeneral ? 3 : 2;
+  // 540 with three that take turns (4x4k, H200, 2026-11-21). Threads that gather rows need more registers.
+  static constexpr int kConsumers = kDim <= 64 && !kGeneral && !kRows ? 3 : 2;
   // 3 to 6 % at head dim 128, nothing at 256.
   static constexpr bool kTurns = kDim <= 128;
   // Two stages of K and V beside queries and out fill 227 KB, and the accumulators of scores and out the
@@ -57,39 +86,66 @@ struct PrefillConfig {
   // 16 keys.
   static constexpr int kKeys = kDim <= 64      ? 128
                                : kDim <= 128 ? (kGeneral ? 96 : 128)
-                               : kDim <= 192 ? (kGeneral ? 64 : 96)
-                                             : (kGeneral ? 48 : 64);
+                               : kDim <= 192 ? (kGeneral || kWiden ? 64 : 96)
+                                             : (kGeneral || kWiden ? 48 : 64);
   static constexpr int kStages = kDim <= 64 ? 3 : 2;
+  // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.
+  static constexpr int kPieces = 3;
+  static constexpr int kRawBytes = kDim > kDimV ? kDim : kDimV;
+  // Scales of keys are copied when the tile kStages + 5 before is weighed for certain.
+  static constexpr int kScaleSlots = kStages + 5;
   // Scores from queries in registers: a quarter less traffic in shared memory, 2 to 7 % faster up to 4096
   // tokens (H200, 2026-11-21).
-  static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && kConsumers == 2;
+  static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && !kWiden && kConsumers == 2;
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kWiden && kDim > 128 ? 72
+                                            : kRows || kNarrow   ? 56
+                                            : kConsumers == 3    ? 32
+                                                                 : 40;
+  static constexpr int kConsumerRegisters =
+      kConsumers == 3 ? 160 : 504 / 2 - kProducerRegisters / 2;
 
   // The next tile's queries are loaded while this tile's are read, where there is room.
-  static constexpr int kQueryStages = kDim <= 128 && !kQueryRegisters ? 2 : 1;
+  static constexpr int kQueryStages = kDim <= 128 && !kQueryRegisters && !kWiden ? 2 : 1;
 
-  // Blocks of 64 columns of out that a consumer stages at once.
+  static constexpr int kDimBlocks = kDim * kBytes / kSwizzledBytes;
+  static constexpr int kDimVBlocks = kDimV * kBytes / kSwizzledBytes;
+  static constexpr int kKeyBlocks = (kKeys * kBytes + kSwizzledBytes - 1) / kSwizzledBytes;
+
+  // Out goes through shared memory, blocks of 64 columns of which a consumer stages some at once. Pieces of fp8
+  // rows leave no room.
+  static constexpr bool kStageOut = !kWiden;
   static constexpr int kOutBlocks = kDim <= 128 ? kDimV / kSwizzledColumns : 1;
-
-  static constexpr int kDimBlocks = kDim / kSwizzledColumns;
-  static constexpr int kDimVBlocks = kDimV / kSwizzledColumns;
 
   struct SharedMemory {
     // Blocks of 64 columns, swizzled rows of 128 bytes.
     alignas(1024) uint16_t q[kQueryStages][kConsumers][kDimBlocks][kGroupRows][kSwizzledColumns];
     alignas(1024) uint16_t k[kStages][kDimBlocks][kKeys][kSwizzledColumns];
-    alignas(1024) uint16_t v[kStages][kDimVBlocks][kKeys][kSwizzledColumns];
-    alignas(1024) uint16_t out[kConsumers][kOutBlocks][kGroupRows][kSwizzledColumns];
+    alignas(1024) uint16_t v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys]
+                            [kSwizzledColumns];
+    // V as it lies in the cache, to be transposed.
+    alignas(1024) uint16_t raw_v[kNarrow ? kStages : 1][kDimVBlocks][kNarrow ? kKeys : 1]
+                                [kSwizzledColumns];
+    alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks][kStageOut ? kGroupRows : 1]
+                              [kSwizzledColumns];
+    alignas(16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
+    // One a key, of K and of V.
+    alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
+    float q_unit[kWiden ? kConsumers : 1][kGroupRows];  // what f16 queries are relative to
+    // The rows of some key tiles in memory, null: not the request's.
+    const char* k_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
+    const char* v_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
+    int begun[kPlaceSlots];  // what each of these key tiles begins
     TileSlot tiles[kTileSlots];
     // Keys of the current key tile that each row sees.
     uint32_t seen[kGeneral ? kConsumers : 1][kGroupRows][(kKeys + 31) / 32];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kStages], k_empty[kStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
+    TransactionBarrier raw_full[kStages], raw_empty[kStages];
+    TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
   };
 
@@ -116,7 +172,7 @@ struct Ring {
   }
 };
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Scores kScores>
-using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kScores>;
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
+using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>;
 
 }  // namespace fovea::kernels::cuda

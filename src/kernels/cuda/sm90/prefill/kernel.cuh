@@ -4,7 +4,9 @@
 
 #include "kernels/cuda/sm90/prefill/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/load.cuh"
+#include "kernels/cuda/sm90/prefill/load_rows.cuh"
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
+#include "kernels/cuda/sm90/prefill/transpose.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -43,21 +45,6 @@ __device__ __forceinline__ void pass_turn(int consumer) {
   }
 }
 
-// Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
-template <class Config, bool kFirst>
-__device__ __forceinline__ void weigh_scores(const PrefillParams& params,
-                                             typename Config::SharedMemory& shared,
-                                             const RowTile& tile, int consumer, int block,
-                                             float factor, Accumulators<Config>& acc) {
-  transform_scores<Config>(params, tile, consumer, block, acc);
-  mask_scores<Config>(params, shared, tile, consumer, block, acc);
-  if constexpr (kFirst) {
-    first_softmax<Config>(factor, acc);
-  } else {
-    softmax<Config>(factor, acc);
-  }
-}
-
 // The last scores of a row tile have landed.
 template <class Config>
 __device__ __forceinline__ void release_queries(typename Config::SharedMemory& shared, int consumer,
@@ -70,17 +57,17 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
 template <class Config, bool kFirst>
 __device__ __forceinline__ void step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
-                                     float factor, Ring<Config::kStages>& k,
+                                     Ring<Config::kStages>& k,
                                      Accumulators<Config>& acc) {
   // Values lag scores by one key tile.
   const Ring<Config::kStages> v = k.previous();
-  if constexpr (kFirst) pack_weights<Config>(acc);
-  shared.k_full[k.stage].wait(k.phase);
+  if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
+  await_keys<Config>(shared.k_full[k.stage], k.phase);
   take_turn<Config>(consumer);
   products_begin();
   start_scores<Config>(shared, consumer, q_stage, k.stage, acc);
   products_commit();
-  shared.v_full[v.stage].wait(v.phase);
+  await_keys<Config>(shared.v_full[v.stage], v.phase);
   if constexpr (kFirst) {
     clear_last_keys<Config>(shared, v.stage, tile, tile.columns, consumer);
     products_begin();
@@ -95,26 +82,30 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   release(shared.k_empty[k.stage]);
   if (block == tile.block_begin) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
-  weigh_scores<Config, false>(params, shared, tile, consumer, block, factor, acc);
+  weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
 }
 
 template <class Config>
 __device__ __forceinline__ void consume(const PrefillParams& params,
                                         typename Config::SharedMemory& shared, int consumer) {
   Accumulators<Config> acc;
-  float factor = score_factor<Config>(params);
-  asm volatile("" : "+f"(factor));  // else loaded and multiplied again for every key tile: 3 %
+  float factor = params.attention.scale;
+  if constexpr (!Config::kGeneral) {
+    factor *= kLog2E;
+    asm volatile("" : "+f"(factor));  // else loaded and multiplied again for every key tile: 3 %
+  }
   Ring<kTileSlots> tiles;
   Ring<Config::kStages> k;  // of the next key tile whose scores are due
   Ring<Config::kQueryStages> q;
   if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
 
   const TileSlot* slot = take_tile<Config>(shared, tiles);
-  if (slot->request < 0) return;
-  RowTile tile = row_tile(*slot, consumer);
+  if (slot->work.request < 0) return;
+  RowTile tile = row_tile(*slot, consumer, factor);
   shared.q_full[q.stage][consumer].wait(q.phase);
   load_queries<Config>(shared, consumer, q.stage, acc);
-  shared.k_full[k.stage].wait(k.phase);
+  scale_rows<Config>(params, shared, consumer, tile);
+  await_keys<Config>(shared.k_full[k.stage], k.phase);
   products_begin();
   start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
   products_commit();
@@ -122,39 +113,39 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   k.advance();
-  weigh_scores<Config, true>(params, shared, tile, consumer, tile.block_end - 1, factor,
-                             acc);
+  weigh_scores<Config, true>(params, shared, tile, consumer, tile.block_end - 1, acc);
 
   while (true) {
     int block = tile.block_end - 1;
     const bool single = block == tile.block_begin;
     if (!single) {
-      step<Config, true>(params, shared, consumer, tile, --block, q.stage, factor, k, acc);
+      step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, acc);
       while (block > tile.block_begin) {
-        step<Config, false>(params, shared, consumer, tile, --block, q.stage, factor, k, acc);
+        step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, acc);
       }
     }
     const Ring<Config::kStages> v = k.previous();
     if (single) {
-      pack_weights<Config>(acc);
+      pack_weights<Config>(params, shared, acc);
       release_queries<Config>(shared, consumer, q.stage);
     }
     q.advance();
     slot = take_tile<Config>(shared, tiles);
-    const bool more = uniform(slot->request >= 0);
+    const bool more = uniform(slot->work.request >= 0);
     RowTile next = tile;
     if (more) {
-      next = row_tile(*slot, consumer);
+      next = row_tile(*slot, consumer, factor);
       shared.q_full[q.stage][consumer].wait(q.phase);
       load_queries<Config>(shared, consumer, q.stage, acc);
-      shared.k_full[k.stage].wait(k.phase);
+      scale_rows<Config>(params, shared, consumer, next);
+      await_keys<Config>(shared.k_full[k.stage], k.phase);
     }
     // Without a next tile these scores are of nothing, and nobody reads them.
     take_turn<Config>(consumer);
     products_begin();
     start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
     products_commit();
-    shared.v_full[v.stage].wait(v.phase);
+    await_keys<Config>(shared.v_full[v.stage], v.phase);
     clear_first_keys<Config>(shared, v.stage, tile, consumer);
     if (single) clear_last_keys<Config>(shared, v.stage, tile, Config::kKeys, consumer);
     products_begin();
@@ -162,17 +153,17 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     products_commit();
     pass_turn<Config>(consumer);
     float mean[2];
-    finish_rows<Config>(params, *tile.slot, consumer, acc, mean);
+    finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
     products_wait<1>();
     products_landed(acc.scores);
     if (more) {
       release(shared.k_empty[k.stage]);
       k.advance();
-      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1, factor,
+      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1,
                                  acc);
     }
     finish_values<Config>(shared, v.stage, acc);
-    store_rows<Config>(params, shared, *tile.slot, consumer, mean, acc);
+    store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
     release(shared.tile_empty[tile.slot - shared.tiles]);
     if (!more) break;
     tile = next;
@@ -180,8 +171,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   wait_stores_read();
 }
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Scores kScores>
-__device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kScores>::run(const PrefillParams& params) {
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
+__device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
+    const PrefillParams& params) {
   using Config = PrefillConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -191,14 +183,21 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kScores>::run(const P
       shared.q_empty[0][i].init(4);
     }
     for (int i = 0; i < kStages; ++i) {
-      shared.k_full[i].init(1);
+      shared.k_full[i].init(kRows ? kLoaderThreads : 1);
       shared.k_empty[i].init(4 * kConsumers);
-      shared.v_full[i].init(1);
+      shared.v_full[i].init(kRows ? kLoaderThreads : kNarrow ? kTransposers : 1);
       shared.v_empty[i].init(4 * kConsumers);
+      shared.raw_full[i].init(1);
+      shared.raw_empty[i].init(kTransposers);
     }
     for (int i = 0; i < kTileSlots; ++i) {
-      shared.tile_full[i].init(1);
-      shared.tile_empty[i].init(4 * kConsumers + 1);
+      shared.tile_full[i].init(kConsumers);
+      // Loaders of rows and transposers are done with a tile before consumers are.
+      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : 1));
+    }
+    for (int i = 0; i < kPlaceSlots; ++i) {
+      shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
+      shared.places_empty[i].init(kLoaderWarps);
     }
     fence_barrier_init();
   }
@@ -206,8 +205,20 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kScores>::run(const P
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x < 32) copy_tiles<Config>(params, shared);
-    if (threadIdx.x / 32 == 1) take_tiles<Config>(params, shared);
+    const int warp = threadIdx.x / 32;
+    if constexpr (!kRows) {
+      if (warp == 0) copy_tiles<Config>(params, shared);
+      if (warp == 1) take_tiles<Config>(params, shared);
+      if constexpr (kNarrow) {
+        if (warp >= 2) transpose_values<Config>(params, shared);
+      }
+    } else if (warp == 1) {
+      locate_rows<Config>(params, shared);
+    } else if constexpr (kWiden) {
+      widen_rows<Config>(params, shared);
+    } else {
+      gather_rows<Config>(params, shared);
+    }
   } else {
     take_registers<kConsumerRegisters>();
     consume<Config>(params, shared, warpgroup - 1);

@@ -15,7 +15,6 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr std::string_view kFolder = "sm90/prefill";
-constexpr std::string_view kRowsFolder = "sm90/prefill_rows";
 constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 constexpr int kHopper = 90;
 constexpr int32_t kLeastRowTile = 128;
@@ -70,13 +69,11 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
       (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
     return std::nullopt;
   }
-  const bool rows = gathers(setup) || is_fp8(spec.q_dtype);
   const auto variant = [&](const char* scores) {
-    std::vector<std::string> values = {std::to_string(dims->first), std::to_string(dims->second),
-                                       *q, *kv};
-    if (rows) values.push_back(gathers(setup) ? "rows" : "pages");
-    values.push_back(scores);
-    return make_variant(family(rows ? kRowsFolder : kFolder), values, setup.sm);
+    return make_variant(family(kFolder),
+                        {std::to_string(dims->first), std::to_string(dims->second), *q, *kv,
+                         gathers(setup) ? "rows" : "pages", scores},
+                        setup.sm);
   };
   Variants found{.order = make_variant(family(kOrderFolder), {"1024"}, setup.sm)};
   if (!always_general(spec)) found.plain = variant("plain");

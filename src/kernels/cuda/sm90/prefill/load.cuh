@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two producer warps: one takes tiles from the list, the other starts the copies of q, K and V.
+// The producer: one warp takes tiles from the list, another starts the copies of q, K and V in boxes. What
+// the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/config.cuh"
@@ -9,91 +10,108 @@ namespace fovea::kernels::cuda {
 // Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of a
 // tile the section's heads side by side.
 template <class Config>
-__device__ TileSlot work_at(const PrefillParams& params, const PrefillOrder& order, int n) {
+__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n) {
   const int tiles = order.tile_count;
-  TileSlot slot = {};
+  WorkTile work = {};
   const BatchParams& batch = params.attention.batch;
   const int head_blocks = batch.q_heads >> params.heads_shift;
-  slot.request = -1;
-  if (n >= tiles * head_blocks) return slot;
+  work.request = -1;
+  if (n >= tiles * head_blocks) return work;
   const int section = n / (tiles * order.section_heads);
   const int first_head = section * order.section_heads;
   const int heads = min(order.section_heads, head_blocks - first_head);
   const int within = n - tiles * first_head;
   const PrefillTile tile = order.tiles[within / heads];
   const RequestView view = request_view(batch, tile.request);
-  slot.request = tile.request;
-  slot.q_begin = view.q_begin;
-  slot.q_len = view.q_len;
-  slot.kv_len = view.kv_len;
-  slot.first_token = tile.first_token;
-  slot.q_head = (first_head + within % heads) << params.heads_shift;
-  slot.kv_head = slot.q_head / (batch.q_heads / batch.kv_heads);
+  work.request = tile.request;
+  work.q_begin = view.q_begin;
+  work.q_len = view.q_len;
+  work.kv_len = view.kv_len;
+  work.first_token = tile.first_token;
+  work.q_head = (first_head + within % heads) << params.heads_shift;
+  work.kv_head = work.q_head / (batch.q_heads / batch.kv_heads);
   if (!params.attention.keys.page_table) {
-    slot.first_key = params.attention.keys.kv_indptr[tile.request];
+    work.first_key = params.attention.keys.kv_indptr[tile.request];
   }
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
   const int last = min(tile.first_token + tokens, view.q_len) - 1;
   const Interval keys = visible_keys(batch.mask, view, tile.first_token, last);
-  slot.key_begin = keys.begin;
-  slot.block_begin = keys.begin / Config::kKeys;
-  slot.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, slot.block_begin + 1);
-  return slot;
+  work.key_begin = keys.begin;
+  work.block_begin = keys.begin / Config::kKeys;
+  work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  return work;
 }
 
 template <class Config>
-__device__ RowsView rows_view(const PrefillParams& params, const TileSlot& slot, int consumer) {
+__device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work, int consumer) {
   const MaskParams& mask = params.attention.batch.mask;
-  const RequestView view = {slot.request, slot.q_begin, slot.q_len, slot.kv_len};
+  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
   const int tokens = kGroupRows >> params.heads_shift;
-  const int first = min(slot.first_token + consumer * tokens, slot.q_len - 1);
-  const int last = min(first + tokens, slot.q_len) - 1;
+  const int first = min(work.first_token + consumer * tokens, work.q_len - 1);
+  const int last = min(first + tokens, work.q_len) - 1;
   const Interval low = visible_keys(mask, view, first, first);
   const Interval high = visible_keys(mask, view, last, last);
   // Both ends grow with the token.
   RowsView rows = {high.begin, low.end, 0};
   if (Config::kGeneral && needs_predicate(mask)) rows.open_end = rows.open_begin;
-  const int seen = high.end - (slot.block_end - 1) * Config::kKeys;
+  const int seen = high.end - (work.block_end - 1) * Config::kKeys;
   rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
                      Config::kKeys);
   return rows;
 }
 
-// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden. Lanes
-// find what the consumers see.
+// Takes tiles from the list into the ring of slots. A warp.
 template <class Config>
-__device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
-  const PrefillOrder order = *params.order;
-  const int lane = threadIdx.x % 32;
-  Ring<kTileSlots> slots;
-  const auto take = [&] {
-    const int taken = lane == 0 ? atomicAdd(&params.order->taken, 1) : 0;
-    return __shfl_sync(~0u, taken, 0);
-  };
+struct TileTaker {
+  const PrefillParams& params;
+  typename Config::SharedMemory& shared;
   // Each block's first tile is its own, unless some begin late.
-  int n = params.beside ? take() : blockIdx.x;
-  while (true) {
+  const int dealt = params.beside ? 0 : gridDim.x;
+  int n = params.beside ? next() : blockIdx.x;
+  Ring<kTileSlots> slots = {};
+
+  __device__ __forceinline__ int next() const {
+    const int taken = threadIdx.x % 32 == 0 ? atomicAdd(&params.order->taken, 1) : 0;
+    return __shfl_sync(~0u, taken, 0);
+  }
+
+  // No request: that is the mark behind the last one. Lanes find what the consumers see.
+  __device__ __forceinline__ const WorkTile& take() {
+    const int lane = threadIdx.x % 32;
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
     TileSlot& slot = shared.tiles[slots.stage];
-    const TileSlot tile = work_at<Config>(params, order, n);
-    if (lane == 0) slot = tile;
+    const WorkTile work = work_at<Config>(params, *params.order, n);
+    if (lane == 0) slot.work = work;
     __syncwarp();
-    const bool more = tile.request >= 0;
-    if (more && lane < Config::kConsumers) slot.rows[lane] = rows_view<Config>(params, slot, lane);
-    __syncwarp();
-    if (lane == 0) shared.tile_full[slots.stage].arrive();
+    const bool more = work.request >= 0;
+    if (lane < Config::kConsumers) {
+      if (more) slot.rows[lane] = rows_view<Config>(params, slot.work, lane);
+      shared.tile_full[slots.stage].arrive();
+    }
     slots.advance();
-    if (!more) break;
-    n = take() + (params.beside ? 0 : gridDim.x);
+    if (more) n = dealt + next();
+    return slot.work;
   }
-  // The last block to run out of work leaves the counters as it found them.
-  if (lane == 0 &&
-      atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
-    params.order->taken = 0;
-    params.order->finished = 0;
+
+  __device__ __forceinline__ void finish() {
+    // The last block to run out of work leaves the counters as it found them.
+    if (threadIdx.x % 32 == 0 &&
+        atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
+      params.order->taken = 0;
+      params.order->finished = 0;
+    }
+    // So the end of this launch is the end of both, to whatever follows in the stream.
+    if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
   }
-  // So the end of this launch is the end of both, to whatever follows in the stream.
-  if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
+};
+
+// Runs ahead of the copies by the ring of slots, so that the chain of loads behind a tile is hidden.
+template <class Config>
+__device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  TileTaker<Config> taker{params, shared};
+  while (taker.take().request >= 0) {
+  }
+  taker.finish();
 }
 
 // A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page and
@@ -104,7 +122,7 @@ struct BoxPlace {
 };
 
 template <class Config>
-__device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const TileSlot& tile,
+__device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const WorkTile& tile,
                                               int block, int box) {
   const KeyParams& keys = params.attention.keys;
   const int key = block * Config::kKeys + box * params.box_keys;
@@ -119,7 +137,7 @@ __device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const
 // `place` is that of the lane's first box.
 template <class Config, int kColumnBlocks>
 __device__ __forceinline__ void load_key_tile(
-    const PrefillParams& params, const TensorMap& map, const TileSlot& tile, int block,
+    const PrefillParams& params, const TensorMap& map, const WorkTile& tile, int block,
     BoxPlace place, int lane, uint16_t (&to)[kColumnBlocks][Config::kKeys][kSwizzledColumns],
     TransactionBarrier& full) {
   if (lane == 0) full.arrive_expecting(sizeof(to));
@@ -135,6 +153,26 @@ __device__ __forceinline__ void load_key_tile(
   }
 }
 
+// Queries of a row tile, once its first key tile is on its way. A warp.
+template <class Config>
+__device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
+                                                   typename Config::SharedMemory& shared,
+                                                   const WorkTile& tile,
+                                                   Ring<Config::kQueryStages>& q) {
+  for (int w = 0; w < Config::kConsumers; ++w) {
+    TransactionBarrier& full = shared.q_full[q.stage][w];
+    shared.q_empty[q.stage][w].wait(q.phase ^ 1);
+    if (threadIdx.x % 32 != 0) continue;
+    full.arrive_expecting(sizeof(shared.q[0][0]));
+    const int token = tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
+#pragma unroll
+    for (int c = 0; c < Config::kDimBlocks; ++c) {
+      load_box(shared.q[q.stage][w][c], params.q, full, c * kSwizzledColumns, tile.q_head, token);
+    }
+  }
+  q.advance();
+}
+
 template <class Config>
 __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
@@ -143,7 +181,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
   Ring<Config::kQueryStages> q;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
-    const TileSlot& tile = shared.tiles[slots.stage];
+    const WorkTile& tile = shared.tiles[slots.stage].work;
     if (tile.request < 0) return;
     BoxPlace place = box_place<Config>(params, tile, tile.block_end - 1, lane);
     for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
@@ -153,25 +191,17 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
       load_key_tile<Config>(params, params.k, tile, block, place, lane, shared.k[stages.stage],
                             shared.k_full[stages.stage]);
       if (block == tile.block_end - 1) {
-        for (int w = 0; w < Config::kConsumers; ++w) {
-          TransactionBarrier& full = shared.q_full[q.stage][w];
-          shared.q_empty[q.stage][w].wait(q.phase ^ 1);
-          if (lane == 0) {
-            full.arrive_expecting(sizeof(shared.q[0][0]));
-            const int token =
-                tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
-#pragma unroll
-            for (int c = 0; c < Config::kDimBlocks; ++c) {
-              load_box(shared.q[q.stage][w][c], params.q, full, c * kSwizzledColumns, tile.q_head,
-                       token);
-            }
-          }
-        }
-        q.advance();
+        load_queries_boxes<Config>(params, shared, tile, q);
       }
-      shared.v_empty[stages.stage].wait(stages.phase ^ 1);
-      load_key_tile<Config>(params, params.v, tile, block, place, lane, shared.v[stages.stage],
-                            shared.v_full[stages.stage]);
+      if constexpr (Config::kNarrow) {
+        shared.raw_empty[stages.stage].wait(stages.phase ^ 1);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane,
+                              shared.raw_v[stages.stage], shared.raw_full[stages.stage]);
+      } else {
+        shared.v_empty[stages.stage].wait(stages.phase ^ 1);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane, shared.v[stages.stage],
+                              shared.v_full[stages.stage]);
+      }
       stages.advance();
       place = next;
     }

@@ -5,77 +5,32 @@
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
-#include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/prefill/softmax.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-// The compiler serialises products whose control flow may diverge within a warp: say that it does not.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
-__device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, value); }
-
-// What a consumer keeps of a row tile; the rest stays in its slot in shared memory.
-struct RowTile {
-  const TileSlot* slot;
-  int block_begin, block_end;
-  Interval open;  // keys that every row of the warpgroup sees
-  int columns;    // of the first key tile that is multiplied, the one with the last keys
-};
-
-__device__ __forceinline__ RowTile row_tile(const TileSlot& slot, int consumer) {
-  const RowsView& rows = slot.rows[consumer];
-  return {&slot, uniform(slot.block_begin), uniform(slot.block_end),
-          {uniform(rows.open_begin), uniform(rows.open_end)}, uniform(rows.columns)};
-}
-
-// Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
-__device__ __forceinline__ int thread_row(int half) {
-  return threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
-}
-
-// Token within the request of a row of a consumer; may lie past the request's end.
-__device__ __forceinline__ int row_token(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                         int row) {
-  return slot.first_token + ((consumer * kGroupRows + row) >> params.heads_shift);
-}
-__device__ __forceinline__ int row_head(const PrefillParams& params, const TileSlot& slot, int row) {
-  return slot.q_head + (row & ((1 << params.heads_shift) - 1));
-}
-
-// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its last.
-__device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot,
-                                             int consumer, int row) {
-  const RequestView view = {slot.request, slot.q_begin, slot.q_len, slot.kv_len};
-  const int token = min(row_token(params, slot, consumer, row), slot.q_len - 1);
-  return visible_keys(params.attention.batch.mask, view, token, token);
-}
-
-template <class Config>
-struct Accumulators {
-  float out[Config::kHeadDimV / 2];
-  float scores[Config::kKeys / 2];
-  uint32_t weights[Config::kKeys / 4];
-  uint32_t queries[Config::kQueryRegisters ? Config::kHeadDim / 4 : 1];
-  float base[2];  // power of two that weights are relative to
-  float sum[2];   // of this thread's columns
-};
 
 template <class Config>
 __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shared, int consumer,
                                              int stage, Accumulators<Config>& acc) {
+  if constexpr (Config::kMath != Config::kQ) narrow_queries<Config>(shared, consumer, stage);
   if constexpr (Config::kQueryRegisters) {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int step = 0; step < Config::kHeadDim / 16; ++step) {
+    for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
       const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
       uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]);
       load_matrices(to, &shared.q[stage][consumer][step / 4][row][chunk * 8]);
     }
     if (lane == 0) shared.q_empty[stage][consumer].arrive();
   }
+}
+
+// Rows that copies of threads brought are made visible to the tensor cores by who reads them.
+template <class Config>
+__device__ __forceinline__ void await_keys(TransactionBarrier& full, uint32_t phase) {
+  full.wait(phase);
+  if constexpr (Config::kRows && !Config::kWiden) fence_async_proxy();
 }
 
 // Starts scores = q * K^T.
@@ -88,15 +43,15 @@ __device__ __forceinline__ void start_scores(const typename Config::SharedMemory
   asm volatile("" : "+r"(q_address));
   const uint64_t q = rows_descriptor(q_address);
 #pragma unroll
-  for (int step = 0; step < Config::kHeadDim / 16; ++step) {
+  for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
     const uint64_t k_step = moved(k, step / 4 * sizeof(shared.k[0][0]) + step % 4 * 32);
     if constexpr (Config::kQueryRegisters) {
-      Product<Config::kKeys>::template run<Config::kQ, false>(acc.scores, &acc.queries[4 * step],
-                                                              k_step, step > 0);
+      Product<Config::kKeys>::template run<Config::kMath, false>(
+          acc.scores, &acc.queries[4 * step], k_step, step > 0);
     } else {
       const uint64_t q_step = moved(q, step / 4 * sizeof(shared.q[0][0][0]) + step % 4 * 32);
-      Product<Config::kKeys>::template run<Config::kQ, false>(acc.scores, q_step, k_step,
-                                                              step > 0);
+      Product<Config::kKeys>::template run<Config::kMath, false>(acc.scores, q_step, k_step,
+                                                                 step > 0);
     }
   }
 }
@@ -105,12 +60,23 @@ __device__ __forceinline__ void start_scores(const typename Config::SharedMemory
 template <class Config, int kFirst, int kEnd>
 __device__ __forceinline__ void start_values(const typename Config::SharedMemory& shared, int stage,
                                              bool add, Accumulators<Config>& acc) {
-  const uint64_t v =
-      columns_descriptor(shared_address(shared.v[stage]), sizeof(shared.v[0][0]));
+  if constexpr (Config::kNarrow) {
+    const uint64_t v = rows_descriptor(shared_address(shared.v[stage]));
 #pragma unroll
-  for (int key = kFirst; key < kEnd; key += 16) {
-    Product<Config::kHeadDimV>::template run<Config::kQ, true>(
-        acc.out, &acc.weights[key / 4], moved(v, key * 128), add || key > kFirst);
+    for (int key = kFirst; key < kEnd; key += 32) {
+      Product<Config::kHeadDimV>::template run<Config::kMath, false>(
+          acc.out, &acc.weights[key / 8],
+          moved(v, key / kSwizzledBytes * sizeof(shared.v[0][0]) + key % kSwizzledBytes),
+          add || key > kFirst);
+    }
+  } else {
+    const uint64_t v =
+        columns_descriptor(shared_address(shared.v[stage]), sizeof(shared.v[0][0]));
+#pragma unroll
+    for (int key = kFirst; key < kEnd; key += 16) {
+      Product<Config::kHeadDimV>::template run<Config::kMath, true>(
+          acc.out, &acc.weights[key / 4], moved(v, key * 128), add || key > kFirst);
+    }
   }
 }
 
@@ -126,228 +92,13 @@ __device__ __forceinline__ void start_first_values(const typename Config::Shared
   }
 }
 
-// Which keys of the key tile each of the warp's 16 rows sees, as bits in shared memory: a predicate of
-// many branches once, instead of once for each of a thread's scores.
-template <class Config>
-__device__ __forceinline__ void find_seen(const PrefillParams& params,
-                                          typename Config::SharedMemory& shared, const RowTile& tile,
-                                          int consumer, int start) {
-  const TileSlot& slot = *tile.slot;
-  const RequestView view = {slot.request, slot.q_begin, slot.q_len, slot.kv_len};
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
-  const Interval keys = row_keys(params, slot, consumer, row);
-  const int token = min(row_token(params, slot, consumer, row), slot.q_len - 1);
-  __syncwarp();
-#pragma unroll 1
-  for (int word = lane / 16; word < (Config::kKeys + 31) / 32; word += 2) {
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int bit = 0; bit < 32; ++bit) {
-      const int key = start + word * 32 + bit;
-      const bool seen = key >= keys.begin && key < keys.end &&
-                        inlined_visible(params.attention.batch.mask, view, token, key);
-      bits |= static_cast<uint32_t>(seen) << bit;
-    }
-    shared.seen[consumer][row][word] = bits;
-  }
-  __syncwarp();
-}
-
-// Hides keys that the rows do not see.
-template <class Config>
-__device__ __forceinline__ void mask_scores(const PrefillParams& params,
-                                            typename Config::SharedMemory& shared, const RowTile& tile,
-                                            int consumer, int block, Accumulators<Config>& acc) {
-  const int start = block * Config::kKeys;
-  const bool from_begin = start >= tile.open.begin;
-  if (from_begin && start + Config::kKeys <= tile.open.end) return;
-  const bool predicate = Config::kGeneral && needs_predicate(params.attention.batch.mask);
-  if constexpr (Config::kGeneral) {
-    if (predicate) {
-      find_seen<Config>(params, shared, tile, consumer, start);
-#pragma unroll
-      for (int i = 0; i < Config::kKeys / 2; ++i) {
-        const int column = i / 4 * 8 + i % 2;
-        const uint32_t bits = shared.seen[consumer][thread_row(i / 2 % 2)][column / 32];
-        if (!(bits >> (column % 32 + threadIdx.x % 4 * 2) & 1)) acc.scores[i] = -infinity();
-      }
-      return;
-    }
-  }
-  const int column = start + threadIdx.x % 4 * 2;
-  int begin[2], end[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Interval keys = row_keys(params, *tile.slot, consumer, thread_row(half));
-    begin[half] = keys.begin - column;
-    end[half] = keys.end - column;
-  }
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) {
-    if (i / 4 * 8 + i % 2 >= end[i / 2 % 2]) acc.scores[i] = -infinity();
-  }
-  if (from_begin) return;
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) {
-    if (i / 4 * 8 + i % 2 < begin[i / 2 % 2]) acc.scores[i] = -infinity();
-  }
-}
-
-// Raw products to scores in units of log2: scale, cap, ALiBi. Plain scores are scaled in the softmax.
-template <class Config>
-__device__ __forceinline__ void transform_scores(const PrefillParams& params, const RowTile& tile,
-                                                 int consumer, int block, Accumulators<Config>& acc) {
-  if constexpr (!Config::kGeneral) return;
-  const AttentionParams& attention = params.attention;
-  const float cap = attention.logit_cap;
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] *= attention.scale;
-  if (cap > 0) {
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) {
-      acc.scores[i] = cap * tanh_fast(acc.scores[i] / cap);
-    }
-  }
-  if (attention.alibi_slopes) {
-    const TileSlot& slot = *tile.slot;
-    const RequestView view = {slot.request, slot.q_begin, slot.q_len, slot.kv_len};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = thread_row(half);
-      const int token = min(row_token(params, slot, consumer, row), slot.q_len - 1);
-      const float slope = attention.alibi_slopes[row_head(params, slot, row)];
-      const int position = query_position(attention.batch.mask, view, token);
-#pragma unroll
-      for (int j = 0; j < Config::kKeys / 8; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int key = block * Config::kKeys + 8 * j + threadIdx.x % 4 * 2 + i;
-          const int at = key_position(attention.batch.mask, view, key);
-          acc.scores[4 * j + 2 * half + i] += slope * static_cast<float>(at - position);
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] *= kLog2E;
-}
-
-// What the softmax multiplies scores with.
-template <class Config>
-__device__ __forceinline__ float score_factor(const PrefillParams& params) {
-  return Config::kGeneral ? 1.0f : params.attention.scale * kLog2E;
-}
-
-// The largest of `before` and the row's scaled scores of the key tile.
-template <class Config>
-__device__ __forceinline__ float largest_base(int half, float before, float factor,
-                                              const Accumulators<Config>& acc) {
-  float most = -infinity();
-#pragma unroll
-  for (int j = 0; j < Config::kKeys / 8; ++j) {
-    most = fmaxf(most, fmaxf(acc.scores[4 * j + 2 * half], acc.scores[4 * j + 2 * half + 1]));
-  }
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  return fmaxf(before, most * factor);
-}
-
-// The base of a row that has seen nothing: finite, so that hidden keys weigh 0 and the first seen one outgrows
-// it.
-constexpr float kNothing = -0x1p127f;
-
-// A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
-template <class Config>
-__device__ __forceinline__ void first_softmax(float factor, Accumulators<Config>& acc) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    acc.base[half] = largest_base<Config>(half, kNothing, factor, acc);
-  }
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) {
-    const int at = i / (Config::kKeys / 4) * 2 + i % (Config::kKeys / 4) / 2 * 4 + i % 2;
-    acc.scores[at] = exp2_fast(__fmaf_rn(acc.scores[at], factor, -acc.base[at / 2 % 2]));
-  }
-  // Sums only after all powers: an addition right behind its power would wait for it, 64 times.
-  float total[2][2] = {};
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) acc.sum[half] = total[half][0] + total[half][1];
-}
-
-// A row keeps the base of its first key tile while a thread's weights of a key tile sum up to at most this, so
-// that most key tiles need no maximum: 8 to 10 % faster from 4096 tokens on (H200, 2026-11-21).
-// f16 weights stay finite.
-constexpr float kMostSum = 4096;
-
-// Rows that have outgrown their base get the largest score so far, and what was accumulated shrinks.
-template <class Config>
-__device__ __forceinline__ void raise_bases(float factor, const bool (&outgrown)[2],
-                                                 Accumulators<Config>& acc) {
-  float rescale[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    // Not the warp's vote: the bits of a row must not depend on its neighbours.
-    const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
-    const bool raised = (__ballot_sync(~0u, outgrown[half]) & row) != 0;
-    const float base = largest_base<Config>(half, acc.base[half], factor, acc);
-    rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
-    if (raised) acc.base[half] = base;
-    acc.sum[half] *= rescale[half];
-  }
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
-}
-
-// A later key tile: weights, packed, of scores that stay; out has landed.
-template <class Config>
-__device__ __forceinline__ void softmax(float factor, Accumulators<Config>& acc) {
-#pragma unroll 1
-  for (bool raised = false;; raised = true) {
-    float total[2][2] = {};
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 4; ++i) {
-      float weight[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        weight[j] = exp2_fast(__fmaf_rn(acc.scores[2 * i + j], factor, -acc.base[i % 2]));
-        total[i % 2][j] += weight[j];
-      }
-      acc.weights[i] = pack_here<Config::kQ>(weight[0], weight[1]);
-    }
-    float sum[2];
-    bool outgrown[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum[half] = total[half][0] + total[half][1];
-      outgrown[half] = !(sum[half] <= kMostSum);
-    }
-    if (raised || !uniform(outgrown[0] || outgrown[1])) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) acc.sum[half] += sum[half];
-      return;
-    }
-    raise_bases<Config>(factor, outgrown, acc);
-  }
-}
-
-template <class Config>
-__device__ __forceinline__ void pack_weights(Accumulators<Config>& acc) {
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 4; ++i) {
-    acc.weights[i] = pack<Config::kQ>(acc.scores[2 * i], acc.scores[2 * i + 1]);
-  }
-}
-
 // Values of keys that are not the request's, or that have left its window, may be anything, even NaN, and
 // 0 * NaN is NaN. Each warpgroup clears rows [from, to) of the key tile for itself; two that do it at once
 // write the same zeros.
 template <class Config>
 __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shared, int stage, int from,
                                              int to, int consumer) {
-  if (from >= to) return;
+  if (Config::kRows || Config::kNarrow || from >= to) return;  // they come as zeros
   constexpr int kChunks = kSwizzledColumns / 8;
   for (int i = threadIdx.x % kWarpgroupThreads; i < (to - from) * kChunks; i += kWarpgroupThreads) {
 #pragma unroll
@@ -363,14 +114,14 @@ __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shar
 template <class Config>
 __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& shared, int stage,
                                                 const RowTile& tile, int used, int consumer) {
-  const int first = tile.slot->kv_len - (tile.block_end - 1) * Config::kKeys;
+  const int first = tile.slot->work.kv_len - (tile.block_end - 1) * Config::kKeys;
   clear_values<Config>(shared, stage, max(first, 0), used, consumer);
 }
 
 template <class Config>
 __device__ __forceinline__ void clear_first_keys(typename Config::SharedMemory& shared, int stage,
                                                  const RowTile& tile, int consumer) {
-  const int end = tile.slot->key_begin - tile.block_begin * Config::kKeys;
+  const int end = tile.slot->work.key_begin - tile.block_begin * Config::kKeys;
   clear_values<Config>(shared, stage, 0, min(end, Config::kKeys), consumer);
 }
 

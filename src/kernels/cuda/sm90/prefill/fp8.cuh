@@ -2,7 +2,7 @@
 // What fp8 asks of the consumers: bf16 queries of fp8 caches as f16, scales, weights of fp8 products.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill_rows/config.cuh"
+#include "kernels/cuda/sm90/prefill/scores.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -20,7 +20,6 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t two) {
 template <class Config>
 __device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& shared, int consumer,
                                                int stage) {
-  if constexpr (Config::kMath == Config::kQ) return;
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane / 2;
   const auto at = [&](int chunk) {
@@ -49,12 +48,8 @@ __device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& sh
     *at(chunk) = {narrow(words.x), narrow(words.y), narrow(words.z), narrow(words.w)};
   }
   if (lane % 2 == 0) shared.q_unit[consumer][row] = unit;
-  if constexpr (Config::kQueryRegisters) {
-    __syncwarp();
-  } else {
-    fence_async_proxy();
-    named_barrier_wait(8 + consumer, kWarpgroupThreads);
-  }
+  fence_async_proxy();
+  named_barrier_wait(8 + consumer, kWarpgroupThreads);
 }
 
 // The scale that all keys of a head share, or 1.
@@ -76,10 +71,10 @@ __device__ __forceinline__ float query_scale(const PrefillParams& params, int64_
                            : 1.0f;
 }
 
-// Four f32 to e4m3, to nearest even.
+// Four f32 to e4m3, to nearest even; where it stands, as pack_here.
 __device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
   uint32_t four;
-  asm("{\n.reg .b16 low, high;\n"
+  asm volatile("{\n.reg .b16 low, high;\n"
       "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
       "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
       "mov.b32 %0, {low, high};\n}"
@@ -104,13 +99,10 @@ __device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 
 
 // Raw scores by the scales of their keys.
 template <class Config>
-__device__ __forceinline__ void scale_keys(const PrefillParams& params,
-                                           const typename Config::SharedMemory& shared, int slot,
-                                           float (&scores)[Config::kKeys / 2]) {
-  if (params.attention.keys.scale_slot_stride == 0) return;
+__device__ __forceinline__ void scale_keys(const float* scales, float (&scores)[Config::kKeys / 2]) {
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 8; ++j) {
-    const float2 scale = load_scales(&shared.scales[slot][0][8 * j + threadIdx.x % 4 * 2]);
+    const float2 scale = load_scales(&scales[8 * j + threadIdx.x % 4 * 2]);
     scores[4 * j] *= scale.x;
     scores[4 * j + 1] *= scale.y;
     scores[4 * j + 2] *= scale.x;
@@ -118,33 +110,52 @@ __device__ __forceinline__ void scale_keys(const PrefillParams& params,
   }
 }
 
-// Weights by the scales of their values, relative to the power of two `unit`, which grows to that of the
-// largest scale seen: weights stay in the range of f16. Returns by what out is to shrink.
-template <class Config, bool kFirst>
-__device__ __forceinline__ float scale_values(const PrefillParams& params,
-                                              const typename Config::SharedMemory& shared, int slot,
-                                              float& unit, float (&weights)[Config::kKeys / 2]) {
-  if (params.attention.keys.scale_slot_stride == 0) return 1;
-  const float* scales = shared.scales[slot][1];
+// Power of two that scales of values are relative to, so that weights stay in the range of f16: near the
+// largest scale of the key tile, if that exceeds `before`'s.
+template <class Config>
+__device__ __forceinline__ float values_unit(const float* scales, float before) {
   float most = 0;
   for (int i = threadIdx.x % 32; i < Config::kKeys; i += 32) most = fmaxf(most, scales[i]);
   for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-  float shrink = 1;
-  if (kFirst || most >= 2 * unit) {
-    const float before = unit;
-    unit = power_of_two_below(most);
-    shrink = before / unit;
-  }
+  return before == 0 || most >= 2 * before ? power_of_two_below(most) : before;
+}
+
+// Packed weights by the scales of their values.
+template <class Config>
+__device__ __forceinline__ void scale_packed(const float* scales, float unit,
+                                             uint32_t (&weights)[Config::kKeys / 4]) {
   const float factor = 1 / unit;
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 8; ++j) {
     const float2 scale = load_scales(&scales[8 * j + threadIdx.x % 4 * 2]);
-    weights[4 * j] *= scale.x * factor;
-    weights[4 * j + 1] *= scale.y * factor;
-    weights[4 * j + 2] *= scale.x * factor;
-    weights[4 * j + 3] *= scale.y * factor;
+    const uint32_t two = pack<f16>(scale.x * factor, scale.y * factor);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(weights[2 * j + half]) : "r"(two));
+    }
   }
-  return shrink;
+}
+
+// The factors of the thread's rows; narrow_queries has come before.
+template <class Config>
+__device__ __forceinline__ void scale_rows(const PrefillParams& params,
+                                           const typename Config::SharedMemory& shared, int consumer,
+                                           RowTile& tile) {
+  if constexpr (!Config::kFp8) return;
+  const KeyParams& keys = params.attention.keys;
+  const WorkTile& work = tile.slot->work;
+  const float scale = params.attention.scale * (Config::kGeneral ? 1 : kLog2E) *
+                      shared_scale(keys, keys.k_scale, work.kv_head);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread_row(half);
+    tile.factor[half] = scale;
+    if constexpr (Config::kMath != Config::kQ) tile.factor[half] *= shared.q_unit[consumer][row];
+    if constexpr (Config::kNarrow) {
+      const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
+      tile.factor[half] *= query_scale(params, work.q_begin + token, row_head(params, work, row));
+    }
+  }
 }
 
 }  // namespace fovea::kernels::cuda

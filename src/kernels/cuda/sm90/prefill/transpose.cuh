@@ -3,7 +3,7 @@
 // and its products (as FlashAttention-3 does it, arXiv:2407.08608, section 3.3).
 #pragma once
 
-#include "kernels/cuda/sm90/prefill_rows/load.cuh"
+#include "kernels/cuda/sm90/prefill/load.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -67,7 +67,7 @@ __device__ void transpose_values(const PrefillParams& params,
   Ring<Config::kStages> stages;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
-    const TileSlot& tile = shared.tiles[slots.stage];
+    const WorkTile& tile = shared.tiles[slots.stage].work;
     if (tile.request < 0) return;
     const int first = tile.block_begin;
     const int kv_len = tile.kv_len, key_begin = tile.key_begin;

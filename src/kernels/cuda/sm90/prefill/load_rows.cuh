@@ -5,7 +5,7 @@
 // or have left its window, become zeros.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill_rows/load.cuh"
+#include "kernels/cuda/sm90/prefill/load.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ int page_of(const KeyParams& keys, int key) {
 template <class Config>
 __device__ __forceinline__ void note_places(const PrefillParams& params,
                                             typename Config::SharedMemory& shared,
-                                            const TileSlot& tile, int block,
+                                            const WorkTile& tile, int block,
                                             const int (&page)[(Config::kKeys + 31) / 32],
                                             int place_slot, int scale_slot) {
   const KeyParams& keys = params.attention.keys;
@@ -82,16 +82,13 @@ template <class Config>
 __device__ void locate_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
   const KeyParams& keys = params.attention.keys;
-  TileTaker<Config> taker{params, shared};  // lane 0's
-  Ring<kTileSlots> tiles;
+  TileTaker<Config> taker{params, shared};
   Ring<kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   while (true) {
-    if (lane == 0) taker.take();
-    __syncwarp();
-    const TileSlot tile = shared.tiles[tiles.stage];
-    int begun = tile.request < 0 ? kNoMoreTiles : tiles.stage;
-    tiles.advance();
+    const int slot = taker.slots.stage;
+    const WorkTile tile = taker.take();
+    int begun = tile.request < 0 ? kNoMoreTiles : slot;
     int page[(Config::kKeys + 31) / 32];
     const auto read_pages = [&](int block) {
 #pragma unroll
@@ -122,7 +119,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
     if (begun == kNoMoreTiles) break;
   }
   wait_copies<0>();
-  if (lane == 0) taker.finish();
+  taker.finish();
 }
 
 // Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
@@ -172,28 +169,6 @@ __device__ __forceinline__ uint16_t* swizzled(uint16_t (&tile)[kColumnBlocks][kK
   return &tile[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
 }
 
-// Queries of a row tile, once its first key tile is on its way.
-template <class Config>
-__device__ __forceinline__ void load_queries_box(const PrefillParams& params,
-                                                 typename Config::SharedMemory& shared,
-                                                 const TileSlot& tile,
-                                                 Ring<Config::kQueryStages>& q) {
-  if (loader_thread() == 0) {
-    for (int w = 0; w < Config::kConsumers; ++w) {
-      TransactionBarrier& full = shared.q_full[q.stage][w];
-      shared.q_empty[q.stage][w].wait(q.phase ^ 1);
-      full.arrive_expecting(sizeof(shared.q[0][0]));
-      const int token = tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
-#pragma unroll
-      for (int c = 0; c < Config::kDimBlocks; ++c) {
-        load_box(shared.q[q.stage][w][c], params.q, full, c * kSwizzledColumns, tile.q_head, token);
-      }
-    }
-  }
-  __syncwarp();
-  q.advance();
-}
-
 template <class Config, int kDim>
 __device__ __forceinline__ void gather_tile(
     const char* const (&places)[Config::kKeys], int live_dim,
@@ -232,8 +207,8 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
       gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
                                             shared.k[k.stage], shared.k_full[k.stage]);
       k.advance();
-      if (begun != kSameTile) {
-        load_queries_box<Config>(params, shared, shared.tiles[begun], q);
+      if (begun != kSameTile && threadIdx.x < 32) {
+        load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
       }
     }
     if (!first) gather_values(places.previous().stage);
@@ -361,7 +336,9 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
     shared.k_empty[stages.stage].wait(stages.phase ^ 1);
     widen_piece<Config, Config::kHeadDim>(shared.raw[to.stage], shared.k[stages.stage]);
     shared.k_full[stages.stage].arrive();
-    if (own != kSameTile) load_queries_box<Config>(params, shared, shared.tiles[own], q);
+    if (own != kSameTile && threadIdx.x < 32) {
+      load_queries_boxes<Config>(params, shared, shared.tiles[own].work, q);
+    }
     await_piece();
     copy_v();
     shared.v_empty[stages.stage].wait(stages.phase ^ 1);

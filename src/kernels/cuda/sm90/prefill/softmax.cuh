@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the scores of a key tile to weights, the left operand of the products with V.
+#pragma once
+
+#include "kernels/cuda/common/wgmma.cuh"
+#include "kernels/cuda/sm90/prefill/fp8.cuh"
+#include "kernels/cuda/sm90/prefill/scores.cuh"
+
+namespace fovea::kernels::cuda {
+
+// What the softmax multiplies scores with.
+template <class Config>
+__device__ __forceinline__ float score_factor(const RowTile& tile, int half) {
+  return Config::kGeneral ? 1.0f : tile.factor[half];
+}
+
+// The base that the largest of the row's scaled scores of the key tile asks for, at least `before`.
+template <class Config>
+__device__ __forceinline__ float largest_base(int half, float before, float factor,
+                                              const Accumulators<Config>& acc) {
+  float most = -infinity();
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 8; ++j) {
+    most = fmaxf(most, fmaxf(acc.scores[4 * j + 2 * half], acc.scores[4 * j + 2 * half + 1]));
+  }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  return fmaxf(before, most * factor - Config::kBias);
+}
+
+// The base of a row that has seen nothing: finite, so that hidden keys weigh 0 and the first seen one outgrows
+// it.
+constexpr float kNothing = -0x1p127f;
+
+// A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
+template <class Config>
+__device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<Config>& acc) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    acc.base[half] = largest_base<Config>(half, kNothing, factor[half], acc);
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    const int at = i / (Config::kKeys / 4) * 2 + i % (Config::kKeys / 4) / 2 * 4 + i % 2;
+    acc.scores[at] = exp2_fast(__fmaf_rn(acc.scores[at], factor[at / 2 % 2], -acc.base[at / 2 % 2]));
+  }
+  // Sums only after all powers: an addition right behind its power would wait for it, 64 times.
+  float total[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) acc.sum[half] = total[half][0] + total[half][1];
+}
+
+// Rows that have outgrown their base get the largest score so far, and what was accumulated shrinks.
+template <class Config>
+__device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool (&outgrown)[2],
+                                            Accumulators<Config>& acc) {
+  float rescale[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // Not the warp's vote: the bits of a row must not depend on its neighbours.
+    const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
+    const bool raised = (__ballot_sync(~0u, outgrown[half]) & row) != 0;
+    const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
+    rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
+    if (raised) acc.base[half] = base;
+    acc.sum[half] *= rescale[half];
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
+}
+
+// Two weights of a row to where the products read them. e4m3: with the two before, of 8 keys less.
+template <class Config>
+__device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float (&held)[2][2],
+                                          Accumulators<Config>& acc) {
+  if constexpr (!Config::kNarrow) {
+    acc.weights[i] = pack_here<Config::kMath>(weight[0], weight[1]);
+  } else if (i % 4 < 2) {
+    held[i % 2][0] = weight[0];
+    held[i % 2][1] = weight[1];
+  } else {
+    acc.weights[i / 4 * 2 + i % 2] =
+        pack_e4m3(held[i % 2][0], held[i % 2][1], weight[0], weight[1]);
+  }
+}
+
+// A later key tile: weights, packed, of scores that stay; out has landed.
+template <class Config>
+__device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config>& acc) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+#pragma unroll 1
+  for (bool raised = false;; raised = true) {
+    float total[2][2] = {};
+    float held[2][2];
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; ++i) {
+      float weight[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        weight[j] = exp2_fast(__fmaf_rn(acc.scores[2 * i + j], factor[i % 2], -acc.base[i % 2]));
+        total[i % 2][j] += weight[j];
+      }
+      pack_pair<Config>(i, weight, held, acc);
+    }
+    float sum[2];
+    bool outgrown[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] = total[half][0] + total[half][1];
+      outgrown[half] = !(sum[half] <= Config::kMostSum);
+    }
+    if (raised || !uniform(outgrown[0] || outgrown[1])) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) acc.sum[half] += sum[half];
+      return;
+    }
+    raise_bases<Config>(factor, outgrown, acc);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void shrink_out(float factor, Accumulators<Config>& acc) {
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= factor;
+}
+
+__device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
+  return params.attention.keys.scale_slot_stride != 0;
+}
+
+// Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
+template <class Config, bool kFirst>
+__device__ __forceinline__ void weigh_scores(const PrefillParams& params,
+                                             typename Config::SharedMemory& shared,
+                                             const RowTile& tile, int consumer, int block,
+                                             Accumulators<Config>& acc) {
+  const auto& scales = shared.scales[acc.scales.stage];  // of K, of V
+  const bool scaled = Config::kWiden && keys_have_scales(params);
+  if (scaled) scale_keys<Config>(scales[0], acc.scores);
+  transform_scores<Config>(params, tile, consumer, block, acc);
+  mask_scores<Config>(params, shared, tile, consumer, block, acc);
+  if constexpr (kFirst) {
+    first_softmax<Config>(tile, acc);
+    if (scaled) acc.v_unit = values_unit<Config>(scales[1], 0);
+  } else {
+    softmax<Config>(tile, acc);
+    if constexpr (Config::kWiden) {
+      if (scaled) {
+        const float unit = values_unit<Config>(scales[1], acc.v_unit);
+        if (unit != acc.v_unit) shrink_out<Config>(acc.v_unit / unit, acc);
+        acc.v_unit = unit;
+        scale_packed<Config>(scales[1], unit, acc.weights);
+      }
+    }
+  }
+  if constexpr (Config::kWiden) acc.scales.advance();
+}
+
+// The weights of a row tile's first key tile.
+template <class Config>
+__device__ __forceinline__ void pack_weights(const PrefillParams& params,
+                                             const typename Config::SharedMemory& shared,
+                                             Accumulators<Config>& acc) {
+  if constexpr (Config::kNarrow) {
+    pack_e4m3_weights<Config::kKeys>(acc.scores, acc.weights);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; ++i) {
+      acc.weights[i] = pack<Config::kMath>(acc.scores[2 * i], acc.scores[2 * i + 1]);
+    }
+  }
+  if constexpr (Config::kWiden) {
+    if (keys_have_scales(params)) {
+      scale_packed<Config>(shared.scales[acc.scales.previous().stage][1], acc.v_unit, acc.weights);
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda
