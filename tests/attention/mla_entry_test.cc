@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What backend `mla` takes and what it refuses, by name, on machines without a GPU: the limits that
-// other MLA kernels have (heads padded to 128, one query a request, pages of a power of two, a
-// number of pages, a number of splits) are either lifted or reasons here.
+// What backends `mla` and `portable_mla` take and what they refuse, by name, on machines without a
+// GPU: the limits that other MLA kernels have (heads padded to 128, one query a request, pages of a
+// power of two, a number of pages, a number of splits) are either lifted or reasons here.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,9 +46,20 @@ void set_latent(BackendRequest& request, int32_t rank, int32_t rope) {
   request.spec.head_dim = request.cache.head_dim = rank + rope;
 }
 
-class MlaEntry : public ::testing::Test {
+void set_token_scales(BackendRequest& request) {
+  request.cache.dtype = DType::f8e4m3;
+  request.cache.scale = KvScale::per_token_head;
+}
+
+void set_f16_over_codes(BackendRequest& request) {
+  request.spec.q_dtype = DType::f16;
+  request.cache.dtype = DType::f8e4m3;
+}
+
+class MlaEntry : public ::testing::TestWithParam<const char*> {
  protected:
-  const BackendEntry& entry() const { return *registry_.find("mla"); }
+  const BackendEntry& entry() const { return *registry_.find(GetParam()); }
+  bool portable() const { return entry().name == "portable_mla"; }
 
   // Reasons but for missing machine code: whether a pack is there is not the subject.
   std::vector<Reason> reasons(const Change& change) const {
@@ -62,16 +73,15 @@ class MlaEntry : public ::testing::Test {
   const BackendRegistry registry_ = BackendRegistry::builtin();
 };
 
-TEST_F(MlaEntry, RefusesEveryLimitByName) {
+TEST_P(MlaEntry, RefusesEveryLimitByName) {
   struct Case {
     RejectCode code;
     std::string text;
     Change change;
   };
-  const std::vector<Case> cases = {
+  std::vector<Case> cases = {
       {RejectCode::device, "device is the CPU", [](auto& r) { r.device = cpu_device(); }},
-      {RejectCode::device, "device is sm_80, accepted: sm_90", [](auto& r) { r.device.sm = 80; }},
-      {RejectCode::device, "device is sm_100, accepted: sm_90", [](auto& r) { r.device.sm = 100; }},
+      {RejectCode::device, "device is sm_75", [](auto& r) { r.device.sm = 75; }},
       {RejectCode::head_dim, "kv_lora_rank is 384, accepted: 512, 256",
        [](auto& r) { set_latent(r, 384, 64); }},
       {RejectCode::head_dim, "rope_dim is 32, accepted: 64, 0",
@@ -91,15 +101,11 @@ TEST_F(MlaEntry, RefusesEveryLimitByName) {
       {RejectCode::kv_dtype, "cache dtype is fp8_e4m3, accepted: q_dtype (fp16)",
        [](auto& r) {
          r.spec.q_dtype = DType::f16;
+         r.cache.layout = KvLayout::mla_fp8_rows;
          r.cache.dtype = DType::f8e4m3;
        }},
       {RejectCode::kv_dtype, "cache dtype is fp8_e5m2",
        [](auto& r) { r.cache.dtype = DType::f8e5m2; }},
-      {RejectCode::kv_scale, "cache scale is per_token_head",
-       [](auto& r) {
-         r.cache.dtype = DType::f8e4m3;
-         r.cache.scale = KvScale::per_token_head;
-       }},
       {RejectCode::mask, "mask is custom", [](auto& r) { r.spec.mask = MaskKind::custom; }},
       {RejectCode::window, "window is 128, accepted: 0", [](auto& r) { r.spec.window = 128; }},
       {RejectCode::chunk, "chunk is 128, accepted: 0", [](auto& r) { r.spec.chunk = 128; }},
@@ -109,7 +115,17 @@ TEST_F(MlaEntry, RefusesEveryLimitByName) {
       {RejectCode::sinks, "has_sinks", [](auto& r) { r.spec.has_sinks = true; }},
       {RejectCode::limits, "max_requests is 65536, at most 65535",
        [](auto& r) { r.limits.max_requests = 65536; }},
+      {RejectCode::rope, "has_rope", [](auto& r) { r.spec.has_rope = true; }},
   };
+  if (!portable()) {
+    cases.push_back({RejectCode::device, "device is sm_80, accepted: sm_90",
+                     [](auto& r) { r.device.sm = 80; }});
+    cases.push_back({RejectCode::device, "device is sm_100, accepted: sm_90",
+                     [](auto& r) { r.device.sm = 100; }});
+    cases.push_back({RejectCode::kv_scale, "cache scale is per_token_head", set_token_scales});
+    cases.push_back({RejectCode::kv_dtype, "cache dtype is fp8_e4m3, accepted: q_dtype (fp16)",
+                     set_f16_over_codes});
+  }
   for (const Case& one : cases) {
     const std::vector<Reason> found = reasons(one.change);
     const bool named = std::ranges::any_of(found, [&](const Reason& reason) {
@@ -123,8 +139,8 @@ TEST_F(MlaEntry, RefusesEveryLimitByName) {
   }
 }
 
-TEST_F(MlaEntry, TakesWhatOtherKernelsRefuse) {
-  const std::vector<std::pair<std::string, Change>> cases = {
+TEST_P(MlaEntry, TakesWhatOtherKernelsRefuse) {
+  std::vector<std::pair<std::string, Change>> cases = {
       {"as it is", [](auto&) {}},
       {"one head", [](auto& r) { r.spec.q_heads = 1; }},
       {"heads that divide nothing", [](auto& r) { r.spec.q_heads = 37; }},
@@ -155,18 +171,28 @@ TEST_F(MlaEntry, TakesWhatOtherKernelsRefuse) {
        }},
       {"fp16", [](auto& r) { r.spec.q_dtype = r.cache.dtype = DType::f16; }},
   };
+  if (portable()) {
+    cases.emplace_back("sm_80", [](auto& r) { r.device.sm = 80; });
+    cases.emplace_back("sm_120", [](auto& r) { r.device.sm = 120; });
+    cases.emplace_back("a scale for each token", set_token_scales);
+    cases.emplace_back("e4m3 under fp16 queries", set_f16_over_codes);
+  }
   for (const auto& [what, change] : cases) {
     const std::vector<Reason> found = reasons(change);
     EXPECT_TRUE(found.empty()) << what << ": " << found.front().text;
   }
 }
 
-TEST_F(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
-  for (const char* name : {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla"}) {
-    EXPECT_EQ(registry_.find(name), &entry()) << name;
-  }
+TEST_P(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
+  const std::vector<const char*> aliases =
+      portable() ? std::vector{"triton_mla"}
+                 : std::vector{"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla"};
+  for (const char* name : aliases) EXPECT_EQ(registry_.find(name), &entry()) << name;
   EXPECT_EQ(entry().graphs, GraphSupport::always);
 }
+
+INSTANTIATE_TEST_SUITE_P(Both, MlaEntry, ::testing::Values("mla", "portable_mla"),
+                         [](const auto& test) { return std::string(test.param); });
 
 }  // namespace
 }  // namespace fovea

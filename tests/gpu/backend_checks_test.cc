@@ -27,14 +27,16 @@ using test::AttentionCase;
 using test::Fill;
 using test::to_device;
 
+bool serves(const BackendEntry& entry, const char* name) {
+  return entry.reject(test::request_of(test::attention_case(name))).empty();
+}
+
 std::vector<BackendEntry> entries() {
   std::vector<BackendEntry> list;
   if (!test::on_gpu() || !test::why_no_test_device().empty()) return list;
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
-    if (entry.reject(test::request_of(test::attention_case("mixed"))).empty()) {
-      list.push_back(entry);
-    }
+    if (serves(entry, "mixed") || serves(entry, "mla_page_16")) list.push_back(entry);
   }
   return list;
 }
@@ -55,7 +57,8 @@ std::vector<test::Piece> random_step(const AttentionCase& test, std::mt19937& ra
 
 // Every step runs through the graph of the first, enqueued, and through the graph again.
 TEST_P(BackendChecks, RandomDecodeStepsRepeatBitForBit) {
-  AttentionCase test = test::mha_case("steps", 8, 2, 128);
+  AttentionCase test =
+      serves(GetParam(), "mixed") ? test::mha_case("steps", 8, 2, 128) : test::mla_case("steps", 8);
   test.mode = ForwardMode::decode;
   test.prewritten = true;
   test.requests.clear();
@@ -226,6 +229,7 @@ class SmallRun {
 };
 
 TEST_P(BackendChecks, PagesBeyondTwoBillionElementsAreReached) {
+  if (!serves(GetParam(), "mixed")) GTEST_SKIP() << "tests/gpu/mla_backend_test.cc has it";
   const gpu::Context context(test::test_device().index);
   context.bind();
   constexpr int64_t kFar = (int64_t{1} << 31) / 7 / 8 * 8;  // 16-byte aligned
@@ -246,6 +250,7 @@ TEST_P(BackendChecks, PagesBeyondTwoBillionElementsAreReached) {
 // The host does not see a GPU's tables: entries that name no slot are followed nowhere, and the
 // other requests keep their bits.
 TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
+  if (!serves(GetParam(), "mixed")) GTEST_SKIP() << "tests/gpu/mla_backend_test.cc has it";
   const gpu::Context context(test::test_device().index);
   context.bind();
   constexpr int32_t kRequests = 3, kPages = 1 + kRequests * SmallRun::kLength / SmallRun::kPage;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend `mla` where the shared cases cannot go: caches of several gigabytes, contexts beyond
-// 100000 tokens, batches without requests. Skipped where there is no Hopper GPU.
+// Backends `mla` and `portable_mla` where the shared cases cannot go: caches of several gigabytes,
+// contexts beyond 100000 tokens, batches without requests. Skipped where there is no GPU for them.
 #include "attention/backends/mla_backend.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -56,12 +57,14 @@ std::vector<uint16_t> noise(size_t count, uint32_t seed) {
   return values;
 }
 
-class MlaBackend : public ::testing::Test {
+class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
  protected:
   void SetUp() override {
     if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
     context_ = std::make_unique<gpu::Context>(0);
-    if (context_->info().sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+    const int sm = context_->info().sm;
+    if (GetParam() == &mla_kernels() && sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+    if (sm < 80) GTEST_SKIP() << "a GPU before Ampere";
     spec_ = {.kind = AttentionKind::mla,
              .q_heads = kHeads,
              .kv_heads = 1,
@@ -84,8 +87,9 @@ class MlaBackend : public ::testing::Test {
   std::unique_ptr<AttentionBackend> create(KvPool& pool, const BatchLimits& limits) {
     const BackendRegistry registry = BackendRegistry::builtin();
     const Selection selection =
-        select_backend(registry, {spec_, cache_, limits, context_->info()}, {});
-    EXPECT_EQ(selection.chosen->name, "mla");
+        select_backend(registry, {spec_, cache_, limits, context_->info()},
+                       {.policy = Policy::require, .name = std::string(GetParam()->name)});
+    EXPECT_EQ(selection.chosen->name, GetParam()->name);
     auto backend = selection.chosen->create({.spec = spec_, .kv = &pool, .device = pool.device()});
     backend->reserve(limits);
     return backend;
@@ -143,7 +147,7 @@ class MlaBackend : public ::testing::Test {
 
 // The same tokens at the front of the pool and behind 2^31 elements of it; more than 100000 of
 // them.
-TEST_F(MlaBackend, AddressesBeyondTwoToThe31Elements) {
+TEST_P(MlaBackend, AddressesBeyondTwoToThe31Elements) {
   constexpr int32_t kLength = 131'000;
   constexpr int64_t kFar = (int64_t{1} << 31) / kRow / 64 * 64 + 64;
   const auto pool = make_kv_pool(cache_, (kFar + kLength) / 64 + 2, context_->info().device());
@@ -154,7 +158,7 @@ TEST_F(MlaBackend, AddressesBeyondTwoToThe31Elements) {
 }
 
 // A pool of any number of pages, and batches without requests or tokens: nothing is touched.
-TEST_F(MlaBackend, EmptyBatchesDoNothing) {
+TEST_P(MlaBackend, EmptyBatchesDoNothing) {
   const auto pool = make_kv_pool(cache_, 3, context_->info().device());
   const auto backend = create(*pool, {.max_requests = 4, .max_tokens = 4, .max_kv_len = 64});
   LayerTensors layer;
@@ -165,8 +169,48 @@ TEST_F(MlaBackend, EmptyBatchesDoNothing) {
   gpu::synchronize(nullptr);
 }
 
+// Entries of the request table that name no slot of the pool spoil their own request at most.
+TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
+  constexpr int32_t kLength = 200, kPages = 16;
+  const auto pool = make_kv_pool(cache_, kPages, context_->info().device());
+  decode(*pool, 64, kLength);  // stores the keys
+  const auto backend = create(*pool, {.max_requests = 2, .max_tokens = 2, .max_kv_len = kLength});
+  const auto q_indptr = to_device(std::vector<int32_t>{0, 1, 2});
+  const auto kv_lens = to_device(std::vector<int32_t>{kLength, kLength});
+  const auto rows = to_device(std::vector<int32_t>{0, 1});
+  const auto q = to_device(noise(size_t{2} * kHeads * kRow, 5));
+  const gpu::DeviceBuffer out(size_t{2} * kHeads * kRank * 2);
+  // The first request's results beside one with a table of `entries`.
+  const auto beside = [&](const std::vector<int32_t>& entries) {
+    std::vector<int32_t> table(2 * kLength);
+    for (int32_t i = 0; i < kLength; ++i) {
+      table[i] = 64 + i;
+      table[kLength + i] = entries[static_cast<size_t>(i) % entries.size()];
+    }
+    const auto request_slots = to_device(table);
+    backend->plan({.mode = ForwardMode::decode,
+                   .requests = 2,
+                   .tokens = 2,
+                   .q_indptr = q_indptr.data<int32_t>(),
+                   .kv_lens = kv_lens.data<int32_t>(),
+                   .request_rows = rows.data<int32_t>(),
+                   .request_slots = request_slots.data<int32_t>(),
+                   .request_slots_stride = kLength});
+    LayerTensors layer;
+    layer.q = {q.data(), DType::bf16, kHeads * kRow, kRow};
+    layer.out = {out.data(), DType::bf16, kHeads * kRank, kRank};
+    backend->forward(layer);
+    return to_host<uint16_t>(out, size_t{kHeads} * kRank);
+  };
+  const std::vector<uint16_t> wanted = beside({64});
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(beside({-1, kLeast, kPages * 64, kMost}), wanted);
+  EXPECT_EQ(beside({kMost}), wanted);
+}
+
 // What a caller can get wrong is named before anything is enqueued.
-TEST_F(MlaBackend, WrongTensorsAreNamed) {
+TEST_P(MlaBackend, WrongTensorsAreNamed) {
   spec_.nope_dim = spec_.v_dim = 128;
   const auto pool = make_kv_pool(cache_, 3, context_->info().device());
   const auto backend = create(*pool, {.max_requests = 1, .max_tokens = 1, .max_kv_len = 64});
@@ -211,7 +255,7 @@ TEST_F(MlaBackend, WrongTensorsAreNamed) {
 }
 
 // The choice of forms on the device is the host's, and contexts beyond the limit stay absorbed.
-TEST_F(MlaBackend, FormsAreThoseOfTheCostModel) {
+TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   namespace cuda = kernels::cuda;
   spec_.nope_dim = spec_.v_dim = 128;
   std::mt19937 random(9);
@@ -223,9 +267,9 @@ TEST_F(MlaBackend, FormsAreThoseOfTheCostModel) {
     kv_lens.push_back(q_len + context - (i % 100 == 7 ? context + q_len / 2 : 0));
   }
   const auto requests = static_cast<int32_t>(kv_lens.size());
-  const cuda::Kernel forms(
-      make_variant(cuda::family("sm90/mla_prefill"), {"forms", "bf16"}, context_->info().sm),
-      cuda::kernel_store());
+  const cuda::Kernel forms(make_variant(cuda::family("portable/mla_prefill"),
+                                        {"forms", "bf16", "bf16"}, context_->info().sm),
+                           cuda::kernel_store());
   const auto device_indptr = to_device(q_indptr), device_lens = to_device(kv_lens);
   const gpu::DeviceBuffer up_requests(requests), up_tokens(q_indptr.back()), new_lens(requests * 4),
       context_indptr((requests + 1) * 4);
@@ -269,7 +313,7 @@ TEST_F(MlaBackend, FormsAreThoseOfTheCostModel) {
 }
 
 // Contexts in many chunks, with the ends of several requests in one of them.
-TEST_F(MlaBackend, ChunksOfContextAddUp) {
+TEST_P(MlaBackend, ChunksOfContextAddUp) {
   ASSERT_TRUE(kOnGpu);
   for (const bool split : {false, true}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
@@ -278,11 +322,14 @@ TEST_F(MlaBackend, ChunksOfContextAddUp) {
     test.cache.page_size = split ? 3 : 64;
     test.split_q = test.strided = split;
     test.requests = {{180, 900}, {3, 50}, {200, 1900}, {1, 500}, {20, 30}, {0, 0}, {170, 200}};
-    BackendEntry entry = *BackendRegistry::builtin().find("mla");
+    BackendEntry entry = *BackendRegistry::builtin().find(GetParam()->name);
     entry.workspace_bytes = [](const BackendRequest& request) {
-      return mla_workspace_bytes(request.spec, request.cache, request.device, request.limits, 1);
+      return mla_workspace_bytes(*GetParam(), request.spec, request.cache, request.device,
+                                 request.limits, 1);
     };
-    entry.create = [](const BackendContext& context) { return make_mla_backend(context, 1); };
+    entry.create = [](const BackendContext& context) {
+      return make_mla_backend(*GetParam(), context, 1);
+    };
     EXPECT_EQ(mla_prefill_rows(test.spec, test::limits_of(test), 1), 574);
     const test::CaseData data = make_data(test);
     const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
@@ -297,6 +344,10 @@ TEST_F(MlaBackend, ChunksOfContextAddUp) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Both, MlaBackend,
+                         ::testing::Values(&mla_kernels(), &portable_mla_kernels()),
+                         [](const auto& test) { return std::string(test.param->name); });
 
 }  // namespace
 }  // namespace fovea

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed MLA decode on a Hopper GPU against fp64: ranks, heads, pages, lengths, masks, splits.
-// Every byte that no request owns is NaN. Skipped elsewhere.
+// Absorbed MLA decode on a GPU against fp64, both kernels: ranks, heads, pages, lengths, masks,
+// splits. Every byte that no request owns is NaN. Skipped elsewhere.
 #include "kernels/cuda/mla_decode.h"
 
 #include <gtest/gtest.h>
@@ -40,6 +40,8 @@ struct Case {
   float spread = 1;  // of the keys: large ones move the maxima of the softmax
   DType dtype = DType::bf16;
   MlaCache cache = MlaCache::as_queries;
+  bool scale_per_token = false;
+  const MlaFamily* family = &hopper_mla();
   int64_t distinct_pages = 0;  // > 0: requests have these in common, for lengths beyond memory
 };
 
@@ -78,7 +80,8 @@ struct Problem {
   std::vector<uint64_t> tree;
   std::vector<uint16_t> q;
   std::vector<uint8_t> cache;
-  std::vector<float> keys;  // [slots, columns]
+  std::vector<float> keys;    // [slots, columns]
+  std::vector<float> scales;  // of e4m3 caches: one, or [slots]
 };
 
 constexpr float kCacheScale = 0.03f;  // of e4m3 caches
@@ -98,7 +101,13 @@ void Problem::write_row(int64_t slot, std::mt19937& random) {
   if (test.cache == MlaCache::as_queries) {
     std::memcpy(to, values.data(), values.size() * 2);
   } else if (test.cache == MlaCache::e4m3) {
-    for (int32_t d = 0; d < columns(); ++d) to[d] = quantise(meaning[d], kCacheScale, meaning[d]);
+    float scale = kCacheScale;
+    if (test.scale_per_token) {
+      const auto largest = [](float a, float b) { return std::max(a, std::fabs(b)); };
+      const float most = std::accumulate(meaning, meaning + columns(), 0.0f, largest);
+      scale = scales[static_cast<size_t>(slot)] = most / largest_finite(DType::f8e4m3);
+    }
+    for (int32_t d = 0; d < columns(); ++d) to[d] = quantise(meaning[d], scale, meaning[d]);
   } else {
     for (int32_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
       float* of = meaning + group * kMlaRowScaleGroup;
@@ -141,6 +150,9 @@ Problem::Problem(const Case& c) : test(c) {
       test::index_array(c.requests.size() * static_cast<size_t>(table_stride), test::Fill::poison);
   cache.assign(static_cast<size_t>(pages * c.page_size * row_bytes()), test::kPoisonByte);
   keys.resize(static_cast<size_t>(pages) * c.page_size * columns());
+  const auto slots = static_cast<size_t>(pages * c.page_size);
+  scales.assign(c.scale_per_token ? slots : 1,
+                c.scale_per_token ? std::numeric_limits<float>::quiet_NaN() : kCacheScale);
   size_t next = 0;
   for (size_t r = 0; r < c.requests.size(); ++r) {
     for (int32_t n = 0; n < kv_lens[r]; ++n) {
@@ -203,7 +215,9 @@ class MlaDecodeTest : public ::testing::TestWithParam<Case> {
   }
   void SetUp() override {
     if (!context) GTEST_SKIP() << why_no_gpu();
-    if (context->info().sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+    const int sm = context->info().sm;
+    if (GetParam().family == &hopper_mla() && sm != 90) GTEST_SKIP() << "not a Hopper GPU";
+    if (sm < 80) GTEST_SKIP() << "a GPU before Ampere";
   }
 
   static gpu::Context* context;
@@ -215,11 +229,13 @@ gpu::KernelStore* MlaDecodeTest::store = nullptr;
 TEST_P(MlaDecodeTest, MatchesFp64) {
   const Case& c = GetParam();
   const Problem problem(c);
-  const MlaDecodeSetup setup = {.q_heads = c.heads,
+  const MlaDecodeSetup setup = {.family = c.family,
+                                .q_heads = c.heads,
                                 .rank = c.rank,
                                 .rope = c.rope,
                                 .dtype = c.dtype,
                                 .cache = c.cache,
+                                .scale_per_token = c.scale_per_token,
                                 .page_size = c.page_size,
                                 .max_q_len = problem.max_q_len,
                                 .batch_invariant = c.batch_invariant,
@@ -252,7 +268,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   if (c.tree) batch.mask.tree = tree.data<uint64_t>();
   const int64_t columns = problem.columns();
   const int64_t row_elements = problem.row_bytes() / (c.cache == MlaCache::as_queries ? 2 : 1);
-  const auto cache_scale = to_device(std::vector<float>{kCacheScale});
+  const auto cache_scale = to_device(problem.scales);
   const MlaDecodeTensors tensors = {.q_latent = q.data(),
                                     .q_rope = q.data<uint16_t>() + c.rank,
                                     .q_latent_token_stride = c.heads * columns,
@@ -384,6 +400,22 @@ std::vector<Case> cases() {
                   .heads = 16,
                   .rank = 256,
                   .cache = MlaCache::e4m3});
+  const size_t count = list.size();
+  for (size_t i = 0; i < count; ++i) {
+    Case test = list[i];
+    test.name = "portable_" + test.name;
+    test.family = &portable_mla();
+    list.push_back(test);
+    if (test.cache != MlaCache::e4m3) continue;
+    test.name += "_scale_per_token";
+    test.scale_per_token = true;
+    list.push_back(test);
+  }
+  list.push_back({.name = "portable_e4m3_f16",
+                  .requests = mixed,
+                  .dtype = DType::f16,
+                  .cache = MlaCache::e4m3,
+                  .family = &portable_mla()});
   return list;
 }
 

@@ -199,7 +199,8 @@ TEST_P(GpuModels, BatchInvariantBits) {
       for (const TokenLogprob& entry : top) values.push_back(entry.logprob);
     return values;
   };
-  for (const char* backend : {"flash", "portable"}) {
+  const bool latent = model() == "deepseek_v3";
+  for (const char* backend : {latent ? "mla" : "flash", latent ? "portable_mla" : "portable"}) {
     EngineOptions options = options_for(model());
     options.batch_invariant = true;
     options.backend = parse_backend_wish(std::string("prefer:") + backend);
@@ -227,7 +228,8 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   options.engine = options_for(model());
   options.engine.max_context = 2048;
   const bool latent = model() == "deepseek_v3";
-  options.backends = {latent ? "mla" : "portable"};
+  options.backends = latent ? std::vector<std::string>{"mla", "portable_mla"}
+                            : std::vector<std::string>{"portable"};
   options.kv_dtypes = {DType::bf16, DType::f8e4m3};
   for (const CheckRow& row : check_model(options)) {
     EXPECT_TRUE(row.pass) << dtype_name(row.kv_dtype) << ": " << row.unsupported

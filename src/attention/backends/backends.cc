@@ -10,6 +10,7 @@ std::vector<BackendEntry> builtin_backends() {
   list.push_back(flash_backend());
   list.push_back(portable_backend());
   list.push_back(mla_backend());
+  list.push_back(portable_mla_backend());
   list.push_back(cpu_backend());
   list.push_back(linear_backend());
   list.push_back(reference_backend());

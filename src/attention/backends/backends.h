@@ -14,6 +14,7 @@ std::vector<BackendEntry> builtin_backends();
 BackendEntry flash_backend();
 BackendEntry portable_backend();
 BackendEntry mla_backend();
+BackendEntry portable_mla_backend();
 BackendEntry cpu_backend();
 BackendEntry linear_backend();
 BackendEntry reference_backend();

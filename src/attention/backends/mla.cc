@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// `mla`: multi-head latent attention on Hopper.
+// `mla`: multi-head latent attention on Hopper; `portable_mla`: on any NVIDIA GPU from Ampere.
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "attention/backends/backends.h"
 #include "attention/backends/cuda_entry.h"
@@ -19,7 +20,7 @@ constexpr AttentionScope kScopes[] = {AttentionScope::decoder};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree};
 constexpr DType kDtypes[] = {DType::f16, DType::bf16};
 constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
-constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor};
+constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_token_head};
 constexpr KvLayout kKvLayouts[] = {KvLayout::mla, KvLayout::mla_fp8_rows};
 
 // Columns of the kernels.
@@ -28,10 +29,8 @@ constexpr std::array kRopeDims = {64, 0};
 constexpr int32_t kProjectedGrain = 8;  // 16 bytes
 
 Capability capability() {
-  constexpr int kHopper = 90;
   Capability can;
   can.device = DeviceKind::cuda;
-  can.min_sm = can.max_sm = kHopper;
   can.kinds = kKinds;
   can.scopes = kScopes;
   can.masks = kMasks;
@@ -43,6 +42,21 @@ Capability capability() {
   can.max_group = 128;
   can.lse = true;
   can.batch_invariant = true;  // whole tiles: keys lie the same whatever a batch holds
+  return can;
+}
+
+Capability hopper_capability() {
+  constexpr int kHopperSm = 90;
+  Capability can = capability();
+  can.min_sm = can.max_sm = kHopperSm;
+  can.kv_scales = std::span(kKvScales).first(2);
+  return can;
+}
+
+Capability portable_capability() {
+  constexpr int kAmpereSm = 80;
+  Capability can = capability();
+  can.min_sm = kAmpereSm;
   return can;
 }
 
@@ -65,40 +79,78 @@ void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
     reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: multiples of {}",
                                                          name, dim, kProjectedGrain)});
   }
-  const DType stored = request.cache.dtype;
-  if (stored != spec.q_dtype && !(is_fp8(stored) && spec.q_dtype == DType::bf16)) {
-    reasons.push_back({RejectCode::kv_dtype,
-                       fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3 with bf16",
-                                   dtype_name(stored), dtype_name(spec.q_dtype))});
-  }
 }
 
-}  // namespace
+void check_types(bool codes_with_f16, const BackendRequest& request, std::vector<Reason>& reasons) {
+  const AttentionSpec& spec = request.spec;
+  if (spec.kind != AttentionKind::mla) return;
+  const DType stored = request.cache.dtype;
+  const bool codes = codes_with_f16 && request.cache.layout == KvLayout::mla;
+  if (stored == spec.q_dtype || (is_fp8(stored) && (codes || spec.q_dtype == DType::bf16))) return;
+  reasons.push_back({RejectCode::kv_dtype,
+                     fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3 with bf16{}",
+                                 dtype_name(stored), dtype_name(spec.q_dtype),
+                                 codes_with_f16 ? ", with f16 but for mla_fp8_rows" : "")});
+}
 
-BackendEntry mla_backend() {
-  BackendEntry entry;
-  entry.name = "mla";
-  entry.role =
-      "Hopper MLA: absorbed over the latent cache, long extends up-projected to full heads";
-  entry.aliases = {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"};
+// What both rows have in common; `codes_with_f16`: e4m3 caches take f16 queries.
+BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels, const Capability& capability,
+                        bool codes_with_f16) {
+  entry.name = kernels.name;
   entry.graphs = GraphSupport::always;
-  entry.reject = [can = capability()](const BackendRequest& request) {
-    std::vector<Reason> reasons = capability_reasons(can, request);
+  entry.reject = [&kernels, capability, codes_with_f16](const BackendRequest& request) {
+    std::vector<Reason> reasons = capability_reasons(capability, request);
     check_dims(request, reasons);
+    check_types(codes_with_f16, request, reasons);
     append_limit_reasons(request.limits, reasons);
     if (reasons.empty()) {
-      append_missing_kernels(mla_variants(request.spec, request.cache, request.device), reasons);
+      append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device),
+                             reasons);
     }
     return reasons;
   };
-  entry.workspace_bytes = [](const BackendRequest& request) {
-    return mla_workspace_bytes(request.spec, request.cache, request.device, request.limits);
+  entry.workspace_bytes = [&kernels](const BackendRequest& request) {
+    return mla_workspace_bytes(kernels, request.spec, request.cache, request.device,
+                               request.limits);
   };
-  entry.create = [](const BackendContext& context) { return make_mla_backend(context); };
+  entry.create = [&kernels](const BackendContext& context) {
+    return make_mla_backend(kernels, context);
+  };
   entry.notes = [](const BackendRequest& request) {
     return describe_mla_forms(request.spec, mla_prefill_rows(request.spec, request.limits));
   };
   return guarded(std::move(entry));
+}
+
+}  // namespace
+
+const MlaKernels& mla_kernels() {
+  static const MlaKernels kernels = {.name = "mla",
+                                     .absorbed = &kernels::cuda::hopper_mla(),
+                                     .attention = &kernels::cuda::hopper_prefill(),
+                                     .projects = true};
+  return kernels;
+}
+
+const MlaKernels& portable_mla_kernels() {
+  static const MlaKernels kernels = {.name = "portable_mla",
+                                     .absorbed = &kernels::cuda::portable_mla(),
+                                     .attention = &kernels::cuda::portable_attention()};
+  return kernels;
+}
+
+BackendEntry mla_backend() {
+  return entry_over(
+      {.role =
+           "Hopper MLA: absorbed over the latent cache, long extends up-projected to full heads",
+       .aliases = {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"}},
+      mla_kernels(), hopper_capability(), false);
+}
+
+BackendEntry portable_mla_backend() {
+  return entry_over({.role = "MLA on any NVIDIA GPU from Ampere, in the same two forms",
+                     .aliases = {"triton_mla"}},
+                    portable_mla_kernels(), portable_capability(), true);
 }
 
 }  // namespace fovea

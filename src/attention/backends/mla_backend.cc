@@ -32,13 +32,14 @@ struct Buffers {
 
 // What decides kernels and bytes.
 struct Setup {
+  const MlaKernels* kernels = nullptr;
   AttentionSpec spec;
   KvCacheSpec cache;
   DeviceInfo device;
   int32_t context_rows = 0;
 
   std::vector<cuda::MlaDecodeSetup> decode() const {
-    return mla_decode_setups(spec, cache, device);
+    return mla_decode_setups(*kernels, spec, cache, device);
   }
   int64_t latent_values() const { return int64_t{spec.q_heads} * spec.kv_lora_rank; }
 };
@@ -61,17 +62,19 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   const int32_t rank = spec.kv_lora_rank;
   buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
-  if (up)
-    buffers.prefill = MlaPrefill::carve(workspace, spec, setup.device, limits, setup.context_rows);
+  if (up) {
+    buffers.prefill = MlaPrefill::carve(workspace, *setup.kernels, spec, setup.device, limits,
+                                        setup.context_rows);
+  }
   return buffers;
 }
 
 class MlaBackend final : public AttentionBackend {
  public:
-  MlaBackend(const BackendContext& context, int32_t context_rows);
+  MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t context_rows);
   ~MlaBackend() override { context_.bind_to_free(); }
 
-  std::string_view name() const override { return "mla"; }
+  std::string_view name() const override { return setup_.kernels->name; }
   Device device() const override { return context_.info().device(); }
   size_t workspace_bytes(const BatchLimits& limits) const override;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
@@ -110,8 +113,10 @@ class MlaBackend final : public AttentionBackend {
   bool up_projects_ = false;  // some requests, perhaps
 };
 
-MlaBackend::MlaBackend(const BackendContext& context, int32_t context_rows)
+MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
+                       int32_t context_rows)
     : context_(context.device.index) {
+  setup_.kernels = &kernels;
   setup_.context_rows = context_rows;
   setup_.spec = context.spec;
   setup_.device = context_.info();
@@ -137,12 +142,15 @@ MlaBackend::MlaBackend(const BackendContext& context, int32_t context_rows)
     into_latent_ = cuda::HeadGemm(cuda::WeightOrder::kn, spec().q_dtype, setup_.device.sm, store);
     out_of_latent_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec().q_dtype, setup_.device.sm, store);
   }
-  if (can_up_project(spec())) prefill_.emplace(spec(), setup_.cache, setup_.device, store);
+  if (can_up_project(spec())) {
+    prefill_.emplace(kernels, spec(), setup_.cache, setup_.device, store);
+  }
 }
 
 size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
   validate_limits(spec(), limits);
-  return mla_workspace_bytes(spec(), setup_.cache, setup_.device, limits, setup_.context_rows);
+  return mla_workspace_bytes(*setup_.kernels, spec(), setup_.cache, setup_.device, limits,
+                             setup_.context_rows);
 }
 
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
@@ -300,17 +308,18 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
 
 }  // namespace
 
-size_t mla_workspace_bytes(const AttentionSpec& spec, const KvCacheSpec& cache,
-                           const DeviceInfo& device, const BatchLimits& limits,
-                           int32_t context_rows) {
+size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
+                           const KvCacheSpec& cache, const DeviceInfo& device,
+                           const BatchLimits& limits, int32_t context_rows) {
   WorkspaceCarver counter(nullptr);
-  carve(counter, {spec, cache, device, context_rows}, limits);
+  carve(counter, {&kernels, spec, cache, device, context_rows}, limits);
   return counter.bytes();
 }
 
-std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context,
+std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
+                                                   const BackendContext& context,
                                                    int32_t context_rows) {
-  return std::make_unique<MlaBackend>(context, context_rows);
+  return std::make_unique<MlaBackend>(kernels, context, context_rows);
 }
 
 }  // namespace fovea

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-head latent attention on a Hopper GPU. Absorbed: W_UK goes into the queries, attention runs
+// Multi-head latent attention on a GPU. Absorbed: W_UK goes into the queries, attention runs
 // over the cached latents themselves, W_UV turns its result into values. Up-projected, for long
 // extends: mla_prefill.h. plan() builds the page table, chooses each request's form and orders the
 // work on the device, from the batch's lengths.
@@ -7,18 +7,20 @@
 
 #include <memory>
 
+#include "attention/backends/mla_kernels.h"
 #include "fovea/attention_backend.h"
 #include "fovea/select_backend.h"
 
 namespace fovea {
 
 // context_rows: as mla_prefill_rows().
-size_t mla_workspace_bytes(const AttentionSpec& spec, const KvCacheSpec& cache,
-                           const DeviceInfo& device, const BatchLimits& limits,
-                           int32_t context_rows = 0);
+size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
+                           const KvCacheSpec& cache, const DeviceInfo& device,
+                           const BatchLimits& limits, int32_t context_rows = 0);
 
 // Loads every kernel: what is not packed is compiled here. Errors as BackendEntry::create.
-std::unique_ptr<AttentionBackend> make_mla_backend(const BackendContext& context,
+std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
+                                                   const BackendContext& context,
                                                    int32_t context_rows = 0);
 
 }  // namespace fovea

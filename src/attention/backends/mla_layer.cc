@@ -46,7 +46,8 @@ cuda::MlaCache cache_format(const KvCacheSpec& cache) {
 
 }  // namespace
 
-std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
+std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& kernels,
+                                                    const AttentionSpec& spec,
                                                     const KvCacheSpec& cache,
                                                     const DeviceInfo& device) {
   constexpr int32_t kTileRows = 64;
@@ -54,11 +55,13 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
   // One token, as many as fill a tile of one block, any number.
   for (const int32_t max_q_len :
        {1, kTileRows / spec.q_heads, std::numeric_limits<int32_t>::max()}) {
-    const cuda::MlaDecodeSetup setup = {.q_heads = spec.q_heads,
+    const cuda::MlaDecodeSetup setup = {.family = kernels.absorbed,
+                                        .q_heads = spec.q_heads,
                                         .rank = spec.kv_lora_rank,
                                         .rope = spec.rope_dim,
                                         .dtype = spec.q_dtype,
                                         .cache = cache_format(cache),
+                                        .scale_per_token = cache.scale == KvScale::per_token_head,
                                         .page_size = cache.page_size,
                                         .max_q_len = max_q_len,
                                         .batch_invariant = spec.batch_invariant,
@@ -71,22 +74,22 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
   return setups;
 }
 
-std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
-                                             const DeviceInfo& device) {
+std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,
+                                             const KvCacheSpec& cache, const DeviceInfo& device) {
   std::vector<gpu::KernelVariant> needed;
   const auto add = [&](std::vector<gpu::KernelVariant> variants) {
     needed.insert(needed.end(), variants.begin(), variants.end());
   };
   const CacheKernels around = cache_kernels(spec, cache, device.sm);
   add({around.page_table, around.kv_write});
-  for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(spec, cache, device)) {
+  for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(kernels, spec, cache, device)) {
     add(cuda::MlaDecode::variants(setup));
   }
   if (spec.nope_dim > 0) {
     add(cuda::HeadGemm::variants(cuda::WeightOrder::kn, spec.q_dtype, device.sm));
     add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
   }
-  if (can_up_project(spec)) add(MlaPrefill::variants(spec, cache.dtype, device));
+  if (can_up_project(spec)) add(MlaPrefill::variants(kernels, spec, cache.dtype, device));
   return needed;
 }
 
@@ -107,7 +110,7 @@ cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& s
   tensors.pages = view.slots / view.page_size;
   tensors.page_stride = view.k_page_stride;
   tensors.token_stride = view.k_token_stride;
-  tensors.cache_scale = view.scale == KvScale::per_tensor ? view.k_scale : nullptr;
+  tensors.cache_scale = view.k_scale;
   tensors.scale = softmax_scale(spec);
   return tensors;
 }

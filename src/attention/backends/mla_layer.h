@@ -5,20 +5,21 @@
 #include <vector>
 
 #include "attention/backends/cuda_layer.h"
+#include "attention/backends/mla_kernels.h"
 #include "fovea/select_backend.h"
-#include "kernels/cuda/mla_decode.h"
 
 namespace fovea {
 
 // The absorbed kernels for such layers, row tiles ascending: the last takes any batch, the others
 // are faster where a request's rows fit their tile.
-std::vector<kernels::cuda::MlaDecodeSetup> mla_decode_setups(const AttentionSpec& spec,
+std::vector<kernels::cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& kernels,
+                                                             const AttentionSpec& spec,
                                                              const KvCacheSpec& cache,
                                                              const DeviceInfo& device);
 
 // What a backend over such a cache takes from the store.
-std::vector<gpu::KernelVariant> mla_variants(const AttentionSpec& spec, const KvCacheSpec& cache,
-                                             const DeviceInfo& device);
+std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,
+                                             const KvCacheSpec& cache, const DeviceInfo& device);
 
 // Writes latent and rotary key of a token as one row. Error{invalid_argument} where a lent pool's
 // rows are not 16-byte aligned.

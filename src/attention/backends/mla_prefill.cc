@@ -51,12 +51,15 @@ cuda::MlaProjectSetup project_setup(const AttentionSpec& spec, const DeviceInfo&
 }
 
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
-  const cuda::Family& family = cuda::family("sm90/mla_prefill");
-  const std::string gathered = is_fp8(stored) ? *cuda::variant_type(stored) : "bf16";
-  return {make_variant(family, {"forms", "bf16"}, sm),
-          make_variant(family, {"gather", gathered}, sm),
-          make_variant(family, {"add", *cuda::variant_type(spec.q_dtype)}, sm),
-          make_variant(family, {"join", "bf16"}, sm)};
+  const cuda::Family& family = cuda::family("portable/mla_prefill");
+  const std::string type = *cuda::variant_type(spec.q_dtype);
+  // Bits are moved as they are, but for codes.
+  const cuda::VariantValues gather =
+      is_fp8(stored) ? cuda::VariantValues{"gather", *cuda::variant_type(stored), type}
+                     : cuda::VariantValues{"gather", "bf16", "bf16"};
+  return {make_variant(family, {"forms", "bf16", "bf16"}, sm), make_variant(family, gather, sm),
+          make_variant(family, {"add", type, type}, sm),
+          make_variant(family, {"join", "bf16", "bf16"}, sm)};
 }
 
 uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
@@ -82,25 +85,26 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
   return can_up_project(spec) && std::min(limits.max_q_len, limits.max_tokens) >= kMinUpProjected;
 }
 
-std::vector<gpu::KernelVariant> MlaPrefill::variants(const AttentionSpec& spec, DType stored,
+std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
+                                                     const AttentionSpec& spec, DType stored,
                                                      const DeviceInfo& device) {
   std::vector<gpu::KernelVariant> needed = own_variants(spec, stored, device.sm);
   const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
   };
   const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (cuda::MlaProject::serves(setup)) {
+  if (kernels.projects && cuda::MlaProject::serves(setup)) {
     needed.push_back(cuda::MlaProject::variant(setup));
   } else {
     add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
   }
-  add(cuda::hopper_prefill().variants(attention_setup(spec, device)));
+  add(kernels.attention->variants(attention_setup(spec, device)));
   return needed;
 }
 
-MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
-                                    const DeviceInfo& device, const BatchLimits& limits,
-                                    int32_t context_rows) {
+MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
+                                    const AttentionSpec& spec, const DeviceInfo& device,
+                                    const BatchLimits& limits, int32_t context_rows) {
   MlaPrefillBuffers buffers;
   buffers.rows = mla_prefill_rows(spec, limits, context_rows);
   const auto rows_of = [&](int64_t width) {
@@ -113,7 +117,7 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionS
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.attention = workspace.take<std::byte>(static_cast<int64_t>(
-      cuda::hopper_prefill().workspace_bytes(attention_setup(spec, device), limits)));
+      kernels.attention->workspace_bytes(attention_setup(spec, device), limits)));
   buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
   buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
   buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
@@ -125,12 +129,12 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const AttentionS
   return buffers;
 }
 
-MlaPrefill::MlaPrefill(const AttentionSpec& spec, const KvCacheSpec& cache,
-                       const DeviceInfo& device, gpu::KernelStore& store)
+MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
+                       const KvCacheSpec& cache, const DeviceInfo& device, gpu::KernelStore& store)
     : spec_(spec), cache_(cache) {
   const DType stored = cache.dtype;
   const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (cuda::MlaProject::serves(setup)) {
+  if (kernels.projects && cuda::MlaProject::serves(setup)) {
     project_.emplace(setup, store);
   } else {
     head_gemm_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store);
@@ -140,7 +144,7 @@ MlaPrefill::MlaPrefill(const AttentionSpec& spec, const KvCacheSpec& cache,
   gather_ = cuda::Kernel(own[1], store);
   add_ = cuda::Kernel(own[2], store);
   join_ = cuda::Kernel(own[3], store);
-  attention_ = cuda::hopper_prefill().load(attention_setup(spec, device), store);
+  attention_ = kernels.attention->load(attention_setup(spec, device), store);
 }
 
 void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
@@ -190,6 +194,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.page_size = cache_.page_size;
   rows.fp8_rows = cache_.layout == KvLayout::mla_fp8_rows;
   rows.scale = cache.cache_scale;
+  rows.scale_slot_stride = cache_.scale == KvScale::per_token_head ? 1 : 0;
   rows.q_indptr = batch_.q_indptr;
   rows.kv_lens = batch_.kv_lens;
   rows.requests = batch_.requests;
@@ -239,7 +244,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   }
 }
 
-// sm90/prefill reads a query as one row.
+// Attention reads a query as one row.
 HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) const {
   if (!tensors.q_rope) return tensors.q;
   cuda::MlaJoinParams params{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The up-projected form of MLA on a Hopper GPU: keys and values of every head from the latents,
+// The up-projected form of MLA on a GPU: keys and values of every head from the latents,
 // then plain ragged attention. A request's new tokens come first; the tokens before them follow in
 // chunks of a bounded number of rows, whatever the context, and are added by their log-sum-exp.
 #pragma once
@@ -10,10 +10,9 @@
 
 #include "attention/backends/cuda_cache.h"
 #include "attention/backends/mla_forms.h"
+#include "attention/backends/mla_kernels.h"
 #include "fovea/select_backend.h"
-#include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/head_gemm.h"
-#include "kernels/cuda/mla_decode.h"
 #include "kernels/cuda/mla_project.h"
 
 namespace fovea {
@@ -33,7 +32,7 @@ struct MlaPrefillBuffers {
   std::byte* values = nullptr;        // [rows, q_heads, v_dim]
   float* lse = nullptr;               // [max_tokens, q_heads]
   float* part_lse = nullptr;          // [max_tokens, q_heads]
-  std::byte* attention = nullptr;     // of sm90/prefill
+  std::byte* attention = nullptr;     // of MlaKernels::attention
   uint8_t* up_requests = nullptr;     // [max_requests]
   uint8_t* up_tokens = nullptr;       // [max_tokens]
   int32_t* new_lens = nullptr;        // [max_requests]
@@ -53,15 +52,16 @@ struct MlaScratch {
 class MlaPrefill {
  public:
   // What the constructor takes from the store. Spec: can_up_project().
-  static std::vector<gpu::KernelVariant> variants(const AttentionSpec& spec, DType stored,
+  static std::vector<gpu::KernelVariant> variants(const MlaKernels& kernels,
+                                                  const AttentionSpec& spec, DType stored,
                                                   const DeviceInfo& device);
   // Of limits that serve_up_projected.
-  static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const AttentionSpec& spec,
-                                 const DeviceInfo& device, const BatchLimits& limits,
-                                 int32_t context_rows);
+  static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
+                                 const AttentionSpec& spec, const DeviceInfo& device,
+                                 const BatchLimits& limits, int32_t context_rows);
 
-  MlaPrefill(const AttentionSpec& spec, const KvCacheSpec& cache, const DeviceInfo& device,
-             gpu::KernelStore& store);
+  MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec, const KvCacheSpec& cache,
+             const DeviceInfo& device, gpu::KernelStore& store);
   void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
                const MlaScratch& scratch);
 
@@ -77,7 +77,7 @@ class MlaPrefill {
               Stream stream);
 
  private:
-  // One run of sm90/prefill over up-projected rows.
+  // One run of attention over up-projected rows.
   struct Part {
     const int32_t* q_indptr;
     const int32_t* begin;  // [requests] first rows

@@ -64,7 +64,6 @@ std::vector<BackendEntry> missing_gpu_backends() {
        {"nsa", "dsa", "flashmla_sparse", "flashinfer_mla_sparse"},
        kHopper,
        kHopper},
-      {"portable_mla", "MLA on any NVIDIA GPU from Ampere", {"triton_mla"}, kAmpere, kAny},
       {"double_sparsity", "attention over heavy channels and tokens", {}, kAmpere, kAny},
       {"dual_chunk",
        "dual chunk attention for long contexts",

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed MLA decode on Hopper: queries of latent and RoPE columns against a cache of such rows,
+// Absorbed MLA decode on a GPU: queries of latent and RoPE columns against a cache of such rows,
 // whose latent columns are the values as well. Device lengths in, nothing on the host after the
 // launch.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "fovea/batch.h"
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/common/mla_params.h"
+#include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea::kernels::cuda {
@@ -21,15 +23,21 @@ enum class MlaCache : uint8_t {
   as_queries,  // rank + rope elements of the queries' dtype
   e4m3,        // rank + rope f8e4m3 elements, to be multiplied by MlaDecodeTensors::cache_scale
   fp8_rows,    // KvLayout::mla_fp8_rows; rank 512, rope 64
-               // Both: bf16 queries; a stored NaN counts as 480.
+               // Both: a stored NaN counts as 480. fp8_rows: bf16 queries, as for sm90/mla_decode.
 };
 
+struct MlaFamily;
+const MlaFamily& hopper_mla();    // sm90/mla_decode
+const MlaFamily& portable_mla();  // portable/mla_decode: sm_80 and later
+
 struct MlaDecodeSetup {
+  const MlaFamily* family = &hopper_mla();
   int32_t q_heads = 128;
   int32_t rank = 512;         // latent columns
   int32_t rope = 64;          // RoPE columns
   DType dtype = DType::bf16;  // of queries and output: bf16 or f16
   MlaCache cache = MlaCache::as_queries;
+  bool scale_per_token = false;  // of an e4m3 cache; portable/mla_decode only
   int32_t page_size = 64;
   int32_t max_q_len = 1;  // of most batches; with q_heads it decides the row tile
   // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
@@ -49,13 +57,34 @@ struct MlaDecodeTensors {
   int64_t tokens = 0;           // rows of q that may be read
   const void* cache = nullptr;  // [pages, page_size, rank + rope]
   int64_t pages = 0, page_stride = 0, token_stride = 0;
-  const float* cache_scale = nullptr;   // [1], or null: 1; e4m3 only
+  // [1], with scale_per_token [pages * page_size], or null: 1; e4m3 only
+  const float* cache_scale = nullptr;
   const int32_t* page_table = nullptr;  // [requests, page_table_stride]
   int64_t page_table_stride = 0;
   void* out = nullptr;  // [tokens, q_heads, rank]
   int64_t out_token_stride = 0, out_head_stride = 0;
   float* lse = nullptr;  // [tokens, q_heads] or null; natural log
   float scale = 1;
+};
+
+// One layer of a planned batch.
+struct MlaPass {
+  const MlaDecodeSetup& setup;
+  const MlaDecodeTensors& tensors;
+  const BatchParams& batch;
+  const MlaWorkList& work;
+};
+
+// An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.
+struct MlaFamily {
+  std::string_view folder;  // below kernels/cuda
+  // Error{invalid_argument} naming what the kernels do not take.
+  void (*check)(const MlaDecodeSetup& setup) = nullptr;
+  // Packed (token, head) rows of a work item, 16, 32, 64 or 128.
+  int32_t (*row_tile)(const MlaDecodeSetup& setup) = nullptr;
+  int32_t (*workers)(const MlaDecodeSetup& setup) = nullptr;
+  VariantValues (*values)(const MlaDecodeSetup& setup) = nullptr;  // of the folder's variant
+  void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
 };
 
 class MlaDecode {

@@ -167,7 +167,7 @@ struct KvWriteParams {
   int64_t k_page_stride, k_place_stride, k_cache_head_stride;
   int64_t v_page_stride, v_place_stride, v_cache_head_stride;
   float* k_scale;
-  float* v_scale;
+  float* v_scale;  // k_scale: a row of k and that of v share their scale
   ScaleKind scale_kind;
   int32_t page_size;
   int32_t kv_heads;

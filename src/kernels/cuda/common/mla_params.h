@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameter blocks of the Hopper MLA decode kernels, read by host and device code alike.
+// Parameter blocks of the MLA decode kernels, read by host and device code alike.
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
@@ -84,6 +84,28 @@ struct alignas(64) MlaDecodeParams {
   float scale;
   MlaWorkList work;
   const float* cache_scale;  // [1] or null: 1; plain fp8 caches
+};
+
+// Of portable/mla_decode. Strides of queries and output in elements.
+struct PortableMlaParams {
+  BatchParams batch;     // kv_heads 1
+  const void* q_latent;  // [tokens, q_heads, rank]
+  int64_t q_latent_token_stride, q_latent_head_stride;
+  const void* q_rope;  // [tokens, q_heads, rope]
+  int64_t q_rope_token_stride, q_rope_head_stride;
+  const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
+  int64_t page_stride, token_stride;
+  const int32_t* page_table;  // [requests, page_table_stride]
+  int64_t page_table_stride;
+  int32_t page_size;
+  void* out;  // [tokens, q_heads, rank]
+  int64_t out_token_stride, out_head_stride;
+  float* lse;  // [tokens, q_heads] or null
+  float scale;
+  // Of slot s of a plain fp8 cache: cache_scale[s * cache_scale_stride]; stride 0 or 1. Null: 1.
+  const float* cache_scale;
+  int64_t cache_scale_stride;
+  MlaWorkList work;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -28,13 +28,14 @@ struct MlaFormsParams {
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
-// cache: latents densely, the rotary key behind the keys of every head. fp8 caches become bf16. Of
-// a context chunk also what attention needs to know about it. A warp a row.
+// cache: latents densely, the rotary key behind the keys of every head. fp8 caches become 16-bit.
+// Of a context chunk also what attention needs to know about it. A warp a row.
 struct MlaGatherParams {
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride elements
   int64_t page_stride, token_stride;
   int32_t fp8_rows;           // e4m3: rows of kernels/mla_row.h
-  const float* scale;         // e4m3 otherwise: [1], or null: 1
+  const float* scale;         // e4m3 otherwise: of slot s scale[s * stride], or null: 1
+  int64_t scale_slot_stride;  // 0: one for all
   const int32_t* page_table;  // [requests, page_table_stride]
   int64_t page_table_stride;
   int32_t page_size;

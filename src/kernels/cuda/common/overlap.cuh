@@ -8,10 +8,8 @@ namespace fovea::kernels::cuda {
 
 // Waits until all before is complete, then lets the next kernel start. Nothing before sm_90.
 __device__ inline void wait_and_allow_next() {
-#if __CUDA_ARCH__ >= 900
   wait_for_previous_kernel();
   allow_next_kernel();
-#endif
 }
 
 }  // namespace fovea::kernels::cuda

@@ -10,6 +10,13 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same value, computed anew: addresses of all steps kept over a loop would not fit the
+// registers.
+__device__ __forceinline__ uint32_t fresh(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // Copies 16 bytes to shared memory; only `bytes` (0 or 16) are read and the rest is zero.
 __device__ inline void copy_async(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -27,14 +34,28 @@ __device__ inline void wait_copies() {
 }
 
 // A kernel launched with programmatic serialization starts while the one before it still runs; until this
-// returns it must not touch what that one reads or writes. Otherwise it does nothing. sm_90 and later.
-__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void allow_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// returns it must not touch what that one reads or writes. Otherwise, and before sm_90, it does nothing.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void load_matrices(uint32_t (&r)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(shared)));
+}
+// Two of them; of lanes 0 to 15.
+__device__ inline void load_two_matrices(uint32_t& r0, uint32_t& r1, const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r0), "=r"(r1)
                : "r"(shared_address(shared)));
 }
 __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* shared) {

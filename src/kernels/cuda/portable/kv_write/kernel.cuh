@@ -64,26 +64,34 @@ struct KvWriteConfig {
     }
   };
 
-  // Scale of a row; computed and kept for per_token_head.
-  __device__ static float row_scale(const Params& params, const Side& side, int64_t slot,
-                                    int head) {
+  // Infinities and NaN do not count.
+  __device__ static float largest(const Params& params, const Side& side) {
+    float most = 0;
+    for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
+      const Chunk chunk = side.chunk(params, index);
+      for (const uint16_t value : chunk.values) {
+        const float magnitude = fabsf(to_float<kNew>(value));
+        if (magnitude < infinity()) most = fmaxf(most, magnitude);
+      }
+    }
+    for (int step = 16; step > 0; step /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    }
+    return most;
+  }
+
+  // Scale of a row; computed and kept for per_token_head. other: the side that shares the scales, if
+  // one does.
+  __device__ static float row_scale(const Params& params, const Side& side, const Side& other,
+                                    int64_t slot, int head) {
     switch (params.scale_kind) {
       case kScalePerTensor:
         return side.scale[0];
       case kScalePerHead:
         return side.scale[head];
       case kScalePerTokenHead: {
-        float most = 0;
-        for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
-          const Chunk chunk = side.chunk(params, index);
-          for (const uint16_t value : chunk.values) {
-            const float magnitude = fabsf(to_float<kNew>(value));
-            if (magnitude < infinity()) most = fmaxf(most, magnitude);
-          }
-        }
-        for (int step = 16; step > 0; step /= 2) {
-          most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        }
+        float most = largest(params, side);
+        if (side.scale == other.scale) most = fmaxf(most, largest(params, other));
         const float exact = most / largest_fp8<kCache>();
         const float scale = exact >= 0x1p-126f ? exact : 1.0f;
         if (threadIdx.x % 32 == 0) side.scale[slot * params.kv_heads + head] = scale;
@@ -94,9 +102,10 @@ struct KvWriteConfig {
     }
   }
 
-  __device__ static void write_row(const Params& params, const Side& side, int64_t slot, int head) {
+  __device__ static void write_row(const Params& params, const Side& side, const Side& other,
+                                   int64_t slot, int head) {
     float scale = 1;
-    if constexpr (kCache != kNew) scale = row_scale(params, side, slot, head);
+    if constexpr (kCache != kNew) scale = row_scale(params, side, other, slot, head);
     for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
       const Chunk chunk = side.chunk(params, index);
       if constexpr (kCache == kNew) {
@@ -162,8 +171,8 @@ struct KvWriteConfig {
                     page == 0,
                     false,
                     0};
-    write_row(params, k, slot, head);
-    write_row(params, v, slot, head);
+    write_row(params, k, v, slot, head);
+    write_row(params, v, k, slot, head);
   }
 };
 

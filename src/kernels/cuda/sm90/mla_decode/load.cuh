@@ -12,13 +12,6 @@ __device__ __forceinline__ void release(TransactionBarrier& barrier) {
   if (threadIdx.x % 32 == 0) barrier.arrive();
 }
 
-// The same value, computed anew: addresses of all steps kept over a loop would not fit the
-// registers.
-__device__ __forceinline__ uint32_t fresh(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Tells all roles what to do next; without an item, that there is nothing more. One thread.
 template <class C>
 __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,

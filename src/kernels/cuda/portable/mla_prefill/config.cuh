@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/common/fp8_values.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/mla_row.h"

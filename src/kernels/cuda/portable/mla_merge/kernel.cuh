@@ -17,7 +17,8 @@ struct MlaMergeConfig {
   static constexpr int kPieces = kRowTile <= 32 ? 1 : kRowPieces;  // of a warp
   static constexpr int kUnits = kRowPieces / kPieces;              // warps that share a row
   static constexpr int kBatch = 16 / kPieces;                      // parts in flight
-  static constexpr int kBlocksPerSm = 2;
+  // sm_120 spills with the registers of two blocks.
+  static constexpr int kBlocksPerSm = __CUDA_ARCH__ == 1200 ? 1 : 2;
   static constexpr KernelTraits kTraits = {kWarps * 32, 0, kRowTile, kBlockKeys};
 
   struct Values {

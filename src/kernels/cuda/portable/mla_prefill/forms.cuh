@@ -2,7 +2,7 @@
 // Which requests of a pass are up-projected, from device-side lengths, in one block.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_prefill/config.cuh"
+#include "kernels/cuda/portable/mla_prefill/config.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -2,7 +2,7 @@
 // Rows between the cache, the products and attention.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_prefill/config.cuh"
+#include "kernels/cuda/portable/mla_prefill/config.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -19,38 +19,37 @@ __device__ inline float2 unpack(uint32_t bits) {
   }
 }
 
-// Eight e4m3 codes times a scale, in bf16.
+// Eight e4m3 codes times a scale.
+template <Type kTo>
 __device__ inline uint4 dequantised(uint2 codes, float scale) {
-  const uint32_t words[2] = {codes.x, codes.y};
+  const uint4 exact = widen_chunk<kTo, false>(codes.x, codes.y, 1);
+  const uint32_t words[4] = {exact.x, exact.y, exact.z, exact.w};
   uint32_t out[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-        : "=r"(halves)
-        : "h"(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16))));
-    const float2 values = unpack<f16>(halves);
-    out[i] = pack<bf16>(values.x * scale, values.y * scale);
+    const float2 values = unpack<kTo>(words[i]);
+    out[i] = pack<kTo>(values.x * scale, values.y * scale);
   }
   return {out[0], out[1], out[2], out[3]};
 }
 
 // A row of the cache in eights of 16-bit values.
-template <Type kCache>
+template <Type kCache, Type kTo>
 struct CacheRow {
   const char* row;
   const MlaGatherParams& params;
+  float scale;  // of e4m3 without fp8_rows
 
   __device__ uint4 latent(int chunk) const {
     if constexpr (kCache != f8e4m3) {
       return reinterpret_cast<const uint4*>(row)[chunk];
     } else {
       const uint2 codes = reinterpret_cast<const uint2*>(row)[chunk];
-      const float scale =
+      const float own =
           params.fp8_rows ? reinterpret_cast<const float*>(
                                 row + kMlaRowScaleOffset)[chunk * kChunk / kMlaRowScaleGroup]
-                          : tensor_scale();
-      return dequantised(codes, scale);
+                          : scale;
+      return dequantised<kTo>(codes, own);
     }
   }
   __device__ uint4 rope(int chunk) const {
@@ -61,17 +60,16 @@ struct CacheRow {
   }
 
  private:
-  __device__ float tensor_scale() const { return params.scale ? *params.scale : 1.0f; }
   __device__ uint4 tail(int chunk) const {
     if constexpr (kCache != f8e4m3) {
       return reinterpret_cast<const uint4*>(row)[chunk];
     } else {
-      return dequantised(reinterpret_cast<const uint2*>(row)[chunk], tensor_scale());
+      return dequantised<kTo>(reinterpret_cast<const uint2*>(row)[chunk], scale);
     }
   }
 };
 
-template <Type kCache>
+template <Type kCache, Type kTo>
 struct GatherConfig {
   using Params = MlaGatherParams;
   static constexpr int kBlocksPerSm = 1;
@@ -104,9 +102,12 @@ struct GatherConfig {
     }
     const int64_t page =
         params.page_table[request * params.page_table_stride + key / params.page_size];
-    const int64_t element = page * params.page_stride + key % params.page_size * params.token_stride;
-    const CacheRow<kCache> from = {
-        static_cast<const char*>(params.cache) + element * type_bytes(kCache), params};
+    const int64_t place = key % params.page_size;
+    const int64_t element = page * params.page_stride + place * params.token_stride;
+    const int64_t slot = page * params.page_size + place;
+    const CacheRow<kCache, kTo> from = {
+        static_cast<const char*>(params.cache) + element * type_bytes(kCache), params,
+        params.scale ? params.scale[slot * params.scale_slot_stride] : 1.0f};
     auto* const latents = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.latents) +
                                                    row * params.kv_lora_rank);
     for (int i = threadIdx.x % 32; i < params.kv_lora_rank / kChunk; i += 32) {

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The families that latent attention on a GPU is made of. `mla` and `portable_mla` are the same
+// backend over two tables.
+#pragma once
+
+#include <string_view>
+
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/mla_decode.h"
+
+namespace fovea {
+
+struct MlaKernels {
+  std::string_view name;
+  const kernels::cuda::MlaFamily* absorbed = nullptr;
+  // Up-projected: attention over keys and values of every head, packed.
+  const kernels::cuda::AttentionFamily* attention = nullptr;
+  // Whether sm90/mla_project makes those where it serves the dims; portable/head_gemm otherwise.
+  bool projects = false;
+};
+
+// The tables, defined beside the rows that use them.
+const MlaKernels& mla_kernels();
+const MlaKernels& portable_mla_kernels();
+
+}  // namespace fovea

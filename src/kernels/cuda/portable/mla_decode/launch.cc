@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include "core/check.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/mla_decode.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr int kLeastSm = 80;
+constexpr int kOverlappingSm = 90;
+constexpr int32_t kMostRows = 64;
+
+void check(const MlaDecodeSetup& setup) {
+  check_argument(setup.sm >= kLeastSm, "sm is {}, at least {}", setup.sm, kLeastSm);
+  check_argument(setup.cache != MlaCache::fp8_rows || setup.dtype == DType::bf16,
+                 "dtype is {}, fp8_rows take bf16 queries", dtype_name(setup.dtype));
+}
+
+// Tiles of another height sum in another order, so batch-invariant rows meet one only.
+int32_t row_tile(const MlaDecodeSetup& setup) {
+  const int64_t rows = int64_t{setup.max_q_len} * setup.q_heads;
+  if (setup.batch_invariant) return kMostRows;
+  return rows <= 16 ? 16 : rows <= 32 ? 32 : kMostRows;
+}
+
+int32_t workers(const MlaDecodeSetup& setup) {
+  return std::min(setup.multiprocessors, kMlaMaxWorkers);
+}
+
+VariantValues values(const MlaDecodeSetup& setup) {
+  const std::string type = *variant_type(setup.dtype);
+  const bool fp8 = setup.cache != MlaCache::as_queries;
+  return {std::to_string(setup.rank),
+          std::to_string(setup.rope),
+          type,
+          fp8 ? *variant_type(DType::f8e4m3) : type,
+          setup.cache == MlaCache::fp8_rows ? "scaled" : "rows",
+          std::to_string(row_tile(setup))};
+}
+
+void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
+  const MlaDecodeTensors& tensors = pass.tensors;
+  const int64_t bytes = pass.setup.cache == MlaCache::as_queries ? sizeof(uint16_t) : 1;
+  PortableMlaParams params{};
+  params.batch = pass.batch;
+  params.q_latent = tensors.q_latent;
+  params.q_latent_token_stride = tensors.q_latent_token_stride;
+  params.q_latent_head_stride = tensors.q_latent_head_stride;
+  params.q_rope = tensors.q_rope;
+  params.q_rope_token_stride = tensors.q_rope_token_stride;
+  params.q_rope_head_stride = tensors.q_rope_head_stride;
+  params.cache = tensors.cache;
+  params.page_stride = tensors.page_stride * bytes;
+  params.token_stride = tensors.token_stride * bytes;
+  params.page_table = tensors.page_table;
+  params.page_table_stride = tensors.page_table_stride;
+  params.page_size = pass.setup.page_size;
+  params.out = tensors.out;
+  params.out_token_stride = tensors.out_token_stride;
+  params.out_head_stride = tensors.out_head_stride;
+  params.lse = tensors.lse;
+  params.scale = tensors.scale;
+  params.cache_scale = tensors.cache_scale;
+  params.cache_scale_stride = pass.setup.scale_per_token ? 1 : 0;
+  params.work = pass.work;
+  const GridSize grid{static_cast<uint32_t>(pass.work.workers)};
+  if (pass.setup.sm >= kOverlappingSm) {
+    kernel.launch_overlapped(grid, params, stream);
+  } else {
+    kernel.launch(grid, params, stream);
+  }
+}
+
+}  // namespace
+
+const MlaFamily& portable_mla() {
+  static constexpr MlaFamily kFamily = {.folder = "portable/mla_decode",
+                                        .check = check,
+                                        .row_tile = row_tile,
+                                        .workers = workers,
+                                        .values = values,
+                                        .attend = attend};
+  return kFamily;
+}
+
+}  // namespace fovea::kernels::cuda

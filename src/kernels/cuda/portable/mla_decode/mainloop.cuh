@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// One tile of keys: partial scores, their sum and online softmax (arXiv:1805.02867), products with
+// the values, which are the keys' first columns.
+#pragma once
+
+#include "kernels/cuda/portable/mla_decode/load.cuh"
+
+namespace fovea::kernels::cuda {
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+// The maximum that weights refer to lags behind the true one by up to this many powers of two, so
+// that accumulated values are rescaled seldom.
+constexpr float kMaximumLag = 8;
+// Below any real score, yet finite: differences of two are no NaN.
+constexpr float kLowest = -1e30f;
+// Scales of single keys are folded into the weights in units of this, for f16 weights would become
+// subnormal.
+constexpr float kScaleUnit = 256;
+
+// A row of the softmax; kRowThreads neighbouring lanes have the same.
+struct SoftmaxRow {
+  int key_end;    // exclusive, of keys it sees; 0: the row does not exist
+  int prefix;     // drafts of a tree from here on
+  uint64_t tree;  // the drafts it sees
+  float most;     // what weights refer to, in powers of two
+  float sum;      // of this thread's keys
+};
+
+template <class C>
+__device__ __forceinline__ SoftmaxRow softmax_row(const PortableMlaParams& params,
+                                                  const MlaItem& item) {
+  const int row = threadIdx.x / C::kRowThreads;
+  SoftmaxRow found = {0, item.kv_len, 0, kLowest, 0};
+  if (row >= live_rows<C>(params, item)) return found;
+  const MaskParams& mask = params.batch.mask;
+  const RequestView view = {item.request, item.q_begin, item.q_len, item.kv_len};
+  const int token = (item.first_row + row) / params.batch.q_heads;
+  found.key_end = min(item.key_end, visible_keys(mask, view, token, token).end);
+  if (mask.tree) {
+    found.prefix = view.prefix();
+    found.tree = mask.tree[view.q_begin + token];
+  }
+  return found;
+}
+
+template <class C>
+struct Values {
+  float of[C::kRowTiles][C::kValueColumns / 8][4] = {};
+};
+
+// Writes this warp's part of the scores: its columns, some keys.
+template <class C>
+__device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int stage,
+                                           const Queries<C>& queries) {
+  // Tiles of 64 rows have registers for no more than 8 keys.
+  constexpr int kAtOnce = C::kScoreKeys < 16 || C::kRows == 64 ? 8 : 16;
+  const WarpPlace<C> place;
+  const int lane = fresh(threadIdx.x) % 32;
+  const int first_chunk = place.column_part * (C::kScoreColumns / 8) + lane / 8 % 2;
+#pragma unroll 1
+  for (int first = 0; first < C::kScoreKeys; first += kAtOnce) {
+    float scores[C::kRowTiles][kAtOnce / 8][4] = {};
+    const int key = place.first_key + first + lane % 8 + (kAtOnce == 16 ? lane / 16 * 8 : 0);
+#pragma unroll
+    for (int step = 0; step < C::kSteps; ++step) {
+      uint32_t keys[4];
+      const uint16_t* from = chunk_of<C>(shared.keys[stage], key, first_chunk + 2 * step);
+      if constexpr (kAtOnce == 16) {
+        load_matrices(keys, from);
+      } else {
+        load_two_matrices(keys[0], keys[1], from);
+      }
+#pragma unroll
+      for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+        for (int n = 0; n < kAtOnce / 8; ++n) {
+          multiply_add<C::kQ>(scores[tile][n], queries.of[tile][step], keys[2 * n], keys[2 * n + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce / 8; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = place.first_row + tile * 16 + half * 8 + lane / 4;
+          const int column = place.first_key + first + n * 8 + lane % 4 * 2;
+          *reinterpret_cast<float2*>(&shared.scores[place.column_part][row][column]) = {
+              scores[tile][n][2 * half], scores[tile][n][2 * half + 1]};
+        }
+      }
+    }
+  }
+}
+
+// Sums of scores to weights; first: the tile's first key.
+template <class C>
+__device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, float factor,
+                                             bool scaled_keys, int tile, int first,
+                                             SoftmaxRow& row) {
+  struct alignas(4 * C::kOwnKeys) Own {
+    float of[C::kOwnKeys];
+  };
+  struct alignas(2 * C::kOwnKeys) OwnWeights {
+    uint16_t of[C::kOwnKeys];
+  };
+  const int thread = fresh(threadIdx.x);
+  const int at = thread / C::kRowThreads;
+  const int begin = thread % C::kRowThreads * C::kOwnKeys;
+  Own scores = {};
+#pragma unroll
+  for (int part = 0; part < C::kColumnParts; ++part) {
+    const float* from = &shared.scores[part][at][begin];
+#pragma unroll
+    for (int i = 0; i < C::kOwnKeys; i += C::kOwnKeys < 4 ? C::kOwnKeys : 4) {
+      if constexpr (C::kOwnKeys >= 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        scores.of[i] += four.x;
+        scores.of[i + 1] += four.y;
+        scores.of[i + 2] += four.z;
+        scores.of[i + 3] += four.w;
+      } else {
+        const Own own = *reinterpret_cast<const Own*>(from);
+#pragma unroll
+        for (int k = 0; k < C::kOwnKeys; ++k) scores.of[k] += own.of[k];
+      }
+    }
+  }
+  float most = -infinity();
+#pragma unroll
+  for (int i = 0; i < C::kOwnKeys; ++i) {
+    const int key = first + begin + i;
+    if (C::kFp8 && scaled_keys) scores.of[i] *= shared.key_scale[tile % 2][begin + i];
+    const bool seen = key < row.key_end && (key < row.prefix || (row.tree >> (key - row.prefix) & 1));
+    scores.of[i] = seen ? scores.of[i] * factor : -infinity();
+    most = fmaxf(most, scores.of[i]);
+  }
+#pragma unroll
+  for (int step = 1; step < C::kRowThreads; step *= 2) {
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  }
+  float rescale = 1;
+  if (most > row.most + kMaximumLag) {
+    rescale = exp2_fast(row.most - most);
+    row.most = most;
+    row.sum *= rescale;
+  }
+  if (begin == 0) shared.row_factor[at] = rescale;
+  OwnWeights weights;
+#pragma unroll
+  for (int i = 0; i < C::kOwnKeys; ++i) {
+    float weight = exp2_fast(scores.of[i] - row.most);
+    row.sum += weight;
+    if (C::kFp8 && scaled_keys) weight *= shared.key_scale[tile % 2][begin + i] * kScaleUnit;
+    weights.of[i] = static_cast<uint16_t>(pack<C::kQ>(weight, 0));
+  }
+  *reinterpret_cast<OwnWeights*>(&shared.weights[at][begin]) = weights;
+}
+
+template <class C>
+__device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int stage,
+                                           Values<C>& values) {
+  const WarpPlace<C> place;
+  const int lane = fresh(threadIdx.x) % 32;
+  float factor[C::kRowTiles][2];
+  bool moved = false;
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factor[tile][half] = shared.row_factor[place.first_row + tile * 16 + half * 8 + lane / 4];
+      moved |= factor[tile][half] != 1;
+    }
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (auto& four : values.of[tile]) {
+        four[0] *= factor[tile][0];
+        four[1] *= factor[tile][0];
+        four[2] *= factor[tile][1];
+        four[3] *= factor[tile][1];
+      }
+    }
+  }
+#pragma unroll 1
+  for (int first = 0; first < C::kKeys; first += 16) {
+    uint32_t weights[C::kRowTiles][4];
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+      load_matrices(weights[tile], &shared.weights[place.first_row + tile * 16 + lane % 16]
+                                                  [first + lane / 16 * 8]);
+    }
+#pragma unroll
+    for (int d = 0; d < C::kValueColumns; d += 16) {
+      uint32_t v[4];
+      load_matrices_transposed(
+          v, chunk_of<C>(shared.keys[stage], first + lane % 16,
+                         (place.first_value + d) / 8 + lane / 16));
+#pragma unroll
+      for (int tile = 0; tile < C::kRowTiles; ++tile) {
+        multiply_add<C::kQ>(values.of[tile][d / 8], weights[tile], v[0], v[1]);
+        multiply_add<C::kQ>(values.of[tile][d / 8 + 1], weights[tile], v[2], v[3]);
+      }
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda

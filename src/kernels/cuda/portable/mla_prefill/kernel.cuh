@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Around up-projected MLA: forms once a pass; then in every layer
+//
+//   new tokens      gather -> K, V of every head -> attention, causal -> out
+//   context chunk   gather -> K, V               -> attention -> part; add
+//
+// join: where the two parts of the queries lie apart.
+#pragma once
+
+#include "kernels/cuda/portable/mla_prefill/forms.cuh"
+#include "kernels/cuda/portable/mla_prefill/rows.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <Op kOp, Type kType, Type kOut>
+struct Operation;
+template <Type kType, Type kOut>
+struct Operation<forms, kType, kOut> : FormsConfig {};
+template <Type kType, Type kOut>
+struct Operation<gather, kType, kOut> : GatherConfig<kType, kOut> {};
+template <Type kType, Type kOut>
+struct Operation<add, kType, kOut> : AddConfig<kType> {};
+template <Type kType, Type kOut>
+struct Operation<join, kType, kOut> : JoinConfig {};
+
+template <Op kOp, Type kType, Type kOut>
+using Config = Operation<kOp, kType, kOut>;
+
+}  // namespace fovea::kernels::cuda
