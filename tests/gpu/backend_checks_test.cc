@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of backends on a GPU that the contract of all backends cannot make: many random steps
-// through one graph, entries of the request table that lead nowhere, caches beyond 2^31 elements.
+// through one graph, warps that fall behind, entries of the request table that lead nowhere, caches
+// beyond 2^31 elements.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "gpu/gpu.h"
 #include "support/cases.h"
 #include "support/device_array.h"
+#include "support/expect_close.h"
 #include "support/run_backend.h"
 #include "support/test_device.h"
 
@@ -99,6 +101,32 @@ TEST_P(BackendChecks, RandomDecodeStepsRepeatBitForBit) {
         << "step " << i;
   }
   EXPECT_TRUE(under_test.guards_intact());
+}
+
+// Warps that share a ring of key tiles may be steps apart, and none may give back what another
+// still reads. A span holds the query and all keys but the first 16, on which one warp is left
+// behind by looking through the other spans; a kernel that gets it wrong may never end.
+TEST_P(BackendChecks, WarpsThatFallBehindKeepTheirKeys) {
+  if (!serves(GetParam(), "prefix_spans")) GTEST_SKIP() << "has no spans";
+  constexpr int32_t kSlowKeys = 16;
+  constexpr int32_t kKeys = 2 * 128 + 16;  // the last step has keys for one of eight warps
+  AttentionCase test = test::mha_case("behind", 4, 1, 128);
+  test.spec.q_dtype = test.cache.dtype = DType::bf16;
+  test.spec.mask = MaskKind::prefix_spans;
+  test.cache.page_size = 64;
+  test.requests.assign(static_cast<size_t>(2 * test::test_device().cores), {1, kKeys});
+  test::CaseData data = make_data(test);
+  for (test::RequestData& request : data.requests) {
+    request.spans.assign(300, {0, 1});
+    request.spans.front() = {kSlowKeys, kKeys};
+  }
+  const test::Output got = run_case(GetParam(), test, data, {.fill = Fill::poison});
+  const size_t width = static_cast<size_t>(test.spec.q_heads) * 128;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    EXPECT_TRUE(is_close(test.spec, oracle(test, data, request),
+                         std::span(got.out).subspan(request * width, width), {}))
+        << "request " << request;
+  }
 }
 
 // A pool over device memory whose pages lie `stride` elements apart.
