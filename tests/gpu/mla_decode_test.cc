@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -17,11 +16,11 @@
 
 #include "core/float_types.h"
 #include "fovea/error.h"
-#include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "kernels/mla_row.h"
 #include "support/device_array.h"
 #include "support/error_budget.h"
+#include "support/gpu_kernel_test.h"
 #include "support/poison.h"
 
 namespace fovea::kernels::cuda {
@@ -199,32 +198,16 @@ std::vector<double> Problem::expected(size_t request, int32_t token, int32_t hea
   return out;
 }
 
-class MlaDecodeTest : public ::testing::TestWithParam<Case> {
+class MlaDecodeTest : public test::GpuKernelTest<::testing::TestWithParam<Case>> {
  protected:
-  static void SetUpTestSuite() {
-    if (!why_no_gpu().empty()) return;
-    context = new gpu::Context(0);
-    const char* pack = std::getenv("FOVEA_KERNEL_PACK");
-    store = new gpu::KernelStore({.pack_path = pack ? pack : ""});
-  }
-  static void TearDownTestSuite() {
-    delete store;
-    delete context;
-    store = nullptr;
-    context = nullptr;
-  }
   void SetUp() override {
-    if (!context) GTEST_SKIP() << why_no_gpu();
+    GpuKernelTest::SetUp();
+    if (IsSkipped()) return;
     const int sm = context->info().sm;
     if (GetParam().family == &hopper_mla() && sm != 90) GTEST_SKIP() << "not a Hopper GPU";
     if (sm < 80) GTEST_SKIP() << "a GPU before Ampere";
   }
-
-  static gpu::Context* context;
-  static gpu::KernelStore* store;
 };
-gpu::Context* MlaDecodeTest::context = nullptr;
-gpu::KernelStore* MlaDecodeTest::store = nullptr;
 
 TEST_P(MlaDecodeTest, MatchesFp64) {
   const Case& c = GetParam();

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <numeric>
@@ -14,13 +13,11 @@
 #include <vector>
 
 #include "attention/prefix_levels.h"
-#include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/prefix_params.h"
-#include "kernels/cuda/family.h"
-#include "kernels/cuda/kernel.h"
+#include "support/gpu_kernel_test.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -104,24 +101,11 @@ class Guarded {
   gpu::DeviceBuffer buffer_;
 };
 
-class Planners : public ::testing::TestWithParam<Batch> {
+class Planners : public test::GpuKernelTest<::testing::TestWithParam<Batch>, 90> {
  protected:
-  static void SetUpTestSuite() {
-    if (!why_no_gpu().empty()) return;
-    context = new gpu::Context(0);
-    const char* pack = std::getenv("FOVEA_KERNEL_PACK");
-    store = new gpu::KernelStore({.pack_path = pack ? pack : ""});
-  }
-  static void TearDownTestSuite() {
-    delete store;
-    delete context;
-    store = nullptr;
-    context = nullptr;
-  }
   void SetUp() override {
-    if (!context) GTEST_SKIP() << why_no_gpu();
-    if (context->info().sm != 90) GTEST_SKIP() << "no Hopper GPU";
-    context->bind();
+    GpuKernelTest::SetUp();
+    if (IsSkipped()) return;
     std::vector<int32_t> indptr{0}, lens;
     for (const auto& [q_len, kv_len] : batch().requests) {
       indptr.push_back(indptr.back() + q_len);
@@ -141,18 +125,11 @@ class Planners : public ::testing::TestWithParam<Batch> {
     params.mask.window = batch().window;
   }
   const Batch& batch() const { return GetParam(); }
-  static Kernel load(std::string_view folder, const VariantValues& values) {
-    return Kernel(make_variant(family(folder), values, context->info().sm), *store);
-  }
 
-  static gpu::Context* context;
-  static gpu::KernelStore* store;
   std::vector<int32_t> q_indptr_host;
   std::optional<Guarded<int32_t>> q_indptr, kv_lens;
   BatchParams params{};
 };
-gpu::Context* Planners::context = nullptr;
-gpu::KernelStore* Planners::store = nullptr;
 
 struct DecodePart {
   DecodeItem item;

@@ -5,19 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "core/float_types.h"
-#include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/common/attention_params.h"
-#include "kernels/cuda/family.h"
-#include "kernels/cuda/kernel.h"
 #include "support/device_array.h"
+#include "support/gpu_kernel_test.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -43,33 +40,7 @@ std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
   return values;
 }
 
-class PortableKernels : public ::testing::TestWithParam<Case> {
- protected:
-  static void SetUpTestSuite() {
-    if (why_no_gpu().empty()) {
-      context = new gpu::Context(0);
-      const char* pack = std::getenv("FOVEA_KERNEL_PACK");
-      store = new gpu::KernelStore({.pack_path = pack ? pack : ""});
-    }
-  }
-  static void TearDownTestSuite() {
-    delete store;
-    delete context;
-    store = nullptr;
-    context = nullptr;
-  }
-  void SetUp() override {
-    if (!context) GTEST_SKIP() << why_no_gpu();
-  }
-  static Kernel load(std::string_view folder, const VariantValues& values) {
-    return Kernel(make_variant(family(folder), values, context->info().sm), *store);
-  }
-
-  static gpu::Context* context;
-  static gpu::KernelStore* store;
-};
-gpu::Context* PortableKernels::context = nullptr;
-gpu::KernelStore* PortableKernels::store = nullptr;
+using PortableKernels = test::GpuKernelTest<::testing::TestWithParam<Case>>;
 
 // One batch, set up on the host, run on the device.
 struct HostBatch {
