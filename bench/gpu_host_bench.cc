@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time the host spends in plan() and forward() of a GPU backend, for one decode of 64 requests. The
-// stream is empty before every 32 calls, so no call waits for the GPU.
+// What plan() and forward() of the GPU backends cost around the attention kernels: time the host
+// spends in them, with an empty stream before every 32 calls, so that no call waits for the GPU;
+// and time of a plan on the GPU, alone in a graph of 64 (`gpu`) and as what it adds to the forward
+// behind it (`gpu_in_pass`).
 #include <benchmark/benchmark.h>
 
 #include <chrono>
 #include <numeric>
+#include <random>
 #include <vector>
 
+#include "bench/gpu_timing.h"
+#include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
 #include "gpu/gpu.h"
@@ -18,7 +23,7 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kRequests = 64, kLength = 512, kPage = 16;
+constexpr int32_t kMaxKvLen = 4096, kPage = 64, kPages = 1024;
 constexpr int kCalls = 32, kRounds = 300;
 
 template <typename T>
@@ -29,99 +34,135 @@ gpu::DeviceBuffer on_device(const std::vector<T>& values) {
   return buffer;
 }
 
+// A decode of requests of 1 to 4096 keys, whose pages repeat.
+struct Setting {
+  std::string name;
+  int32_t requests = 64;
+  AttentionKind kind = AttentionKind::mha;
+  bool batch_invariant = false;
+  int32_t prefix_levels = 0;
+
+  AttentionSpec spec() const {
+    AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
+    spec.q_dtype = DType::bf16;
+    spec.batch_invariant = batch_invariant;
+    if (kind == AttentionKind::mla) {
+      spec.kind = kind;
+      spec.q_heads = 128;
+      spec.kv_heads = 1;
+      spec.head_dim = 576;
+      spec.head_dim_v = spec.kv_lora_rank = 512;
+      spec.rope_dim = 64;
+    }
+    return spec;
+  }
+  KvCacheSpec cache() const {
+    const AttentionSpec layers = spec();
+    KvCacheSpec cache{.dtype = DType::bf16,
+                      .layers = 1,
+                      .kv_heads = layers.kv_heads,
+                      .head_dim = layers.head_dim,
+                      .head_dim_v = layers.head_dim_v,
+                      .page_size = kPage};
+    if (kind == AttentionKind::mla) cache.layout = KvLayout::mla;
+    return cache;
+  }
+  BatchLimits limits() const {
+    return {.max_requests = requests,
+            .max_tokens = requests,
+            .max_q_len = 1,
+            .max_kv_len = kMaxKvLen,
+            .prefix_levels = prefix_levels};
+  }
+};
+
 class Decode {
  public:
-  explicit Decode(const BackendEntry& entry) {
+  Decode(const BackendEntry& entry, const Setting& setting) : setting_(setting) {
+    const int32_t requests = setting.requests;
     BackendContext context;
-    context.spec = spec();
+    context.spec = setting.spec();
     context.device = find_device("cuda").device();
-    pool_ = make_kv_pool(cache(), kRequests * kLength / kPage + 1, context.device);
+    pool_ = make_kv_pool(setting.cache(), kPages, context.device);
     context.kv = pool_.get();
     backend_ = entry.create(context);
-    backend_->reserve(limits());
-    std::vector<int32_t> q_indptr(kRequests + 1), rows(kRequests), slots(kRequests * kLength);
+    backend_->reserve(setting.limits());
+    std::mt19937 random(1);
+    std::vector<int32_t> q_indptr(static_cast<size_t>(requests) + 1), rows, lens, shared;
     std::iota(q_indptr.begin(), q_indptr.end(), 0);
-    std::iota(rows.begin(), rows.end(), 0);
-    std::iota(slots.begin(), slots.end(), kPage);
     std::vector<int64_t> out_slots;
-    for (int32_t i = 1; i <= kRequests; ++i) out_slots.push_back(kPage + int64_t{i} * kLength - 1);
+    for (int32_t i = 0; i < requests; ++i) {
+      rows.push_back(i);
+      lens.push_back(1 + static_cast<int32_t>(random() % kMaxKvLen));
+      shared.push_back(i == 0 ? 0 : std::min(lens[static_cast<size_t>(i) - 1], lens.back()) - 1);
+      out_slots.push_back(kPage + i);
+    }
+    std::vector<int32_t> slots(static_cast<size_t>(requests) * kMaxKvLen);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      slots[i] = static_cast<int32_t>(i % (kPage * (kPages - 1))) + kPage;
+    }
     arrays_.push_back(on_device(q_indptr));
-    arrays_.push_back(on_device(std::vector<int32_t>(kRequests, kLength)));
+    arrays_.push_back(on_device(lens));
     arrays_.push_back(on_device(rows));
     arrays_.push_back(on_device(slots));
     arrays_.push_back(on_device(out_slots));
+    arrays_.push_back(on_device(shared));
     batch_ = {.mode = ForwardMode::decode,
-              .requests = kRequests,
-              .tokens = kRequests,
+              .requests = requests,
+              .tokens = requests,
               .max_q_len = 1,
-              .max_kv_len = kLength,
+              .max_kv_len = kMaxKvLen,
               .q_indptr = arrays_[0].data<int32_t>(),
               .kv_lens = arrays_[1].data<int32_t>(),
               .request_rows = arrays_[2].data<int32_t>(),
               .request_slots = arrays_[3].data<int32_t>(),
-              .request_slots_stride = kLength,
+              .request_slots_stride = kMaxKvLen,
               .out_slots = arrays_[4].data<int64_t>()};
-    tensors_.q = rows_of(spec().q_heads);
-    tensors_.k = rows_of(spec().kv_heads);
-    tensors_.v = rows_of(spec().kv_heads);
-    tensors_.out = rows_of(spec().q_heads);
+    if (setting.prefix_levels > 0) batch_.shared_prefix = arrays_[5].data<int32_t>();
+    const AttentionSpec spec = setting.spec();
+    const bool mla = spec.kind == AttentionKind::mla;
+    attention_.q = rows_of(spec.q_heads, spec.head_dim);
+    attention_.out = rows_of(spec.q_heads, spec.head_dim_v);
+    all_ = attention_;
+    all_.k = rows_of(spec.kv_heads, mla ? spec.kv_lora_rank : spec.head_dim);
+    all_.v = rows_of(spec.kv_heads, mla ? spec.rope_dim : spec.head_dim_v);
   }
 
-  static AttentionSpec spec() {
-    AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
-    spec.q_dtype = DType::bf16;
-    return spec;
-  }
-  static KvCacheSpec cache() {
-    return {.dtype = DType::bf16,
-            .layers = 1,
-            .kv_heads = 8,
-            .head_dim = 128,
-            .head_dim_v = 128,
-            .page_size = kPage};
-  }
-  static BatchLimits limits() {
-    return {
-        .max_requests = kRequests, .max_tokens = kRequests, .max_q_len = 1, .max_kv_len = kLength};
-  }
-
-  void plan() { backend_->plan(batch_, stream_.get()); }
-  void forward() { backend_->forward(tensors_, stream_.get()); }
-  void wait() const { gpu::synchronize(stream_.get()); }
+  void plan(Stream stream) { backend_->plan(batch_, stream); }
+  void attend(Stream stream) { backend_->forward(attention_, stream); }
+  void store_and_attend(Stream stream) { backend_->forward(all_, stream); }
+  Stream stream() const { return stream_.get(); }
 
  private:
-  HeadRows rows_of(int32_t heads) {
-    arrays_.emplace_back(static_cast<size_t>(kRequests) * heads * 128 * 2);
+  HeadRows rows_of(int32_t heads, int32_t width) {
+    arrays_.emplace_back(static_cast<size_t>(setting_.requests) *
+                         static_cast<size_t>(heads * width) * 2);
     gpu::fill_bytes(arrays_.back().data(), 0, arrays_.back().bytes(), nullptr);
-    return dense_rows(arrays_.back().data(), DType::bf16, heads, 128);
+    gpu::synchronize(nullptr);
+    return dense_rows(arrays_.back().data(), DType::bf16, heads, width);
   }
 
   const gpu::Context context_{0};
+  const Setting setting_;
   gpu::OwnedStream stream_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<AttentionBackend> backend_;
   std::vector<gpu::DeviceBuffer> arrays_;
   BatchView batch_;
-  LayerTensors tensors_;
+  LayerTensors attention_, all_;  // without and with new k and v
 };
 
 template <typename Call>
-void time_calls(benchmark::State& state, const BackendEntry& entry, Call&& call) {
-  Decode decode(entry);
-  decode.plan();
-  decode.forward();
+void time_calls(benchmark::State& state, Stream stream, Call&& call) {
+  call();
   for (auto _ : state) {
-    decode.wait();
+    gpu::synchronize(stream);
     const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; ++i) call(decode);
+    for (int i = 0; i < kCalls; ++i) call();
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
     state.SetIterationTime(elapsed.count() / kCalls);
   }
-  decode.wait();
-}
-
-BackendRequest request() {
-  return {Decode::spec(), Decode::cache(), Decode::limits(), find_device("cuda")};
+  gpu::synchronize(stream);
 }
 
 // What the driver takes for one launch: the floor of all calls here.
@@ -133,33 +174,77 @@ void time_launches(benchmark::State& state) {
       cuda::make_variant(cuda::family("measure/empty"), {"32"}, context.info().sm),
       cuda::kernel_store());
   const cuda::EmptyParams params{};
-  empty.launch({}, params, stream.get());
-  for (auto _ : state) {
-    gpu::synchronize(stream.get());
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; ++i) empty.launch({}, params, stream.get());
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    state.SetIterationTime(elapsed.count() / kCalls);
-  }
-  gpu::synchronize(stream.get());
+  time_calls(state, stream.get(), [&] { empty.launch({}, params, stream.get()); });
 }
 
-// One pair of timings for every backend that serves the decode.
+void add_host(const std::string& name, const BackendEntry& entry, const Setting& setting,
+              void (Decode::*call)(Stream)) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [&entry, setting, call](benchmark::State& state) {
+                                 try {
+                                   Decode decode(entry, setting);
+                                   decode.plan(decode.stream());
+                                   time_calls(state, decode.stream(),
+                                              [&] { (decode.*call)(decode.stream()); });
+                                 } catch (const Error& error) {
+                                   state.SkipWithError(error.what());
+                                 }
+                               })
+      ->UseManualTime()
+      ->Iterations(kRounds);
+}
+
+void add_gpu(const std::string& name, const BackendEntry& entry, const Setting& setting,
+             bool in_pass) {
+  benchmark::RegisterBenchmark(
+      name.c_str(),
+      [&entry, setting, in_pass](benchmark::State& state) {
+        try {
+          Decode decode(entry, setting);
+          const auto plan = [&](int32_t, Stream stream) { decode.plan(stream); };
+          const auto attend = [&](int32_t, Stream stream) { decode.attend(stream); };
+          const auto both = [&](int32_t, Stream stream) {
+            decode.plan(stream);
+            decode.attend(stream);
+          };
+          plan(0, decode.stream());
+          for (auto _ : state) {
+            const double seconds = in_pass ? bench::graph_seconds(both, decode.stream()) -
+                                                 bench::graph_seconds(attend, decode.stream())
+                                           : bench::graph_seconds(plan, decode.stream());
+            state.SetIterationTime(std::max(seconds, 0.0));
+          }
+        } catch (const Error& error) {
+          state.SkipWithError(error.what());
+        }
+      })
+      ->UseManualTime()
+      ->Iterations(3);
+}
+
 const bool kRegistered = [] {
   if (!why_no_gpu().empty()) return false;
   benchmark::RegisterBenchmark("launch", time_launches)->UseManualTime()->Iterations(kRounds);
   static const BackendRegistry registry = BackendRegistry::builtin();
+  const Setting settings[] = {{"1", 1},
+                              {"64", 64},
+                              {"256", 256},
+                              {"256_invariant", 256, AttentionKind::mha, true},
+                              {"64_cascade", 64, AttentionKind::mha, false, 4},
+                              {"64_mla", 64, AttentionKind::mla},
+                              {"256_mla", 256, AttentionKind::mla}};
   for (const BackendEntry& entry : registry.entries()) {
-    if (!entry.reject(request()).empty()) continue;
-    const auto add = [&](const std::string& name, auto call) {
-      benchmark::RegisterBenchmark(
-          (entry.name + "/" + name).c_str(),
-          [&entry, call](benchmark::State& state) { time_calls(state, entry, call); })
-          ->UseManualTime()
-          ->Iterations(kRounds);
-    };
-    add("plan", [](Decode& decode) { decode.plan(); });
-    add("forward", [](Decode& decode) { decode.forward(); });
+    for (const Setting& setting : settings) {
+      const BackendRequest request{setting.spec(), setting.cache(), setting.limits(),
+                                   find_device("cuda")};
+      if (!entry.reject(request).empty()) continue;
+      const std::string name = entry.name + "/" + setting.name + "/";
+      add_host(name + "plan", entry, setting, &Decode::plan);
+      add_host(name + "forward", entry, setting, &Decode::attend);
+      add_host(name + "forward_storing", entry, setting, &Decode::store_and_attend);
+      add_gpu(name + "plan/gpu", entry, setting, false);
+      add_gpu(name + "plan/gpu_in_pass", entry, setting, true);
+    }
   }
   return true;
 }();
