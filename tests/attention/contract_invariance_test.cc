@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -46,13 +48,43 @@ std::vector<AttentionCase> invariant_cases() {
   return cases;
 }
 
-std::vector<Invariant> invariants() {
+// Around multiples of the 480, 512 and 1024 keys that kernels may sum apart.
+constexpr int32_t kLengths[] = {959,  960,  961,  1023, 1024, 1025, 1920, 1921,
+                                2047, 2048, 2049, 2881, 3072, 3073, 3100};
+constexpr int32_t kLongest = 3100;
+
+// Rows of several segments, beside others.
+std::vector<AttentionCase> long_cases() {
+  std::vector<AttentionCase> cases;
+  const auto add = [&](const char* name, int32_t head_dim, auto change) {
+    AttentionCase test = test::mha_case(name, 4, 1, head_dim);
+    test.cache.page_size = 64;
+    test.spec.batch_invariant = true;
+    test.requests = {{kLongest, kLongest}, {1, 1}, {1, 1500}, {1, 2500}, {3, 3000},
+                     {70, 1100},           {1, 40}};
+    change(test);
+    cases.push_back(test);
+  };
+  add("long_64", 64, [](AttentionCase&) {});
+  add("long_128", 128, [](AttentionCase&) {});
+  add("long_window", 128, [](AttentionCase& test) { test.spec.window = 1500; });
+  add("long_sinks", 128, [](AttentionCase& test) { test.spec.has_sinks = true; });
+  add("long_cap", 64, [](AttentionCase& test) { test.spec.logit_cap = 20; });
+  add("long_alibi", 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
+  add("long_group_7", 128, [](AttentionCase& test) { test.spec.q_heads = 7; });
+  add("long_page_1", 64, [](AttentionCase& test) { test.cache.page_size = 1; });
+  return cases;
+}
+
+std::vector<Invariant> invariants(const std::vector<AttentionCase>& cases) {
   std::vector<Invariant> invariants;
   if (!test::why_no_test_device().empty()) return invariants;
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
-    for (const AttentionCase& test : invariant_cases()) {
-      if (entry.reject(test::request_of(test)).empty()) invariants.push_back({entry, test});
+    for (const AttentionCase& test : cases) {
+      const bool slow = entry.name == "reference" && test.requests[0].q_len > 1000;
+      if (!slow && entry.reject(test::request_of(test)).empty())
+        invariants.push_back({entry, test});
     }
   }
   return invariants;
@@ -169,9 +201,77 @@ TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
   EXPECT_EQ(rows_of(test, cold, pieces, 1), rows_of(warm, hit, whole_case(warm), 0));
 }
 
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(BatchInvariance);
-INSTANTIATE_TEST_SUITE_P(Builtin, BatchInvariance, ::testing::ValuesIn(invariants()),
+class LongRows : public BatchInvariance {};
+
+// A row computed with all others of its prompt, as a decode, at the end of an extend, alone and in
+// company.
+TEST_P(LongRows, AnyBatchGivesTheSameBits) {
+  const AttentionCase& test = GetParam().test;
+  const CaseData data = make_data(test);
+  const std::vector<Piece> whole = whole_case(test);
+  std::vector<std::vector<Piece>> batches = {whole};
+  for (const int32_t length : kLengths) {
+    for (const int32_t tokens : {1, 4, 200}) {
+      batches.push_back({{0, length - tokens, length}});
+      batches.push_back(whole);
+      batches.back().front() = {0, length - tokens, length};
+    }
+  }
+  const std::vector<Output> outputs =
+      run_batches(entry(), test, data, batches, {.fill = Fill::zero});
+  for (size_t batch = 1; batch < batches.size(); ++batch) {
+    const Piece& piece = batches[batch].front();
+    const std::vector<Piece> cut = {{0, 0, piece.begin}, piece};
+    ASSERT_EQ(rows_of(test, outputs[batch], batches[batch], 0), rows_of(test, outputs[0], cut, 1))
+        << "tokens " << piece.begin << " to " << piece.end << " in a batch of "
+        << batches[batch].size();
+    for (size_t other = 1; other < batches[batch].size(); ++other) {
+      ASSERT_EQ(rows_of(test, outputs[batch], batches[batch], other),
+                rows_of(test, outputs[0], whole, other))
+          << "request " << other << " beside tokens to " << piece.end;
+    }
+  }
+}
+
+// One captured pass serves all lengths with the same bits.
+TEST_P(LongRows, ReplaysGiveTheSameBits) {
+  if (!test::on_gpu()) GTEST_SKIP() << "graphs are a GPU's";
+  const AttentionCase& test = GetParam().test;
+  const CaseData data = make_data(test);
+  ThreadPool threads(1);
+  test::PagedStore store(test, data, Fill::zero);
+  test::BackendUnderTest under_test(entry(), test, &store, threads, Fill::poison);
+  const std::vector<Piece> whole = whole_case(test);
+  test::PackedBatch prompt(test, data, &store, whole, Fill::poison);
+  under_test.run(prompt);
+  const Output want = prompt.output();
+  std::vector<std::unique_ptr<test::PackedBatch>> decodes;
+  std::vector<test::PackedBatch*> pointers;
+  // The longest is captured.
+  const std::vector<int32_t> lengths(std::rbegin(kLengths), std::rend(kLengths));
+  for (const int32_t length : lengths) {
+    const std::vector<Piece> pieces = {{0, length - 1, length}, {2, 0, 1}};
+    decodes.push_back(
+        std::make_unique<test::PackedBatch>(test, data, &store, pieces, Fill::poison));
+    pointers.push_back(decodes.back().get());
+  }
+  under_test.replay(pointers);
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const std::vector<Piece> cut = {{0, 0, lengths[i] - 1}, {0, lengths[i] - 1, lengths[i]}};
+    EXPECT_EQ(rows_of(test, decodes[i]->output(), {cut[1]}, 0), rows_of(test, want, cut, 1))
+        << "length " << lengths[i];
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LongRows);
+INSTANTIATE_TEST_SUITE_P(Builtin, LongRows, ::testing::ValuesIn(invariants(long_cases())),
                          [](const auto& param) {
+                           return param.param.entry.name + "_" + param.param.test.name;
+                         });
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(BatchInvariance);
+INSTANTIATE_TEST_SUITE_P(Builtin, BatchInvariance,
+                         ::testing::ValuesIn(invariants(invariant_cases())), [](const auto& param) {
                            return param.param.entry.name + "_" + param.param.test.name;
                          });
 
