@@ -13,6 +13,9 @@ constexpr int kTileRows = 64;     // query rows of a block: one wgmma tile
 constexpr int kTileKeys = 64;     // keys of a step
 constexpr int kTileColumns = 64;  // 16-bit columns of a 128-byte swizzled row
 constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
+// Keys of scaled rows are this much larger as f16, queries as much smaller: scales down to 2^-18 then
+// have all bits, values up to 4094 fit.
+constexpr float kKeyFactor = 16;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
 
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one. fp8 caches:
@@ -59,6 +62,10 @@ struct MlaDecodeConfig {
   static constexpr int kBlocks = kRowBlocks;
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
+  // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled rows
+  // are bf16 and stay it.
+  static constexpr Type kMath = kFp8 ? f16 : kQuery;
+  static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
   static_assert(kFp8 ? kQuery == bf16 && kLoader != pages : kCache == kQuery && !kScaled);
 
   static constexpr int kValueColumns = kRank / 2;  // of one value warpgroup
@@ -91,10 +98,9 @@ struct MlaDecodeConfig {
   static constexpr int kLatentParts = kRank / 128;
   static constexpr int kRopeOffset = kScaled ? kRank + kLatentParts * 4 : kRank;
   static constexpr int kRopeBytes = kScaled ? 2 * kRope : kRope;
+  static constexpr int kRowBytes = kRopeOffset + kRopeBytes;
   struct alignas(16) Chunk {
-    uint4 latent[kLatentParts][32];  // 128 columns of four rows; [.., lane]
-    uint4 rope[32];
-    float scales[4][kLatentParts];
+    uint4 rows[4][kRowBytes / 16];
   };
   // 512 threads share 65536 registers. Value warpgroups hold 128 accumulators and need 160; scores
   // hold 64 registers of q, 32 of scores.
@@ -121,6 +127,7 @@ struct MlaDecodeConfig {
   };
   struct Fp8Memory {
     Chunk chunks[kKeyWarps][kChunks];
+    TransactionBarrier chunk_full[kKeyWarps][kChunks];
   };
   struct Nothing {};
   struct SharedMemory : Select<kNarrow, NarrowMemory, WideMemory>,

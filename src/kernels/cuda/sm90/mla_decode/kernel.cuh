@@ -33,6 +33,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   const int step = range.step;
   Ring<C::kStages> ring;
   TileReader<C> reader;
+  Ring<C::kChunks> chunk;
   uint32_t rope_phase = 0;
   uint32_t q_phase = 0;
   int index = range.begin;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
                        reader.at);
     }
     if constexpr (C::kFp8) {
-      convert_keys<C>(params, shared, item, tiles, ring, rope_phase);
+      convert_keys<C>(params, shared, item, tiles, ring, chunk, rope_phase);
     } else {
       copy_keys<C>(params, shared, item, tiles, ring, rope_phase);
     }
@@ -144,6 +145,11 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     }
     shared.q_full.init(1);
     shared.q_empty.init(kNarrow ? 8 : 4);
+    if constexpr (kFp8) {
+      for (auto& warp : shared.chunk_full) {
+        for (TransactionBarrier& chunk : warp) chunk.init(4);
+      }
+    }
     if constexpr (!kNarrow) {
       for (int i = 0; i < kSlots; ++i) {
         shared.weights_full[i].init(4);

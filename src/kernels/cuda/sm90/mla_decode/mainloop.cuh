@@ -16,6 +16,30 @@ struct ScoreState {
   ScoreRow rows[2];
 };
 
+// Two bf16 of q as C::kMath. f16 has five bits of exponent: queries give scaled keys four of theirs.
+template <class C>
+__device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
+  if constexpr (C::kMath == C::kQ) return pair;
+  constexpr float kFactor = C::kScaled ? 1 / kKeyFactor : 1;
+  return pack<C::kMath>(__uint_as_float(pair << 16) * kFactor,
+                        __uint_as_float(pair & 0xffff0000) * kFactor);
+}
+
+// The tiles of q in shared memory, as query_pair. `threads` of them from `thread`, who meet here.
+template <class C>
+__device__ __forceinline__ void convert_queries(typename C::SharedMemory& shared, int thread,
+                                                int threads) {
+  if constexpr (C::kMath == C::kQ) return;
+  constexpr int kTiles = C::kQueryTiles - (C::kRopeMath == C::kQ ? C::kRopeTiles : 0);
+  uint4* chunks = reinterpret_cast<uint4*>(shared.q);
+  for (int i = thread; i < kTiles * C::kRows * 8; i += threads) {
+    const uint4 q = chunks[i];
+    chunks[i] = {query_pair<C>(q.x), query_pair<C>(q.y), query_pair<C>(q.z), query_pair<C>(q.w)};
+  }
+  fence_async_proxy();
+  named_barrier_wait(1, threads);
+}
+
 // The tiles of q that live in registers, from stages of the ring.
 template <class C>
 __device__ __forceinline__ void take_queries(typename C::SharedMemory& shared,
@@ -29,6 +53,8 @@ __device__ __forceinline__ void take_queries(typename C::SharedMemory& shared,
       const int chunk = (step * 2 + lane / 16) ^ (row % 8);
       uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(state.queries[4 * (4 * t + step)]);
       load_matrices(to, &shared.kv[ring.stage][t % C::kStageTiles][row][chunk * 8]);
+#pragma unroll
+      for (uint32_t& pair : to) pair = query_pair<C>(pair);
     }
     if (t % C::kStageTiles == C::kStageTiles - 1 || t + 1 == C::kRegisterTiles) {
       release(shared.empty[ring.stage]);
@@ -62,11 +88,11 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
       const int tile = part * C::kStageTiles + step / 4;
       const uint64_t at = keys + (step / 4 * kTileBytes + step % 4 * 32) / 16;
       if (tile < C::kRegisterTiles) {
-        Scores::template run<C::kQ, false>(state.scores, state.queries + 4 * (4 * tile + step % 4),
+        Scores::template run<C::kMath, false>(state.scores, state.queries + 4 * (4 * tile + step % 4),
                                            at, part + step > 0);
       } else {
         const int offset = (tile - C::kRegisterTiles) * kTileBytes + step % 4 * 32;
-        Scores::template run<C::kQ, false>(state.scores, queries + offset / 16, at, true);
+        Scores::template run<C::kMath, false>(state.scores, queries + offset / 16, at, true);
       }
     }
     ring.advance();
@@ -79,9 +105,9 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const int offset = step * 32;
-      Scores::template run<C::kQ, false>(state.scores,
-                                         queries + ((C::kQueryTiles - 1) * kTileBytes + offset) / 16,
-                                         keys + offset / 16, true);
+      Scores::template run<C::kRopeMath, false>(
+          state.scores, queries + ((C::kQueryTiles - 1) * kTileBytes + offset) / 16,
+          keys + offset / 16, true);
     }
   }
   products_commit();
@@ -130,6 +156,11 @@ template <class C>
 __device__ __forceinline__ float cache_scale(const MlaDecodeParams& params) {
   return C::kFp8 && !C::kScaled && params.cache_scale ? *params.cache_scale : 1;
 }
+// What sums of weighted values are to be multiplied by.
+template <class C>
+__device__ __forceinline__ float value_scale(const MlaDecodeParams& params) {
+  return C::kScaled ? 1 / kKeyFactor : cache_scale<C>(params);
+}
 
 // Where a role is in the rings.
 template <class C>
@@ -166,14 +197,15 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
                                            Progress<C>& at) {
   const int lane = threadIdx.x % 32;
   const int masked = tile.masked;
-  const float scale = cache_scale<C>(params);
-  const float factor = params.scale * scale * kLog2E;
+  const float scale = value_scale<C>(params);
+  const float factor = params.scale * cache_scale<C>(params) * kLog2E;
   ScoreState<C> state;
 #pragma unroll
   for (ScoreRow& row : state.rows) row = {kLowest, 0};
   shared.q_full.wait(at.q_phase);
   at.q_phase ^= 1;
   take_queries<C>(shared, at.keys, state);
+  convert_queries<C>(shared, threadIdx.x % kWarpgroupThreads, kWarpgroupThreads);
   for (int left = tile.tiles - 1; left >= 0; --left) {  // tiles after this one
     compute_scores<C>(shared, at.keys, at.rope_phase, state);
     release(shared.scores_done[at.scores.stage]);
@@ -216,7 +248,7 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
   for (int step = 0; step < kTileKeys / 16; ++step) {
 #pragma unroll
     for (int part = 0; part < C::kValueColumns / kProductColumns; ++part) {
-      Product<kProductColumns>::template run<C::kQ, true>(
+      Product<kProductColumns>::template run<C::kMath, true>(
           out + part * kProductColumns / 2, weights + step * 32 / 16,
           values + (step * 16 * 128 + part * (kProductColumns / kTileColumns) * kTileBytes) / 16,
           true);

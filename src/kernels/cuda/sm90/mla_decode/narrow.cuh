@@ -26,7 +26,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
 #pragma unroll
     for (int step = 0; step < C::kStageTiles * 4; ++step) {
       const int tile = part * C::kStageTiles + step / 4;
-      Scores::template run<C::kQ, false>(
+      Scores::template run<C::kMath, false>(
           scores, keys + (step / 4 * kTileBytes + step % 4 * 32) / 16,
           queries + (tile * kQueryBytes + step % 4 * 32) / 16, part + step > 0);
     }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
       products_begin();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        Scores::template run<C::kQ, false>(scores, rope + step * 2, rope_queries + step * 2, true);
+        Scores::template run<C::kRopeMath, false>(scores, rope + step * 2, rope_queries + step * 2, true);
       }
     }
   }
@@ -177,9 +177,9 @@ __device__ __forceinline__ void store_narrow_weights(uint16_t (&to)[C::kRows][kT
     if (pair % 2 != half) continue;
     const float* s = scores + 8 * pair;
     const int row = 16 * pair + lane / 16 * 8 + lane % 8;
-    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], pack<C::kQ>(s[0], s[1]),
-                              pack<C::kQ>(s[2], s[3]), pack<C::kQ>(s[4], s[5]),
-                              pack<C::kQ>(s[6], s[7]));
+    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], pack<C::kMath>(s[0], s[1]),
+                              pack<C::kMath>(s[2], s[3]), pack<C::kMath>(s[4], s[5]),
+                              pack<C::kMath>(s[6], s[7]));
   }
 }
 
@@ -197,7 +197,7 @@ __device__ __forceinline__ void add_half_values(typename C::SharedMemory& shared
     for (int step = 0; step < kTileKeys / 16; ++step) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
-        Product<C::kRows>::template run<C::kQ, false, true>(
+        Product<C::kRows>::template run<C::kMath, false, true>(
             state.out[part * C::kStageTiles + t],
             values + (t * kTileBytes + step * 16 * 128) / 16, weights + step * 2, true);
       }
@@ -229,6 +229,8 @@ __device__ __forceinline__ void narrow_item(const MlaDecodeParams& params,
   for (float& most : state.most) most = kLowest;
   shared.q_full.wait(at.q_phase);
   at.q_phase ^= 1;
+  convert_queries<C>(shared, half * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads,
+                     2 * kWarpgroupThreads);
   for (int left = tiles - 1; left >= 0; --left) {  // tiles after this one
     Ring<C::kStages> own = at.keys;
     own.advance(half * C::kHalfStages);

@@ -30,7 +30,7 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
                                                float (&inverse)[C::kRows / 4]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % kWarpgroupThreads / 32;
-  const float scale = cache_scale<C>(params);
+  const float scale = value_scale<C>(params);
   named_barrier_wait(2 + half, kWarpgroupThreads);  // the sums of the item before have been read
 #pragma unroll
   for (int i = 0; i < C::kRows / 4; ++i) {

@@ -117,8 +117,8 @@ __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileCol
   for (int pair = 0; pair < kTileKeys / 16; ++pair) {
     const float* s = scores + 8 * pair;
     const int chunk = (2 * pair + lane / 16) ^ (row % 8);
-    store_matrices(&to[row][chunk * 8], pack<C::kQ>(s[0], s[1]), pack<C::kQ>(s[2], s[3]),
-                   pack<C::kQ>(s[4], s[5]), pack<C::kQ>(s[6], s[7]));
+    store_matrices(&to[row][chunk * 8], pack<C::kMath>(s[0], s[1]), pack<C::kMath>(s[2], s[3]),
+                   pack<C::kMath>(s[4], s[5]), pack<C::kMath>(s[6], s[7]));
   }
 }
 
