@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/tensor_map.h"
 
+#include <fmt/ranges.h>
+
 #include "core/check.h"
 #include "gpu/driver.h"
 
@@ -17,17 +19,16 @@ constexpr int kFillWithZeros = 0;
 }  // namespace
 
 void encode_tensor_map(const TensorMapSpec& spec, void* map) {
-  const uint32_t steps[4] = {1, 1, 1, 1};
+  const uint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result = driver().tensor_map_encode(
       map, kDataTypeUint16, static_cast<uint32_t>(spec.rank), const_cast<void*>(spec.data),
       spec.sizes.data(), spec.strides.data(), spec.box.data(), steps, kInterleaveNone,
       kSwizzle128Bytes, kPromoteTo128Bytes, kFillWithZeros);
   check_argument(result == kCudaSuccess,
-                 "the driver refuses a tensor map at {} of {} x {} x {} x {} elements with strides "
-                 "{}, {}, {} and boxes {} x {} x {} x {}",
-                 spec.data, spec.sizes[0], spec.sizes[1], spec.sizes[2], spec.sizes[3],
-                 spec.strides[0], spec.strides[1], spec.strides[2], spec.box[0], spec.box[1],
-                 spec.box[2], spec.box[3]);
+                 "the driver refuses a tensor map at {} of rank {}, {} elements with strides {} and "
+                 "boxes {}",
+                 spec.data, spec.rank, fmt::join(spec.sizes, " x "), fmt::join(spec.strides, ", "),
+                 fmt::join(spec.box, " x "));
 }
 
 }  // namespace fovea::gpu

@@ -65,9 +65,9 @@ struct MlaMergeParams {
 };
 
 struct alignas(64) MlaDecodeParams {
-  // The cache, innermost first: [64 columns, places of a page, column blocks, pages], boxes
-  // [64, box_keys, 1, 1], 128-byte swizzle. Unused by variants that gather rows.
-  TensorMap cache_map;
+  // The cache, innermost first: [64 columns, 8 keys, column blocks, groups of 8 keys, pages], 128-byte
+  // swizzle; boxes [64, 8, blocks of a stage or 1, box_keys / 8, 1]. Unused by variants that gather rows.
+  TensorMap cache_map, cache_rope_map;
   // Queries, innermost first: [rank or rope columns, q_heads, tokens], boxes [64, q_box_rows, 1].
   TensorMap q_latent_map, q_rope_map;
   BatchParams batch;  // kv_heads 1

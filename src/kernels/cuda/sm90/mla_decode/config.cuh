@@ -13,6 +13,10 @@ constexpr int kTileRows = 64;     // query rows of a block: one wgmma tile
 constexpr int kTileKeys = 64;     // keys of a step
 constexpr int kTileColumns = 64;  // 16-bit columns of a 128-byte swizzled row
 constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
+// Keys lie in groups of 8, of each all column tiles one after the other: any page of 8 keys and more
+// is a box of the copy engine.
+constexpr int kGroupKeys = 8;
+constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
 // Keys of scaled rows are this much larger as f16, queries as much smaller: scales down to 2^-18 then
 // have all bits, values up to 4094 fit.
 constexpr float kKeyFactor = 16;
@@ -33,6 +37,17 @@ struct Selected<false, A, B> {
 };
 template <bool kFirst, class A, class B>
 using Select = typename Selected<kFirst, A, B>::Type;
+
+// kTiles column tiles of 64 keys.
+template <int kTiles>
+struct KeyTiles {
+  uint16_t groups[kTileKeys / kGroupKeys][kTiles][kGroupKeys][kTileColumns];
+  static constexpr int kGroupBytes = kTiles * kGroupTileBytes;
+
+  __device__ __forceinline__ uint16_t (&row(int tile, int key))[kTileColumns] {
+    return groups[key / kGroupKeys][tile][key % kGroupKeys];
+  }
+};
 
 // What a block works on; the producer reads it from the work list and hands it to all.
 struct RowTile {
@@ -79,6 +94,7 @@ struct MlaDecodeConfig {
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles - kRegisterTiles;
   // Column tiles of a stage, and stages in flight: as many as fit.
   static constexpr int kStageTiles = kNarrow ? 2 : kHalfTiles;
+  static constexpr int kGroupBytes = KeyTiles<kStageTiles>::kGroupBytes;
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
   static constexpr int kQueryStages = kNarrow ? 0 : 1;
   static constexpr int kStages =
@@ -104,8 +120,8 @@ struct MlaDecodeConfig {
   };
   // 512 threads share 65536 registers. Value warpgroups hold 128 accumulators and need 160; scores
   // hold 64 registers of q, 32 of scores.
-  static constexpr int kProducerRegisters = kFp8 ? (kNarrow ? 96 : 64) : 48;
-  static constexpr int kScoreRegisters = kFp8 ? 128 : 144;
+  static constexpr int kProducerRegisters = kFp8 ? (kNarrow ? 96 : 72) : 48;
+  static constexpr int kScoreRegisters = kFp8 ? 120 : 144;
   static constexpr int kValueRegisters = 160;
 
   static constexpr int kConsumers = kNarrow ? 2 : 3;  // warpgroups
@@ -132,10 +148,13 @@ struct MlaDecodeConfig {
   struct Nothing {};
   struct SharedMemory : Select<kNarrow, NarrowMemory, WideMemory>,
                         Select<kFp8, Fp8Memory, Nothing> {
-    alignas(1024) uint16_t kv[kStages][kStageTiles][kTileKeys][kTileColumns];
-    alignas(1024) uint16_t rope[kRopeTiles ? kTileKeys : 1][kTileColumns];
+    alignas(1024) KeyTiles<kStageTiles> kv[kStages];
+    alignas(1024) Select<(kRopeTiles > 0), KeyTiles<1>, Nothing> rope;
     alignas(1024) uint16_t q[kQueryTiles][kRows][kTileColumns];
     RowTile tiles[kTileSlots];
+    struct {
+      int index, end, step;
+    } next;  // work item of a producer that has no registers for it
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     TransactionBarrier full[kStages], empty[kStages];
     TransactionBarrier rope_full, rope_empty;
@@ -148,6 +167,13 @@ struct MlaDecodeConfig {
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);
 };
+
+// The same value, computed anew: addresses of all steps kept over a loop would not fit the
+// registers.
+__device__ __forceinline__ uint32_t fresh(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 // Position in a ring; full barriers are waited on with `phase`, empty ones with the other.
 template <int kCount>

@@ -28,17 +28,16 @@ namespace fovea::kernels::cuda {
 template <class C>
 __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared) {
-  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
-  const int end = range.end;
-  const int step = range.step;
   Ring<C::kStages> ring;
   TileReader<C> reader;
   Ring<C::kChunks> chunk;
   uint32_t rope_phase = 0;
   uint32_t q_phase = 0;
-  int index = range.begin;
-  if (threadIdx.x == 0)
-    announce_tile<C>(params, shared, index < end ? &range.first : nullptr, reader.at);
+  if (threadIdx.x == 0) {
+    const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
+    shared.next = {range.begin + range.step, range.end, range.step};
+    announce_tile<C>(params, shared, range.begin < range.end ? &range.first : nullptr, reader.at);
+  }
   while (true) {
     const RowTile& tile = reader.take(shared);
     const int tiles = tile.tiles;
@@ -63,17 +62,18 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
         ring.advance();
       }
     }
-    const MlaItem item = tile.item;
+    const KeySpan span = {tile.item.request, tile.item.key_begin, tile.item.key_end};
     reader.give_back(shared);
-    index += step;
     if (threadIdx.x == 0) {
-      announce_tile<C>(params, shared, index < end ? &params.work.items[index] : nullptr,
-                       reader.at);
+      auto& next = shared.next;
+      announce_tile<C>(params, shared,
+                       next.index < next.end ? &params.work.items[next.index] : nullptr, reader.at);
+      next.index += next.step;
     }
     if constexpr (C::kFp8) {
-      convert_keys<C>(params, shared, item, tiles, ring, chunk, rope_phase);
+      convert_keys<C>(params, shared, span, tiles, ring, chunk, rope_phase);
     } else {
-      copy_keys<C>(params, shared, item, tiles, ring, rope_phase);
+      copy_keys<C>(params, shared, span, tiles, ring, rope_phase);
     }
   }
   commit_copies();
@@ -147,7 +147,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     shared.q_empty.init(kNarrow ? 8 : 4);
     if constexpr (kFp8) {
       for (auto& warp : shared.chunk_full) {
-        for (TransactionBarrier& chunk : warp) chunk.init(4);
+        for (TransactionBarrier& chunk : warp) chunk.init(1);
       }
     }
     if constexpr (!kNarrow) {

@@ -14,9 +14,7 @@ namespace {
 constexpr int32_t kTileRows = 64;
 constexpr int32_t kTileKeys = 64;
 constexpr int32_t kColumns = 64;  // of a box: a swizzled row of 128 bytes
-// Smaller pages are copied row by row: 64 requests of 4k keys take 155 us so, in boxes of 16 rows
-// 179 (2026-11-21).
-constexpr int32_t kLeastBoxKeys = 32;
+constexpr int32_t kGroupKeys = 8;
 
 // Query rows of a block, and blocks that share a request's keys.
 int32_t block_rows(const MlaDecodeSetup& setup) {
@@ -34,7 +32,7 @@ int32_t workers(const MlaDecodeSetup& setup) {
 bool loads_pages(const MlaDecodeSetup& setup) {
   return setup.cache == MlaCache::as_queries &&
          (setup.page_size % kTileKeys == 0 ||
-          (kTileKeys % setup.page_size == 0 && setup.page_size >= kLeastBoxKeys));
+          (kTileKeys % setup.page_size == 0 && setup.page_size >= kGroupKeys));
 }
 // Elements of the cache, as strides count them.
 int64_t element_bytes(const MlaDecodeSetup& setup) {
@@ -64,6 +62,25 @@ void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t colum
 
 int32_t row_tile(const MlaDecodeSetup& setup) { return block_rows(setup) * row_blocks(setup); }
 
+// Column tiles of a stage of keys, as the kernel's configuration has them.
+uint32_t stage_tiles(const MlaDecodeSetup& setup) {
+  return block_rows(setup) < kTileRows ? 2 : static_cast<uint32_t>(setup.rank / 2 / kColumns);
+}
+
+void encode_cache(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, int32_t box_keys,
+                  uint32_t box_tiles, TensorMap& map) {
+  gpu::encode_tensor_map(
+      {.data = tensors.cache,
+       .rank = 5,
+       .sizes = {kColumns, kGroupKeys, static_cast<uint64_t>((setup.rank + setup.rope) / kColumns),
+                 static_cast<uint64_t>(setup.page_size / kGroupKeys),
+                 static_cast<uint64_t>(tensors.pages)},
+       .strides = {bytes(tensors.token_stride), bytes(kColumns),
+                   bytes(kGroupKeys * tensors.token_stride), bytes(tensors.page_stride)},
+       .box = {kColumns, kGroupKeys, box_tiles, static_cast<uint32_t>(box_keys / kGroupKeys), 1}},
+      &map);
+}
+
 VariantValues values(const MlaDecodeSetup& setup) {
   const std::string type = *variant_type(setup.dtype);
   const bool fp8 = setup.cache != MlaCache::as_queries;
@@ -85,15 +102,8 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   MlaDecodeParams params{};
   if (loads_pages(setup)) {
     params.box_keys = std::min(setup.page_size, kTileKeys);
-    gpu::encode_tensor_map(
-        {.data = tensors.cache,
-         .rank = 4,
-         .sizes = {kColumns, static_cast<uint64_t>(setup.page_size),
-                   static_cast<uint64_t>((setup.rank + setup.rope) / kColumns),
-                   static_cast<uint64_t>(tensors.pages)},
-         .strides = {bytes(tensors.token_stride), bytes(kColumns), bytes(tensors.page_stride)},
-         .box = {kColumns, static_cast<uint32_t>(params.box_keys), 1, 1}},
-        &params.cache_map);
+    encode_cache(setup, tensors, params.box_keys, stage_tiles(setup), params.cache_map);
+    encode_cache(setup, tensors, params.box_keys, 1, params.cache_rope_map);
   }
   encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens, tensors.q_latent_token_stride,
                  tensors.q_latent_head_stride, params.q_latent_map);

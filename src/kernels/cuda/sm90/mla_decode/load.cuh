@@ -38,6 +38,13 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
   return tile.tiles;
 }
 
+// A stage as it holds queries: column tiles of 64 rows.
+template <class C>
+__device__ __forceinline__ uint16_t (*query_stage(typename C::SharedMemory& shared,
+                                                  int stage))[kTileRows][kTileColumns] {
+  return reinterpret_cast<uint16_t(*)[kTileRows][kTileColumns]>(&shared.kv[stage]);
+}
+
 // Query rows of one work item: the tiles that live in registers through stages of the ring, from
 // where the score warpgroup takes them, the rest to its place. Rows behind the last one are
 // whatever stands there: rows do not mix. One thread.
@@ -56,7 +63,7 @@ __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
     for (int t = 0; t < C::kLatentTiles; ++t) {
       void* to;
       if (t < C::kRegisterTiles) {
-        to = shared.kv[at.stage][t % C::kStageTiles][row];
+        to = query_stage<C>(shared, at.stage)[t % C::kStageTiles][row];
         if (t % C::kStageTiles == C::kStageTiles - 1) at.advance();
       } else {
         to = shared.q[t - C::kRegisterTiles][row];
@@ -134,35 +141,29 @@ struct PageWindow {
 // One box of the cache, which is read once (or twice at the same time): 5 % faster with this policy
 // than without where memory is the limit (2026-11-21).
 __device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& map,
-                                               TransactionBarrier& barrier, int place,
-                                               int column_tile, int page) {
+                                               TransactionBarrier& barrier, int column_tile,
+                                               int group, int page) {
   constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, "
-      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(0), "r"(place), "r"(column_tile), "r"(page), "r"(shared_address(&barrier)),
+      "{%2, %2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(0), "r"(column_tile), "r"(group), "r"(page), "r"(shared_address(&barrier)),
       "l"(kEvictFirst)
       : "memory");
 }
 
-// `kTiles` column tiles of one key tile. One warp; lanes from `lane` have the pages of its boxes,
-// `place` is where the first begins in its page.
+// The column tiles of one key tile that `map` has in a box. One warp; lane i < boxes has the page of
+// box i, which begins at group `group` of it.
 template <int kTiles>
-__device__ __forceinline__ void load_keys(const MlaDecodeParams& params,
-                                          uint16_t (*to)[kTileKeys][kTileColumns],
-                                          TransactionBarrier& full, const PageWindow& window,
-                                          int lane, int place, int boxes, int first_tile) {
-  if (threadIdx.x % 32 == 0) full.arrive_expecting(boxes * params.box_keys * 128 * kTiles);
-  for (int box = 0; box < boxes; ++box) {
-    const int page = __shfl_sync(~0u, window.page, lane + box);
-    if (threadIdx.x % 32 == 0) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        load_cache_box(to[t][box * params.box_keys], params.cache_map, full, place, first_tile + t,
-                       page);
-      }
-    }
+__device__ __forceinline__ void load_keys(const MlaDecodeParams& params, const TensorMap& map,
+                                          KeyTiles<kTiles>& to, TransactionBarrier& full, int page,
+                                          int group, int boxes, int first_tile) {
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) full.arrive_expecting(boxes * params.box_keys * 128 * kTiles);
+  if (lane < boxes) {
+    load_cache_box(to.groups[lane * params.box_keys / kGroupKeys], map, full, first_tile, group,
+                   page);
   }
 }
 
@@ -175,7 +176,10 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
   uint32_t rope_phase = 0;
   TileReader<C> reader;
   PageWindow window;
-  if (threadIdx.x % 32 == 0) prefetch_tensor_map(params.cache_map);
+  if (threadIdx.x % 32 == 0) {
+    prefetch_tensor_map(params.cache_map);
+    prefetch_tensor_map(params.cache_rope_map);
+  }
   const int group_keys = 32 * params.box_keys;
   while (true) {
     const RowTile& tile = reader.take(shared);
@@ -188,21 +192,22 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     window.start(params, item);
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
       if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
-      const int lane = key % group_keys / params.box_keys;
-      const int place = key % params.page_size;
+      const int page = __shfl_sync(
+          ~0u, window.page, key % group_keys / params.box_keys + static_cast<int>(threadIdx.x % 32));
+      const int group = key % params.page_size / kGroupKeys;
       const int boxes =
           (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
 #pragma unroll
       for (int part = 0; part < 2 * C::kHalfStages; ++part) {
         shared.empty[ring.stage].wait(ring.phase ^ 1);
-        load_keys<C::kStageTiles>(params, shared.kv[ring.stage], shared.full[ring.stage], window,
-                                  lane, place, boxes, part * C::kStageTiles);
+        load_keys(params, params.cache_map, shared.kv[ring.stage], shared.full[ring.stage], page,
+                  group, boxes, part * C::kStageTiles);
         ring.advance();
       }
       if constexpr (C::kRopeTiles > 0) {
         shared.rope_empty.wait(rope_phase ^ 1);
-        load_keys<1>(params, &shared.rope, shared.rope_full, window, lane, place, boxes,
-                     C::kLatentTiles);
+        load_keys(params, params.cache_rope_map, shared.rope, shared.rope_full, page, group, boxes,
+                  C::kLatentTiles);
         rope_phase ^= 1;
       }
     }
@@ -214,24 +219,29 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
 // zero.
 template <int kTiles>
 __device__ __forceinline__ void copy_rows(const char* const (&from)[4], int first_tile,
-                                          uint16_t (*to)[kTileKeys][kTileColumns]) {
-  const int chunk = threadIdx.x % 8;
+                                          KeyTiles<kTiles>& to) {
+  const int row = threadIdx.x / 8;
+  char* first = reinterpret_cast<char*>(&to.row(0, row)[(threadIdx.x % 8 ^ row % 8) * 8]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = threadIdx.x / 8 + 16 * i;
     const char* source = from[i] ? from[i] + first_tile * 128 : nullptr;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      copy_async(&to[t][row][(chunk ^ row % 8) * 8], source ? source + t * 128 : source,
-                 source ? 16 : 0);
+      copy_async(first + 16 * i / kGroupKeys * to.kGroupBytes + t * kGroupTileBytes,
+                 source ? source + t * 128 : source, source ? 16 : 0);
     }
   }
 }
 
+// What a producer has to know of an item.
+struct KeySpan {
+  int request, key_begin, key_end;
+};
+
 // The keys of one work item row by row, for any page size. All warps of the producer.
 template <class C>
 __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
-                                          typename C::SharedMemory& shared, const MlaItem& item,
+                                          typename C::SharedMemory& shared, const KeySpan& item,
                                           int tiles, Ring<C::kStages>& ring,
                                           uint32_t& rope_phase) {
   int key = item.key_begin + threadIdx.x / 8;
@@ -261,13 +271,13 @@ __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
 #pragma unroll
     for (int part = 0; part < 2 * C::kHalfStages; ++part) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);
-      copy_rows<C::kStageTiles>(from, part * C::kStageTiles, shared.kv[ring.stage]);
+      copy_rows(from, part * C::kStageTiles, shared.kv[ring.stage]);
       shared.full[ring.stage].arrive_after_copies();
       ring.advance();
     }
     if constexpr (C::kRopeTiles > 0) {
       shared.rope_empty.wait(rope_phase ^ 1);
-      copy_rows<1>(from, C::kLatentTiles, &shared.rope);
+      copy_rows(from, C::kLatentTiles, shared.rope);
       shared.rope_full.arrive_after_copies();
       rope_phase ^= 1;
     }

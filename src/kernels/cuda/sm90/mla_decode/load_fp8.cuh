@@ -30,15 +30,15 @@ __device__ __forceinline__ void widen_e4m3(uint32_t word, uint32_t scale, uint32
 // Stores the 16 values of a piece, chunks 2 * at and the next of a swizzled row.
 template <bool kScaled>
 __device__ __forceinline__ void store_piece(const uint4& piece, uint32_t scale,
-                                            uint16_t (&to)[kTileKeys][kTileColumns], uint32_t row,
+                                            uint16_t (&to)[kTileColumns], uint32_t row,
                                             uint32_t at) {
   uint4 wide;
   widen_e4m3<kScaled>(piece.x, scale, wide.x, wide.y);
   widen_e4m3<kScaled>(piece.y, scale, wide.z, wide.w);
-  *reinterpret_cast<uint4*>(&to[row][((2 * at) ^ row % 8) * 8]) = wide;
+  *reinterpret_cast<uint4*>(&to[((2 * at) ^ row % 8) * 8]) = wide;
   widen_e4m3<kScaled>(piece.z, scale, wide.x, wide.y);
   widen_e4m3<kScaled>(piece.w, scale, wide.z, wide.w);
-  *reinterpret_cast<uint4*>(&to[row][((2 * at + 1) ^ row % 8) * 8]) = wide;
+  *reinterpret_cast<uint4*>(&to[((2 * at + 1) ^ row % 8) * 8]) = wide;
 }
 
 // What a lane has of four rows: 16 bytes, piece `piece` of each 128 columns, of one row. Eight lanes
@@ -54,7 +54,7 @@ struct LanePlace {
 };
 
 // Bytes that are read once, or twice at the same time, as load_cache_box.
-__device__ __forceinline__ void load_row(void* shared, const char* from, int bytes,
+__device__ __forceinline__ void load_rows(void* shared, const char* from, int bytes,
                                          TransactionBarrier& barrier) {
   constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
@@ -65,10 +65,11 @@ __device__ __forceinline__ void load_row(void* shared, const char* from, int byt
 }
 
 // Copies an item's keys to this warp's chunks, in the order in which they are converted. Lane i
-// brings row i % kWarpRows of the warp's.
+// knows about row i % kWarpRows of the warp's.
 template <class C>
 struct RowCopies {
-  const char* row;  // of the tile, null behind the last key
+  const char* row;  // of the tile
+  int left;         // keys from that row on, 0 or less behind the last one
   int page;         // of the next tile
   int key, end;     // of the next tile; of the item
 
@@ -83,9 +84,9 @@ struct RowCopies {
   }
   __device__ __forceinline__ void next_tile(const MlaDecodeParams& params, int request) {
     const int at = row_key();
-    row = at < end ? static_cast<const char*>(params.cache) + page * params.page_stride +
-                         at % params.page_size * params.token_stride
-                   : nullptr;
+    row = static_cast<const char*>(params.cache) + page * params.page_stride +
+          at % params.page_size * params.token_stride;
+    left = end - at;
     key += kTileKeys;
     find_page(params, request);
   }
@@ -95,9 +96,12 @@ struct RowCopies {
                                        typename C::Chunk& to, TransactionBarrier& full) {
     if (group == 0) next_tile(params, request);
     const int lane = threadIdx.x % 32;
-    if (lane / 4 == group) {
-      full.arrive_expecting(row ? C::kRowBytes : 0);
-      if (row) load_row(to.rows[lane % 4], row, C::kRowBytes, full);
+    if (lane / 4 != group) return;
+    const int rows = min(max(left, 0), 4);  // of the group, in its first lane
+    const bool joined = params.page_size % 4 == 0 && params.token_stride == C::kRowBytes;
+    if (lane % 4 == 0) full.arrive_expecting(rows * C::kRowBytes);
+    if (left > 0 && (lane % 4 == 0 || !joined)) {
+      load_rows(to.rows[lane % 4], row, (joined ? rows : 1) * C::kRowBytes, full);
     }
   }
 };
@@ -130,17 +134,18 @@ __device__ __forceinline__ void convert_rows(typename C::SharedMemory& shared,
       if constexpr (C::kScaled) {
         scale = pack<f16>(scales[part + k] * kKeyFactor, scales[part + k] * kKeyFactor);
       }
-      store_piece<C::kScaled>(both[k], scale, shared.kv[ring.stage][tile + place.piece / 4], row,
+      store_piece<C::kScaled>(both[k], scale,
+                              shared.kv[ring.stage].row(tile + place.piece / 4, row), row,
                               place.piece % 4);
     }
   }
   if constexpr (C::kRopeTiles > 0) {
     if (starts_tile) shared.rope_empty.wait(rope_phase ^ 1);
     if constexpr (C::kScaled) {
-      *reinterpret_cast<uint4*>(&shared.rope[row][(place.piece ^ row % 8) * 8]) =
+      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) =
           pieces[C::kRopeOffset / 16];
     } else if (place.piece < 4) {
-      store_piece<false>(pieces[C::kRopeOffset / 16], 0, shared.rope, row, place.piece);
+      store_piece<false>(pieces[C::kRopeOffset / 16], 0, shared.rope.row(0, row), row, place.piece);
     }
   }
 }
@@ -148,7 +153,7 @@ __device__ __forceinline__ void convert_rows(typename C::SharedMemory& shared,
 // The keys of one work item. All warps of the producer.
 template <class C>
 __device__ __forceinline__ void convert_keys(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared, const MlaItem& item,
+                                             typename C::SharedMemory& shared, const KeySpan& item,
                                              int tiles, Ring<C::kStages>& ring,
                                              Ring<C::kChunks>& chunk, uint32_t& rope_phase) {
   if (tiles == 0) return;

@@ -32,6 +32,7 @@ __device__ __forceinline__ void convert_queries(typename C::SharedMemory& shared
   if constexpr (C::kMath == C::kQ) return;
   constexpr int kTiles = C::kQueryTiles - (C::kRopeMath == C::kQ ? C::kRopeTiles : 0);
   uint4* chunks = reinterpret_cast<uint4*>(shared.q);
+#pragma unroll 1
   for (int i = thread; i < kTiles * C::kRows * 8; i += threads) {
     const uint4 q = chunks[i];
     chunks[i] = {query_pair<C>(q.x), query_pair<C>(q.y), query_pair<C>(q.z), query_pair<C>(q.w)};
@@ -52,7 +53,7 @@ __device__ __forceinline__ void take_queries(typename C::SharedMemory& shared,
     for (int step = 0; step < 4; ++step) {
       const int chunk = (step * 2 + lane / 16) ^ (row % 8);
       uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(state.queries[4 * (4 * t + step)]);
-      load_matrices(to, &shared.kv[ring.stage][t % C::kStageTiles][row][chunk * 8]);
+      load_matrices(to, &query_stage<C>(shared, ring.stage)[t % C::kStageTiles][row][chunk * 8]);
 #pragma unroll
       for (uint32_t& pair : to) pair = query_pair<C>(pair);
     }
@@ -79,14 +80,14 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
   const uint64_t queries = rows_descriptor(fresh(shared_address(shared.q)));
 #pragma unroll
   for (int part = 0; part < 2 * C::kHalfStages; ++part) {
-    const uint64_t keys = rows_descriptor(shared_address(shared.kv[ring.stage]));
+    const uint64_t keys = rows_descriptor(shared_address(&shared.kv[ring.stage]), C::kGroupBytes);
     shared.full[ring.stage].wait(ring.phase);
     see_copied_rows<C>();
     products_begin();
 #pragma unroll
     for (int step = 0; step < C::kStageTiles * 4; ++step) {
       const int tile = part * C::kStageTiles + step / 4;
-      const uint64_t at = keys + (step / 4 * kTileBytes + step % 4 * 32) / 16;
+      const uint64_t at = keys + (step / 4 * kGroupTileBytes + step % 4 * 32) / 16;
       if (tile < C::kRegisterTiles) {
         Scores::template run<C::kMath, false>(state.scores, state.queries + 4 * (4 * tile + step % 4),
                                            at, part + step > 0);
@@ -100,7 +101,7 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
   if constexpr (C::kRopeTiles > 0) {
     shared.rope_full.wait(rope_phase);
     see_copied_rows<C>();
-    const uint64_t keys = rows_descriptor(shared_address(shared.rope));
+    const uint64_t keys = rows_descriptor(shared_address(&shared.rope));
     products_begin();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void clear_foreign_values(typename C::SharedMemory& s
          i += kWarpgroupThreads) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
-        *reinterpret_cast<uint4*>(&shared.kv[ring.stage][t][valid + i / 8][i % 8 * 8]) = uint4{};
+        *reinterpret_cast<uint4*>(&shared.kv[ring.stage].row(t, valid + i / 8)[i % 8 * 8]) = uint4{};
       }
     }
     ring.advance();
@@ -175,8 +176,9 @@ struct Progress {
 template <class C>
 __device__ __forceinline__ void finish_rows(const MlaDecodeParams& params,
                                             typename C::SharedMemory& shared, const RowTile& tile,
-                                            Ring<C::kStages> ring, int slot, float scale,
+                                            Ring<C::kStages> ring, int slot,
                                             const ScoreState<C>& state) {
+  const float scale = value_scale<C>(params);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float sum = state.rows[half].sum;
@@ -197,7 +199,6 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
                                            Progress<C>& at) {
   const int lane = threadIdx.x % 32;
   const int masked = tile.masked;
-  const float scale = value_scale<C>(params);
   const float factor = params.scale * cache_scale<C>(params) * kLog2E;
   ScoreState<C> state;
 #pragma unroll
@@ -223,7 +224,7 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
       shared.rescale[slot][thread_row(0)] = rescale[0];
       shared.rescale[slot][thread_row(1)] = rescale[1];
     }
-    if (left == 0) finish_rows<C>(params, shared, tile, at.keys, slot, scale, state);
+    if (left == 0) finish_rows<C>(params, shared, tile, at.keys, slot, state);
     fence_async_proxy();
     release(shared.weights_full[slot]);
     at.weights.advance();
@@ -242,7 +243,7 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
                                            float (&out)[C::kValueColumns / 2]) {
   static_assert(C::kHalfStages == 1);
   const uint64_t weights = rows_descriptor(shared_address(shared.weights[slot]));
-  const uint64_t values = columns_descriptor(shared_address(shared.kv[stage]), kTileBytes);
+  const uint64_t values = columns_descriptor(shared_address(&shared.kv[stage]), kGroupTileBytes, C::kGroupBytes);
   products_begin();
 #pragma unroll
   for (int step = 0; step < kTileKeys / 16; ++step) {
@@ -250,7 +251,8 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
     for (int part = 0; part < C::kValueColumns / kProductColumns; ++part) {
       Product<kProductColumns>::template run<C::kMath, true>(
           out + part * kProductColumns / 2, weights + step * 32 / 16,
-          values + (step * 16 * 128 + part * (kProductColumns / kTileColumns) * kTileBytes) / 16,
+          values + (step * 2 * C::kGroupBytes +
+                    part * (kProductColumns / kTileColumns) * kGroupTileBytes) / 16,
           true);
     }
   }

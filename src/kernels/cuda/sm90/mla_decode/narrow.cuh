@@ -19,7 +19,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
   const uint64_t queries = rows_descriptor(shared_address(shared.q[half * C::kHalfTiles]));
 #pragma unroll
   for (int part = 0; part < C::kHalfStages; ++part) {
-    const uint64_t keys = rows_descriptor(shared_address(shared.kv[own.stage]));
+    const uint64_t keys = rows_descriptor(shared_address(&shared.kv[own.stage]), C::kGroupBytes);
     shared.full[own.stage].wait(own.phase);
     see_copied_rows<C>();
     products_begin();
@@ -27,7 +27,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
     for (int step = 0; step < C::kStageTiles * 4; ++step) {
       const int tile = part * C::kStageTiles + step / 4;
       Scores::template run<C::kMath, false>(
-          scores, keys + (step / 4 * kTileBytes + step % 4 * 32) / 16,
+          scores, keys + (step / 4 * kGroupTileBytes + step % 4 * 32) / 16,
           queries + (tile * kQueryBytes + step % 4 * 32) / 16, part + step > 0);
     }
     own.advance();
@@ -36,7 +36,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
     if (half == 1) {
       shared.rope_full.wait(rope_phase);
       see_copied_rows<C>();
-      const uint64_t rope = rows_descriptor(shared_address(shared.rope));
+      const uint64_t rope = rows_descriptor(shared_address(&shared.rope));
       const uint64_t rope_queries =
           rows_descriptor(shared_address(shared.q[2 * C::kHalfTiles]));
       products_begin();
@@ -87,7 +87,7 @@ __device__ __forceinline__ void clear_foreign_half(typename C::SharedMemory& sha
          i += kWarpgroupThreads) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
-        *reinterpret_cast<uint4*>(&shared.kv[own.stage][t][valid + i / 8][i % 8 * 8]) = uint4{};
+        *reinterpret_cast<uint4*>(&shared.kv[own.stage].row(t, valid + i / 8)[i % 8 * 8]) = uint4{};
       }
     }
     own.advance();
@@ -192,14 +192,14 @@ __device__ __forceinline__ void add_half_values(typename C::SharedMemory& shared
   products_begin();
 #pragma unroll
   for (int part = 0; part < C::kHalfStages; ++part) {
-    const uint64_t values = columns_descriptor(shared_address(shared.kv[at.stage]), kTileBytes);
+    const uint64_t values = columns_descriptor(shared_address(&shared.kv[at.stage]), kGroupTileBytes, C::kGroupBytes);
 #pragma unroll
     for (int step = 0; step < kTileKeys / 16; ++step) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
         Product<C::kRows>::template run<C::kMath, false, true>(
             state.out[part * C::kStageTiles + t],
-            values + (t * kTileBytes + step * 16 * 128) / 16, weights + step * 2, true);
+            values + (t * kGroupTileBytes + step * 2 * C::kGroupBytes) / 16, weights + step * 2, true);
       }
     }
     at.advance();

@@ -111,8 +111,10 @@ __device__ __forceinline__ void store_matrices(void* shared, uint32_t r0, uint32
 template <class C>
 __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileColumns],
                                               const float (&scores)[kTileKeys / 2]) {
-  const int lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
+  // Addresses kept over the loop would not fit beside a converting producer's registers.
+  const uint32_t thread = C::kFp8 ? fresh(threadIdx.x) : threadIdx.x;
+  const int lane = thread % 32;
+  const int row = thread % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
   for (int pair = 0; pair < kTileKeys / 16; ++pair) {
     const float* s = scores + 8 * pair;
