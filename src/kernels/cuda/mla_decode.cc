@@ -44,8 +44,11 @@ MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
   work.items = workspace.take<MlaItem>(tiles + work.workers);
   work.ranges = workspace.take<MlaRange>(work.workers);
   work.merges = workspace.take<MlaMerge>(work.workers);
-  work.partial_out = workspace.take<float>(2 * work.workers * rows * setup.rank);
-  work.partial_lse = workspace.take<float>(2 * work.workers * rows);
+  const DType parts = setup.family->parts(setup);
+  const int64_t part_rows = 2 * work.workers * rows;
+  work.partial_out = workspace.take<std::byte>(part_rows * setup.rank * dtype_bytes(parts));
+  work.partial_lse = workspace.take<float>(part_rows);
+  work.partial_units = workspace.take<float>(parts == DType::f16 ? 2 * part_rows : 0);
   return work;
 }
 
@@ -61,10 +64,13 @@ int32_t MlaDecode::row_tile(const MlaDecodeSetup& setup) { return setup.family->
 std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
   const std::string rows = std::to_string(row_tile(setup));
+  const bool f16_parts = setup.family->parts(setup) == DType::f16;
   return {variant("portable/mla_plan", {rows}, setup),
           variant(setup.family->folder, setup.family->values(setup), setup),
-          variant("portable/mla_merge",
-                  {rows, std::to_string(setup.rank), *variant_type(setup.dtype)}, setup)};
+          variant(f16_parts ? "sm90/mla_merge" : "portable/mla_merge",
+                  {rows, std::to_string(setup.rank), *variant_type(setup.dtype),
+                   f16_parts ? "f16" : "f32"},
+                  setup)};
 }
 
 MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {

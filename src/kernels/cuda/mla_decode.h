@@ -83,6 +83,7 @@ struct MlaFamily {
   // Packed (token, head) rows of a work item, 16, 32, 64 or 128.
   int32_t (*row_tile)(const MlaDecodeSetup& setup) = nullptr;
   int32_t (*workers)(const MlaDecodeSetup& setup) = nullptr;
+  DType (*parts)(const MlaDecodeSetup& setup) = nullptr;  // of MlaWorkList::partial_out: f32, f16
   VariantValues (*values)(const MlaDecodeSetup& setup) = nullptr;  // of the folder's variant
   void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
 };

@@ -42,8 +42,11 @@ struct MlaWorkList {
   MlaItem* items;      // [row tiles + workers]; entries between two ranges are unused
   MlaRange* ranges;    // [workers]
   MlaMerge* merges;    // [workers]
-  float* partial_out;  // [2 * workers, row tile, rank]
+  void* partial_out;   // [2 * workers, row tile, rank] f32 or f16
   float* partial_lse;  // [2 * workers, row tile]
+  // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half of the
+  // columns.
+  float* partial_units;
   int32_t workers;     // at most kMlaMaxWorkers
 };
 constexpr int32_t kMlaMaxWorkers = 160;

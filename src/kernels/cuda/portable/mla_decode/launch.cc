@@ -81,6 +81,7 @@ const MlaFamily& portable_mla() {
                                         .check = check,
                                         .row_tile = row_tile,
                                         .workers = workers,
+                                        .parts = [](const MlaDecodeSetup&) { return DType::f32; },
                                         .values = values,
                                         .attend = attend};
   return kFamily;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the partial results of MLA row tiles, in ascending order of keys. A warp takes a row, or
-// where tiles have few, 128 columns of one; where parts are many, several warps share them: all of
-// the GPU is to read at once.
+// Joins the partial results of MLA row tiles, in ascending order of keys. A warp takes 16 bytes a lane
+// of a row; where parts are many, several warps share them: all of the GPU is to read at once.
 #pragma once
 
+#include "kernels/cuda/common/fp8_codes.cuh"
 #include "kernels/cuda/common/mla_params.h"
 #include "kernels/cuda/common/ptx.cuh"
 
 namespace fovea::kernels::cuda {
 
-template <int kRowTile, int kRank, Type kOut>
+template <int kRowTile, int kRank, Type kOut, Type kParts>
 struct MlaMergeConfig {
   using Params = MlaMergeParams;
   static constexpr int kWarps = 8;
-  static constexpr int kRowPieces = kRank / 128;  // of four columns a lane
-  static constexpr int kPieces = kRowTile <= 32 ? 1 : kRowPieces;  // of a warp
-  static constexpr int kUnits = kRowPieces / kPieces;              // warps that share a row
-  static constexpr int kBatch = 16 / kPieces;                      // parts in flight
+  static constexpr bool kF16Parts = kParts == f16;
+  static constexpr int kLaneColumns = kF16Parts ? 8 : 4;  // 16 bytes of a part
+  static constexpr int kUnits = kRank / (32 * kLaneColumns);  // warps that share a row
+  static constexpr int kBatch = kF16Parts ? 9 : 16;           // parts in flight
   // sm_120 spills with the registers of two blocks.
   static constexpr int kBlocksPerSm = __CUDA_ARCH__ == 1200 ? 1 : 2;
   static constexpr KernelTraits kTraits = {kWarps * 32, 0, kRowTile, kBlockKeys};
 
-  struct Values {
-    float4 pieces[kPieces];
+  struct Sum {
+    float columns[kLaneColumns];
   };
 
   __device__ static int64_t partial_row(const MlaMerge& item, int part, int row) {
@@ -35,27 +35,48 @@ struct MlaMergeConfig {
     return parts <= kBatch ? 1 : parts <= 2 * kBatch ? 2 : parts <= 4 * kBatch ? 4 : 8;
   }
 
+  // A lane's columns of parts [first, end), and what they are multiples of.
   __device__ __forceinline__ static void load_parts(const Params& params, const MlaMerge& item,
-                                                    int row, int column, int first,
-                                                    int end, Values (&values)[kBatch]) {
-    const float* from = params.work.partial_out + column + threadIdx.x % 32 * 4;
+                                                    int row, int column, int first, int end,
+                                                    uint4 (&values)[kBatch],
+                                                    float (&units)[kBatch]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= end) break;
-      const float* part = from + partial_row(item, first + i, row) * kRank;
+      const int64_t place = partial_row(item, first + i, row);
+      const int64_t at = place * kRank + column;
+      if constexpr (kF16Parts) {
+        values[i] = *reinterpret_cast<const uint4*>(
+            static_cast<const uint16_t*>(params.work.partial_out) + at);
+        units[i] = params.work.partial_units[2 * place + column / (kRank / 2)];
+      } else {
+        values[i] =
+            *reinterpret_cast<const uint4*>(static_cast<const float*>(params.work.partial_out) + at);
+        units[i] = 1;
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void add(Sum& sum, const uint4& values, float weight) {
+    const uint32_t words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
-      for (int k = 0; k < kPieces; ++k) {
-        values[i].pieces[k] = *reinterpret_cast<const float4*>(part + 128 * k);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kF16Parts) {
+        sum.columns[2 * i] += weight * to_float<f16>(static_cast<uint16_t>(words[i]));
+        sum.columns[2 * i + 1] += weight * to_float<f16>(static_cast<uint16_t>(words[i] >> 16));
+      } else {
+        sum.columns[i] += weight * __uint_as_float(words[i]);
       }
     }
   }
 
   // The weighted sum of parts [first, end); most and total: of all parts.
-  __device__ static Values sum_parts(const Params& params, const MlaMerge& item, int row, int column,
-                                     int first, int end, float& most, float& total) {
+  __device__ static Sum sum_parts(const Params& params, const MlaMerge& item, int row, int column,
+                                  int first, int end, float& most, float& total) {
     const int lane = threadIdx.x % 32;
-    Values values[kBatch];
-    load_parts(params, item, row, column, first, end, values);
+    uint4 values[kBatch];
+    float units[kBatch];
+    load_parts(params, item, row, column, first, end, values, units);
     const float* lse = params.work.partial_lse;
     most = -infinity();
     for (int part = lane; part < item.count; part += 32) {
@@ -71,41 +92,32 @@ struct MlaMergeConfig {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
     const float inverse = total > 0 ? 1 / total : 0;
-    Values sum = {};
+    Sum sum = {};
     for (int at = first; at < end; at += kBatch) {
-      if (at > first) load_parts(params, item, row, column, at, end, values);
+      if (at > first) load_parts(params, item, row, column, at, end, values, units);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (at + i >= end) break;
         const float weight = __expf(lse[partial_row(item, at + i, row)] - base) * inverse;
-#pragma unroll
-        for (int k = 0; k < kPieces; ++k) add(sum.pieces[k], values[i].pieces[k], weight);
+        add(sum, values[i], weight * units[i]);
       }
     }
     return sum;
   }
 
-  __device__ __forceinline__ static void add(float4& sum, const float4& value, float weight) {
-    sum.x += weight * value.x;
-    sum.y += weight * value.y;
-    sum.z += weight * value.z;
-    sum.w += weight * value.w;
-  }
-
   __device__ static void store_row(const Params& params, const MlaMerge& item, int packed,
-                                   int column, const Values& sum, float most, float total) {
-    const int lane = threadIdx.x % 32;
+                                   int column, const Sum& sum, float most, float total) {
     const int64_t token = item.q_begin + packed / params.q_heads;
     const int head = packed % params.q_heads;
-    if (params.lse && column == 0 && lane == 0) {
+    if (params.lse && column == 0) {
       params.lse[token * params.q_heads + head] = total > 0 ? most + logf(total) : -infinity();
     }
     auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                head * params.out_head_stride + column + lane * 4;
+                head * params.out_head_stride + column;
 #pragma unroll
-    for (int k = 0; k < kPieces; ++k) {
-      const float4& v = sum.pieces[k];
-      *reinterpret_cast<uint2*>(out + 128 * k) = {pack<kOut>(v.x, v.y), pack<kOut>(v.z, v.w)};
+    for (int i = 0; i < kLaneColumns; i += 4) {
+      const float* v = sum.columns + i;
+      *reinterpret_cast<uint2*>(out + i) = {pack<kOut>(v[0], v[1]), pack<kOut>(v[2], v[3])};
     }
   }
 
@@ -119,7 +131,7 @@ struct MlaMergeConfig {
   __device__ static void run(const Params& params) {
     __shared__ MlaMerge tiles[kMlaMaxWorkers];
     __shared__ int tile_count, most_parts;
-    __shared__ float4 sums[kWarps][kPieces][32];
+    __shared__ float sums[kWarps][kLaneColumns][32];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     if (warp == 0) {
@@ -151,11 +163,11 @@ struct MlaMergeConfig {
       const int at = base + warp / sharing;
       const MlaMerge& item = tiles[min(at, units - 1) / (kRowTile * kUnits)];
       const int row = at / kUnits % kRowTile;
-      const int column = at % kUnits * kPieces * 128;
+      const int column = (at % kUnits * 32 + lane) * kLaneColumns;
       const bool valid = at < units && item.first_row + row < item.q_len * params.q_heads;
       float most = 0;
       float total = 0;
-      Values sum = {};
+      Sum sum = {};
       if (valid) {
         sum = sum_parts(params, item, row, column, item.count * share / sharing,
                         item.count * (share + 1) / sharing, most, total);
@@ -163,12 +175,12 @@ struct MlaMergeConfig {
       if (sharing > 1) {
         __syncthreads();  // the last round's sums have been read
 #pragma unroll
-        for (int k = 0; k < kPieces; ++k) sums[warp][k][lane] = sum.pieces[k];
+        for (int i = 0; i < kLaneColumns; ++i) sums[warp][i][lane] = sum.columns[i];
         __syncthreads();
         if (share > 0) continue;
         for (int other = 1; other < sharing; ++other) {
 #pragma unroll
-          for (int k = 0; k < kPieces; ++k) add(sum.pieces[k], sums[warp + other][k][lane], 1);
+          for (int i = 0; i < kLaneColumns; ++i) sum.columns[i] += sums[warp + other][i][lane];
         }
       }
       if (valid) store_row(params, item, item.first_row + row, column, sum, most, total);
@@ -176,7 +188,7 @@ struct MlaMergeConfig {
   }
 };
 
-template <int kRowTile, int kRank, Type kOut>
-using Config = MlaMergeConfig<kRowTile, kRank, kOut>;
+template <int kRowTile, int kRank, Type kOut, Type kParts>
+using Config = MlaMergeConfig<kRowTile, kRank, kOut, kParts>;
 
 }  // namespace fovea::kernels::cuda

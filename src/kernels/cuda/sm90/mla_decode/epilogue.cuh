@@ -23,34 +23,57 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
   w[3] = upper ? high[1] : far1;
 }
 
-// One row of partial results: pairs of lanes exchange columns until each has 16 bytes in a row.
+// One row of a half's columns, exchanged among four lanes: a warp stores 64 bytes of each row at once.
+template <class C, Type kTo>
+__device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
+                                          const float (&out)[C::kValueColumns / 2], float factor) {
+  to += threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < C::kValueColumns / 8; i += 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      words[k] = pack<kTo>(out[4 * (i + k) + 2 * r] * factor,
+                           out[4 * (i + k) + 2 * r + 1] * factor);
+    }
+    transpose_quad(words);
+    if (valid) *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2], words[3]};
+  }
+}
+
+// A power of two such that `most` is less than two of it.
+__device__ __forceinline__ uint32_t unit_bits(float most) {
+  return min(max(__float_as_uint(most) & 0x7f800000u, 1u << 23), 253u << 23);
+}
+
+// One row of partial results as f16, in multiples of a unit.
 template <class C>
 __device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
                                                   const RowTile& tile, int half, int r,
                                                   const float (&out)[C::kValueColumns / 2],
                                                   float inverse) {
-  const int lane = threadIdx.x % 4;
-  const int row = thread_row(r);
-  float* to =
-      params.work.partial_out +
-      (static_cast<int64_t>(tile.item.partial) * (C::kBlocks * C::kRows) +
-       block_rank<C>() * C::kRows + row) *
-          C::kRank +
-      half * C::kValueColumns + lane % 2 * 8 + lane / 2 * 4;
-  const bool odd = lane & 1;
+  float most = 0;
 #pragma unroll
-  for (int i = 0; i < C::kValueColumns / 8; i += 2) {
-    const float even[2] = {out[4 * i + 2 * r] * inverse, out[4 * i + 2 * r + 1] * inverse};
-    const float next[2] = {out[4 * i + 4 + 2 * r] * inverse, out[4 * i + 5 + 2 * r] * inverse};
-    const float got0 = __shfl_xor_sync(~0u, odd ? even[0] : next[0], 1);
-    const float got1 = __shfl_xor_sync(~0u, odd ? even[1] : next[1], 1);
-    const float4 value =
-        odd ? float4{got0, got1, next[0], next[1]} : float4{even[0], even[1], got0, got1};
-    if (row < tile.rows) *reinterpret_cast<float4*>(to + i * 8) = value;
+  for (int i = 0; i < C::kValueColumns / 8; ++i) {
+    most = fmaxf(most, fmaxf(fabsf(out[4 * i + 2 * r]), fabsf(out[4 * i + 2 * r + 1])));
   }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  const uint32_t unit = unit_bits(most * inverse);
+  const float factor = inverse * __uint_as_float((254u << 23) - unit);
+  const int row = thread_row(r);
+  const int64_t place = (static_cast<int64_t>(tile.item.partial) * C::kBlocks + block_rank<C>()) *
+                            C::kRows +
+                        row;
+  const bool valid = row < tile.rows;
+  if (valid && threadIdx.x % 4 == 0) {
+    params.work.partial_units[2 * place + half] = __uint_as_float(unit);
+  }
+  store_row<C, f16>(static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank +
+                        half * C::kValueColumns,
+                    valid, r, out, factor);
 }
 
-// One row of the output, exchanged among four lanes: a warp stores 64 bytes of each row at once.
 template <class C>
 __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, const RowTile& tile,
                                                  int half, int r,
@@ -60,20 +83,10 @@ __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, 
   const bool valid = row < tile.rows;
   const int packed = tile.first_row + (valid ? row : 0);
   const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
-  uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                 packed % params.batch.q_heads * params.out_head_stride + half * C::kValueColumns +
-                 threadIdx.x % 4 * 8;
-#pragma unroll
-  for (int i = 0; i < C::kValueColumns / 8; i += 4) {
-    uint32_t words[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      words[k] = pack<C::kQ>(out[4 * (i + k) + 2 * r] * inverse,
-                             out[4 * (i + k) + 2 * r + 1] * inverse);
-    }
-    transpose_quad(words);
-    if (valid) *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2], words[3]};
-  }
+  store_row<C, C::kQ>(static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                          packed % params.batch.q_heads * params.out_head_stride +
+                          half * C::kValueColumns,
+                      valid, r, out, inverse);
 }
 
 template <class C>

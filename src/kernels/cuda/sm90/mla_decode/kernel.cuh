@@ -175,7 +175,11 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     give_registers<kProducerRegisters>();
     run_producer<C>(params, shared);
   } else if (warpgroup == 1) {
-    take_registers<kScoreRegisters>();
+    if constexpr (kFp8) {
+      give_registers<kScoreRegisters>();  // of 128
+    } else {
+      take_registers<kScoreRegisters>();
+    }
     run_scores<C>(params, shared);
   } else {
     take_registers<kValueRegisters>();

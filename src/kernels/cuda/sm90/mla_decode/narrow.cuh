@@ -58,21 +58,12 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
 template <class C>
 __device__ __forceinline__ void hide_narrow_keys(const MlaDecodeParams& params, const RowTile& tile,
                                                  int left, float (&scores)[C::kRows / 2]) {
-  const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
-  const MaskParams& mask = params.batch.mask;
 #pragma unroll
   for (int i = 0; i < C::kRows / 4; ++i) {
-    const int packed = tile.first_row + min(column_of(i), max(tile.rows - 1, 0));
-    const int token = packed / params.batch.q_heads;
-    const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
-    const bool drafts = mask.tree && token < tile.view.q_len;
-    const uint64_t tree = drafts ? mask.tree[tile.view.q_begin + token] : 0;
+    const uint64_t seen = seen_keys(params, tile, left, column_of(i));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = key + thread_row(half);
-      const bool seen = at < end && (!drafts || at < tile.view.prefix() ||
-                                     (tree >> (at - tile.view.prefix()) & 1));
-      if (!seen) scores[score_of(i, half)] = -infinity();
+      if (!(seen >> thread_row(half) & 1)) scores[score_of(i, half)] = -infinity();
     }
   }
 }

@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const 
       for (int c = 0; c < 2; ++c) {
         const int row = column_of(2 * j + c);
         if (row >= tile.rows) continue;
-        float* to = params.work.partial_out +
+        float* to = static_cast<float*>(params.work.partial_out) +
                     ((static_cast<int64_t>(tile.item.partial) * C::kBlocks + block_rank<C>()) *
                          C::kRows +
                      row) *

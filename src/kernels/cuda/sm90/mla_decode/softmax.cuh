@@ -23,27 +23,45 @@ __device__ __forceinline__ int thread_row(int half) {
   return threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
 }
 
+// The lowest n bits, n from below 0 to beyond 64.
+__device__ __forceinline__ uint64_t low_bits(int n) {
+  return n >= 64 ? ~0ull : (1ull << max(n, 0)) - 1;
+}
+
+// Bit i: whether row `row` of the block sees key i of the tile before the last `left`.
+__device__ __forceinline__ uint64_t seen_keys(const MlaDecodeParams& params, const RowTile& tile,
+                                              int left, int row) {
+  const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
+  const MaskParams& mask = params.batch.mask;
+  const int packed = tile.first_row + min(row, max(tile.rows - 1, 0));
+  const int token = packed / params.batch.q_heads;
+  const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
+  uint64_t seen = low_bits(end - key);
+  if (mask.tree && token < tile.view.q_len) {
+    const uint64_t tree = mask.tree[tile.view.q_begin + token];
+    const int first = tile.view.prefix() - key;  // draft, from the tile's first key
+    if (first > -64 && first < 64) {
+      seen &= first < 0 ? tree >> -first : tree << first | low_bits(first);
+    } else if (first < 0) {
+      seen = 0;
+    }
+  }
+  return seen;
+}
+
 // Hides keys of the tile before the last `left` from rows that do not see them.
 template <class C>
 __device__ __forceinline__ void hide_keys(const MlaDecodeParams& params, const RowTile& tile,
                                           int left, float (&scores)[kTileKeys / 2]) {
-  const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
-  const MaskParams& mask = params.batch.mask;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int packed = tile.first_row + min(thread_row(half), max(tile.rows - 1, 0));
-    const int token = packed / params.batch.q_heads;
-    const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
-    const bool drafts = mask.tree && token < tile.view.q_len;
-    const uint64_t tree = drafts ? mask.tree[tile.view.q_begin + token] : 0;
+    const uint64_t seen =
+        seen_keys(params, tile, left, thread_row(half)) >> threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kTileKeys / 8; ++i) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int at = key + threadIdx.x % 4 * 2 + i * 8 + c;
-        const bool seen = at < end && (!drafts || at < tile.view.prefix() ||
-                                       (tree >> (at - tile.view.prefix()) & 1));
-        if (!seen) scores[4 * i + 2 * half + c] = -infinity();
+        if (!(seen >> (i * 8 + c) & 1)) scores[4 * i + 2 * half + c] = -infinity();
       }
     }
   }
