@@ -21,6 +21,7 @@
 #include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow.cuh"
+#include "kernels/cuda/sm90/mla_decode/narrow_fp8.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -188,6 +189,8 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
 }
 
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>
-using Config = MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>;
+using Config = Select<(kCache == f8e4m3 && kRows < kTileRows),
+                      NarrowFp8Config<kRank, kRope, kLoader, kRows>,
+                      MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>>;
 
 }  // namespace fovea::kernels::cuda

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of 16 or 32 query rows over fp8 caches. Rows stay fp8 in shared memory; two warpgroups take
+// key tiles in turn, and each makes f16 of them in registers, as left operands of both products:
+// keys are rows of the scores, value columns rows of the output. While one weighs, the other
+// multiplies; at the end of an item they join.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
+#include "kernels/cuda/sm90/mla_decode/narrow_fp8_config.cuh"
+#include "kernels/cuda/sm90/mla_decode/narrow_fp8_epilogue.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Rows of an item's key tiles to the ring, runs of them at once where a page holds them side by
+// side. One warp.
+template <class C>
+__device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
+                                              typename C::SharedMemory& shared) {
+  Ring<C::kStages> ring;
+  TileReader<C> reader;
+  const int lane = threadIdx.x % 32;
+  const int page_run = params.page_size & -params.page_size;  // its largest power of two
+  const int run = params.token_stride == C::kRowBytes ? min(page_run, kTileKeys) : 1;
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    const KeySpan span = {tile.item.request, tile.item.key_begin, tile.item.key_end};
+    const int tiles = tile.tiles;
+    reader.give_back(shared);
+    if (tiles < 0) return;
+    const int32_t* table = params.page_table + span.request * params.page_table_stride;
+    const char* from[2];  // of this lane's runs
+    int keys[2];          // in them
+    const auto find = [&](int key) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int at = key + (lane + 32 * i) * run;
+        keys[i] = (lane + 32 * i) * run < kTileKeys ? min(max(span.key_end - at, 0), run) : 0;
+        if (keys[i] == 0) continue;
+        from[i] = static_cast<const char*>(params.cache) +
+                  table[at / params.page_size] * params.page_stride +
+                  at % params.page_size * params.token_stride;
+      }
+    };
+    find(span.key_begin);
+    for (int key = span.key_begin; key < span.key_end; key += kTileKeys) {
+      TransactionBarrier& full = shared.full[ring.stage];
+      shared.empty[ring.stage].wait(ring.phase ^ 1);
+      if (lane == 0) full.arrive_expecting(min(span.key_end - key, kTileKeys) * C::kRowBytes);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (keys[i] == 0) continue;
+        load_rows(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i],
+                  keys[i] * C::kRowBytes, full);
+      }
+      find(key + kTileKeys);
+      ring.advance();
+    }
+  }
+}
+
+// Queries in the order of columns in which lanes read keys: of each 64, lane q % 4 has 16 q to 16 q +
+// 15 and gives four of them to each product. As f16 but for bf16 RoPE columns. Both warpgroups.
+template <class C>
+__device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared) {
+  for (int i = threadIdx.x - kWarpgroupThreads; i < C::kQueryTiles * C::kRows;
+       i += 2 * kWarpgroupThreads) {
+    const int tile = i / C::kRows;
+    const int row = i % C::kRows;
+    uint32_t words[32];
+    uint4* chunks = reinterpret_cast<uint4*>(shared.q[tile][row]);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      *reinterpret_cast<uint4*>(words + 4 * c) = chunks[c ^ row % 8];
+    }
+    if (tile < C::kLatentTiles || C::kRopeMath != C::kQ) {
+#pragma unroll
+      for (uint32_t& word : words) word = query_pair<C>(word);
+    }
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {  // half c % 2 of product c / 2
+      chunks[c ^ row % 8] = {words[c], words[8 + c], words[16 + c], words[24 + c]};
+    }
+  }
+  fence_async_proxy();
+  named_barrier_wait(1, 2 * kWarpgroupThreads);
+}
+
+// Rows that no key of the item owns become zeros: values times a weight of 0 must not be NaN.
+template <class C>
+__device__ __forceinline__ void clear_foreign_rows(typename C::KeyRows& keys, int valid, int group) {
+  uint4* first = keys.rows[valid];
+  for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * (C::kRowBytes / 16);
+       i += kWarpgroupThreads) {
+    first[i] = {};
+  }
+  fence_async_proxy();
+  named_barrier_wait(2 + group, kWarpgroupThreads);
+}
+
+// Four products of 16 columns each from 16 e4m3 of two rows; scales: f16 twice, of the rows.
+template <class C>
+__device__ __forceinline__ void widen_keys(const uint4& first, const uint4& second,
+                                           const uint32_t (&scales)[2], uint32_t (&a)[16]) {
+  const uint32_t low[4] = {first.x, first.y, first.z, first.w};
+  const uint32_t high[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    widen_e4m3<C::kScaled>(low[step], scales[0], a[4 * step], a[4 * step + 2]);
+    widen_e4m3<C::kScaled>(high[step], scales[1], a[4 * step + 1], a[4 * step + 3]);
+  }
+}
+
+// The scores of a key tile, complete when it returns.
+template <class C>
+__device__ __forceinline__ void score_keys(typename C::SharedMemory& shared,
+                                           const typename C::KeyRows& keys,
+                                           float (&scores)[C::kRows / 2]) {
+  using Scores = Product<C::kRows>;
+  const int lane = threadIdx.x % 32;
+  const uint4* rows[2] = {keys.rows[thread_row(0)], keys.rows[thread_row(1)]};
+  uint32_t factors[C::kLatentParts][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float scales[4] = {};
+    if constexpr (C::kScaled) *reinterpret_cast<uint4*>(scales) = rows[r][C::kRank / 16];
+#pragma unroll
+    for (int part = 0; part < C::kLatentParts; ++part) {
+      factors[part][r] = pack<f16>(scales[part] * kKeyFactor, scales[part] * kKeyFactor);
+    }
+  }
+  uint32_t a[2][16];
+#pragma unroll
+  for (int t = 0; t < C::kLatentTiles + C::kRopeTiles; ++t) {
+    uint32_t(&at)[16] = a[t % 2];
+    const bool rope = t == C::kLatentTiles;
+    if (t >= 2) products_wait<1>();
+    if (rope && C::kScaled) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint32_t words[8];
+        const uint4* from = rows[r] + C::kRopeOffset / 16 + lane % 4 * 2;
+        *reinterpret_cast<uint4*>(words) = from[0];
+        *reinterpret_cast<uint4*>(words + 4) = from[1];
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+          at[4 * step + r] = words[2 * step];
+          at[4 * step + 2 + r] = words[2 * step + 1];
+        }
+      }
+    } else {
+      const int piece = t * 4 + lane % 4;
+      widen_keys<C>(rows[0][piece], rows[1][piece], factors[rope ? 0 : t / 2], at);
+    }
+    const uint64_t queries = rows_descriptor(shared_address(shared.q[t]));
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      if (rope) {
+        Scores::template run<C::kRopeMath, false>(scores, at + 4 * step, queries + 2 * step, true);
+      } else {
+        Scores::template run<C::kMath, false>(scores, at + 4 * step, queries + 2 * step,
+                                              t + step > 0);
+      }
+    }
+    products_commit();
+  }
+  products_wait<0>();
+  products_landed(scores);
+}
+
+// Adds weights * values of a key tile, complete when it returns. A matrix of 8 keys and 8 pairs of
+// columns, transposed, is a pair of keys and of columns a lane: rows i and i + 8 of the product are
+// columns 2 i and 2 i + 1.
+template <class C>
+__device__ __forceinline__ void add_fp8_values(typename C::SharedMemory& shared,
+                                               const typename C::KeyRows& keys, int group,
+                                               float (&out)[C::kLatentTiles][C::kRows / 2]) {
+  const int lane = threadIdx.x % 32;
+  const uint64_t weights = rows_descriptor(shared_address(shared.weights[group]));
+  const uint4* from = keys.rows[lane] + threadIdx.x % kWarpgroupThreads / 32;
+  uint32_t a[2][16];
+#pragma unroll
+  for (int t = 0; t < C::kLatentTiles; ++t) {
+    uint32_t(&at)[16] = a[t % 2];
+    if (t >= 2) products_wait<1>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t pairs[4];  // of keys 32 half + 8 i
+      load_matrices_transposed(pairs, from + half * 32 * (C::kRowBytes / 16) + 4 * t);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t scale = 0;
+        if constexpr (C::kScaled) {
+          scale = *reinterpret_cast<const uint32_t*>(
+              &shared.scales[group][t / 2][32 * half + 8 * i + lane % 4 * 2]);
+        }
+        uint32_t(&to)[2] = reinterpret_cast<uint32_t(&)[2]>(at[8 * half + 2 * i]);
+        widen_e4m3<C::kScaled>(__byte_perm(pairs[i], 0, 0x3120), scale, to[0], to[1]);
+      }
+    }
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Product<C::kRows>::template run<C::kMath, false>(out[t], at + 4 * step, weights + 2 * step,
+                                                       true);
+    }
+    products_commit();
+  }
+  products_wait<0>();
+#pragma unroll
+  for (int t = 0; t < C::kLatentTiles; ++t) products_landed(out[t]);
+}
+
+// Scores to weights in shared memory, and the tile's scales beside them. One warpgroup, which meets
+// twice: before the second time nobody has begun this tile's values, behind the first nobody still
+// reads the last one's.
+template <class C>
+__device__ __forceinline__ void weigh_keys(typename C::SharedMemory& shared,
+                                           const typename C::KeyRows& keys, float factor, int group,
+                                           float (&scores)[C::kRows / 2], Fp8State<C>& state) {
+  constexpr int kColumns = C::kRows / 4;
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  float most[kColumns];
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    most[i] = fmaxf(scores[score_of(i, 0)], scores[score_of(i, 1)]);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], step));
+    }
+    if (lane < 4) shared.maxima[group][warp][column_of(i)] = most[i];
+  }
+  named_barrier_wait(2 + group, kWarpgroupThreads);
+  if (C::kScaled && thread < kTileKeys) {
+    float scales[4];
+    *reinterpret_cast<uint4*>(scales) = keys.rows[thread][C::kRank / 16];
+#pragma unroll
+    for (int part = 0; part < C::kLatentParts; ++part) {
+      shared.scales[group][part][thread] =
+          static_cast<uint16_t>(pack<f16>(scales[part] * kKeyFactor, 0));
+    }
+  }
+  float rescale[kColumns];
+  bool moved = false;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) most[i] = fmaxf(most[i], shared.maxima[group][w][column_of(i)]);
+    const bool moves = most[i] * factor > state.most[i] + kMaximumLag;
+    const float next = moves ? most[i] * factor : state.most[i];
+    rescale[i] = exp2_fast(state.most[i] - next);
+    state.most[i] = next;
+    moved |= moves;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) state.sum[i] *= rescale[i];
+#pragma unroll
+    for (int t = 0; t < C::kLatentTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) state.out[t][i] *= rescale[i / 4 * 2 + i % 2];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float& score = scores[score_of(i, row)];
+      score = exp2_fast(fmaf(score, factor, -state.most[i]));
+      state.sum[i] += score;
+    }
+  }
+#pragma unroll
+  for (int pair = 0; pair < C::kRows / 16; ++pair) {
+    store_narrow_weights<C>(shared.weights[group], pair, scores);
+  }
+  fence_async_proxy();
+  named_barrier_wait(2 + group, kWarpgroupThreads);
+}
+
+// The tiles of one work item that are this warpgroup's: every second from `group`.
+template <class C>
+__device__ __forceinline__ void fp8_item(const MlaDecodeParams& params,
+                                         typename C::SharedMemory& shared, const RowTile& tile,
+                                         int group, Ring<C::kStages> ring, uint32_t q_phase,
+                                         Fp8State<C>& state) {
+  const int tiles = tile.tiles;
+  const int masked = tile.masked;
+  const int keys = (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;  // of the last
+  const float factor = params.scale * cache_scale<C>(params) * kLog2E;
+#pragma unroll
+  for (float& most : state.most) most = kLowest;
+  shared.q_full.wait(q_phase);
+  arrange_queries<C>(shared);
+  ring.advance(group);
+  for (int left = tiles - 1 - group; left >= 0; left -= 2) {  // tiles after this one
+    typename C::KeyRows& rows = shared.kv[ring.stage];
+    shared.full[ring.stage].wait(ring.phase);
+    if (left == 0 && keys < kTileKeys) clear_foreign_rows<C>(rows, keys, group);
+    float scores[C::kRows / 2];
+    score_keys<C>(shared, rows, scores);
+    if (left < masked) hide_narrow_keys<C>(params, tile, left, scores);
+    weigh_keys<C>(shared, rows, factor, group, scores, state);
+    add_fp8_values<C>(shared, rows, group, state.out);
+    release(shared.empty[ring.stage]);
+    ring.advance(2);
+  }
+  release(shared.q_empty);
+}
+
+template <class C>
+__device__ __forceinline__ void run_fp8(const MlaDecodeParams& params,
+                                        typename C::SharedMemory& shared, int group) {
+  Ring<C::kStages> ring;
+  TileReader<C> reader;
+  uint32_t q_phase = 0;
+  while (true) {
+    const RowTile& tile = reader.take(shared);
+    if (tile.tiles < 0) return;
+    Fp8State<C> state = {};
+    if (tile.tiles > 0) {
+      fp8_item<C>(params, shared, tile, group, ring, q_phase, state);
+      ring.advance(tile.tiles);
+      q_phase ^= 1;
+    }
+    join_groups<C>(params, shared, tile, group, state);
+    reader.give_back(shared);
+  }
+}
+
+template <int kRank, int kRope, Loader kLoader, int kRows>
+__device__ void NarrowFp8Config<kRank, kRope, kLoader, kRows>::run(const MlaDecodeParams& params) {
+  using C = NarrowFp8Config;
+  extern __shared__ __align__(1024) char dynamic_shared[];
+  auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(4);
+    }
+    for (int i = 0; i < kTileSlots; ++i) {
+      shared.tile_full[i].init(1);
+      shared.tile_empty[i].init(8 + 1);
+    }
+    shared.q_full.init(1);
+    shared.q_empty.init(8);
+    fence_barrier_init();
+  }
+  __syncthreads();
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+  if (warpgroup == 0) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x / 32 == 0) {
+      copy_fp8_rows<C>(params, shared);
+    } else if (threadIdx.x == 32) {
+      produce_queries<C>(params, shared);
+    }
+  } else {
+    take_registers<kConsumerRegisters>();
+    run_fp8<C>(params, shared, warpgroup - 1);
+  }
+}
+
+}  // namespace fovea::kernels::cuda
