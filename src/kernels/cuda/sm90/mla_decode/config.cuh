@@ -81,6 +81,7 @@ struct MlaDecodeConfig {
   // are bf16 and stay it.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
+  static_assert(!kFp8 || !kNarrow);  // NarrowFp8Config
   static_assert(kFp8 ? kQuery == bf16 && kLoader != pages : kCache == kQuery && !kScaled);
 
   static constexpr int kValueColumns = kRank / 2;  // of one value warpgroup
@@ -98,17 +99,16 @@ struct MlaDecodeConfig {
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
   static constexpr int kQueryStages = kNarrow ? 0 : 1;
   static constexpr int kStages =
-      kRows == 16 ? (kFp8 ? 8 : 11) : kRows == 32 ? (kFp8 ? 7 : 10) : (kFp8 ? 4 : 5);
+      kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
   static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
   // Producer warps that bring keys; converting keeps them busy.
-  static constexpr int kKeyWarps = kLoader == pages ? 1 : kFp8 && kNarrow ? 8 : 4;
-  static constexpr int kProducerGroups = kKeyWarps == 8 ? 2 : 1;  // warpgroups
+  static constexpr int kKeyWarps = kLoader == pages ? 1 : 4;
   static constexpr int kFullArrivals = kLoader == pages ? 1
                                        : kFp8           ? kKeyWarps
                                                         : kWarpgroupThreads;
-  // fp8 rows on their way: a warp has 16 or 8 of a key tile, in groups of four.
-  static constexpr int kChunks = kNarrow ? 2 : 3;  // groups of a warp
+  // fp8 rows on their way: a warp has 16 of a key tile, in groups of four.
+  static constexpr int kChunks = 3;  // groups of a warp
   static constexpr int kWarpRows = kTileKeys / kKeyWarps;
   static constexpr int kWarpGroups = kWarpRows / 4;
   static constexpr int kLatentParts = kRank / 128;
@@ -120,7 +120,7 @@ struct MlaDecodeConfig {
   };
   // 512 threads share 65536 registers. Value warpgroups hold 128 accumulators and need 160; scores
   // hold 64 registers of q, 32 of scores.
-  static constexpr int kProducerRegisters = kFp8 ? (kNarrow ? 96 : 72) : 48;
+  static constexpr int kProducerRegisters = kFp8 ? 72 : 48;
   static constexpr int kScoreRegisters = kFp8 ? 120 : 144;
   static constexpr int kValueRegisters = 160;
 
@@ -162,7 +162,7 @@ struct MlaDecodeConfig {
   };
 
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {(kProducerGroups + kConsumers) * kWarpgroupThreads,
+  static constexpr KernelTraits kTraits = {(1 + kConsumers) * kWarpgroupThreads,
                                            sizeof(SharedMemory), kBlocks* kRows, kTileKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);

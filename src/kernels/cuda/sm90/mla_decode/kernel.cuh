@@ -165,12 +165,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {
-    if (warpgroup < kProducerGroups) {
-      if constexpr (kFp8) give_registers<kProducerRegisters>();
+    if (warpgroup == 0) {
       run_producer<C>(params, shared);
     } else {
-      if constexpr (kFp8) take_registers<kValueRegisters>();
-      run_narrow<C>(params, shared, warpgroup - kProducerGroups);
+      run_narrow<C>(params, shared, warpgroup - 1);
     }
   } else if (warpgroup == 0) {
     give_registers<kProducerRegisters>();

@@ -25,20 +25,19 @@ __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
                         __uint_as_float(pair & 0xffff0000) * kFactor);
 }
 
-// The tiles of q in shared memory, as query_pair. `threads` of them from `thread`, who meet here.
+// The tiles of q in shared memory, as query_pair. The score warpgroup, which meets here.
 template <class C>
-__device__ __forceinline__ void convert_queries(typename C::SharedMemory& shared, int thread,
-                                                int threads) {
+__device__ __forceinline__ void convert_queries(typename C::SharedMemory& shared) {
   if constexpr (C::kMath == C::kQ) return;
   constexpr int kTiles = C::kQueryTiles - (C::kRopeMath == C::kQ ? C::kRopeTiles : 0);
   uint4* chunks = reinterpret_cast<uint4*>(shared.q);
 #pragma unroll 1
-  for (int i = thread; i < kTiles * C::kRows * 8; i += threads) {
+  for (int i = threadIdx.x % kWarpgroupThreads; i < kTiles * C::kRows * 8; i += kWarpgroupThreads) {
     const uint4 q = chunks[i];
     chunks[i] = {query_pair<C>(q.x), query_pair<C>(q.y), query_pair<C>(q.z), query_pair<C>(q.w)};
   }
   fence_async_proxy();
-  named_barrier_wait(1, threads);
+  named_barrier_wait(1, kWarpgroupThreads);
 }
 
 // The tiles of q that live in registers, from stages of the ring.
@@ -206,7 +205,7 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
   shared.q_full.wait(at.q_phase);
   at.q_phase ^= 1;
   take_queries<C>(shared, at.keys, state);
-  convert_queries<C>(shared, threadIdx.x % kWarpgroupThreads, kWarpgroupThreads);
+  convert_queries<C>(shared);
   for (int left = tile.tiles - 1; left >= 0; --left) {  // tiles after this one
     compute_scores<C>(shared, at.keys, at.rope_phase, state);
     release(shared.scores_done[at.scores.stage]);

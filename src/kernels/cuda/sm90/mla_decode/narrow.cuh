@@ -26,7 +26,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
 #pragma unroll
     for (int step = 0; step < C::kStageTiles * 4; ++step) {
       const int tile = part * C::kStageTiles + step / 4;
-      Scores::template run<C::kMath, false>(
+      Scores::template run<C::kQ, false>(
           scores, keys + (step / 4 * kGroupTileBytes + step % 4 * 32) / 16,
           queries + (tile * kQueryBytes + step % 4 * 32) / 16, part + step > 0);
     }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
       products_begin();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        Scores::template run<C::kRopeMath, false>(scores, rope + step * 2, rope_queries + step * 2, true);
+        Scores::template run<C::kQ, false>(scores, rope + step * 2, rope_queries + step * 2, true);
       }
     }
   }
@@ -188,7 +188,7 @@ __device__ __forceinline__ void add_half_values(typename C::SharedMemory& shared
     for (int step = 0; step < kTileKeys / 16; ++step) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
-        Product<C::kRows>::template run<C::kMath, false, true>(
+        Product<C::kRows>::template run<C::kQ, false, true>(
             state.out[part * C::kStageTiles + t],
             values + (t * kGroupTileBytes + step * 2 * C::kGroupBytes) / 16, weights + step * 2, true);
       }
@@ -215,13 +215,11 @@ __device__ __forceinline__ void narrow_item(const MlaDecodeParams& params,
   const int tiles = tile.tiles;
   const int masked = tile.masked;
   const int keys = (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;  // of the last
-  const float factor = params.scale * cache_scale<C>(params) * kLog2E;
+  const float factor = params.scale * kLog2E;
 #pragma unroll
   for (float& most : state.most) most = kLowest;
   shared.q_full.wait(at.q_phase);
   at.q_phase ^= 1;
-  convert_queries<C>(shared, half * kWarpgroupThreads + threadIdx.x % kWarpgroupThreads,
-                     2 * kWarpgroupThreads);
   for (int left = tiles - 1; left >= 0; --left) {  // tiles after this one
     Ring<C::kStages> own = at.keys;
     own.advance(half * C::kHalfStages);

@@ -30,7 +30,6 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
                                                float (&inverse)[C::kRows / 4]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % kWarpgroupThreads / 32;
-  const float scale = value_scale<C>(params);
   named_barrier_wait(2 + half, kWarpgroupThreads);  // the sums of the item before have been read
 #pragma unroll
   for (int i = 0; i < C::kRows / 4; ++i) {
@@ -46,7 +45,7 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < 4; ++w) sum += shared.sums[half][w][row];
-    inverse[i] = sum > 0 ? scale / sum : 0;
+    inverse[i] = sum > 0 ? 1 / sum : 0;
     if (half == 1 || warp > 0 || lane >= 4 || row >= tile.rows) continue;
     const float lse = sum > 0 ? (state.most[i] + log2f(sum)) * kLn2 : -infinity();
     if (tile.item.partial >= 0) {
