@@ -128,19 +128,33 @@ __device__ __forceinline__ void score_keys(typename C::SharedMemory& shared,
       factors[part][r] = pack<f16>(scales[part] * kKeyFactor, scales[part] * kKeyFactor);
     }
   }
-  uint32_t a[2][16];
+  // What a lane has of column tile t: 16 bytes of both rows, 32 of bf16 RoPE columns.
+  uint4 raw[2][4];
+  const auto load = [&](int t) {
+    const bool wide = t == C::kLatentTiles && C::kScaled;
+    const int piece = wide ? C::kRopeOffset / 16 + lane % 4 * 2 : t * 4 + lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      raw[t % 2][r] = rows[r][piece];
+      if (wide) raw[t % 2][2 + r] = rows[r][piece + 1];
+    }
+  };
+  uint32_t a[C::kBuffers][16];
+  load(0);
 #pragma unroll
   for (int t = 0; t < C::kLatentTiles + C::kRopeTiles; ++t) {
-    uint32_t(&at)[16] = a[t % 2];
+    uint32_t(&at)[16] = a[t % C::kBuffers];
+    const uint4(&from)[4] = raw[t % 2];
     const bool rope = t == C::kLatentTiles;
-    if (t >= 2) products_wait<1>();
+    if (C::kAhead && t + 1 < C::kLatentTiles + C::kRopeTiles) load(t + 1);
+    if (t >= C::kBuffers) products_wait<C::kBuffers - 1>();
+    if (!C::kAhead && t > 0) load(t);
     if (rope && C::kScaled) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        uint32_t words[8];
-        const uint4* from = rows[r] + C::kRopeOffset / 16 + lane % 4 * 2;
-        *reinterpret_cast<uint4*>(words) = from[0];
-        *reinterpret_cast<uint4*>(words + 4) = from[1];
+        const uint4& low = from[r];
+        const uint4& high = from[2 + r];
+        const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
           at[4 * step + r] = words[2 * step];
@@ -148,8 +162,7 @@ __device__ __forceinline__ void score_keys(typename C::SharedMemory& shared,
         }
       }
     } else {
-      const int piece = t * 4 + lane % 4;
-      widen_keys<C>(rows[0][piece], rows[1][piece], factors[rope ? 0 : t / 2], at);
+      widen_keys<C>(from[0], from[1], factors[rope ? 0 : t / 2], at);
     }
     const uint64_t queries = rows_descriptor(shared_address(shared.q[t]));
     products_begin();
@@ -178,25 +191,35 @@ __device__ __forceinline__ void add_fp8_values(typename C::SharedMemory& shared,
   const int lane = threadIdx.x % 32;
   const uint64_t weights = rows_descriptor(shared_address(shared.weights[group]));
   const uint4* from = keys.rows[lane] + threadIdx.x % kWarpgroupThreads / 32;
-  uint32_t a[2][16];
-#pragma unroll
-  for (int t = 0; t < C::kLatentTiles; ++t) {
-    uint32_t(&at)[16] = a[t % 2];
-    if (t >= 2) products_wait<1>();
+  uint32_t raw[2][8];     // of column tile t: pairs of keys 8 i
+  uint32_t scales[2][8];  // of their part
+  const auto load = [&](int t) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t pairs[4];  // of keys 32 half + 8 i
-      load_matrices_transposed(pairs, from + half * 32 * (C::kRowBytes / 16) + 4 * t);
+      load_matrices_transposed(reinterpret_cast<uint32_t(&)[4]>(raw[t % 2][4 * half]),
+                               from + half * 32 * (C::kRowBytes / 16) + 4 * t);
+    }
+    if constexpr (C::kScaled) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        uint32_t scale = 0;
-        if constexpr (C::kScaled) {
-          scale = *reinterpret_cast<const uint32_t*>(
-              &shared.scales[group][t / 2][32 * half + 8 * i + lane % 4 * 2]);
-        }
-        uint32_t(&to)[2] = reinterpret_cast<uint32_t(&)[2]>(at[8 * half + 2 * i]);
-        widen_e4m3<C::kScaled>(__byte_perm(pairs[i], 0, 0x3120), scale, to[0], to[1]);
+      for (int i = 0; i < 8; ++i) {
+        if (t % 2 > 0) break;
+        scales[t / 2 % 2][i] = *reinterpret_cast<const uint32_t*>(
+            &shared.scales[group][t / 2][8 * i + lane % 4 * 2]);
       }
+    }
+  };
+  uint32_t a[C::kBuffers][16];
+  load(0);
+#pragma unroll
+  for (int t = 0; t < C::kLatentTiles; ++t) {
+    uint32_t(&at)[16] = a[t % C::kBuffers];
+    if (C::kAhead && t + 1 < C::kLatentTiles) load(t + 1);
+    if (t >= C::kBuffers) products_wait<C::kBuffers - 1>();
+    if (!C::kAhead && t > 0) load(t);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      widen_e4m3<C::kScaled>(__byte_perm(raw[t % 2][i], 0, 0x3120), scales[t / 2 % 2][i],
+                             at[2 * i], at[2 * i + 1]);
     }
     products_begin();
 #pragma unroll

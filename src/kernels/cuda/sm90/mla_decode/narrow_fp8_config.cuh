@@ -33,6 +33,9 @@ struct NarrowFp8Config {
   static constexpr int kHalfStages = 1;
   static constexpr int kStages = 4;  // even: each belongs to one warpgroup, whose phases stay in step
 
+  // Left operands on their way, of 64 columns; fp8 is read ahead of them where registers allow.
+  static constexpr int kBuffers = kRows == 16 ? 3 : 2;
+  static constexpr bool kAhead = kRows == 16;
   // Values that the warpgroups exchange at a time, of a thread.
   static constexpr int kExchanged = kRows == 16 ? 32 : 8;
 
