@@ -24,11 +24,11 @@ void encode_tensor_map(const TensorMapSpec& spec, void* map) {
       map, kDataTypeUint16, static_cast<uint32_t>(spec.rank), const_cast<void*>(spec.data),
       spec.sizes.data(), spec.strides.data(), spec.box.data(), steps, kInterleaveNone,
       kSwizzle128Bytes, kPromoteTo128Bytes, kFillWithZeros);
-  check_argument(result == kCudaSuccess,
-                 "the driver refuses a tensor map at {} of rank {}, {} elements with strides {} and "
-                 "boxes {}",
-                 spec.data, spec.rank, fmt::join(spec.sizes, " x "), fmt::join(spec.strides, ", "),
-                 fmt::join(spec.box, " x "));
+  check_argument(
+      result == kCudaSuccess,
+      "the driver refuses a tensor map at {} of rank {}, {} elements, strides {}, boxes {}",
+      spec.data, spec.rank, fmt::join(spec.sizes, " x "), fmt::join(spec.strides, ", "),
+      fmt::join(spec.box, " x "));
 }
 
 }  // namespace fovea::gpu

@@ -117,7 +117,8 @@ void Problem::write_row(int64_t slot, std::mt19937& random) {
         most = std::max(most, std::fabs(of[d]));
       }
       const float scale = most / largest_finite(DType::f8e4m3);
-      const float factor = f16_to_float(float_to_f16(16 * scale));  // values as the kernels read them
+      const float factor =
+          f16_to_float(float_to_f16(16 * scale));  // values as the kernels read them
       for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
         const uint8_t code = to[group * kMlaRowScaleGroup + d] = quantise(of[d], scale, of[d]);
         of[d] = f16_to_float(float_to_f16(f8e4m3_to_float(code) * factor)) / 16;

@@ -44,10 +44,10 @@ struct MlaWorkList {
   MlaMerge* merges;    // [workers]
   void* partial_out;   // [2 * workers, row tile, rank] f32 or f16
   float* partial_lse;  // [2 * workers, row tile]
-  // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half of the
-  // columns.
+  // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
+  // of the columns.
   float* partial_units;
-  int32_t workers;     // at most kMlaMaxWorkers
+  int32_t workers;  // at most kMlaMaxWorkers
 };
 constexpr int32_t kMlaMaxWorkers = 160;
 
@@ -68,8 +68,9 @@ struct MlaMergeParams {
 };
 
 struct alignas(64) MlaDecodeParams {
-  // The cache, innermost first: [64 columns, 8 keys, column blocks, groups of 8 keys, pages], 128-byte
-  // swizzle; boxes [64, 8, blocks of a stage or 1, box_keys / 8, 1]. Unused by variants that gather rows.
+  // The cache, innermost first: [64 columns, 8 keys, column blocks, groups of 8 keys, pages],
+  // 128-byte swizzle; boxes [64, 8, blocks of a stage or 1, box_keys / 8, 1]. Unused by variants
+  // that gather rows.
   TensorMap cache_map, cache_rope_map;
   // Queries, innermost first: [rank or rope columns, q_heads, tokens], boxes [64, q_box_rows, 1].
   TensorMap q_latent_map, q_rope_map;
