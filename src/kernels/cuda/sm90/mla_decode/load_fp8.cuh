@@ -183,6 +183,7 @@ __device__ __forceinline__ void convert_keys(const MlaDecodeParams& params,
       }
       chunk.advance();
     }
+    fence_async_proxy();
 #pragma unroll
     for (int stage = 0; stage < 2 * C::kHalfStages; ++stage) {
       release(shared.full[ring.stage]);

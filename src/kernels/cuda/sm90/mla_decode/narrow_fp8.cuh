@@ -307,7 +307,7 @@ __device__ __forceinline__ void weigh_keys(typename C::SharedMemory& shared,
 template <class C>
 __device__ __forceinline__ void fp8_item(const MlaDecodeParams& params,
                                          typename C::SharedMemory& shared, const RowTile& tile,
-                                         int group, Ring<C::kStages> ring, uint32_t q_phase,
+                                         int group, uint32_t first_tile, uint32_t q_phase,
                                          Fp8State<C>& state) {
   const int tiles = tile.tiles;
   const int masked = tile.masked;
@@ -317,7 +317,8 @@ __device__ __forceinline__ void fp8_item(const MlaDecodeParams& params,
   for (float& most : state.most) most = kLowest;
   shared.q_full.wait(q_phase);
   arrange_queries<C>(shared);
-  ring.advance(group);
+  const uint32_t own = first_tile + group;
+  Ring<C::kStages> ring = {static_cast<int>(own % C::kStages), own / C::kStages % 2};
   for (int left = tiles - 1 - group; left >= 0; left -= 2) {  // tiles after this one
     typename C::KeyRows& rows = shared.kv[ring.stage];
     shared.full[ring.stage].wait(ring.phase);
@@ -336,16 +337,16 @@ __device__ __forceinline__ void fp8_item(const MlaDecodeParams& params,
 template <class C>
 __device__ __forceinline__ void run_fp8(const MlaDecodeParams& params,
                                         typename C::SharedMemory& shared, int group) {
-  Ring<C::kStages> ring;
   TileReader<C> reader;
+  uint32_t first_tile = 0;  // of the item, among all of the block
   uint32_t q_phase = 0;
   while (true) {
     const RowTile& tile = reader.take(shared);
     if (tile.tiles < 0) return;
     Fp8State<C> state = {};
     if (tile.tiles > 0) {
-      fp8_item<C>(params, shared, tile, group, ring, q_phase, state);
-      ring.advance(tile.tiles);
+      fp8_item<C>(params, shared, tile, group, first_tile, q_phase, state);
+      first_tile += tile.tiles;
       q_phase ^= 1;
     }
     join_groups<C>(params, shared, tile, group, state);

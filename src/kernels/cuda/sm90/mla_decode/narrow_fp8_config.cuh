@@ -34,7 +34,7 @@ struct NarrowFp8Config {
   static constexpr int kStages = 4;  // even: each belongs to one warpgroup, whose phases stay in step
 
   // Left operands on their way, of 64 columns; fp8 is read ahead of them where registers allow.
-  static constexpr int kBuffers = kRows == 16 ? 3 : 2;
+  static constexpr int kBuffers = kRows == 16 ? 3 : 1;
   static constexpr bool kAhead = kRows == 16;
   // Values that the warpgroups exchange at a time, of a thread.
   static constexpr int kExchanged = kRows == 16 ? 32 : 8;
@@ -56,8 +56,9 @@ struct NarrowFp8Config {
     TransactionBarrier q_full, q_empty;
   };
 
-  static constexpr int kProducerRegisters = 32;
-  static constexpr int kConsumerRegisters = 240;
+  // Together what 384 threads of 168 begin with.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {3 * kWarpgroupThreads, sizeof(SharedMemory), kRows,
                                            kTileKeys};
