@@ -168,13 +168,6 @@ struct MlaDecodeConfig {
   __device__ static void run(const Params& params);
 };
 
-// The same value, computed anew: addresses of all steps kept over a loop would not fit the
-// registers.
-__device__ __forceinline__ uint32_t fresh(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Position in a ring; full barriers are waited on with `phase`, empty ones with the other.
 template <int kCount>
 struct Ring {
