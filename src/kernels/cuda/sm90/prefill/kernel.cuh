@@ -14,7 +14,7 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// The next tile's slot, which the consumer holds until drop_tile; null when the work is done.
+// The next tile's slot, which the consumer holds until it arrives at tile_empty.
 template <class Config>
 __device__ __forceinline__ const TileSlot* take_tile(typename Config::SharedMemory& shared,
                                                      Ring<kTileSlots>& tiles) {
@@ -57,8 +57,7 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
 template <class Config, bool kFirst>
 __device__ __forceinline__ void step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
-                                     Ring<Config::kStages>& k,
-                                     Accumulators<Config>& acc) {
+                                     Ring<Config::kStages>& k, Accumulators<Config>& acc) {
   // Values lag scores by one key tile.
   const Ring<Config::kStages> v = k.previous();
   if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
@@ -159,8 +158,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     if (more) {
       release(shared.k_empty[k.stage]);
       k.advance();
-      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1,
-                                 acc);
+      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1, acc);
     }
     finish_values<Config>(shared, v.stage, acc);
     store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
