@@ -439,6 +439,19 @@ TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
               s.dtype = DType::f16;
             }).find("fp8 caches take bf16"),
             std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.scale_per_token = true; }).find("a scale for each"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
+              s.family = &portable_mla();
+              s.sm = 75;
+            }).find("sm is 75, at least 80"),
+            std::string::npos);
+  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
+              s.family = &portable_mla();
+              s.cache = MlaCache::fp8_rows;
+              s.dtype = DType::f16;
+            }).find("fp8_rows take bf16"),
+            std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.q_heads = 0; }).find("q_heads is 0"),
             std::string::npos);
   EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.page_size = 0; }).find("page_size is 0"),
