@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <iterator>
 #include <stdexcept>
 
+#include "support/cache_cases.h"
 #include "support/long_cases.h"
 #include "support/test_device.h"
 
@@ -25,12 +25,6 @@ constexpr int32_t kLengths[] = {0,  1,  2,   15,  16,  17,  63,   64,
 const std::vector<RequestShape> kMixed = {{1, 130}, {7, 64}, {33, 150}, {20, 20},
                                           {1, 1},   {0, 20}, {0, 0},    {1, 0}};
 const std::vector<RequestShape> kSmall = {{1, 97}, {5, 70}, {3, 3}};
-
-AttentionCase mixed(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim) {
-  AttentionCase test = mha_case(std::move(name), q_heads, kv_heads, head_dim);
-  test.requests = kMixed;
-  return test;
-}
 
 // No GPU kernel computes on fp32.
 void fit_test_device(AttentionCase& test) {
@@ -90,24 +84,24 @@ void phases(Cases& cases) {
   test.name = "prefill_scale_given";
   test.spec.softmax_scale = 0.3f;
   cases.push_back(test);
-  cases.push_back(mixed("mixed", 4, 2, 64));
+  cases.push_back(mixed_case("mixed", 4, 2, 64));
 }
 
 void masks(Cases& cases) {
   for (int32_t window : {1, 16, 100}) {
-    AttentionCase test = mixed(fmt::format("window_{}", window), 4, 2, 64);
+    AttentionCase test = mixed_case(fmt::format("window_{}", window), 4, 2, 64);
     test.spec.window = window;
     cases.push_back(test);
   }
   for (int32_t chunk : {1, 16, 48}) {
-    AttentionCase test = mixed(fmt::format("chunk_{}", chunk), 4, 2, 64);
+    AttentionCase test = mixed_case(fmt::format("chunk_{}", chunk), 4, 2, 64);
     test.spec.chunk = chunk;
     cases.push_back(test);
   }
   for (MaskKind mask :
        {MaskKind::tree, MaskKind::custom, MaskKind::prefix_spans, MaskKind::multi_item}) {
     constexpr std::string_view kNames[] = {"none", "tree", "custom", "prefix_spans", "multi_item"};
-    AttentionCase test = mixed(std::string(kNames[static_cast<size_t>(mask)]), 4, 2, 64);
+    AttentionCase test = mixed_case(std::string(kNames[static_cast<size_t>(mask)]), 4, 2, 64);
     test.spec.mask = mask;
     if (mask == MaskKind::tree) {
       test.mode = ForwardMode::target_verify;
@@ -131,7 +125,7 @@ void masks(Cases& cases) {
 }
 
 void scores(Cases& cases) {
-  AttentionCase test = mixed("logit_cap", 4, 2, 64);
+  AttentionCase test = mixed_case("logit_cap", 4, 2, 64);
   test.spec.logit_cap = 5;
   cases.push_back(test);
   test.name = "logit_cap_window";
@@ -156,7 +150,7 @@ void scores(Cases& cases) {
     cases.push_back(test);
   }
 
-  test = mixed("sinks", 4, 2, 64);
+  test = mixed_case("sinks", 4, 2, 64);
   test.spec.has_sinks = true;
   cases.push_back(test);
   test.name = "sinks_infinite";
@@ -167,7 +161,7 @@ void scores(Cases& cases) {
   test.spec.window = 30;
   cases.push_back(test);
 
-  test = mixed("alibi", 8, 2, 64);
+  test = mixed_case("alibi", 8, 2, 64);
   test.spec.has_alibi = true;
   cases.push_back(test);
   test.name = "alibi_tree";
@@ -179,249 +173,6 @@ void scores(Cases& cases) {
   test.spec.window = 50;
   test.spec.logit_cap = 8;
   test.spec.has_sinks = true;
-  cases.push_back(test);
-}
-
-void formats(Cases& cases) {
-  constexpr DType kQueries[] = {DType::f32, DType::f16, DType::bf16};
-  constexpr DType kStored[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
-  for (DType query : kQueries) {
-    for (DType stored : kStored) {
-      AttentionCase test =
-          mha_case(fmt::format("q_{}_kv_{}", dtype_name(query), dtype_name(stored)), 6, 2, 64);
-      test.spec.q_dtype = query;
-      test.cache.dtype = stored;
-      test.cache.order = stored == DType::f16 ? KvOrder::hnd : KvOrder::nhd;
-      cases.push_back(test);
-      if (!is_fp8(stored)) continue;
-      const std::string name = test.name;
-      test.name = name + "_per_tensor";
-      test.cache.scale = KvScale::per_tensor;
-      cases.push_back(test);
-      test.name = name + "_per_head";
-      test.cache.scale = KvScale::per_head;
-      cases.push_back(test);
-      test.name = name + "_per_token_head";
-      test.cache.scale = KvScale::per_token_head;
-      test.cache.order = KvOrder::hnd;
-      cases.push_back(test);
-    }
-  }
-}
-
-// fp8 queries over fp8 caches.
-void fp8_products(Cases& cases) {
-  const auto add = [&](std::string name, auto&& change) {
-    AttentionCase test = mixed("q_fp8_" + name, 4, 2, 128);
-    test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
-    change(test);
-    cases.push_back(test);
-  };
-  for (const KvScale scale : kScales) {
-    add(scale_name(scale), [scale](AttentionCase& test) { test.cache.scale = scale; });
-  }
-  add("page_3", [](AttentionCase& test) { test.cache.page_size = 3; });
-  add("head_dim_64", [](AttentionCase& test) { test.spec.head_dim = test.spec.head_dim_v = 64; });
-  add("group_7", [](AttentionCase& test) { test.spec.q_heads = 14; });
-  add("window", [](AttentionCase& test) { test.spec.window = 20; });
-  add("chunk_hnd", [](AttentionCase& test) {
-    test.spec.chunk = 16;
-    test.cache.order = KvOrder::hnd;
-  });
-  add("cap_sinks_alibi", [](AttentionCase& test) {
-    test.spec.logit_cap = 8;
-    test.spec.has_sinks = test.spec.has_alibi = true;
-  });
-  add("custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
-  add("decode", [](AttentionCase& test) {
-    test.mode = ForwardMode::decode;
-    test.requests = {{1, 97}, {1, 1}, {1, 40}};
-  });
-}
-
-void storage(Cases& cases) {
-  AttentionCase test = mixed("strided", 4, 2, 80);
-  test.strided = true;
-  cases.push_back(test);
-  test.name = "strided_bf16_hnd";
-  test.spec.q_dtype = DType::bf16;
-  test.cache.dtype = DType::bf16;
-  test.cache.order = KvOrder::hnd;
-  cases.push_back(test);
-
-  test = mixed("prewritten", 4, 2, 64);
-  test.prewritten = true;
-  cases.push_back(test);
-  test = mixed("skip_some_writes", 4, 2, 64);
-  test.skip_some_writes = true;
-  cases.push_back(test);
-
-  test = mha_case("shared_prefix", 4, 2, 64);
-  test.requests = {{1, 90}, {5, 70}, {1, 65}};
-  test.shared_prefix = 64;
-  cases.push_back(test);
-
-  // Requests that share a prefix, first one level of it, then groups of three that share more, and
-  // beside them those that share too little, nothing or have many new tokens.
-  test = mha_case("cascade", 4, 1, 64);
-  test.requests = {{1, 1800},  {1, 1699}, {3, 1720}, {1, 1700}, {1, 1900}, {1, 1696},
-                   {40, 1750}, {0, 1700}, {1, 1710}, {2, 1688}, {1, 1800}};
-  test.shared_prefix = 1680;
-  test.prefix_levels = 1;
-  cases.push_back(test);
-  test.name = "cascade_sinks_cap_strided";
-  test.spec.has_sinks = true;
-  test.spec.logit_cap = 20;
-  test.strided = true;
-  cases.push_back(test);
-  test.strided = false;
-  test.spec.has_sinks = false;
-  test.spec.logit_cap = 0;
-  for (const int32_t levels : {1, 3}) {
-    test.name = fmt::format("cascade_groups_{}_levels", levels);
-    test.prefix_levels = levels;
-    test.shared_prefix = 288;
-    test.group_prefix = 608;
-    test.group_size = 3;
-    test.requests = {{1, 700}, {1, 609}, {1, 850}, {1, 640}, {1, 640}, {1, 611}, {1, 900}};
-    cases.push_back(test);
-  }
-  test = mha_case("cascade_tree", 4, 1, 64);
-  test.spec.mask = MaskKind::tree;
-  test.mode = ForwardMode::target_verify;
-  test.requests = {{7, 330}, {7, 400}, {7, 307}};
-  test.shared_prefix = 288;
-  test.prefix_levels = 1;
-  cases.push_back(test);
-  // Whose keys the window hides are nobody's to share.
-  test = mha_case("cascade_window", 4, 1, 64);
-  test.requests = {{1, 330}, {1, 400}, {1, 307}};
-  test.spec.window = 100;
-  test.shared_prefix = 288;
-  test.prefix_levels = 2;
-  cases.push_back(test);
-
-  test = mixed("window_pool", 4, 2, 64);
-  test.spec.window = 24;
-  test.window_pool = true;
-  cases.push_back(test);
-  test.name = "window_pool_page_3_sinks";
-  test.cache.page_size = 3;
-  test.spec.has_sinks = true;
-  cases.push_back(test);
-
-  // A page table entry times this passes 2^31 elements from the eighth page on.
-  test = mha_case("huge_page_stride", 2, 1, 64);
-  test.page_stride = (int64_t{1} << 31) / 7;
-  test.cache.dtype = DType::bf16;
-  test.requests = {{1, 200}, {5, 70}};
-  cases.push_back(test);
-}
-
-// Rotated on the way to the cache, whose bytes are those of keys that were rotated before.
-void rotations(Cases& cases) {
-  AttentionCase test = mixed("rope", 4, 2, 64);
-  test.spec.has_rope = true;
-  cases.push_back(test);
-  test.name = "rope_decode";
-  test.mode = ForwardMode::decode;
-  test.requests = {{1, 130}, {1, 1}, {0, 0}, {1, 17}};
-  cases.push_back(test);
-
-  test = mixed("rope_part_strided", 7, 1, 128);
-  test.spec.has_rope = true;
-  test.spec.q_dtype = test.cache.dtype = DType::bf16;
-  test.rotary_dim = 20;
-  test.strided = true;
-  cases.push_back(test);
-  test.name = "rope_interleaved";
-  test.rotary_dim = 64;
-  test.rope_interleaved = true;
-  test.spec.q_dtype = test.cache.dtype = DType::f16;
-  cases.push_back(test);
-  test.name = "rope_fp8_dim_256";
-  test.spec.head_dim = test.spec.head_dim_v = 256;
-  test.spec.q_dtype = DType::bf16;
-  test.cache.dtype = DType::f8e4m3;
-  test.cache.scale = KvScale::per_token_head;
-  test.rotary_dim = 0;
-  test.strided = false;
-  cases.push_back(test);
-
-  test = mixed("rope_prewritten", 4, 2, 64);
-  test.spec.has_rope = true;
-  test.prewritten = true;
-  cases.push_back(test);
-  test.name = "rope_skip_some_writes";
-  test.prewritten = false;
-  test.skip_some_writes = true;
-  cases.push_back(test);
-  test.name = "rope_window_pool";
-  test.skip_some_writes = false;
-  test.spec.window = 24;
-  test.window_pool = true;
-  cases.push_back(test);
-  test = mixed("rope_tree", 4, 2, 64);
-  test.spec.has_rope = true;
-  test.spec.mask = MaskKind::tree;
-  test.mode = ForwardMode::target_verify;
-  test.requests = {{8, 120}, {8, 8}};
-  cases.push_back(test);
-}
-
-void latent(Cases& cases) {
-  for (int32_t page_size : {1, 16, 64, 128}) {
-    AttentionCase test = mla_case(fmt::format("mla_page_{}", page_size), 4);
-    test.cache.page_size = page_size;
-    test.split_q = page_size == 16;
-    cases.push_back(test);
-  }
-  AttentionCase test = mla_case("mla_128_heads", 128);
-  test.requests = {{1, 97}, {2, 17}};
-  cases.push_back(test);
-  test = mla_case("mla_bf16", 16);
-  test.spec.q_dtype = DType::bf16;
-  test.cache.dtype = DType::bf16;
-  cases.push_back(test);
-  test.name = "mla_fp8_rows";
-  test.cache.layout = KvLayout::mla_fp8_rows;
-  test.cache.dtype = DType::f8e4m3;
-  cases.push_back(test);
-  test.name = "mla_fp8_per_token";
-  test.cache.layout = KvLayout::mla;
-  test.cache.scale = KvScale::per_token_head;
-  cases.push_back(test);
-  test.name = "mla_fp8_per_tensor";
-  test.cache.scale = KvScale::per_tensor;
-  cases.push_back(test);
-
-  test = mla_case("mla_verify", 8);
-  test.mode = ForwardMode::target_verify;
-  test.requests = {{5, 60}, {5, 5}};
-  cases.push_back(test);
-  test.name = "mla_tree";
-  test.spec.mask = MaskKind::tree;
-  cases.push_back(test);
-
-  test = mla_case("mla_256_64", 8);
-  test.spec.kv_lora_rank = test.spec.head_dim_v = 256;
-  test.spec.head_dim = 320;
-  cases.push_back(test);
-  test = mla_case("mla_512_0", 8);
-  test.spec.rope_dim = 0;
-  test.spec.head_dim = 512;
-  cases.push_back(test);
-
-  test = mla_case("mla_weights", 4);
-  test.spec.nope_dim = 128;
-  test.spec.v_dim = 128;
-  test.spec.softmax_scale = 0;
-  test.requests = {{1, 70}, {9, 30}, {17, 17}, {1, 1}, {0, 0}};
-  cases.push_back(test);
-  test.name = "mla_weights_split_decode";
-  test.mode = ForwardMode::decode;
-  test.split_q = true;
-  test.requests = {{1, 70}, {1, 30}};
   cases.push_back(test);
 }
 
@@ -497,6 +248,12 @@ AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int3
   return test;
 }
 
+AttentionCase mixed_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim) {
+  AttentionCase test = mha_case(std::move(name), q_heads, kv_heads, head_dim);
+  test.requests = kMixed;
+  return test;
+}
+
 AttentionCase mla_case(std::string name, int32_t q_heads) {
   AttentionCase test = mha_case(std::move(name), q_heads, 1, 576);
   test.spec.kind = AttentionKind::mla;
@@ -514,11 +271,7 @@ std::vector<AttentionCase> attention_cases() {
   phases(cases);
   masks(cases);
   scores(cases);
-  formats(cases);
-  fp8_products(cases);
-  storage(cases);
-  rotations(cases);
-  latent(cases);
+  add_cache_cases(cases);
   scopes(cases);
   if (on_gpu()) add_long_cases(cases);
   random_shapes(cases);

@@ -25,6 +25,8 @@ AttentionCase attention_case(std::string_view name);
 // bf16 takes fp32's place, here and in the whole list.
 AttentionCase mha_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 AttentionCase mla_case(std::string name, int32_t q_heads);
+// The first with a batch of decode, extend and prefill rows side by side, and all that is empty.
+AttentionCase mixed_case(std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim);
 
 // The kinds of scales of a cache, and what cases of them are called.
 inline constexpr KvScale kScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
