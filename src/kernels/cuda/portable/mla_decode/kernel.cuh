@@ -53,7 +53,8 @@ __device__ void MlaDecodeConfig<kLatent, kRotary, kQuery, kCache, kLoader, kRowT
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const bool one_scale = kFp8 && params.cache_scale != nullptr && params.cache_scale_stride == 0;
+  const bool one_scale =
+      kFp8 && !kScaled && params.cache_scale != nullptr && params.cache_scale_stride == 0;
   const float cache_scale = one_scale ? *params.cache_scale : 1.0f;
   const MlaRange range = params.work.ranges[blockIdx.x];
   for (int i = range.begin; i < range.end; i += range.step) {

@@ -139,10 +139,10 @@ class KeyLoader {
         const int64_t from = __shfl_sync(~0u, row, r % C::kWarpKeys);
         if (exists) copy_chunk(tile, r, chunk, from);
       });
-      if (C::kFp8 && params_.cache_scale_stride != 0) copy_scale(tile, live, place);
     } else {
       clear(tile);
     }
+    if (C::kFp8 && params_.cache_scale_stride != 0) copy_scale(tile, live, place);
     commit_copies();
     key_ += C::kKeys;
     find_page();
@@ -166,6 +166,7 @@ class KeyLoader {
     });
   }
 
+  // 0 for a row without a key: its weight is 0, and 0 * NaN is NaN.
   __device__ __forceinline__ void copy_scale(int tile, bool live, int64_t place) {
     if (threadIdx.x % 32 >= C::kWarpKeys) return;
     const int at = threadIdx.x / 32 * C::kWarpKeys + threadIdx.x % 32;
