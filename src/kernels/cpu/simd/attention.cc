@@ -212,7 +212,8 @@ class ItemRunner {
   }
 
   template <class T>
-  void score_directly(const T*, const RowBlock& block, const PanelRows& keys, int32_t p) {
+  void score_directly(const T*, [[maybe_unused]] const RowBlock& block,
+                      [[maybe_unused]] const PanelRows& keys, [[maybe_unused]] int32_t p) {
 #if HWY_TARGET == HWY_AVX3
     DirectScoreProduct<T> product;
     product.q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
