@@ -21,6 +21,44 @@ __device__ __forceinline__ constexpr int score_of(int i, int half) {
   return i / 2 * 4 + half * 2 + i % 2;
 }
 
+// A key tile's scores to weights; state: NarrowState or Fp8State. most: of this warp's keys, maxima: of every
+// warp's.
+template <class C, class State>
+__device__ __forceinline__ void weigh_columns(const float (&maxima)[4][C::kRows], float factor,
+                                              float (&most)[C::kRows / 4],
+                                              float (&scores)[C::kRows / 2], State& state) {
+  float rescale[C::kRows / 4];
+  bool moved = false;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) most[i] = fmaxf(most[i], maxima[w][column_of(i)]);
+    const bool moves = most[i] * factor > state.most[i] + kMaximumLag;
+    const float next = moves ? most[i] * factor : state.most[i];
+    rescale[i] = exp2_fast(state.most[i] - next);
+    state.most[i] = next;
+    moved |= moves;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int i = 0; i < C::kRows / 4; ++i) state.sum[i] *= rescale[i];
+#pragma unroll
+    for (auto& tile : state.out) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) tile[i] *= rescale[i / 4 * 2 + i % 2];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float& score = scores[score_of(i, row)];
+      score = exp2_fast(fmaf(score, factor, -state.most[i]));
+      state.sum[i] += score;
+    }
+  }
+}
+
 // Sums over all keys; the inverse is what values are to be multiplied by. One warpgroup.
 template <class C>
 __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,

@@ -179,36 +179,7 @@ __device__ __forceinline__ void weigh_keys(typename C::SharedMemory& shared,
           static_cast<uint16_t>(pack<f16>(scales[part] * kKeyFactor, 0));
     }
   }
-  float rescale[kColumns];
-  bool moved = false;
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) most[i] = fmaxf(most[i], shared.maxima[group][w][column_of(i)]);
-    const bool moves = most[i] * factor > state.most[i] + kMaximumLag;
-    const float next = moves ? most[i] * factor : state.most[i];
-    rescale[i] = exp2_fast(state.most[i] - next);
-    state.most[i] = next;
-    moved |= moves;
-  }
-  if (__any_sync(~0u, moved)) {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) state.sum[i] *= rescale[i];
-#pragma unroll
-    for (int t = 0; t < C::kLatentTiles; ++t) {
-#pragma unroll
-      for (int i = 0; i < C::kRows / 2; ++i) state.out[t][i] *= rescale[i / 4 * 2 + i % 2];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float& score = scores[score_of(i, row)];
-      score = exp2_fast(fmaf(score, factor, -state.most[i]));
-      state.sum[i] += score;
-    }
-  }
+  weigh_columns<C>(shared.maxima[group], factor, most, scores, state);
 #pragma unroll
   for (int pair = 0; pair < C::kRows / 16; ++pair) {
     store_narrow_weights<C>(shared.weights[group], pair, scores);
