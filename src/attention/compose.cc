@@ -40,11 +40,7 @@ class ByPhase final : public AttentionBackend {
 
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
     const size_t needed = workspace_bytes(limits);
-    if (workspace.empty() && needed > 0) {
-      own_memory_ = WorkspaceMemory(device(), needed);
-      workspace = own_memory_.bytes();
-    }
-    check_workspace(workspace, needed, name_);
+    workspace = own_memory_.given_or_own(workspace, needed, device(), name_);
     prefill_->reserve(limits, workspace);
     decode_->reserve(limits, workspace);
     active_ = nullptr;

@@ -23,6 +23,16 @@ WorkspaceMemory::~WorkspaceMemory() {
   gpu_ = {};
 }
 
+std::span<std::byte> WorkspaceMemory::given_or_own(std::span<std::byte> given, size_t needed,
+                                                   Device device, std::string_view backend) {
+  if (given.empty() && needed > 0) {
+    *this = WorkspaceMemory(device, needed);
+    return bytes_;
+  }
+  check_workspace(given, needed, backend);
+  return given;
+}
+
 void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend) {
   if (workspace.size() < needed) {
     fail(ErrorCode::workspace_too_small, "workspace has {} bytes, backend '{}' needs {}",

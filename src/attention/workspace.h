@@ -27,6 +27,11 @@ class WorkspaceMemory {
 
   std::span<std::byte> bytes() const { return bytes_; }
 
+  // What every reserve() works in: `given`, checked as by check_workspace, or where it is empty
+  // memory of its own, kept here.
+  std::span<std::byte> given_or_own(std::span<std::byte> given, size_t needed, Device device,
+                                    std::string_view backend);
+
  private:
   struct AlignedDelete {
     void operator()(std::byte* memory) const {
@@ -40,7 +45,7 @@ class WorkspaceMemory {
   std::span<std::byte> bytes_;
 };
 
-// The checks of every reserve(): Error{workspace_too_small} naming `needed`, or
+// Error{workspace_too_small} naming `needed`, or
 // Error{invalid_argument} naming a misaligned address.
 void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend);
 

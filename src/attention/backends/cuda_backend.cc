@@ -158,12 +158,7 @@ size_t CudaBackend::workspace_bytes(const BatchLimits& limits) const {
 void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
   context_.bind();
-  if (workspace.empty()) {
-    own_memory_ = WorkspaceMemory(device(), needed);
-    workspace = own_memory_.bytes();
-  }
-  check_workspace(workspace, needed, name());
-  WorkspaceCarver carver(workspace.data());
+  WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, device(), name()).data());
   buffers_ = carve(carver, table_, setup_, limits);
   prefill_->reserve(limits, buffers_.prefill);
   if (decode_ != nullptr) decode_->reserve(limits, buffers_.decode);

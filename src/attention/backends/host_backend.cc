@@ -46,12 +46,7 @@ size_t HostBackend::workspace_bytes(const BatchLimits& limits) const {
 
 void HostBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
-  if (workspace.empty()) {
-    own_memory_ = WorkspaceMemory({}, needed);
-    workspace = own_memory_.bytes();
-  }
-  check_workspace(workspace, needed, name());
-  WorkspaceCarver carver(workspace.data());
+  WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, {}, name()).data());
   rules_.limits = limits;
   carve(carver, limits);
   reserved_ = true;

@@ -156,12 +156,7 @@ size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
   context_.bind();
-  if (workspace.empty()) {
-    own_memory_ = WorkspaceMemory(device(), needed);
-    workspace = own_memory_.bytes();
-  }
-  check_workspace(workspace, needed, name());
-  WorkspaceCarver carver(workspace.data());
+  WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, device(), name()).data());
   buffers_ = carve(carver, setup_, limits);
   for (cuda::MlaDecode& decode : decodes_) decode.reserve(limits, buffers_.work);
   if (serves_up_projected(spec(), limits)) {
