@@ -261,6 +261,7 @@ struct ScoreProduct {
   template <int R>
   void run() const {
     F32 sum[R][2];
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = hn::Zero(kF32);
     const float* from = q;
     const float* keys = panel;
@@ -274,6 +275,7 @@ struct ScoreProduct {
         sum[r][1] = hn::MulAdd(x, k1, sum[r][1]);
       }
     }
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       hn::Store(sum[r][0], kF32, scores + r * kTileKeys);
       hn::Store(sum[r][1], kF32, scores + r * kTileKeys + kLanes);
