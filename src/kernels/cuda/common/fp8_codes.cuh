@@ -2,20 +2,9 @@
 // From 16-bit values to fp8 codes, for caches.
 #pragma once
 
-#include "kernels/cuda/common/types.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 
 namespace fovea::kernels::cuda {
-
-template <Type kType>
-__device__ inline float to_float(uint16_t bits) {
-  float value;
-  if constexpr (kType == bf16) {
-    value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
-  } else {
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  }
-  return value;
-}
 
 template <Type kType>
 constexpr float largest_fp8() {

@@ -7,26 +7,13 @@
 
 namespace fovea::kernels::cuda {
 
-// d = a * b + c of two values each, rounded once.
-template <Type kType>
-__device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  if constexpr (kType == bf16) {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  }
-  return d;
-}
-
 constexpr uint32_t kMinusZeroPair = 0x80008000;  // x + -0 is x, whatever the sign of x
 
 // Bytes 2 * kHigh and the next of `word`. The sign goes to the top, exponent and mantissa to the lowest
 // bits of theirs; a product with a power of two repairs the exponent's bias.
 template <Type kTo, bool kHigh>
 __device__ __forceinline__ uint32_t widen_pair(uint32_t word) {
-  uint32_t wide;  // 16 bits each, with the sign repeated
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(wide) : "r"(word), "n"(kHigh ? 0xb3a2 : 0x9180));
+  const uint32_t wide = permute_bytes<kHigh ? 0xb3a2 : 0x9180>(word);  // 16 bits each, the sign repeated
   if constexpr (kTo == bf16) {
     constexpr uint32_t kTwoTo120 = 0x7b807b80;
     return multiply_add_pair<bf16>((wide << 4) & 0x87f087f0u, kTwoTo120, kMinusZeroPair);

@@ -107,6 +107,38 @@ __device__ inline uint32_t pack_here(float low, float high) {
   return bits;
 }
 
+template <Type kType>
+__device__ inline float to_float(uint16_t bits) {
+  float value;
+  if constexpr (kType == bf16) {
+    value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
+  } else {
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  }
+  return value;
+}
+
+// a * b + c of two values each, rounded once.
+template <Type kType>
+__device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  if constexpr (kType == bf16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+
+// Byte i is that of `word` whose number is in nibble i of the selector, 4 to 7: 0; with 8 added,
+// its sign eight times.
+template <uint32_t kSelector>
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(word), "n"(kSelector));
+  return result;
+}
+
 // 2^x with 2 ulp; -inf gives 0.
 __device__ inline float exp2_fast(float x) {
   float y;

@@ -2,6 +2,7 @@
 // Integer names, storage types and the entry point of every kernel.
 #pragma once
 
+#ifdef __CUDACC_RTC__
 using int8_t = signed char;
 using uint8_t = unsigned char;
 using int16_t = short;
@@ -10,6 +11,9 @@ using int32_t = int;
 using uint32_t = unsigned int;
 using int64_t = long long;
 using uint64_t = unsigned long long;
+#else  // tests/emulation
+#include <cstdint>
+#endif
 
 namespace fovea::kernels::cuda {
 

@@ -123,8 +123,7 @@ __device__ inline uint2 widen(uint32_t four) {
   for (int i = 0; i < 4; ++i) {
     const uint32_t code = four >> (8 * i) & 0xff;
     const uint16_t half = static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << kShift);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(values[i]) : "h"(half));
-    values[i] *= kRepair;
+    values[i] = to_float<f16>(half) * kRepair;
   }
   return {pack<kTo>(values[0], values[1]), pack<kTo>(values[2], values[3])};
 }
