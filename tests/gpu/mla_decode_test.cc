@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Absorbed MLA decode on a GPU against fp64, both kernels: ranks, heads, pages, lengths, masks,
-// splits. Every byte that no request owns is NaN. Skipped elsewhere.
+// splits. Every byte that no request owns is NaN. Skipped elsewhere; tests/emulation runs the small
+// cases of the portable kernel on the CPU.
 #include "kernels/cuda/mla_decode.h"
 
 #include <gtest/gtest.h>
@@ -388,6 +389,25 @@ std::vector<Case> cases() {
                   .heads = 16,
                   .rank = 256,
                   .cache = MlaCache::e4m3});
+  // For tests/emulation: every row tile, row tiles in several parts, keys of 0, 1 or more tiles.
+  const std::vector<std::pair<int32_t, int32_t>> small = {
+      {1, 70}, {0, 0}, {2, 133}, {1, 0}, {1, 1}};
+  for (const auto& [name, cache] : {std::pair{"bf16", MlaCache::as_queries},
+                                    {"e4m3", MlaCache::e4m3},
+                                    {"fp8_rows", MlaCache::fp8_rows}}) {
+    for (const int32_t heads : {5, 16, 20}) {
+      list.push_back({.name = std::string("small_") + name + "_heads_" + std::to_string(heads),
+                      .requests = small,
+                      .heads = heads,
+                      .page_size = heads == 5    ? 1
+                                   : heads == 16 ? 16
+                                                 : 64,
+                      .cache = cache});
+    }
+  }
+  list.push_back({.name = "small_long", .requests = {{1, 700}}, .heads = 16, .page_size = 16});
+  list.push_back({.name = "small_tree", .requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true});
+  list.push_back({.name = "small_moving_maxima", .requests = {{1, 300}}, .heads = 8, .spread = 12});
   const size_t count = list.size();
   for (size_t i = 0; i < count; ++i) {
     Case test = list[i];

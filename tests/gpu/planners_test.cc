@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The work lists that the Hopper planners write from device-side lengths: everything once, in the
-// promised order, evenly, and inside the promised bounds. Skipped where there is no Hopper GPU.
+// promised order, evenly, and inside the promised bounds. Skipped where there is no Hopper GPU;
+// tests/emulation runs them on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
