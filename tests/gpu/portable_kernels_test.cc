@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable kernels on a GPU: cache write, page table, plan, attention, merge, against fp64
-// loops. Skipped where there is no GPU.
+// loops. Skipped where there is no GPU; tests/emulation runs the small cases on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -363,6 +363,14 @@ std::vector<Case> cases() {
   list.push_back({.name = "cap", .requests = mixed, .logit_cap = 5});
   list.push_back({.name = "sinks", .requests = mixed, .sinks = true});
   list.push_back({.name = "alibi", .requests = mixed, .alibi = true});
+  // For tests/emulation.
+  const std::vector<std::pair<int32_t, int32_t>> small = {
+      {30, 30}, {1, 150}, {0, 0}, {5, 80}, {1, 1}};
+  list.push_back({.name = "small_mixed", .requests = small});
+  list.push_back({.name = "small_fp8", .requests = small, .page_size = 1, .cache = "f8e4m3"});
+  list.push_back({.name = "small_window_cap", .requests = small, .window = 20, .logit_cap = 5});
+  list.push_back({.name = "small_sinks", .requests = small, .page_size = 64, .sinks = true});
+  list.push_back({.name = "small_tree", .requests = {{15, 70}, {15, 15}}, .tree = true});
   list.push_back({.name = "tree", .requests = {{15, 300}, {15, 15}, {15, 2000}}, .tree = true});
   return list;
 }
