@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // One work item of attention: rows of some kv heads of one request against a range of its keys.
+#include "kernels/cpu/simd/attention_adjust.h"
 #include "kernels/cpu/simd/attention_products.h"
 #include "kernels/cpu/simd/attention_rows.h"
 #include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
-
-// Up to kProductRows consecutive rows of a head; `first` is the first one's place.
-struct RowBlock {
-  int32_t first;
-  int32_t rows;
-  int32_t begin, end;              // keys that some row sees lie within
-  int32_t inner_begin, inner_end;  // keys that every row sees
-  int32_t predicate_begin;
-};
 
 class ItemRunner {
  public:
@@ -60,7 +52,8 @@ class ItemRunner {
       scratch_.bounds[r] = row_bounds(mask_, token);
     }
     for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
-      blocks_[first / kProductRows] = block_at(first);
+      blocks_[first / kProductRows] =
+          row_block(scratch_.bounds, first, smaller(kProductRows, shape_.rows - first));
     }
     const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
     const int32_t blocks = (shape_.rows + kProductRows - 1) / kProductRows;
@@ -112,25 +105,6 @@ class ItemRunner {
       __builtin_prefetch(cache.k_scale + at, 0, 2);
       if (!reader_.v_in_k) __builtin_prefetch(cache.v_scale + at, 0, 2);
     }
-  }
-
-  RowBlock block_at(int32_t first) const {
-    RowBlock block;
-    block.first = first;
-    block.rows = smaller(kProductRows, shape_.rows - first);
-    block.begin = block.inner_end = INT32_MAX;
-    block.end = block.inner_begin = 0;
-    block.predicate_begin = INT32_MAX;
-    for (int32_t r = first; r < first + block.rows; ++r) {
-      const RowBounds& row = scratch_.bounds[r];
-      const bool prefix = row.prefix_end > row.prefix_begin;
-      block.begin = smaller(block.begin, prefix ? row.prefix_begin : row.begin);
-      block.end = larger(block.end, row.end);
-      block.inner_begin = larger(block.inner_begin, row.begin);
-      block.inner_end = smaller(block.inner_end, row.end);
-      block.predicate_begin = smaller(block.predicate_begin, row.predicate_begin);
-    }
-    return block;
   }
 
   // All rows of one head against one tile.
@@ -195,10 +169,6 @@ class ItemRunner {
 
   Bf16* k_bf16() const { return static_cast<Bf16*>(scratch_.k_unpacked); }
   Bf16* v_bf16() const { return static_cast<Bf16*>(scratch_.v_unpacked); }
-
-  static const Bf16Bytes& fp8_bytes(DType dtype) {
-    return dtype == DType::f8e4m3 ? bf16_bytes<F8E4m3>() : bf16_bytes<F8E5m2>();
-  }
 
   void score_from_cache(const RowBlock& block, int32_t p) {
     const PanelRows keys = panel_rows(p * kPanelKeys);
@@ -280,10 +250,6 @@ class ItemRunner {
     return item_.head_begin + (head_ + 1 < shape_.heads ? head_ + 1 : 0);
   }
 
-  HWY_INLINE static void prefetch_row(const char* row, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-  }
-
   HWY_INLINE void prefetch_key(int32_t n) const {
     const TileKeys& next = next_keys();
     if (n < next.begin || n >= next.end) return;
@@ -331,25 +297,15 @@ class ItemRunner {
     for (int32_t r = 0; r < block.rows; ++r) {
       float* scores = scratch_.scores + r * kTileKeys;
       const RowBounds& row = scratch_.bounds[block.first + r];
-      if (token_scales_) scale_scores(first, last, scores);
-      if (params_.logit_cap > 0) cap_scores(first, last, scores);
-      if (params_.alibi_slopes) add_alibi(block.first + r, row.position, first, last, scores);
+      if (token_scales_) scale_scores(k_scales_, first, last, scores);
+      if (params_.logit_cap > 0) cap_scores(factor_, params_.logit_cap, first, last, scores);
+      if (params_.alibi_slopes) {
+        const float factor = params_.logit_cap > 0 ? 1.0f : factor_;
+        add_alibi(alibi_slope(block.first + r), key_positions_, row.position, factor, first, last,
+                  scores);
+      }
       if (!whole) hide_outside(row, tile, first, last, scores);
       if (predicate) ask_each(block.first + r, tile, begin, end);
-    }
-  }
-
-  void scale_scores(int32_t first, int32_t last, float* scores) const {
-    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
-      store(hn::Mul(load(scores + v), load(k_scales_ + v)), scores + v);
-    }
-  }
-
-  void cap_scores(int32_t first, int32_t last, float* scores) const {
-    const F32 inner = hn::Set(kF32, factor_ * kLn2 / params_.logit_cap);
-    const F32 outer = hn::Set(kF32, kLog2E * params_.logit_cap);
-    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
-      store(hn::Mul(tanh_of(hn::Mul(load(scores + v), inner)), outer), scores + v);
     }
   }
 
@@ -359,32 +315,11 @@ class ItemRunner {
     }
   }
 
-  void add_alibi(int32_t r, int32_t position, int32_t first, int32_t last, float* scores) const {
+  // Of a row, in units of log2.
+  float alibi_slope(int32_t r) const {
     const int32_t q_head =
         (item_.head_begin + head_) * shape_.group + (item_.row_begin + r) % shape_.group;
-    const F32 slope = hn::Set(kF32, params_.alibi_slopes[q_head] * kLog2E);
-    const F32 factor = hn::Set(kF32, params_.logit_cap > 0 ? 1.0f : factor_);
-    const F32 from = hn::Set(kF32, static_cast<float>(position));
-    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
-      const F32 distance = hn::Sub(load(key_positions_ + v), from);
-      store(hn::MulAdd(slope, distance, hn::Mul(load(scores + v), factor)), scores + v);
-    }
-  }
-
-  void hide_outside(const RowBounds& row, int32_t tile, int32_t first, int32_t last,
-                    float* scores) const {
-    const hn::Rebind<int32_t, F32Tag> d32;
-    const auto before = hn::Set(d32, row.begin - 1);
-    const auto end = hn::Set(d32, row.end);
-    const auto before_prefix = hn::Set(d32, row.prefix_begin - 1);
-    const auto prefix_end = hn::Set(d32, row.prefix_end);
-    for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
-      const auto key = hn::Iota(d32, tile + v);
-      const auto inside = hn::And(hn::Gt(key, before), hn::Lt(key, end));
-      const auto in_prefix = hn::And(hn::Gt(key, before_prefix), hn::Lt(key, prefix_end));
-      const auto seen = hn::RebindMask(kF32, hn::Or(inside, in_prefix));
-      store(hn::IfThenElse(seen, load(scores + v), hn::Set(kF32, -kInfinity)), scores + v);
-    }
+    return params_.alibi_slopes[q_head] * kLog2E;
   }
 
   void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end) {
@@ -528,14 +463,6 @@ class ItemRunner {
   alignas(64) float v_scales_[kTileKeys];
   alignas(64) float key_positions_[kTileKeys];
 };
-
-AttentionState partial_state(const AttentionCall& call, const RowShape& shape, int64_t offset) {
-  AttentionState state;
-  state.o = call.partials + offset;
-  state.m = state.o + static_cast<int64_t>(shape.total()) * shape.o_stride;
-  state.l = state.m + shape.total();
-  return state;
-}
 
 }  // namespace
 

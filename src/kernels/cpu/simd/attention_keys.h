@@ -146,5 +146,9 @@ inline const char* head_row(const HeadRows& rows, int64_t token, int64_t head) {
          (token * rows.token_stride + head * rows.head_stride) * element_bytes(rows.dtype);
 }
 
+HWY_INLINE void prefetch_row(const char* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+}
+
 }  // namespace
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

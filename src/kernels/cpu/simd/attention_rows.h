@@ -245,5 +245,15 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
   }
 }
 
+// Where the partial result at `offset` lies.
+inline AttentionState partial_state(const AttentionCall& call, const RowShape& shape,
+                                    int64_t offset) {
+  AttentionState state;
+  state.o = call.partials + offset;
+  state.m = state.o + static_cast<int64_t>(shape.total()) * shape.o_stride;
+  state.l = state.m + shape.total();
+  return state;
+}
+
 }  // namespace
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

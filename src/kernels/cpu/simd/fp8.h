@@ -181,5 +181,9 @@ inline void unpack_fp8(const char* const* rows, int64_t offset, int32_t begin, i
   }
 }
 
+inline const Bf16Bytes& fp8_bytes(DType dtype) {
+  return dtype == DType::f8e4m3 ? bf16_bytes<F8E4m3>() : bf16_bytes<F8E5m2>();
+}
+
 }  // namespace
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

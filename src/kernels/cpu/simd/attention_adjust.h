@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// From products to scores: scales of keys, soft cap, ALiBi, and keys that a row does not see, for
+// the vectors [first, last) of a row of scores.
+#pragma once
+
+#include "kernels/cpu/simd/attention_rows.h"
+#include "kernels/cpu/simd/attention_softmax.h"
+#include "kernels/cpu/simd/attention_work.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+// Up to kProductRows consecutive rows of a head; `first` is the first one's place.
+struct RowBlock {
+  int32_t first;
+  int32_t rows;
+  int32_t begin, end;              // keys that some row sees lie within
+  int32_t inner_begin, inner_end;  // keys that every row sees
+  int32_t predicate_begin;
+};
+
+// bounds: of all rows of the head.
+inline RowBlock row_block(const RowBounds* bounds, int32_t first, int32_t rows) {
+  RowBlock block;
+  block.first = first;
+  block.rows = rows;
+  block.begin = block.inner_end = INT32_MAX;
+  block.end = block.inner_begin = 0;
+  block.predicate_begin = INT32_MAX;
+  for (int32_t r = first; r < first + rows; ++r) {
+    const RowBounds& row = bounds[r];
+    const bool prefix = row.prefix_end > row.prefix_begin;
+    block.begin = smaller(block.begin, prefix ? row.prefix_begin : row.begin);
+    block.end = larger(block.end, row.end);
+    block.inner_begin = larger(block.inner_begin, row.begin);
+    block.inner_end = smaller(block.inner_end, row.end);
+    block.predicate_begin = smaller(block.predicate_begin, row.predicate_begin);
+  }
+  return block;
+}
+
+inline void scale_scores(const float* key_scales, int32_t first, int32_t last, float* scores) {
+  for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+    store(hn::Mul(load(scores + v), load(key_scales + v)), scores + v);
+  }
+}
+
+// factor: what scores are to be multiplied by for units of log2. They have those afterwards.
+inline void cap_scores(float factor, float cap, int32_t first, int32_t last, float* scores) {
+  const F32 inner = hn::Set(kF32, factor * kLn2 / cap);
+  const F32 outer = hn::Set(kF32, kLog2E * cap);
+  for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+    store(hn::Mul(tanh_of(hn::Mul(load(scores + v), inner)), outer), scores + v);
+  }
+}
+
+// slope: in units of log2. factor as above; position: the row's.
+inline void add_alibi(float slope, const float* key_positions, int32_t position, float factor,
+                      int32_t first, int32_t last, float* scores) {
+  const F32 slopes = hn::Set(kF32, slope);
+  const F32 factors = hn::Set(kF32, factor);
+  const F32 from = hn::Set(kF32, static_cast<float>(position));
+  for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+    const F32 distance = hn::Sub(load(key_positions + v), from);
+    store(hn::MulAdd(slopes, distance, hn::Mul(load(scores + v), factors)), scores + v);
+  }
+}
+
+// tile: its first key.
+inline void hide_outside(const RowBounds& row, int32_t tile, int32_t first, int32_t last,
+                         float* scores) {
+  const hn::Rebind<int32_t, F32Tag> d32;
+  const auto before = hn::Set(d32, row.begin - 1);
+  const auto end = hn::Set(d32, row.end);
+  const auto before_prefix = hn::Set(d32, row.prefix_begin - 1);
+  const auto prefix_end = hn::Set(d32, row.prefix_end);
+  for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
+    const auto key = hn::Iota(d32, tile + v);
+    const auto inside = hn::And(hn::Gt(key, before), hn::Lt(key, end));
+    const auto in_prefix = hn::And(hn::Gt(key, before_prefix), hn::Lt(key, prefix_end));
+    const auto seen = hn::RebindMask(kF32, hn::Or(inside, in_prefix));
+    store(hn::IfThenElse(seen, load(scores + v), hn::Set(kF32, -kInfinity)), scores + v);
+  }
+}
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
