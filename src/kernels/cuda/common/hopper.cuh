@@ -116,4 +116,17 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Two fp8 values in the lower half of `two` as f16.
+template <Type kFrom>
+__device__ __forceinline__ uint32_t widen(uint32_t two) {
+  uint32_t wide;
+  const uint16_t low = static_cast<uint16_t>(two);
+  if constexpr (kFrom == f8e4m3) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(low));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(low));
+  }
+  return wide;
+}
+
 }  // namespace fovea::kernels::cuda

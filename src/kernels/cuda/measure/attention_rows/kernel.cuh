@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"
+#include "kernels/cuda/common/ptx.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -19,14 +20,7 @@ __device__ inline float element(const void* data, int64_t index) {
     const float magnitude = __uint_as_float((bits & 0x7f) << 20) * 0x1p120f;
     return bits & 0x80 ? -magnitude : magnitude;
   } else {
-    const uint16_t bits = static_cast<const uint16_t*>(data)[index];
-    float value;
-    if constexpr (kType == bf16) {
-      value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
-    } else {
-      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    }
-    return value;
+    return to_float<kType>(static_cast<const uint16_t*>(data)[index]);
   }
 }
 

@@ -22,19 +22,6 @@ __device__ inline uint32_t transpose_8x8(uint32_t x) {
   return y;
 }
 
-// Two fp8 values in the lower half of `two` as f16.
-template <Type kFrom>
-__device__ inline uint32_t widen(uint32_t two) {
-  uint32_t wide;
-  const uint16_t low = static_cast<uint16_t>(two);
-  if constexpr (kFrom == f8e4m3) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(low));
-  } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(low));
-  }
-  return wide;
-}
-
 template <class C>
 struct Accumulator {
   float out[C::kHeadDimV / 16][C::kColumns][4] = {};

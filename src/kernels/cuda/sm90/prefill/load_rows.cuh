@@ -227,19 +227,6 @@ __device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes]
   return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
 }
 
-// Two fp8 values in the lower half of `two` as f16.
-template <Type kFrom>
-__device__ __forceinline__ uint32_t widen(uint32_t two) {
-  uint32_t wide;
-  const uint16_t low = static_cast<uint16_t>(two);
-  if constexpr (kFrom == f8e4m3) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(low));
-  } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(low));
-  }
-  return wide;
-}
-
 // A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time.
 template <class Config, int kBytes>
 __device__ __forceinline__ void widen_piece(
