@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace fovea::bench {
 namespace {
@@ -84,6 +85,29 @@ std::string pages_line(const std::vector<GpuResult>& results) {
   return text.empty() ? "" : fmt::format("Slowest over fastest page size: {}.\n", text);
 }
 
+// "a; b" of the lines a and b.
+std::string joined_lines(const std::string& lines) {
+  std::istringstream in(lines);
+  std::string text;
+  for (std::string line; std::getline(in, line);) text += (text.empty() ? "" : "; ") + line;
+  return text;
+}
+
+// What did not run, a line for each reason.
+std::string refused_lines(const std::vector<GpuResult>& results) {
+  std::map<std::string, std::vector<std::string>> cases;  // by reason
+  for (const GpuResult& r : results) {
+    if (!r.refused.empty()) cases[joined_lines(r.refused)].push_back(r.config.name());
+  }
+  std::string text;
+  for (const auto& [reason, names] : cases) {
+    text +=
+        fmt::format("Refused: {}{}: {}.\n", names.front(),
+                    names.size() == 1 ? "" : fmt::format(" and {} more", names.size() - 1), reason);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string ceilings_markdown(const GpuReport& report) {
@@ -110,10 +134,7 @@ std::string to_markdown(const GpuReport& report) {
       "any pages | eager us | plan us | host us forward, plan | error |\n"
       "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |\n";
   for (const GpuResult& r : report.results) {
-    if (!r.refused.empty()) {
-      text += fmt::format("| {} | refused | | | | | | | | | | | |\n", r.config.name());
-      continue;
-    }
+    if (!r.refused.empty()) continue;
     if (!r.error.problem.empty()) {
       text += fmt::format("| {} | {} | WRONG: {} | | | | | | | | | | |\n", r.config.name(),
                           r.backend, r.error.problem);
@@ -133,7 +154,7 @@ std::string to_markdown(const GpuReport& report) {
          suffix_line(report.results, " cascade",
                      "Shared prefix attended to once over each on its own") +
          suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
-         pages_line(report.results);
+         pages_line(report.results) + refused_lines(report.results);
 }
 
 std::string to_csv(const GpuReport& report) {

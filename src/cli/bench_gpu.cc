@@ -55,6 +55,19 @@ std::vector<GpuCase> chosen_cases(const GpuBenchFlags& flags,
   return cases;
 }
 
+// Of the first case that the backend serves; Error of the last one when it serves none.
+bench::FirstCall first_call(bench::GpuBench& gpu, const std::vector<GpuCase>& cases,
+                            const BackendWish& wish) {
+  for (const GpuCase& config : cases) {
+    try {
+      return gpu.first_call(config, wish);
+    } catch (const Error&) {
+      if (&config == &cases.back()) throw;
+    }
+  }
+  return {};
+}
+
 void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>& table,
                GpuReport& report) {
   std::vector<GpuCase> timed;
@@ -145,7 +158,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   if (!flags.baselines.empty()) table = bench::PeerTable::open(flags.baselines);
   bench::GpuBench gpu(index);
   show_progress("first call");
-  const bench::FirstCall first = gpu.first_call(cases.front(), wish);
+  const bench::FirstCall first = first_call(gpu, cases, wish);
   bool wrong = false;
   for (const std::string& name : flags.states) {
     GpuReport report{.device = gpu.device(), .state = power_state(name), .first = first};
@@ -155,12 +168,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
       show_progress(fmt::format("[{}/{}] {} {}", report.results.size() + 1, cases.size(), name,
                                 config.name()));
       report.results.push_back(gpu.run(config, wish, report.state, report.ceilings));
-      const GpuResult& result = report.results.back();
-      if (!result.refused.empty()) {
-        clear_progress();
-        fmt::print(stderr, "fovea: {}: {}\n", config.name(), result.refused);
-      }
-      wrong = wrong || !result.error.problem.empty();
+      wrong = wrong || !report.results.back().error.problem.empty();
     }
     add_peers(flags, table, report);
     clear_progress();

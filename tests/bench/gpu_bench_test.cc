@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of the GPU benchmark needs no GPU: the grid, the table of peers, the reports.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -45,7 +46,7 @@ GpuReport one_result() {
   result.peers = {{"A", 330e-6, 64, false}, {"B", 270e-6, 16, false}};
   report.results.push_back(result);
   GpuResult refused{.config = gpu_cases(GpuSuite::quick)[1]};
-  refused.refused = "too large, by far";
+  refused.refused = "too large, by far\nreally\n";
   report.results.push_back(refused);
   return report;
 }
@@ -119,9 +120,13 @@ TEST(GpuReport, EveryFormatHasTheRatioAndTheRefusal) {
   const std::string markdown = to_markdown(report);
   EXPECT_NE(markdown.find("1.10 A"), std::string::npos) << markdown;
   EXPECT_NE(markdown.find("0.90 B"), std::string::npos) << markdown;
+  EXPECT_NE(markdown.find(fmt::format("Refused: {}: too large, by far; really.\n",
+                                      report.results[1].config.name())),
+            std::string::npos)
+      << markdown;
   const auto json = nlohmann::json::parse(to_json(report));
   EXPECT_EQ(json["results"][0]["seconds"], 300e-6);
-  EXPECT_EQ(json["results"][1]["refused"], "too large, by far");
+  EXPECT_EQ(json["results"][1]["refused"], "too large, by far\nreally\n");
   const std::string csv = to_csv(report);
   size_t begin = 0;
   int commas = -1;
