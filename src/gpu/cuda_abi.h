@@ -14,6 +14,7 @@ struct CUmod_st;
 struct CUfunc_st;
 struct CUevent_st;
 struct CUgraph_st;
+struct CUgraphNode_st;
 struct CUgraphExec_st;
 
 namespace fovea::gpu {
@@ -26,6 +27,7 @@ using CUmodule = CUmod_st*;
 using CUfunction = CUfunc_st*;
 using CUevent = CUevent_st*;
 using CUgraph = CUgraph_st*;
+using CUgraphNode = CUgraphNode_st*;
 using CUgraphExec = CUgraphExec_st*;
 
 inline constexpr CUresult kCudaSuccess = 0;
@@ -43,6 +45,7 @@ enum CUfunction_attribute : int {
 };
 
 enum CUstreamCaptureMode : int { kCaptureModeThreadLocal = 1 };
+enum CUstreamCaptureStatus : int { kCaptureStatusNone = 0 };
 enum CUevent_flags : unsigned { kEventDefault = 0 };
 enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
 
@@ -51,16 +54,17 @@ enum CUlaunchAttributeID : int {
   kLaunchAttributeClusterDimension = 4,
   kLaunchAttributeProgrammaticStreamSerialization = 6,
 };
+union CUlaunchAttributeValue {
+  char bytes[64];
+  struct {
+    unsigned x, y, z;
+  } cluster;
+  int programmatic_stream_serialization;
+};
 struct CUlaunchAttribute {
   CUlaunchAttributeID id;
   char pad[8 - sizeof(CUlaunchAttributeID)];
-  union {
-    char bytes[64];
-    struct {
-      unsigned x, y, z;
-    } cluster;
-    int programmatic_stream_serialization;
-  } value;
+  CUlaunchAttributeValue value;
 };
 static_assert(sizeof(CUlaunchAttribute) == 72);
 
@@ -72,5 +76,27 @@ struct CUlaunchConfig {
   CUlaunchAttribute* attributes;
   unsigned attribute_count;
 };
+
+struct CUkernelNodeParams {
+  CUfunction function;
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  void** arguments;
+  void** extra;
+  void* kernel;
+  CUcontext context;
+};
+static_assert(sizeof(CUkernelNodeParams) == 72);
+
+// When the kernel behind an edge may start: at the end of the one before, or once that allows it.
+struct CUgraphEdgeData {
+  unsigned char from_port;
+  unsigned char to_port;
+  unsigned char type;
+  unsigned char reserved[5];
+};
+inline constexpr unsigned char kGraphPortProgrammatic = 1;
+inline constexpr unsigned char kGraphDependencyProgrammatic = 1;
 
 }  // namespace fovea::gpu

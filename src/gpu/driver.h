@@ -41,6 +41,16 @@ namespace fovea::gpu {
   X(stream_wait_event, "cuStreamWaitEvent", (Stream, CUevent, unsigned))                           \
   X(stream_begin_capture, "cuStreamBeginCapture_v2", (Stream, CUstreamCaptureMode))                \
   X(stream_end_capture, "cuStreamEndCapture", (Stream, CUgraph*))                                  \
+  X(stream_is_capturing, "cuStreamIsCapturing", (Stream, CUstreamCaptureStatus*))                  \
+  X(graph_create, "cuGraphCreate", (CUgraph*, unsigned))                                           \
+  X(graph_add_kernel, "cuGraphAddKernelNode_v2",                                                   \
+    (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, const CUkernelNodeParams*))                \
+  X(graph_add_edges, "cuGraphAddDependencies_v2",                                                  \
+    (CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, size_t))             \
+  X(graph_node_set_attribute, "cuGraphKernelNodeSetAttribute",                                     \
+    (CUgraphNode, CUlaunchAttributeID, const CUlaunchAttributeValue*))                             \
+  X(graph_exec_set_kernel, "cuGraphExecKernelNodeSetParams_v2",                                    \
+    (CUgraphExec, CUgraphNode, const CUkernelNodeParams*))                                         \
   X(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec*, CUgraph, unsigned long long)) \
   X(graph_launch, "cuGraphLaunch", (CUgraphExec, Stream))                                          \
   X(graph_exec_destroy, "cuGraphExecDestroy", (CUgraphExec))                                       \

@@ -16,6 +16,7 @@
 #include "attention/prefix_levels.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/page_table.h"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/prefix_params.h"
 #include "support/gpu_kernel_test.h"
@@ -160,7 +161,7 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     list.list.least_units = 1;
     list.least_ctas = (ctas + 1) / 2;
     list.pairs_per_unit = 100;
-    plan.launch({4}, list, nullptr);
+    plan.launch({4}, WithPageTable<DecodePlanParams>{list, {}, 0}, nullptr);
 
     const auto all_items = items.read();
     std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<DecodePart>> tiles;
@@ -249,12 +250,14 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
   const Guarded<PrefillOrder> order(size_t{1});
   const Kernel plan = load("sm90/prefill_order", {"1024"});
   plan.launch({},
-              PrefillOrderParams{.batch = params,
-                                 .order = order.data(),
-                                 .tiles = tiles.data(),
-                                 .tokens_per_tile = kTokens,
-                                 .heads_shift = kHeadsShift,
-                                 .token_bytes = 512},
+              WithPageTable<PrefillOrderParams>{{.batch = params,
+                                                 .order = order.data(),
+                                                 .tiles = tiles.data(),
+                                                 .tokens_per_tile = kTokens,
+                                                 .heads_shift = kHeadsShift,
+                                                 .token_bytes = 512},
+                                                {},
+                                                0},
               nullptr);
   const PrefillOrder found = order.read().front();
   EXPECT_EQ(found.tile_count, static_cast<int32_t>(want.size()));
@@ -276,6 +279,66 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
     before = end - begin;
   }
   EXPECT_TRUE(want.empty());
+}
+
+// Blocks behind those that order write the page table, whatever their number: through a slot map,
+// page 0 for what names no slot, zeros up to the key tile, nothing behind.
+TEST_P(Planners, PageTableIsThatOfTheSlots) {
+  constexpr int64_t kSlots = 4000, kUntouched = 0x5a5a5a5a;
+  const auto requests = static_cast<size_t>(params.requests);
+  const std::vector<int32_t> lens = kv_lens->read();
+  const int32_t longest = std::ranges::max(lens);
+  std::mt19937 random(5);
+  std::vector<int32_t> rows(requests), slots(requests * static_cast<size_t>(longest + 1));
+  std::iota(rows.rbegin(), rows.rend(), 0);
+  for (int32_t& slot : slots) slot = static_cast<int32_t>(random() % (kSlots + 40)) - 20;
+  std::vector<int64_t> map(kSlots);
+  for (int64_t& slot : map) slot = static_cast<int64_t>(random() % kSlots) - 3;
+  const Guarded<int32_t> rows_device(rows), slots_device(slots);
+  const Guarded<int64_t> map_device(map);
+  const Guarded<PrefillOrder> order(size_t{1});
+  const Guarded<PrefillTile> tiles(static_cast<size_t>(q_indptr_host.back()));
+  const Kernel plan = load("sm90/prefill_order", {"1024"});
+  for (const auto& [page_size, blocks, mapped] :
+       {std::tuple{1, 200, false}, std::tuple{16, 3, true}, std::tuple{24, 1, false}}) {
+    SCOPED_TRACE(page_size);
+    const int32_t stride = (longest + kTableKeys) / page_size + 1;
+    const Guarded<int32_t> table(requests * static_cast<size_t>(stride));
+    WithPageTable<PrefillOrderParams> launch{{.batch = params,
+                                              .order = order.data(),
+                                              .tiles = tiles.data(),
+                                              .tokens_per_tile = 1,
+                                              .heads_shift = 0,
+                                              .token_bytes = 512},
+                                             {.request_slots = slots_device.data(),
+                                              .request_slots_stride = longest + 1,
+                                              .request_rows = rows_device.data(),
+                                              .kv_lens = params.kv_lens,
+                                              .slot_map = mapped ? map_device.data() : nullptr,
+                                              .slots = kSlots,
+                                              .page_table = table.data(),
+                                              .page_table_stride = stride,
+                                              .requests = params.requests,
+                                              .page_size = page_size},
+                                             blocks};
+    plan.launch({1 + static_cast<uint32_t>(blocks)}, launch, nullptr);
+    std::vector<int32_t> want(table.read().size(), kUntouched);
+    for (size_t i = 0; i < requests; ++i) {
+      const int32_t padded = (lens[i] + kTableKeys - 1) / kTableKeys * kTableKeys;
+      for (int32_t page = 0; page < (padded + page_size - 1) / page_size; ++page) {
+        const int32_t last = std::min((page + 1) * page_size, lens[i]) - 1;
+        int64_t slot = -1;
+        if (page * page_size < lens[i]) {
+          slot = slots[static_cast<size_t>(rows[i] * (longest + 1) + last)];
+        }
+        if (slot >= kSlots) slot = -1;
+        if (mapped && slot >= 0) slot = map[static_cast<size_t>(slot)];
+        want[i * static_cast<size_t>(stride) + static_cast<size_t>(page)] =
+            static_cast<int32_t>(std::max<int64_t>(slot, 0) / page_size);
+      }
+    }
+    EXPECT_EQ(table.read(), want);
+  }
 }
 
 // The device finds the groups that the host finds.

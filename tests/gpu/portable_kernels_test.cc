@@ -12,7 +12,7 @@
 
 #include "core/float_types.h"
 #include "gpu/gpu.h"
-#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/page_table.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
 
@@ -229,7 +229,6 @@ TEST_P(PortableKernels, MatchFp64) {
   table.slots = slots;
   table.requests = requests;
   table.page_size = c.page_size;
-  load("portable/page_table", {"256"}).launch({4, static_cast<uint32_t>(requests)}, table, nullptr);
 
   Kernel attention = load("portable/attention", {std::to_string(c.head_dim),
                                                  std::to_string(c.head_dim_v), "bf16", c.cache});
@@ -295,11 +294,11 @@ TEST_P(PortableKernels, MatchFp64) {
                  .partial_out = partial_out.data<float>(),
                  .partial_lse = partial_lse.data<float>(),
                  .ctas = ctas};
-  const PlanParams plan{params.batch, params.work, 0};
+  const WithPageTable<PlanParams> plan{{params.batch, params.work, 0}, table, 3};
   const MergeParams merge{
       params.batch,           params.work, params.out,   params.out_token_stride,
       params.out_head_stride, params.lse,  params.sinks, c.head_dim_v};
-  load("portable/plan", {std::to_string(tile)}).launch({1}, plan, nullptr);
+  load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
   load("portable/merge", {std::to_string(tile), "bf16"})
       .launch({static_cast<uint32_t>(ctas)}, merge, nullptr);

@@ -96,9 +96,7 @@ class CudaBackend final : public AttentionBackend {
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
   void plan_kernels(const BatchView& batch, Stream stream);
-  void build_page_table(const BatchView& batch, Stream stream);
-  // Stores k and v and, with has_rope, rotates k on the way and q in place.
-  void store(const LayerTensors& tensors, const CudaLayer& layer, Stream stream);
+  void launch_layer(const LayerTensors& tensors, Stream stream);
 
   gpu::Context context_;
   const CudaKernels& table_;
@@ -118,6 +116,7 @@ class CudaBackend final : public AttentionBackend {
   cuda::AttentionKernel* beside_ = nullptr;
   bool cascades_ = false;           // its prefixes are looked at
   cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
+  gpu::LaunchGroup plan_launches_, layer_launches_;
 };
 
 CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
@@ -188,11 +187,15 @@ void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
     cuda::BatchParams few = all;
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
-    beside_->plan(few, batch.tokens, stream);
+    beside_->plan(few, batch.tokens, {}, stream);
     all.least_q_len = most + 1;
     all.most_q_len = std::numeric_limits<int32_t>::max();
   }
-  active_->plan(all, batch.tokens, stream);
+  cuda::PageTableParams pages{};
+  if (pool_ != nullptr) {
+    pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
+  }
+  active_->plan(all, batch.tokens, pages, stream);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -214,12 +217,13 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    if (cached) cache_.build_pages(batch, params_.batch.kv_lens, buffers_.pages, stream);
     cascades_ = buffers_.prefixes.serves(batch);
-    if (cascades_) {
-      buffers_.prefixes.plan(batch.shared_prefix, batch.tokens, params_.batch, stream);
-    }
-    plan_kernels(batch, stream);
+    plan_launches_.submit(stream, [&] {
+      if (cascades_) {
+        buffers_.prefixes.plan(batch.shared_prefix, batch.tokens, params_.batch, stream);
+      }
+      plan_kernels(batch, stream);
+    });
   }
   planned_ = true;
 }
@@ -230,10 +234,15 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
   const bool cached = pool_ != nullptr;
   validate_layer(tensors, spec(), batch_, cached);
   validate_alignment(tensors);
+  check_argument(
+      !cached || (tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size())),
+      "layer is {}, the pool has {}", tensors.layer, layers_.size());
   context_.bind();
-  if (cached) {
-    check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
-                   "layer is {}, the pool has {}", tensors.layer, layers_.size());
+  layer_launches_.submit(stream, [&] { launch_layer(tensors, stream); });
+}
+
+void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
+  if (pool_ != nullptr) {
     const CudaLayer& layer = layers_[static_cast<size_t>(tensors.layer)];
     if (stores(tensors) || spec().has_rope) cache_.store(tensors, layer.write, batch_, stream);
     params_.keys = layer.keys;

@@ -10,20 +10,14 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
-// CTAs that share the pages of one request when its row of the page table is written.
-constexpr int64_t kTableThreads = 256;
-constexpr int64_t kMostTableBlocks = 8;
 // (token, head) rows that a CTA of kv_write stores.
 constexpr int64_t kWriteRows = 8;
-constexpr int kOverlappingSm = 90;
 
 }  // namespace
 
 CudaCache::CudaCache(const AttentionSpec& spec, const KvPool& pool, int sm, gpu::KernelStore& store)
-    : spec_(spec), pool_(&pool), overlaps_(sm >= kOverlappingSm) {
-  const CacheKernels kernels = cache_kernels(spec, pool.spec(), sm);
-  page_table_ = cuda::Kernel(kernels.page_table, store);
-  kv_write_ = cuda::Kernel(kernels.kv_write, store);
+    : spec_(spec), pool_(&pool) {
+  kv_write_ = cuda::Kernel(kv_write_variant(spec, pool.spec(), sm), store);
 }
 
 CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
@@ -37,8 +31,8 @@ CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec
   return pages;
 }
 
-void CudaCache::build_pages(const BatchView& batch, const int32_t* kv_lens, const CudaPages& pages,
-                            Stream stream) const {
+cuda::PageTableParams CudaCache::page_table(const BatchView& batch, const int32_t* kv_lens,
+                                            const CudaPages& pages) const {
   const bool cross = spec_.scope == AttentionScope::cross;
   cuda::PageTableParams table{};
   table.request_slots = cross ? batch.encoder_slots : batch.request_slots;
@@ -51,11 +45,7 @@ void CudaCache::build_pages(const BatchView& batch, const int32_t* kv_lens, cons
   table.page_table_stride = pages.stride;
   table.requests = batch.requests;
   table.page_size = pool_->spec().page_size;
-  const int64_t blocks = (pages.stride + kTableThreads - 1) / kTableThreads;
-  launch(page_table_,
-         {static_cast<uint32_t>(std::min(blocks, kMostTableBlocks)),
-          static_cast<uint32_t>(batch.requests)},
-         table, stream);
+  return table;
 }
 
 void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
@@ -80,7 +70,8 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
   const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
-  launch(kv_write_, {static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)}, layer, stream);
+  const cuda::GridSize grid{static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)};
+  kv_write_.launch_overlapped(grid, layer, stream);
 }
 
 }  // namespace fovea

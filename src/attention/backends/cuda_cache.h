@@ -25,30 +25,18 @@ class CudaCache {
   // Room for the page table of any batch within the limits.
   static CudaPages carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
                          const BatchLimits& limits);
-  // Enqueues the rows of `batch`, of layers with `kv_lens` keys.
-  void build_pages(const BatchView& batch, const int32_t* kv_lens, const CudaPages& pages,
-                   Stream stream) const;
+  // What a plan's launch needs to write the rows of `batch`, of layers with `kv_lens` keys.
+  kernels::cuda::PageTableParams page_table(const BatchView& batch, const int32_t* kv_lens,
+                                            const CudaPages& pages) const;
   // Enqueues the write of a layer's new k and v, where there are any to store, and with has_rope
   // the rotation of q. `layer` is the layer's part of the parameters.
   void store(const LayerTensors& tensors, kernels::cuda::KvWriteParams layer,
              const BatchView& batch, Stream stream) const;
 
  private:
-  // Both kernels wait for the one before them themselves, where the device knows how.
-  template <typename Params>
-  void launch(const kernels::cuda::Kernel& kernel, kernels::cuda::GridSize grid,
-              const Params& params, Stream stream) const {
-    if (overlaps_) {
-      kernel.launch_overlapped(grid, params, stream);
-    } else {
-      kernel.launch(grid, params, stream);
-    }
-  }
-
   AttentionSpec spec_;
   const KvPool* pool_ = nullptr;
-  bool overlaps_ = false;
-  kernels::cuda::Kernel page_table_, kv_write_;
+  kernels::cuda::Kernel kv_write_;
 };
 
 }  // namespace fovea

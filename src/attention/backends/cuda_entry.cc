@@ -103,9 +103,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
     needed.insert(needed.end(), prefixes.begin(), prefixes.end());
   }
   if (uses_kv_cache(request.spec)) {
-    const CacheKernels cache = cache_kernels(request.spec, request.cache, setup.sm);
-    needed.push_back(cache.page_table);
-    needed.push_back(cache.kv_write);
+    needed.push_back(kv_write_variant(request.spec, request.cache, setup.sm));
   }
   append_missing_kernels(needed, reasons);
 }

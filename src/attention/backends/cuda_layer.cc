@@ -114,17 +114,15 @@ void validate_alignment(const LayerTensors& tensors) {
   check_aligned("out", tensors.out);
 }
 
-CacheKernels cache_kernels(const AttentionSpec& spec, const KvCacheSpec& cache, int sm) {
+gpu::KernelVariant kv_write_variant(const AttentionSpec& spec, const KvCacheSpec& cache, int sm) {
   const auto written = cuda::variant_type(activation_dtype(spec)),
              stored = cuda::variant_type(cache.dtype);
   check_argument(written && stored, "no kernel writes {} to a cache of {}",
                  dtype_name(activation_dtype(spec)), dtype_name(cache.dtype));
-  const auto page_table = cuda::make_variant(cuda::family("portable/page_table"), {"256"}, sm);
   if (cache.layout == KvLayout::mla_fp8_rows) {
-    return {page_table, cuda::make_variant(cuda::family("portable/mla_row_write"), {*written}, sm)};
+    return cuda::make_variant(cuda::family("portable/mla_row_write"), {*written}, sm);
   }
-  return {page_table,
-          cuda::make_variant(cuda::family("portable/kv_write"), {*written, *stored}, sm)};
+  return cuda::make_variant(cuda::family("portable/kv_write"), {*written, *stored}, sm);
 }
 
 }  // namespace fovea

@@ -27,10 +27,7 @@ int64_t pool_slots(const KvPool& pool);
 // Error{invalid_argument} naming a tensor whose address or strides are no multiple of 16 bytes.
 void validate_alignment(const LayerTensors& tensors);
 
-// The kernels around the cache; page tables and writes are the same for every family.
-struct CacheKernels {
-  gpu::KernelVariant page_table, kv_write;
-};
-CacheKernels cache_kernels(const AttentionSpec& spec, const KvCacheSpec& cache, int sm);
+// The kernel that stores new k and v, the same for every family.
+gpu::KernelVariant kv_write_variant(const AttentionSpec& spec, const KvCacheSpec& cache, int sm);
 
 }  // namespace fovea

@@ -84,9 +84,9 @@ void CudaPrefixes::plan(const int32_t* shared_prefix, int32_t tokens, cuda::Batc
   params.first_keys = first_keys_;
   params.group_begin = group_begin_;
   params.group_last = group_last_;
-  plan_->launch({}, params, stream);
+  plan_->launch_overlapped({}, params, stream);
   for (const Level& level : std::span(level_).first(levels_)) {
-    level.kernel->plan(batch_of(batch, level.groups), tokens, stream);
+    level.kernel->plan(batch_of(batch, level.groups), tokens, {}, stream);
   }
   batch.mask.first_keys = first_keys_;
 }

@@ -89,6 +89,7 @@ class MlaBackend final : public AttentionBackend {
 
   const AttentionSpec& spec() const { return setup_.spec; }
   int32_t most_q_len(const BatchView& batch) const;
+  void launch_layer(const LayerTensors& tensors, Stream stream);
   void attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention, Stream stream) const;
   void multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params, Stream stream) const;
   void absorb(const LayerTensors& tensors, Stream stream) const;
@@ -111,6 +112,7 @@ class MlaBackend final : public AttentionBackend {
   // Of the planned batch.
   const cuda::MlaDecode* active_ = nullptr;
   bool up_projects_ = false;  // some requests, perhaps
+  gpu::LaunchGroup plan_launches_, layer_launches_;
 };
 
 MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
@@ -186,7 +188,6 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
   batch_ = batch;
   if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) {
-    cache_.build_pages(batch, batch.kv_lens, buffers_.pages, stream);
     // Positions decide nothing here: there is no window, chunk or bias.
     cuda::BatchParams params{};
     params.q_indptr = batch.q_indptr;
@@ -198,15 +199,19 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
     const int32_t longest = most_q_len(batch);
     up_projects_ = prefill_ && longest >= kMinUpProjected;
-    if (up_projects_) {
-      const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
-      prefill_->plan(batch, longest, most_keys, stream);
-    }
     const int64_t rows = int64_t{longest} * spec().q_heads;
     size_t chosen = 0;
     while (chosen + 1 < decodes_.size() && rows > row_tiles_[chosen]) ++chosen;
     cuda::MlaDecode& kernel = decodes_[chosen];
-    kernel.plan(params, stream, up_projects_ ? prefill_->requests() : nullptr);
+    plan_launches_.submit(stream, [&] {
+      if (up_projects_) {
+        const int32_t most_keys =
+            batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
+        prefill_->plan(batch, longest, most_keys, stream);
+      }
+      kernel.plan(params, cache_.page_table(batch, batch.kv_lens, buffers_.pages), stream,
+                  up_projects_ ? prefill_->requests() : nullptr);
+    });
     active_ = &kernel;
   }
   planned_ = true;
@@ -220,6 +225,10 @@ void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
   context_.bind();
   check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
                  "layer is {}, the pool has {}", tensors.layer, layers_.size());
+  layer_launches_.submit(stream, [&] { launch_layer(tensors, stream); });
+}
+
+void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   const Layer& layer = layers_[static_cast<size_t>(tensors.layer)];
   if (stores(tensors)) cache_.store(tensors, layer.write, batch_, stream);
   if (!tensors.q) return;

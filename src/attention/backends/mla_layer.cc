@@ -80,8 +80,7 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
   const auto add = [&](std::vector<gpu::KernelVariant> variants) {
     needed.insert(needed.end(), variants.begin(), variants.end());
   };
-  const CacheKernels around = cache_kernels(spec, cache, device.sm);
-  add({around.page_table, around.kv_write});
+  add({kv_write_variant(spec, cache, device.sm)});
   for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(kernels, spec, cache, device)) {
     add(cuda::MlaDecode::variants(setup));
   }

@@ -38,6 +38,13 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
   return work;
 }
 
+int32_t page_table_blocks(const PageTableParams& pages) {
+  constexpr int64_t kEntries = 512;  // of a block: one each of its threads, until there are most
+  constexpr int64_t kMost = 256;
+  const int64_t entries = pages.requests * pages.page_table_stride;
+  return static_cast<int32_t>(std::min((entries + kEntries - 1) / kEntries, kMost));
+}
+
 std::optional<std::string> variant_type(DType dtype) {
   switch (dtype) {
     case DType::f16:

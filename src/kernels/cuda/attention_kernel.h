@@ -16,7 +16,7 @@
 #include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 #include "gpu/kernel_pack.h"
-#include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/page_table.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea::kernels::cuda {
@@ -43,10 +43,11 @@ class AttentionKernel {
   // plan() they may be anything.
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
   // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
-  // that holds for every replay. With batch.kv_lens the launch before is page_table, or another
-  // family's plan behind it. With batch.most_q_len the kernel shares the pass with one of
-  // another family: those for few new tokens attend first, directly before those for many.
-  virtual void plan(const BatchParams& batch, int32_t tokens, Stream stream) = 0;
+  // that holds for every replay. The launch writes `pages` too, if that has requests: what the
+  // table is for comes after the plan. With batch.most_q_len the kernel shares the pass with one
+  // of another family: those for few new tokens attend first, directly before those for many.
+  virtual void plan(const BatchParams& batch, int32_t tokens, const PageTableParams& pages,
+                    Stream stream) = 0;
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
   // tokens). params.work is the kernel's own business.
@@ -71,6 +72,9 @@ struct AttentionFamily {
 // null base the carver only counts.
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, int32_t row_tile, int32_t ctas);
+
+// Blocks that write this page table beside a plan; 0 if it has no requests.
+int32_t page_table_blocks(const PageTableParams& pages);
 
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.
 std::optional<std::string> variant_type(DType dtype);

@@ -10,16 +10,10 @@ namespace {
 // Above this a kernel must ask the driver for its shared memory.
 constexpr int kDefaultSharedBytes = 48 * 1024;
 
-gpu::CUlaunchAttribute cluster_attribute(uint32_t cluster) {
-  gpu::CUlaunchAttribute attribute{};
-  attribute.id = gpu::kLaunchAttributeClusterDimension;
-  attribute.value.cluster = {cluster, 1, 1};
-  return attribute;
-}
-
 }  // namespace
 
 Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
+  overlaps_ = variant.sm >= 90;
   const gpu::Driver& driver = gpu::driver();
   const gpu::CompiledKernel compiled = store.get(variant);
   gpu::check(driver.module_load(&module_, compiled.cubin.data()), "cuModuleLoadData");
@@ -50,32 +44,24 @@ Kernel::~Kernel() {
   if (module_) gpu::driver().module_unload(module_);
 }
 
-void Kernel::launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped,
-                         uint32_t cluster) const {
+void Kernel::launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
+                         bool overlapped, uint32_t cluster) const {
   if (grid.x == 0 || grid.y == 0) return;
-  gpu::CUlaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (overlapped) {
-    attributes[count].id = gpu::kLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count++].value.programmatic_stream_serialization = 1;
-  }
-  if (cluster > 1) attributes[count++] = cluster_attribute(cluster);
-  const gpu::CUlaunchConfig config{.grid_x = grid.x,
-                                   .grid_y = grid.y,
-                                   .grid_z = 1,
-                                   .block_x = static_cast<unsigned>(threads_),
-                                   .block_y = 1,
-                                   .block_z = 1,
-                                   .shared_bytes = static_cast<unsigned>(shared_bytes_),
-                                   .stream = stream,
-                                   .attributes = attributes,
-                                   .attribute_count = count};
-  gpu::check(gpu::driver().launch(&config, function_, arguments, nullptr), "cuLaunchKernelEx");
+  gpu::launch({.function = function_,
+               .grid_x = grid.x,
+               .grid_y = grid.y,
+               .threads = static_cast<unsigned>(threads_),
+               .shared_bytes = static_cast<unsigned>(shared_bytes_),
+               .cluster = cluster,
+               .overlapped = overlapped && overlaps_},
+              params, bytes, stream);
 }
 
 int Kernel::active_clusters(uint32_t cluster) const {
   const gpu::Driver& driver = gpu::driver();
-  gpu::CUlaunchAttribute attribute = cluster_attribute(cluster);
+  gpu::CUlaunchAttribute attribute{};
+  attribute.id = gpu::kLaunchAttributeClusterDimension;
+  attribute.value.cluster = {cluster, 1, 1};
   const gpu::CUlaunchConfig config{.grid_x = cluster,
                                    .grid_y = 1,
                                    .grid_z = 1,

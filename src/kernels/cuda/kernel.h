@@ -7,6 +7,7 @@
 
 #include "gpu/gpu.h"
 #include "gpu/kernel_pack.h"
+#include "gpu/launch.h"
 
 namespace fovea::kernels::cuda {
 
@@ -26,6 +27,7 @@ class Kernel {
         function_(other.function_),
         threads_(other.threads_),
         shared_bytes_(other.shared_bytes_),
+        overlaps_(other.overlaps_),
         row_tile_(other.row_tile_),
         key_tile_(other.key_tile_) {}
   Kernel& operator=(Kernel&& other) noexcept {
@@ -33,6 +35,7 @@ class Kernel {
     std::swap(function_, other.function_);
     std::swap(threads_, other.threads_);
     std::swap(shared_bytes_, other.shared_bytes_);
+    std::swap(overlaps_, other.overlaps_);
     std::swap(row_tile_, other.row_tile_);
     std::swap(key_tile_, other.key_tile_);
     return *this;
@@ -41,18 +44,16 @@ class Kernel {
   // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
   template <typename Params>
   void launch(GridSize grid, const Params& params, Stream stream) const {
-    void* arguments[] = {const_cast<Params*>(&params)};
-    launch_with(grid, arguments, stream);
+    launch_with(grid, &params, sizeof(params), stream);
   }
 
   // As launch(), of a kernel that waits for the one before it in the stream itself
-  // (griddepcontrol): it is set up while that one still runs. sm_90 and later. Neighbouring blocks
+  // (griddepcontrol): it is set up while that one still runs; before sm_90 not. Neighbouring blocks
   // form clusters of `cluster`, which divides grid.x.
   template <typename Params>
   void launch_overlapped(GridSize grid, const Params& params, Stream stream,
                          uint32_t cluster = 1) const {
-    void* arguments[] = {const_cast<Params*>(&params)};
-    launch_with(grid, arguments, stream, true, cluster);
+    launch_with(grid, &params, sizeof(params), stream, true, cluster);
   }
 
   // How many clusters of so many blocks run at the same time on the current GPU, 0 where they do
@@ -63,13 +64,14 @@ class Kernel {
   int key_tile() const { return key_tile_; }
 
  private:
-  void launch_with(GridSize grid, void** arguments, Stream stream, bool overlapped = false,
-                   uint32_t cluster = 1) const;
+  void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
+                   bool overlapped = false, uint32_t cluster = 1) const;
 
   gpu::CUmodule module_ = nullptr;
   gpu::CUfunction function_ = nullptr;
   int threads_ = 0;
   int shared_bytes_ = 0;
+  bool overlaps_ = false;  // the architecture knows griddepcontrol
   int row_tile_ = 0;
   int key_tile_ = 0;
 };

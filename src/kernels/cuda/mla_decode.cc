@@ -14,7 +14,6 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr uint32_t kMergeBlocksPerSm = 2;
-constexpr int kOverlappingSm = 90;
 
 void check_setup(const MlaDecodeSetup& setup) {
   check_argument(setup.dtype == DType::bf16 || setup.dtype == DType::f16,
@@ -92,10 +91,15 @@ void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   work_ = carve(carver, setup_, limits);
 }
 
-void MlaDecode::plan(const BatchParams& batch, Stream stream, const uint8_t* skip) {
+void MlaDecode::plan(const BatchParams& batch, const PageTableParams& pages, Stream stream,
+                     const uint8_t* skip) {
   check_argument(work_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
-  plan_.launch({1}, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, stream);
+  const int32_t table_blocks = page_table_blocks(pages);
+  const WithPageTable<MlaPlanParams> params{
+      {batch, skip, work_, setup_.batch_invariant}, pages, table_blocks};
+  const GridSize grid{1 + static_cast<uint32_t>(table_blocks)};
+  plan_.launch_overlapped(grid, params, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
@@ -107,11 +111,7 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
       work_,       tensors.out,   tensors.out_token_stride, tensors.out_head_stride,
       tensors.lse, setup_.q_heads};
   const GridSize grid{kMergeBlocksPerSm * static_cast<uint32_t>(setup_.multiprocessors)};
-  if (setup_.sm >= kOverlappingSm) {
-    merge_.launch_overlapped(grid, merge, stream);
-  } else {
-    merge_.launch(grid, merge, stream);
-  }
+  merge_.launch_overlapped(grid, merge, stream);
 }
 
 }  // namespace fovea::kernels::cuda

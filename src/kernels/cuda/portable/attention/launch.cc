@@ -64,8 +64,13 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits);
   }
 
-  void plan(const BatchParams& batch, int32_t, Stream stream) override {
-    plan_.launch({}, PlanParams{batch, work_, setup_.spec.batch_invariant}, stream);
+  void plan(const BatchParams& batch, int32_t, const PageTableParams& pages,
+            Stream stream) override {
+    const int32_t table_blocks = page_table_blocks(pages);
+    const WithPageTable<PlanParams> params{
+        {batch, work_, setup_.spec.batch_invariant}, pages, table_blocks};
+    const GridSize grid{1 + static_cast<uint32_t>(table_blocks)};
+    plan_.launch_overlapped(grid, params, stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

@@ -10,7 +10,6 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int kLeastSm = 80;
-constexpr int kOverlappingSm = 90;
 constexpr int32_t kMostRows = 64;
 
 void check(const MlaDecodeSetup& setup) {
@@ -67,11 +66,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.cache_scale_stride = pass.setup.scale_per_token ? 1 : 0;
   params.work = pass.work;
   const GridSize grid{static_cast<uint32_t>(pass.work.workers)};
-  if (pass.setup.sm >= kOverlappingSm) {
-    kernel.launch_overlapped(grid, params, stream);
-  } else {
-    kernel.launch(grid, params, stream);
-  }
+  kernel.launch_overlapped(grid, params, stream);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/common/mla_params.h"
+#include "kernels/cuda/common/page_table.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -36,7 +37,7 @@ struct PlannedTile {
 
 template <int kRowTile>
 struct MlaPlanConfig {
-  using Params = MlaPlanParams;
+  using Params = WithPageTable<MlaPlanParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
@@ -68,7 +69,7 @@ struct MlaPlanConfig {
   // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
   // too, so that visit may synchronise.
   template <typename Visit>
-  __device__ static Totals for_tiles(const Params& params, SharedMemory& shared, Visit visit) {
+  __device__ static Totals for_tiles(const MlaPlanParams& params, SharedMemory& shared, Visit visit) {
     const BatchParams& batch = params.batch;
     Totals done = {};
     for (int base = 0; base < batch.requests; base += kPlanThreads) {
@@ -219,11 +220,10 @@ struct MlaPlanConfig {
     if (parts > 1) work.merges[first] = merge_of(at.tile, first, parts);
   }
 
-  __device__ static void run(const Params& params) {
+  __device__ static void plan(const MlaPlanParams& params) {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const MlaWorkList& work = params.work;
-    allow_next_kernel();
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
       work.ranges[worker].begin = work.ranges[worker].end = 0;
       work.merges[worker].count = 0;
@@ -270,6 +270,12 @@ struct MlaPlanConfig {
     });
     __syncthreads();
     revisit([&](const Visited& at) { write_stretches(work, at, share, shared); });
+  }
+
+  __device__ static void run(const Params& params) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    if (!wrote_page_table(params)) plan(params.plan);
   }
 };
 

@@ -8,6 +8,8 @@
 //   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
 #pragma once
 
+#include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/common/page_table.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -23,87 +25,69 @@ struct PlannedTile {
   int first_key;
   int begin_block;
   int blocks;
+  int64_t start;  // of its first pair in the line
   __device__ int cost() const { return blocks + kItemOverhead; }
 };
 
-template <int kRowTile>
-__device__ PlannedTile planned_tile(const PlanParams& params, int tile) {
-  // The last request whose first tile is not after this one.
-  int low = 0;
-  int high = params.batch.requests;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    (params.work.tile_indptr[middle] <= tile ? low : high) = middle;
-  }
-  const int group = params.batch.q_heads / params.batch.kv_heads;
-  PlannedTile planned;
-  planned.view = request_view(params.batch, low);
-  planned.first_row = (tile - params.work.tile_indptr[low]) * kRowTile;
-  const int last_row = min(planned.first_row + kRowTile, planned.view.q_len * group) - 1;
-  const Interval keys = visible_keys(params.batch.mask, planned.view, planned.first_row / group,
-                                     last_row / group);
-  planned.first_key = keys.begin;
-  planned.begin_block = keys.begin / kBlockKeys;
-  planned.blocks = keys.end > keys.begin
-                       ? (keys.end + kBlockKeys - 1) / kBlockKeys - planned.begin_block
-                       : 0;
-  return planned;
+// Rounded down; both not negative. Divisions of 64 bits are slow.
+__device__ inline int64_t divided(int64_t value, int64_t by) {
+  return (value | by) >> 32 ? value / by : static_cast<uint32_t>(value) / static_cast<uint32_t>(by);
 }
 
-// Items of the pair (tile, head) that begins at `start` of the line.
-template <int kRowTile>
-__device__ void write_pair(const PlanParams& params, const PlannedTile& tile, int pair, int head,
-                           int64_t start, int64_t per_cta, bool is_last) {
+// Items of the pair (tile, head), by `lanes` threads of which this is number `lane`.
+__device__ inline void write_pair(const PlanParams& params, const PlannedTile& tile, int pair, int head,
+                                  int64_t per_cta, bool is_last, int lane, int lanes) {
   const WorkList& work = params.work;
-  const int first_cta = static_cast<int>(start / per_cta);
+  const int64_t start = tile.start + static_cast<int64_t>(head) * tile.cost();
+  const int first_cta = static_cast<int>(divided(start, per_cta));
+  const bool cuts = !params.whole_tiles && tile.blocks > 0;
+  const int last_cta = cuts ? static_cast<int>(divided(start + tile.blocks - 1, per_cta)) : first_cta;
   const int keys_end =
       min((tile.begin_block + tile.blocks) * kBlockKeys, max(tile.view.kv_len, 0));
   // Boundary c cuts the pair where it falls among its blocks.
-  const auto cut = [&](int cta) { return cta * per_cta - start; };
-  int cta = first_cta;
-  int from = 0;
-  if (cut(first_cta) == 0) work.cta_begin[first_cta] = pair + first_cta;
-  for (;; ++cta) {
-    const int64_t next = cut(cta + 1);
-    const bool last = params.whole_tiles || next >= tile.blocks;
-    const int to = last ? tile.blocks : static_cast<int>(next);
-    const bool whole = last && cta == first_cta;
+  const auto cut = [&](int cta) { return static_cast<int>(cta * per_cta - start); };
+  for (int cta = first_cta + lane; cta <= last_cta; cta += lanes) {
+    const bool first = cta == first_cta;
+    const int to = cta == last_cta ? tile.blocks : cut(cta + 1);
     work.items[pair + cta] = {tile.view.request,
                               head,
                               tile.first_row,
-                              from == 0 ? tile.first_key : (tile.begin_block + from) * kBlockKeys,
+                              first ? tile.first_key : (tile.begin_block + cut(cta)) * kBlockKeys,
                               min((tile.begin_block + to) * kBlockKeys, keys_end),
-                              whole ? -1 : cta == first_cta ? 2 * cta + 1 : 2 * cta};
-    if (last) break;
-    work.cta_end[cta] = pair + cta + 1;
-    work.cta_begin[cta + 1] = pair + cta + 1;
-    from = to;
+                              first_cta == last_cta ? -1 : first ? 2 * cta + 1 : 2 * cta};
+    if (!first || start == cta * per_cta) work.cta_begin[cta] = pair + cta;
+    if (cta < last_cta) work.cta_end[cta] = pair + cta + 1;
   }
-  // The range of this CTA ends here if its boundary comes before the next pair, or if there is none.
+  if (lane > 0) return;
+  // The range of the last CTA ends here if its boundary comes before the next pair, or if there is none.
   const int64_t end = start + tile.cost();
-  const int end_cta = static_cast<int>((end - 1) / per_cta);
-  if (is_last || end_cta > cta || end % per_cta == 0) work.cta_end[cta] = pair + cta + 1;
+  const int end_cta = static_cast<int>(divided(end - 1, per_cta));
+  const bool at_boundary = (end_cta + 1) * per_cta == end;
+  if (is_last || end_cta > last_cta || at_boundary) work.cta_end[last_cta] = pair + last_cta + 1;
   // Boundaries in the overhead: the CTA that holds the end begins with the next pair.
-  if (end_cta > cta && end % per_cta != 0) work.cta_begin[end_cta] = pair + 1 + end_cta;
-  if (cta > first_cta) {
+  if (end_cta > last_cta && !at_boundary) work.cta_begin[end_cta] = pair + 1 + end_cta;
+  if (last_cta > first_cta) {
     work.merges[first_cta] = {tile.view.request, head, tile.first_row, 2 * first_cta + 1,
-                              cta - first_cta + 1};
+                              last_cta - first_cta + 1};
   }
 }
 
 template <int kRowTile>
 struct PlanConfig {
-  using Params = PlanParams;
+  using Params = WithPageTable<PlanParams>;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kPlanThreads, 0, kRowTile, kBlockKeys};
 
-  __device__ static void run(const Params& params) {
-    __shared__ ScanMemory<int> small_scan;
-    __shared__ ScanMemory<long long> scan;
-    const WorkList& work = params.work;
+  struct SharedMemory {
+    ScanMemory<int> small_scan;
+    ScanMemory<int64_t> scan;
+    int tile_indptr[kPlanThreads];  // of work, if there are no more requests
+    PlannedTile tiles[kPlanThreads];
+  };
+  static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kBlockKeys};
+
+  // Writes the tiles before each request; returns how many there are.
+  __device__ static int count_tiles(const PlanParams& params, SharedMemory& shared) {
     const int group = params.batch.q_heads / params.batch.kv_heads;
-    const int heads = params.batch.kv_heads;
-
     int tiles = 0;
     for (int base = 0; base < params.batch.requests; base += kPlanThreads) {
       const int request = base + threadIdx.x;
@@ -112,42 +96,93 @@ struct PlanConfig {
         own = (planned_view(params.batch, request).q_len * group + kRowTile - 1) / kRowTile;
       }
       int total;
-      const int before = exclusive_scan(own, total, small_scan);
-      if (request < params.batch.requests) work.tile_indptr[request] = tiles + before;
+      const int before = tiles + exclusive_scan(own, total, shared.small_scan);
+      if (request < params.batch.requests) params.work.tile_indptr[request] = before;
+      if (base == 0) shared.tile_indptr[threadIdx.x] = before;
       tiles += total;
     }
+    __syncthreads();
+    return tiles;
+  }
+
+  __device__ static PlannedTile planned_tile(const PlanParams& params, int tile, const SharedMemory& shared) {
+    const int requests = params.batch.requests;
+    const int* indptr = requests <= kPlanThreads ? shared.tile_indptr : params.work.tile_indptr;
+    // The last request whose first tile is not after this one.
+    int low = 0;
+    int high = requests;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (indptr[middle] <= tile ? low : high) = middle;
+    }
+    const int group = params.batch.q_heads / params.batch.kv_heads;
+    PlannedTile planned;
+    planned.view = request_view(params.batch, low);
+    planned.first_row = (tile - indptr[low]) * kRowTile;
+    const int last_row = min(planned.first_row + kRowTile, planned.view.q_len * group) - 1;
+    const Interval keys = visible_keys(params.batch.mask, planned.view, planned.first_row / group,
+                                       last_row / group);
+    planned.first_key = keys.begin;
+    planned.begin_block = keys.begin / kBlockKeys;
+    planned.blocks = keys.end > keys.begin
+                         ? (keys.end + kBlockKeys - 1) / kBlockKeys - planned.begin_block
+                         : 0;
+    planned.start = 0;
+    return planned;
+  }
+
+  // 1024 tiles from `base` on, a thread each, whose line begins at `line`, into shared memory; returns
+  // what one head of them costs.
+  __device__ static int64_t load_tiles(const PlanParams& params, int base, int tiles, int64_t line,
+                                       SharedMemory& shared) {
+    const int tile = base + static_cast<int>(threadIdx.x);
+    PlannedTile planned = {};
+    if (tile < tiles) planned = planned_tile(params, tile, shared);
+    const int64_t own = tile < tiles ? planned.cost() : 0;
+    int64_t total;
+    planned.start = line + exclusive_scan(own, total, shared.scan) * params.batch.kv_heads;
+    shared.tiles[threadIdx.x] = planned;
+    __syncthreads();
+    return total;
+  }
+
+  __device__ static void plan(const PlanParams& params) {
+    extern __shared__ __align__(16) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+    const WorkList& work = params.work;
+    const int heads = params.batch.kv_heads;
     for (int cta = threadIdx.x; cta < work.ctas; cta += kPlanThreads) {
       work.cta_begin[cta] = work.cta_end[cta] = 0;
       work.merges[cta].count = 0;
     }
-    __syncthreads();
-
-    long long cost = 0;
+    const int tiles = count_tiles(params, shared);
+    int64_t cost = 0;
     for (int base = 0; base < tiles; base += kPlanThreads) {
-      const int tile = base + threadIdx.x;
-      const long long own = tile < tiles ? planned_tile<kRowTile>(params, tile).cost() : 0;
-      long long total;
-      exclusive_scan(own, total, scan);
-      cost += total * heads;
+      cost += load_tiles(params, base, tiles, 0, shared) * heads;
     }
     if (cost == 0) return;
-    const long long per_cta = (cost + work.ctas - 1) / work.ctas;
-
-    long long line = 0;
+    const int64_t per_cta = divided(cost + work.ctas - 1, work.ctas);
+    int64_t line = 0;
     for (int base = 0; base < tiles; base += kPlanThreads) {
-      const int tile = base + threadIdx.x;
-      PlannedTile planned = {};
-      if (tile < tiles) planned = planned_tile<kRowTile>(params, tile);
-      const long long own = tile < tiles ? planned.cost() : 0;
-      long long total;
-      const long long before = line + exclusive_scan(own, total, scan) * heads;
-      line += total * heads;
-      if (tile >= tiles) continue;
-      for (int head = 0; head < heads; ++head) {
-        write_pair<kRowTile>(params, planned, tile * heads + head, head, before + head * own, per_cta,
-                            tile == tiles - 1 && head == heads - 1);
+      if (tiles > kPlanThreads) {
+        __syncthreads();
+        line += load_tiles(params, base, tiles, line, shared) * heads;
+      }
+      const int pairs = min(kPlanThreads, tiles - base) * heads;
+      int lanes = 1;  // of a pair
+      while (2 * lanes * pairs <= kPlanThreads) lanes *= 2;
+      for (int i = threadIdx.x; i < pairs * lanes; i += kPlanThreads) {
+        const int pair = i / lanes;
+        const int number = base * heads + pair;
+        write_pair(params, shared.tiles[pair / heads], number, pair % heads, per_cta,
+                   number == tiles * heads - 1, i % lanes, lanes);
       }
     }
+  }
+
+  __device__ static void run(const Params& params) {
+    wait_and_allow_next();
+    if (!wrote_page_table(params)) plan(params.plan);
   }
 };
 

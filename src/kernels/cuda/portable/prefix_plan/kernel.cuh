@@ -3,7 +3,9 @@
 // does on the host, in one CTA.
 #pragma once
 
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/prefix_params.h"
+#include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
@@ -31,7 +33,12 @@ struct PrefixPlanConfig {
     return common(params, request) >= params.first_keys[request] + params.least_prefix;
   }
 
-  // The largest value of this thread and those before it.
+  __device__ static int largest_of_warp(int value) {
+    for (int step = 1; step < 32; step *= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+  }
+
+  // The largest value of this thread and those before it; none is negative.
   __device__ static int running_max(int value, int* warp_max) {
     const int lane = threadIdx.x % 32;
     for (int step = 1; step < 32; step *= 2) {
@@ -41,8 +48,8 @@ struct PrefixPlanConfig {
     __syncthreads();  // the memory may still be read from the last time
     if (lane == 31) warp_max[threadIdx.x / 32] = value;
     __syncthreads();
-    for (int w = 0; w < static_cast<int>(threadIdx.x) / 32; ++w) value = max(value, warp_max[w]);
-    return value;
+    const int earlier = lane < static_cast<int>(threadIdx.x) / 32 ? warp_max[lane] : 0;
+    return max(value, largest_of_warp(earlier));
   }
 
   __device__ static void find_begins(const Params& params, const PrefixGroups& groups, int* warp_max) {
@@ -69,6 +76,7 @@ struct PrefixPlanConfig {
     __shared__ unsigned long long saved;
     const int requests = params.batch.requests;
     const int first = threadIdx.x;
+    wait_and_allow_next();
     for (int i = first; i < requests; i += kThreads) params.first_keys[i] = 0;
     bool worth = true;
     for (int level = 0; level < params.levels; ++level) {
@@ -83,10 +91,13 @@ struct PrefixPlanConfig {
         atomicMax(&params.group_last[begin], i);
       }
       __syncthreads();
+      int64_t own = 0;
       for (int i = first; i < requests; i += kThreads) {
         const int begin = params.group_begin[i];
-        if (begin != i) atomicAdd(&saved, static_cast<unsigned long long>(groups.kv_lens[begin] - params.first_keys[i]));
+        if (begin != i) own += groups.kv_lens[begin] - params.first_keys[i];
       }
+      own = warp_scan(own);
+      if (first % 32 == 31) atomicAdd(&saved, static_cast<unsigned long long>(own));
       __syncthreads();
       worth = worth && saved >= static_cast<unsigned long long>(params.least_saved);
       if (first == 0) groups.q_indptr[0] = 0;

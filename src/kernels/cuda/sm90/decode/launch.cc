@@ -139,7 +139,9 @@ TensorMap cache_map(const void* data, int64_t dim, int64_t page_stride, int64_t 
 class HopperDecode final : public AttentionKernel {
  public:
   HopperDecode(const AttentionSetup& setup, gpu::KernelStore& store)
-      : setup_(setup), group_(setup.spec.q_heads / setup.spec.kv_heads) {
+      : setup_(setup),
+        group_(setup.spec.q_heads / setup.spec.kv_heads),
+        pairs_per_unit_(pairs_per_unit(setup)) {
     for (Variant& variant : find_variants(setup)) {
       Kernel plan(variant.plan, store), attention(variant.attention, store);
       check_argument(attention.row_tile() == variant.row_tile,
@@ -170,7 +172,8 @@ class HopperDecode final : public AttentionKernel {
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
-  void plan(const BatchParams& batch, int32_t, Stream stream) override {
+  void plan(const BatchParams& batch, int32_t, const PageTableParams& pages,
+            Stream stream) override {
     const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
     active_ = &loaded_.back();
     for (const Loaded& loaded : loaded_) {
@@ -180,9 +183,12 @@ class HopperDecode final : public AttentionKernel {
     }
     list_ = active_->list;
     if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
+    const int32_t table_blocks = page_table_blocks(pages);
     active_->plan.launch_overlapped(
-        {kPlanCtas},
-        DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit(setup_)}, stream);
+        {kPlanCtas + static_cast<uint32_t>(table_blocks)},
+        WithPageTable<DecodePlanParams>{
+            {batch, list_, setup_.multiprocessors / 2, pairs_per_unit_}, pages, table_blocks},
+        stream);
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
@@ -224,6 +230,7 @@ class HopperDecode final : public AttentionKernel {
 
   AttentionSetup setup_;
   int32_t group_;
+  float pairs_per_unit_;
   int32_t max_q_len_ = 1;
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;

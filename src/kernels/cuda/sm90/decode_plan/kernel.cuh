@@ -9,16 +9,26 @@
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/page_table.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 1024;
-constexpr int kMaxRanges = 2048;
+constexpr int kPlanThreads = 256;
+constexpr int kMaxRanges = 1024;
+constexpr int kPlanTiles = 1024;  // that are in shared memory at a time
 
-// A row tile and, once they are known, where its pairs begin in the line of one head.
+// Rounded down, of small numbers that are not negative: half the time of the compiler's.
+__device__ inline int quotient(int value, int by) {
+  int result = static_cast<int>(__fdividef(static_cast<float>(value), static_cast<float>(by)));
+  while (static_cast<int64_t>(result) * by > value) --result;
+  while (static_cast<int64_t>(result + 1) * by <= value) ++result;
+  return result;
+}
+
+// A row tile and where its pairs begin in the line of one head.
 template <int kOverhead>
 struct TileOfPlan {
   RequestView view;
@@ -32,87 +42,84 @@ struct TileOfPlan {
 
 template <int kRowTile, int kGrain, int kOverhead>
 struct PlanConfig {
-  using Params = DecodePlanParams;
+  using Params = WithPageTable<DecodePlanParams>;
   using PlannedTile = TileOfPlan<kOverhead>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
-    ScanMemory<int> small_scan;
     ScanMemory<int64_t> scan;
-    // Of 1024 requests at a time.
-    RequestView views[kPlanThreads];
-    int tile_begin[kPlanThreads];
-    // Of 1024 tiles at a time.
-    PlannedTile tiles[kPlanThreads];
+    PlannedTile tiles[kPlanTiles];
     int64_t bounds[kMaxRanges + 1];
-    unsigned long long other_pairs;  // (query token, key) pairs of the kernel beside
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kGrain};
 
-  // (query token, key) pairs of a request, about.
-  __device__ static unsigned long long pairs_of(const BatchParams& batch, int request) {
-    const RequestView view = request_view(batch, request);
-    const Interval keys = visible_keys(batch.mask, view, view.q_len / 2, view.q_len / 2);
-    return static_cast<unsigned long long>(view.q_len) * (keys.end - keys.begin);
+  // Tiles and their cost, which are summed together: below 2^24 and 2^40.
+  static constexpr int kCostBits = 40;
+  __device__ static int tiles_of(int64_t sum) { return static_cast<int>(sum >> kCostBits); }
+  __device__ static int64_t cost_of(int64_t sum) { return sum & ((int64_t{1} << kCostBits) - 1); }
+
+  // What there is before a thread's requests, and in all.
+  struct Place {
+    int tiles;
+    int64_t cost;
+  };
+
+  __device__ static int tile_count(const RequestView& view, int group) {
+    return (view.q_len * group + kRowTile - 1) / kRowTile;
   }
 
-  // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
-  __device__ static int fitting_ctas(const Params& params, int64_t units, unsigned long long other_pairs) {
-    const int all = params.list.ctas;
-    if (other_pairs == 0) return all;
-    const float beside = static_cast<float>(other_pairs) / (params.pairs_per_unit * static_cast<float>(units));
-    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
-  }
-
-  // Views and first tiles of the requests from `first` on; returns how many tiles they have.
-  __device__ static int load_requests(const Params& params, int first, SharedMemory& shared) {
-    const int request = first + static_cast<int>(threadIdx.x);
-    const int group = params.batch.q_heads / params.batch.kv_heads;
-    RequestView view = {request, 0, 0, 0};
-    if (request < params.batch.requests) {
-      view = planned_view(params.batch, request);
-      if (params.batch.most_q_len > 0 && view.q_len == 0) {
-        atomicAdd(&shared.other_pairs, pairs_of(params.batch, request));
-      }
-    }
-    int total;
-    const int tiles = (view.q_len * group + kRowTile - 1) / kRowTile;
-    const int before = exclusive_scan(tiles, total, shared.small_scan);
-    shared.views[threadIdx.x] = view;
-    shared.tile_begin[threadIdx.x] = before;
-    __syncthreads();
-    return total;
-  }
-
-  __device__ static PlannedTile find_tile(const Params& params, int first, int tile,
-                                          const SharedMemory& shared) {
-    // The last request whose first tile is not after this one; with one tile each, number `tile`.
-    const int requests = min(kPlanThreads, params.batch.requests - first);
-    int low = 0;
-    int high = requests;
-    if (tile < requests && shared.tile_begin[tile] == tile &&
-        (tile + 1 == requests || shared.tile_begin[tile + 1] > tile)) {
-      low = tile;
-      high = tile + 1;
-    }
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (shared.tile_begin[middle] <= tile ? low : high) = middle;
-    }
-    const RequestView view = shared.views[low];
-    const int group = params.batch.q_heads / params.batch.kv_heads;
+  __device__ static PlannedTile tile_of(const BatchParams& batch, const RequestView& view, int number,
+                                        int group) {
     PlannedTile planned;
     planned.view = view;
-    planned.first_row = (tile - shared.tile_begin[low]) * kRowTile;
-    const int last_row = min(planned.first_row + kRowTile, view.q_len * group) - 1;
-    const Interval keys =
-        visible_keys(params.batch.mask, view, planned.first_row / group, last_row / group);
+    planned.first_row = number * kRowTile;
+    const int end_row = planned.first_row + kRowTile;
+    const int first = number == 0 ? 0 : quotient(planned.first_row, group);
+    const int last = end_row >= view.q_len * group ? view.q_len - 1 : quotient(end_row - 1, group);
+    const Interval keys = visible_keys(batch.mask, view, first, last);
     planned.first_key = keys.begin;
     planned.end_key = keys.end;
     // At least one, so that every pair has a place of its own in the line.
     planned.units = max((keys.end + kGrain - 1) / kGrain - keys.begin / kGrain, 1);
     planned.start = 0;
     return planned;
+  }
+
+  // Calls visit(tile) for the tiles of a thread's requests, neighbours of which there are `each`.
+  template <typename Visit>
+  __device__ __forceinline__ static void for_tiles(const BatchParams& batch, int each, int group,
+                                                   Visit visit) {
+    const int first = static_cast<int>(threadIdx.x) * each;
+#pragma unroll 1
+    for (int request = first; request < min(first + each, batch.requests); ++request) {
+      const RequestView view = planned_view(batch, request);
+      const int tiles = tile_count(view, group);
+#pragma unroll 1
+      for (int n = 0; n < tiles; ++n) visit(tile_of(batch, view, n, group));
+    }
+  }
+
+  // (query token, key) pairs, about, of the requests that another kernel works on beside this one.
+  __device__ static int64_t pairs_beside(const BatchParams& batch, SharedMemory& shared) {
+    if (batch.most_q_len == 0) return 0;
+    int64_t own = 0;
+    for (int request = threadIdx.x; request < batch.requests; request += kPlanThreads) {
+      if (planned_view(batch, request).q_len > 0) continue;
+      const RequestView view = request_view(batch, request);
+      const Interval keys = visible_keys(batch.mask, view, view.q_len / 2, view.q_len / 2);
+      own += static_cast<int64_t>(view.q_len) * (keys.end - keys.begin);
+    }
+    int64_t all;
+    exclusive_scan(own, all, shared.scan);
+    return all;
+  }
+
+  // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
+  __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units, int64_t other_pairs) {
+    const int all = params.list.ctas;
+    if (other_pairs == 0) return all;
+    const float beside = static_cast<float>(other_pairs) / (params.pairs_per_unit * static_cast<float>(units));
+    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
   }
 
   // The cut line. Reads of it are shared memory.
@@ -123,12 +130,14 @@ struct PlanConfig {
     int groups;  // of heads
     int heads;   // of a group
     int64_t pairs;
-    bool in_clusters;
+    bool in_cluster;
 
     // The range that holds this place: a guess, put right.
     __device__ int range_at(int64_t place) const {
       int range = min(static_cast<int>(static_cast<float>(place) * ranges_per_unit), ranges - 1);
+  #pragma unroll 1
       while (bounds[range] > place) --range;
+#pragma unroll 1
       while (bounds[range + 1] <= place) ++range;
       return range;
     }
@@ -182,7 +191,7 @@ struct PlanConfig {
     // The last unit of the pair before lies kOverhead + 1 before this pair.
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
-      work.ranges[range].in_cluster = line.in_clusters;
+      work.ranges[range].in_cluster = line.in_cluster;
       work.ranges[range].first = item;
     }
     const int64_t next = pair.start + tile.cost();
@@ -196,10 +205,9 @@ struct PlanConfig {
     work.ranges[range].begin = work.ranges[range].end = 0;
   }
 
-  // First and last part of a pair, and the ranges that its overhead swallowed.
-  __device__ static void write_ends(const DecodeWork& work, const Line& line, const Pair& pair) {
+  // The first part of a pair, and the ranges that its overhead swallowed.
+  __device__ static void write_first(const DecodeWork& work, const Line& line, const Pair& pair) {
     write_part(work, line, pair, pair.first_range);
-    if (pair.last_range > pair.first_range) write_part(work, line, pair, pair.last_range);
     const int64_t next = pair.start + pair.tile.cost();
     const bool is_last = pair.number == line.pairs - 1;
     for (int range = pair.last_range + 1; range < line.ranges; ++range) {
@@ -208,9 +216,9 @@ struct PlanConfig {
     }
   }
 
-  // A range that holds nothing but keys from the middle of a pair, one of tiles[0, count).
-  __device__ static void write_middle(const DecodeWork& work, const Line& line, int range,
-                                      const PlannedTile* tiles, int count, int64_t tile_number) {
+  // The part that a range begins with if it begins inside a pair of one of tiles[0, count).
+  __device__ static void write_rest(const DecodeWork& work, const Line& line, int range,
+                                    const PlannedTile* tiles, int count, int64_t tile_number) {
     const int64_t place = line.bounds[range];
     int low = 0;
     int high = count;
@@ -220,117 +228,143 @@ struct PlanConfig {
     }
     const PlannedTile& tile = tiles[low];
     const int64_t inside = place - tile.start * line.groups;
-    if (inside < 0 || inside >= static_cast<int64_t>(line.groups) * tile.cost()) return;  // of other tiles
-    const Pair pair = find_pair(line, tile, static_cast<int>(inside / tile.cost()), tile_number + low);
-    if (pair.first_range < range && range < pair.last_range) write_part(work, line, pair, range);
+    const int64_t cost = tile.cost();
+    if (inside < 0 || inside >= line.groups * cost) return;  // of other tiles
+    // A guess, put right: a division of 64 bits takes longer.
+    int head = min(static_cast<int>(__fdividef(static_cast<float>(inside), static_cast<float>(cost))), line.groups - 1);
+    while (head * cost > inside) --head;
+    while ((head + 1) * cost <= inside) ++head;
+    const Pair pair = find_pair(line, tile, head, tile_number + low);
+    if (pair.first_range < range && range <= pair.last_range) write_part(work, line, pair, range);
   }
 
   // Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs are
   // worth that.
   __device__ static int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line) {
     if (pairs == 0) return 0;
-    const int rounds = (pairs + ctas - 1) / ctas;
+    const int rounds = quotient(pairs + ctas - 1, ctas);
     // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
-    const float fed = static_cast<float>(line) / static_cast<float>(work.least_units);
+    const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.least_units));
     const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
-    const int whole = rounds > 1 ? (pairs + rounds - 1) / rounds : pairs * max(useful / pairs, 1);
+    const int whole = rounds > 1 ? quotient(pairs + rounds - 1, rounds) : pairs * max(quotient(useful, pairs), 1);
     return 4 * whole >= 3 * useful ? whole : useful;
   }
 
-  __device__ static void run(const Params& params) {
-    extern __shared__ __align__(16) char dynamic_shared[];
-    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-    const DecodeWork& work = params.list;
+  // Cuts of the line: equal ranges, or equal parts of every pair.
+  __device__ static void cut(const SharedMemory& shared, int64_t line, int ranges, int parts, int groups,
+                             int64_t* bounds) {
     const int thread = static_cast<int>(threadIdx.x);
-    // Behind page_table, which waited for everything itself, there is nothing to wait for but its end.
-    if (!params.batch.kv_lens || params.batch.mask.first_keys) wait_for_previous_kernel();
-    // How long is the line?
-    if (thread == 0) shared.other_pairs = 0;
-    __syncthreads();
-    int64_t line = 0;
-    int64_t all_tiles = 0;
-    int last_total = 0;
-    for (int first = 0; first < params.batch.requests; first += kPlanThreads) {
-      const int tiles = load_requests(params, first, shared);
-      last_total = tiles;
-      all_tiles += tiles;
-      int64_t own = 0;
-      for (int tile = thread; tile < tiles; tile += kPlanThreads) {
-        const PlannedTile planned = find_tile(params, first, tile, shared);
-        if (tiles <= kPlanThreads) shared.tiles[tile] = planned;
-        own += planned.cost();
-      }
-      int64_t total;
-      const int64_t before = exclusive_scan(own, total, shared.scan);
-      if (tiles <= kPlanThreads && thread < tiles) shared.tiles[thread].start = before;
-      line += total;
-    }
-    const int ctas = fitting_ctas(params, line * params.batch.kv_heads, shared.other_pairs);
-    // As many heads an item as leave no CTA without one: tokens are then read in longer runs.
-    int heads = 1;
-    while (heads < work.max_heads && all_tiles * (params.batch.kv_heads / heads) > ctas) heads *= 2;
-    const int groups = params.batch.kv_heads / heads;
-    line *= groups;
-    const int pairs = static_cast<int>(all_tiles) * groups;
-    const bool kept = params.batch.requests <= kPlanThreads && last_total <= kPlanThreads;
-    int ranges = range_count(work, ctas, pairs, line);
-    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs.
-    int parts = 1;
-    while (2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
-    if (4 * parts * pairs < 3 * ranges) parts = 1;
-    const bool longer = kept && thread < last_total &&
-                        4ll * shared.tiles[thread].cost() * pairs > 5 * line;
-    const bool in_clusters = !__syncthreads_or(longer) && kept && parts > 1;
-    if (in_clusters) {
-      ranges = parts * pairs;
+    if (parts > 1) {
       for (int i = thread; i <= ranges; i += kPlanThreads) {
         const int pair = min(i, ranges - 1) / parts;
         const PlannedTile& tile = shared.tiles[pair / groups];
-        shared.bounds[i] =
-            tile.start * groups + pair % groups * tile.cost() + (i - pair * parts) * tile.cost() / parts;
+        bounds[i] = tile.start * groups + pair % groups * tile.cost() + (i - pair * parts) * tile.cost() / parts;
       }
-    } else {
-      for (int i = thread; i <= ranges; i += kPlanThreads) shared.bounds[i] = ranges ? i * line / ranges : 0;
+    } else if (ranges > 0) {
+      // i * line / ranges; divisions of 64 bits are slow.
+      const int64_t each = line >> 32 ? line / ranges : static_cast<uint32_t>(line) / static_cast<uint32_t>(ranges);
+      const auto more = static_cast<uint32_t>(line - each * ranges);
+      for (int i = thread; i <= ranges; i += kPlanThreads) {
+        bounds[i] = i * each + static_cast<uint32_t>(i) * more / static_cast<uint32_t>(ranges);
+      }
     }
-    if (blockIdx.x == 0) {
-      for (int i = thread; i < 2 * ranges; i += kPlanThreads) work.tickets[i] = 0;
-      for (int i = ranges + thread; i < work.ctas; i += kPlanThreads) write_empty(work, i);
+  }
+
+  __device__ static void plan(const DecodePlanParams& params, int block, int blocks) {
+    extern __shared__ __align__(16) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+    const BatchParams& batch = params.batch;
+    const DecodeWork& work = params.list;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int group = quotient(batch.q_heads, batch.kv_heads);
+    const int each = (batch.requests + kPlanThreads - 1) / kPlanThreads;
+    wait_for_previous_kernel();
+    // How long is the line?
+    PlannedTile own = {};  // the last of this thread: in a batch of few decodes all it has
+    int longest = 0;
+    int64_t sum = 0;
+    for_tiles(batch, each, group, [&](const PlannedTile& tile) {
+      own = tile;
+      longest = max(longest, tile.cost());
+      sum += (int64_t{1} << kCostBits) + tile.cost();
+    });
+    int64_t total;
+    const int64_t sum_before = exclusive_scan(sum, total, shared.scan);
+    const Place before = {tiles_of(sum_before), cost_of(sum_before)};
+    const Place all = {tiles_of(total), cost_of(total)};
+    // Puts those of the thread's tiles that are among [at, at + kPlanTiles) where all can read them.
+    const auto put_tiles = [&](int at) {
+      int place = before.tiles - at;
+      int64_t start = before.cost;
+      const auto put = [&](PlannedTile tile) {
+        tile.start = start;
+        start += tile.cost();
+        if (place >= 0 && place < kPlanTiles) shared.tiles[place] = tile;
+        ++place;
+      };
+      if (tiles_of(sum) == 1) {
+        put(own);
+      } else if (sum > 0) {
+        for_tiles(batch, each, group, put);
+      }
+    };
+    put_tiles(0);
+    const bool kept = all.tiles <= kPlanTiles;
+    const int ctas = fitting_ctas(params, all.cost * batch.kv_heads, pairs_beside(batch, shared));
+    // As many heads an item as leave no CTA without one: tokens are then read in longer runs.
+    int heads = 1;
+    int groups = batch.kv_heads;
+#pragma unroll 1
+    while (heads < work.max_heads && static_cast<int64_t>(all.tiles) * groups > ctas) {
+      heads *= 2;
+      groups /= 2;
     }
+    const int64_t line = all.cost * groups;
+    const int pairs = all.tiles * groups;
+    int ranges = range_count(work, ctas, pairs, line);
+    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs.
+    int parts = 1;
+#pragma unroll 1
+    while (2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
+    if (4 * parts * pairs < 3 * ranges) parts = 1;
+    const bool longer = 4ll * longest * pairs > 5 * line;
+    if (__syncthreads_or(longer) || !kept) parts = 1;
+    if (parts > 1) ranges = parts * pairs;
+    cut(shared, line, ranges, parts, groups, shared.bounds);
+    const int step = kPlanThreads * blocks;
+    const int rank = thread * blocks + block;  // neighbouring tasks are those of several CTAs
+#pragma unroll 1
+    for (int i = rank; i < 2 * ranges; i += step) work.tickets[i] = 0;
+#pragma unroll 1
+    for (int i = ranges + rank; i < work.ctas; i += step) write_empty(work, i);
     __syncthreads();
 
-    const Line cut_line = {shared.bounds, ranges, static_cast<float>(ranges) / static_cast<float>(line),
-                           groups,        heads,  pairs, in_clusters};
-    int64_t base = 0;       // place of the tiles at hand
-    int64_t tile_base = 0;  // number of the first of them
-    for (int first = 0; first < params.batch.requests; first += kPlanThreads) {
-      const int tiles = kept ? last_total : load_requests(params, first, shared);
-      for (int at = 0; at < tiles; at += kPlanThreads) {
-        const int count = min(kPlanThreads, tiles - at);
-        if (!kept) {
-          PlannedTile planned = {};
-          if (thread < count) planned = find_tile(params, first, at + thread, shared);
-          const int64_t own = thread < count ? planned.cost() : 0;
-          int64_t total;
-          planned.start = base + exclusive_scan(own, total, shared.scan);
-          base += total;
-          __syncthreads();
-          if (thread < count) shared.tiles[thread] = planned;
-          __syncthreads();
+    const Line cut_line = {shared.bounds, ranges, __fdividef(static_cast<float>(ranges), static_cast<float>(line)),
+                           groups,        heads,  pairs, parts > 1};
+#pragma unroll 1
+    for (int at = 0; at < all.tiles; at += kPlanTiles) {
+      if (at > 0) {
+        __syncthreads();
+        put_tiles(at);
+        __syncthreads();
+      }
+      const int count = min(kPlanTiles, all.tiles - at);
+#pragma unroll 1
+      for (int i = rank; i < count * groups + ranges; i += step) {
+        if (i < count * groups) {
+          const int tile = groups == 1 ? i : quotient(i, groups);
+          write_first(work, cut_line, find_pair(cut_line, shared.tiles[tile], i - tile * groups, at + tile));
+        } else {
+          write_rest(work, cut_line, i - count * groups, shared.tiles, count, at);
         }
-        const int step = kPlanThreads * gridDim.x;
-        const int rank = thread + static_cast<int>(blockIdx.x) * kPlanThreads;
-        for (int i = rank; i < count * groups + ranges; i += step) {
-          if (i < count * groups) {
-            write_ends(work, cut_line,
-                       find_pair(cut_line, shared.tiles[i / groups], i % groups, tile_base + i / groups));
-          } else {
-            write_middle(work, cut_line, i - count * groups, shared.tiles, count, tile_base);
-          }
-        }
-        tile_base += count;
       }
     }
-    wait_for_previous_kernel();
+  }
+
+  __device__ static void run(const Params& params) {
+    allow_next_kernel();
+    if (wrote_page_table(params)) return;
+    plan(params.plan, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x) - params.table_blocks);
   }
 };
 

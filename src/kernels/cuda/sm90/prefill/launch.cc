@@ -200,21 +200,26 @@ class HopperPrefill final : public AttentionKernel {
     params_.order = buffers_.order;
   }
 
-  void plan(const BatchParams& given, int32_t tokens, Stream stream) override {
+  void plan(const BatchParams& given, int32_t tokens, const PageTableParams& pages,
+            Stream stream) override {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
     params_.beside = batch.most_q_len > 0;
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
-    order_.launch(
-        {},
-        PrefillOrderParams{.batch = batch,
-                           .order = buffers_.order,
-                           .tiles = buffers_.tiles,
-                           .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
-                           .heads_shift = params_.heads_shift,
-                           .token_bytes = static_cast<int32_t>(
-                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
+    const int32_t table_blocks = page_table_blocks(pages);
+    order_.launch_overlapped(
+        {1 + static_cast<uint32_t>(table_blocks)},
+        WithPageTable<PrefillOrderParams>{
+            {.batch = batch,
+             .order = buffers_.order,
+             .tiles = buffers_.tiles,
+             .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
+             .heads_shift = params_.heads_shift,
+             .token_bytes =
+                 static_cast<int32_t>(bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
+            pages,
+            table_blocks},
         stream);
   }
 
