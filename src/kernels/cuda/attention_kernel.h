@@ -76,6 +76,15 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
 // Blocks that write this page table beside a plan; 0 if it has no requests.
 int32_t page_table_blocks(const PageTableParams& pages);
 
+// Enqueues a plan of `blocks` blocks and, behind them, those that write `pages`.
+template <typename Plan>
+void launch_plan(const Kernel& kernel, uint32_t blocks, const Plan& plan,
+                 const PageTableParams& pages, Stream stream) {
+  const int32_t table_blocks = page_table_blocks(pages);
+  kernel.launch_overlapped({blocks + static_cast<uint32_t>(table_blocks)},
+                           WithPageTable<Plan>{plan, pages, table_blocks}, stream);
+}
+
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.
 std::optional<std::string> variant_type(DType dtype);
 

@@ -95,11 +95,7 @@ void MlaDecode::plan(const BatchParams& batch, const PageTableParams& pages, Str
                      const uint8_t* skip) {
   check_argument(work_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
-  const int32_t table_blocks = page_table_blocks(pages);
-  const WithPageTable<MlaPlanParams> params{
-      {batch, skip, work_, setup_.batch_invariant}, pages, table_blocks};
-  const GridSize grid{1 + static_cast<uint32_t>(table_blocks)};
-  plan_.launch_overlapped(grid, params, stream);
+  launch_plan(plan_, 1, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, pages, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {

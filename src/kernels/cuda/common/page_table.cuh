@@ -45,15 +45,16 @@ __device__ inline void write_page_table(const PageTableParams& params, int block
   }
 }
 
-// Whether this block is one of those that write the table: it then has waited for the kernel before and
-// done so.
-template <typename Plan>
-__device__ bool wrote_page_table(const WithPageTable<Plan>& params) {
-  const int block = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
-  if (block < 0) return false;
+// What the blocks of a plan's launch do: those that plan call plan(), the others write the table.
+template <typename Params, typename Plan>
+__device__ void plan_or_write_pages(const Params& params, Plan plan) {
   wait_and_allow_next();
-  write_page_table(params.pages, block, params.table_blocks);
-  return true;
+  const int block = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
+  if (block >= 0) {
+    write_page_table(params.pages, block, params.table_blocks);
+  } else {
+    plan();
+  }
 }
 
 }  // namespace fovea::kernels::cuda

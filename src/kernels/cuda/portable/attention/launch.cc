@@ -66,11 +66,7 @@ class PortableAttention final : public AttentionKernel {
 
   void plan(const BatchParams& batch, int32_t, const PageTableParams& pages,
             Stream stream) override {
-    const int32_t table_blocks = page_table_blocks(pages);
-    const WithPageTable<PlanParams> params{
-        {batch, work_, setup_.spec.batch_invariant}, pages, table_blocks};
-    const GridSize grid{1 + static_cast<uint32_t>(table_blocks)};
-    plan_.launch_overlapped(grid, params, stream);
+    launch_plan(plan_, 1, PlanParams{batch, work_, setup_.spec.batch_invariant}, pages, stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

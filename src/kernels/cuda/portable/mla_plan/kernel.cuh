@@ -14,7 +14,6 @@
 
 #include "kernels/cuda/common/mla_params.h"
 #include "kernels/cuda/common/page_table.cuh"
-#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -273,9 +272,7 @@ struct MlaPlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    if (!wrote_page_table(params)) plan(params.plan);
+    plan_or_write_pages(params, [&] { plan(params.plan); });
   }
 };
 

@@ -8,7 +8,6 @@
 //   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
 #pragma once
 
-#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/page_table.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -181,8 +180,7 @@ struct PlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
-    if (!wrote_page_table(params)) plan(params.plan);
+    plan_or_write_pages(params, [&] { plan(params.plan); });
   }
 };
 

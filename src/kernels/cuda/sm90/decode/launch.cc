@@ -183,12 +183,9 @@ class HopperDecode final : public AttentionKernel {
     }
     list_ = active_->list;
     if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
-    const int32_t table_blocks = page_table_blocks(pages);
-    active_->plan.launch_overlapped(
-        {kPlanCtas + static_cast<uint32_t>(table_blocks)},
-        WithPageTable<DecodePlanParams>{
-            {batch, list_, setup_.multiprocessors / 2, pairs_per_unit_}, pages, table_blocks},
-        stream);
+    launch_plan(active_->plan, kPlanCtas,
+                DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_}, pages,
+                stream);
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.

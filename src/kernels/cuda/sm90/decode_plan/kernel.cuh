@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/common/page_table.cuh"
-#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -278,7 +277,6 @@ struct PlanConfig {
     const int thread = static_cast<int>(threadIdx.x);
     const int group = quotient(batch.q_heads, batch.kv_heads);
     const int each = (batch.requests + kPlanThreads - 1) / kPlanThreads;
-    wait_for_previous_kernel();
     // How long is the line?
     PlannedTile own = {};  // the last of this thread: in a batch of few decodes all it has
     int longest = 0;
@@ -362,9 +360,8 @@ struct PlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    allow_next_kernel();
-    if (wrote_page_table(params)) return;
-    plan(params.plan, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x) - params.table_blocks);
+    const int blocks = static_cast<int>(gridDim.x) - params.table_blocks;
+    plan_or_write_pages(params, [&] { plan(params.plan, static_cast<int>(blockIdx.x), blocks); });
   }
 };
 

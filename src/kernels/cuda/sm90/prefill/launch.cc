@@ -207,20 +207,16 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     params_.beside = batch.most_q_len > 0;
     active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
-    const int32_t table_blocks = page_table_blocks(pages);
-    order_.launch_overlapped(
-        {1 + static_cast<uint32_t>(table_blocks)},
-        WithPageTable<PrefillOrderParams>{
-            {.batch = batch,
-             .order = buffers_.order,
-             .tiles = buffers_.tiles,
-             .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
-             .heads_shift = params_.heads_shift,
-             .token_bytes =
-                 static_cast<int32_t>(bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
-            pages,
-            table_blocks},
-        stream);
+    launch_plan(
+        order_, 1,
+        PrefillOrderParams{.batch = batch,
+                           .order = buffers_.order,
+                           .tiles = buffers_.tiles,
+                           .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
+                           .heads_shift = params_.heads_shift,
+                           .token_bytes = static_cast<int32_t>(
+                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
+        pages, stream);
   }
 
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {

@@ -6,7 +6,6 @@
 
 #include "kernels/cuda/common/page_table.cuh"
 #include "kernels/cuda/common/prefill_params.h"
-#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -141,9 +140,7 @@ struct PrefillOrderConfig {
   }
 
   __device__ static void run(const Params& params) {
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    if (!wrote_page_table(params)) order(params.plan);
+    plan_or_write_pages(params, [&] { order(params.plan); });
   }
 };
 
