@@ -12,7 +12,7 @@
 
 #include "core/float_types.h"
 #include "gpu/gpu.h"
-#include "kernels/cuda/common/page_table.h"
+#include "kernels/cuda/common/plan_launch.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
 
@@ -294,7 +294,7 @@ TEST_P(PortableKernels, MatchFp64) {
                  .partial_out = partial_out.data<float>(),
                  .partial_lse = partial_lse.data<float>(),
                  .ctas = ctas};
-  const WithPageTable<PlanParams> plan{{params.batch, params.work, 0}, table, 3};
+  const PlanLaunch<PlanParams> plan{{params.batch, params.work, 0}, {table}, 3};
   const MergeParams merge{
       params.batch,           params.work, params.out,   params.out_token_stride,
       params.out_head_stride, params.lse,  params.sinks, c.head_dim_v};

@@ -187,15 +187,15 @@ void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
     cuda::BatchParams few = all;
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
-    beside_->plan(few, batch.tokens, {}, stream);
+    beside_->plan(few, batch.tokens, {.behind_plan = cascades_}, stream);
     all.least_q_len = most + 1;
     all.most_q_len = std::numeric_limits<int32_t>::max();
   }
-  cuda::PageTableParams pages{};
+  cuda::PlanCompany company{.behind_plan = cascades_ || beside_ != nullptr};
   if (pool_ != nullptr) {
-    pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
+    company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
   }
-  active_->plan(all, batch.tokens, pages, stream);
+  active_->plan(all, batch.tokens, company, stream);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {

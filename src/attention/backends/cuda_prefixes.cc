@@ -17,7 +17,7 @@ int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
 std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
   const auto type = cuda::variant_type(spec.q_dtype);
   check_argument(type.has_value(), "no kernel writes {}", dtype_name(spec.q_dtype));
-  return {cuda::make_variant(cuda::family("portable/prefix_plan"), {"1024"}, sm),
+  return {cuda::make_variant(cuda::family("portable/prefix_plan"), {"256"}, sm),
           cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
 }
 
@@ -38,8 +38,7 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
     level.lse = workspace.take<float>(rows);
   }
   first_keys_ = workspace.take<int32_t>(requests);
-  group_begin_ = workspace.take<int32_t>(requests);
-  group_last_ = workspace.take<int32_t>(requests);
+  scratch_ = workspace.take<int32_t>(requests * cuda::kPrefixScratch);
   own_lse_ = workspace.take<float>(rows);
 }
 
@@ -82,11 +81,11 @@ void CudaPrefixes::plan(const int32_t* shared_prefix, int32_t tokens, cuda::Batc
   params.levels = levels_;
   for (int32_t i = 0; i < levels_; ++i) params.groups[i] = level_[i].groups;
   params.first_keys = first_keys_;
-  params.group_begin = group_begin_;
-  params.group_last = group_last_;
+  params.scratch = scratch_;
   plan_->launch_overlapped({}, params, stream);
-  for (const Level& level : std::span(level_).first(levels_)) {
-    level.kernel->plan(batch_of(batch, level.groups), tokens, {}, stream);
+  for (int32_t i = 0; i < levels_; ++i) {
+    level_[i].kernel->plan(batch_of(batch, level_[i].groups), tokens, {.behind_plan = i > 0},
+                           stream);
   }
   batch.mask.first_keys = first_keys_;
 }

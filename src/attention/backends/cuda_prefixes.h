@@ -59,7 +59,7 @@ class CudaPrefixes {
   int32_t least_saved_ = 0;
   std::array<Level, kMostPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
-  int32_t *group_begin_ = nullptr, *group_last_ = nullptr;
+  int32_t* scratch_ = nullptr;
   float* own_lse_ = nullptr;
   std::optional<kernels::cuda::Kernel> plan_, join_;
 };

@@ -16,7 +16,7 @@
 #include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 #include "gpu/kernel_pack.h"
-#include "kernels/cuda/common/page_table.h"
+#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea::kernels::cuda {
@@ -43,10 +43,9 @@ class AttentionKernel {
   // plan() they may be anything.
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
   // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
-  // that holds for every replay. The launch writes `pages` too, if that has requests: what the
-  // table is for comes after the plan. With batch.most_q_len the kernel shares the pass with one
-  // of another family: those for few new tokens attend first, directly before those for many.
-  virtual void plan(const BatchParams& batch, int32_t tokens, const PageTableParams& pages,
+  // that holds for every replay. With batch.most_q_len the kernel shares the pass with one of
+  // another family: those for few new tokens attend first, directly before those for many.
+  virtual void plan(const BatchParams& batch, int32_t tokens, const PlanCompany& company,
                     Stream stream) = 0;
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
@@ -76,13 +75,13 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
 // Blocks that write this page table beside a plan; 0 if it has no requests.
 int32_t page_table_blocks(const PageTableParams& pages);
 
-// Enqueues a plan of `blocks` blocks and, behind them, those that write `pages`.
+// Enqueues a plan of `blocks` blocks and, behind them, those that write the page table.
 template <typename Plan>
 void launch_plan(const Kernel& kernel, uint32_t blocks, const Plan& plan,
-                 const PageTableParams& pages, Stream stream) {
-  const int32_t table_blocks = page_table_blocks(pages);
+                 const PlanCompany& company, Stream stream) {
+  const int32_t table_blocks = page_table_blocks(company.pages);
   kernel.launch_overlapped({blocks + static_cast<uint32_t>(table_blocks)},
-                           WithPageTable<Plan>{plan, pages, table_blocks}, stream);
+                           PlanLaunch<Plan>{plan, company, table_blocks}, stream);
 }
 
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.

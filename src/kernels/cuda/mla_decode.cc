@@ -91,11 +91,11 @@ void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   work_ = carve(carver, setup_, limits);
 }
 
-void MlaDecode::plan(const BatchParams& batch, const PageTableParams& pages, Stream stream,
+void MlaDecode::plan(const BatchParams& batch, const PlanCompany& company, Stream stream,
                      const uint8_t* skip) {
   check_argument(work_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
-  launch_plan(plan_, 1, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, pages, stream);
+  launch_plan(plan_, 1, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, company, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {

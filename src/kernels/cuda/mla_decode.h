@@ -13,7 +13,7 @@
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/page_table.h"
+#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
 
@@ -109,9 +109,8 @@ class MlaDecode {
   void reserve(const BatchLimits& limits, std::byte* workspace);
 
   // Once per pass: from lengths on the device to the work of all layers. Masks: causal and tree.
-  // The launch writes `pages` too, if that has requests. skip: [requests] on the device, 1: a
-  // request without work, whose rows stay untouched; or null.
-  void plan(const BatchParams& batch, const PageTableParams& pages, Stream stream,
+  // skip: [requests] on the device, 1: a request without work, whose rows stay untouched; or null.
+  void plan(const BatchParams& batch, const PlanCompany& company, Stream stream,
             const uint8_t* skip = nullptr);
   // Once per layer, of the planned batch. Both are legal in a capture.
   void decode(const MlaDecodeTensors& tensors, Stream stream) const;

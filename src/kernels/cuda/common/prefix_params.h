@@ -8,6 +8,7 @@
 namespace fovea::kernels::cuda {
 
 constexpr int32_t kPrefixLevels = 4;
+constexpr int32_t kPrefixScratch = 5;  // integers for each request
 
 // The groups of one level as a batch of their own: request i stands for the group that begins with
 // it. As fovea::PrefixLevel.
@@ -25,9 +26,8 @@ struct PrefixPlanParams {
   int32_t least_saved;           // keys that a level saves from being read again
   int32_t levels;
   PrefixGroups groups[kPrefixLevels];
-  int32_t* first_keys;   // [requests] keys from here on belong to no group
-  int32_t* group_begin;  // [requests] scratch: first request of the group
-  int32_t* group_last;   // [requests] scratch: by first request
+  int32_t* first_keys;  // [requests] keys from here on belong to no group
+  int32_t* scratch;     // [requests * kPrefixScratch]
 };
 
 // States of the passes over groups, of the requests in them.

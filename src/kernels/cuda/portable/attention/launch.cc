@@ -64,9 +64,8 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits);
   }
 
-  void plan(const BatchParams& batch, int32_t, const PageTableParams& pages,
-            Stream stream) override {
-    launch_plan(plan_, 1, PlanParams{batch, work_, setup_.spec.batch_invariant}, pages, stream);
+  void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
+    launch_plan(plan_, 1, PlanParams{batch, work_, setup_.spec.batch_invariant}, company, stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernels/cuda/common/mla_params.h"
-#include "kernels/cuda/common/page_table.cuh"
+#include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -36,7 +36,7 @@ struct PlannedTile {
 
 template <int kRowTile>
 struct MlaPlanConfig {
-  using Params = WithPageTable<MlaPlanParams>;
+  using Params = PlanLaunch<MlaPlanParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
@@ -272,7 +272,7 @@ struct MlaPlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    plan_or_write_pages(params, [&] { plan(params.plan); });
+    run_plan(params, [&] { plan(params.plan); });
   }
 };
 

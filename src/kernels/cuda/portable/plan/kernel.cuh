@@ -8,7 +8,7 @@
 //   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
 #pragma once
 
-#include "kernels/cuda/common/page_table.cuh"
+#include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -73,7 +73,7 @@ __device__ inline void write_pair(const PlanParams& params, const PlannedTile& t
 
 template <int kRowTile>
 struct PlanConfig {
-  using Params = WithPageTable<PlanParams>;
+  using Params = PlanLaunch<PlanParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
@@ -180,7 +180,7 @@ struct PlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    plan_or_write_pages(params, [&] { plan(params.plan); });
+    run_plan(params, [&] { plan(params.plan); });
   }
 };
 

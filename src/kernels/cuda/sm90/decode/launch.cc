@@ -172,8 +172,7 @@ class HopperDecode final : public AttentionKernel {
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
-  void plan(const BatchParams& batch, int32_t, const PageTableParams& pages,
-            Stream stream) override {
+  void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
     const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
     active_ = &loaded_.back();
     for (const Loaded& loaded : loaded_) {
@@ -184,8 +183,8 @@ class HopperDecode final : public AttentionKernel {
     list_ = active_->list;
     if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
     launch_plan(active_->plan, kPlanCtas,
-                DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_}, pages,
-                stream);
+                DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_},
+                company, stream);
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.

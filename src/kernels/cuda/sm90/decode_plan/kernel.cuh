@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/common/decode_params.h"
-#include "kernels/cuda/common/page_table.cuh"
+#include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
@@ -41,7 +41,7 @@ struct TileOfPlan {
 
 template <int kRowTile, int kGrain, int kOverhead>
 struct PlanConfig {
-  using Params = WithPageTable<DecodePlanParams>;
+  using Params = PlanLaunch<DecodePlanParams>;
   using PlannedTile = TileOfPlan<kOverhead>;
   static constexpr int kBlocksPerSm = 1;
 
@@ -361,7 +361,7 @@ struct PlanConfig {
 
   __device__ static void run(const Params& params) {
     const int blocks = static_cast<int>(gridDim.x) - params.table_blocks;
-    plan_or_write_pages(params, [&] { plan(params.plan, static_cast<int>(blockIdx.x), blocks); });
+    run_plan(params, [&] { plan(params.plan, static_cast<int>(blockIdx.x), blocks); });
   }
 };
 

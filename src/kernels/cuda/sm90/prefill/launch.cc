@@ -200,7 +200,7 @@ class HopperPrefill final : public AttentionKernel {
     params_.order = buffers_.order;
   }
 
-  void plan(const BatchParams& given, int32_t tokens, const PageTableParams& pages,
+  void plan(const BatchParams& given, int32_t tokens, const PlanCompany& company,
             Stream stream) override {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
@@ -216,7 +216,7 @@ class HopperPrefill final : public AttentionKernel {
                            .heads_shift = params_.heads_shift,
                            .token_bytes = static_cast<int32_t>(
                                bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
-        pages, stream);
+        company, stream);
   }
 
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {

@@ -4,7 +4,7 @@
 // order among tiles of one bucket is left to chance; no result depends on it.
 #pragma once
 
-#include "kernels/cuda/common/page_table.cuh"
+#include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -20,7 +20,7 @@ constexpr int64_t kSectionBytes = 32 << 20;
 template <int kThreads>
 struct PrefillOrderConfig {
   static_assert(kThreads == kBuckets);
-  using Params = WithPageTable<PrefillOrderParams>;
+  using Params = PlanLaunch<PrefillOrderParams>;
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
@@ -140,7 +140,7 @@ struct PrefillOrderConfig {
   }
 
   __device__ static void run(const Params& params) {
-    plan_or_write_pages(params, [&] { order(params.plan); });
+    run_plan(params, [&] { order(params.plan); });
   }
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of the page table, one request each. Reads one slot a page, of its last token: where a window
-// pool has forgotten the first tokens of a page, it still has the last.
+// What every plan's launch does: wait, plan, and write the page table. Reads one slot a page, of its last
+// token: where a window pool has forgotten the first tokens of a page, it still has the last.
 #pragma once
 
-#include "kernels/cuda/common/overlap.cuh"
-#include "kernels/cuda/common/page_table.h"
+#include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
@@ -45,16 +45,20 @@ __device__ inline void write_page_table(const PageTableParams& params, int block
   }
 }
 
-// What the blocks of a plan's launch do: those that plan call plan(), the others write the table.
+// What the blocks of a plan's launch do: those that plan call plan(), the others write the table. A plan
+// behind another one does not wait to begin, since that one has waited before it let this one start; it
+// waits to end, so that whoever waits for it waits for both.
 template <typename Params, typename Plan>
-__device__ void plan_or_write_pages(const Params& params, Plan plan) {
-  wait_and_allow_next();
+__device__ void run_plan(const Params& params, Plan plan) {
+  if (!params.company.behind_plan) wait_for_previous_kernel();
+  allow_next_kernel();
   const int block = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
   if (block >= 0) {
-    write_page_table(params.pages, block, params.table_blocks);
+    write_page_table(params.company.pages, block, params.table_blocks);
   } else {
     plan();
   }
+  if (params.company.behind_plan) wait_for_previous_kernel();
 }
 
 }  // namespace fovea::kernels::cuda
