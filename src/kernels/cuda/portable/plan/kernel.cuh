@@ -8,6 +8,7 @@
 //   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
 #pragma once
 
+#include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -28,19 +29,14 @@ struct PlannedTile {
   __device__ int cost() const { return blocks + kItemOverhead; }
 };
 
-// Rounded down; both not negative. Divisions of 64 bits are slow.
-__device__ inline int64_t divided(int64_t value, int64_t by) {
-  return (value | by) >> 32 ? value / by : static_cast<uint32_t>(value) / static_cast<uint32_t>(by);
-}
-
 // Items of the pair (tile, head), by `lanes` threads of which this is number `lane`.
 __device__ inline void write_pair(const PlanParams& params, const PlannedTile& tile, int pair, int head,
                                   int64_t per_cta, bool is_last, int lane, int lanes) {
   const WorkList& work = params.work;
   const int64_t start = tile.start + static_cast<int64_t>(head) * tile.cost();
-  const int first_cta = static_cast<int>(divided(start, per_cta));
+  const int first_cta = static_cast<int>(quotient(start, per_cta));
   const bool cuts = !params.whole_tiles && tile.blocks > 0;
-  const int last_cta = cuts ? static_cast<int>(divided(start + tile.blocks - 1, per_cta)) : first_cta;
+  const int last_cta = cuts ? static_cast<int>(quotient(start + tile.blocks - 1, per_cta)) : first_cta;
   const int keys_end =
       min((tile.begin_block + tile.blocks) * kBlockKeys, max(tile.view.kv_len, 0));
   // Boundary c cuts the pair where it falls among its blocks.
@@ -60,7 +56,7 @@ __device__ inline void write_pair(const PlanParams& params, const PlannedTile& t
   if (lane > 0) return;
   // The range of the last CTA ends here if its boundary comes before the next pair, or if there is none.
   const int64_t end = start + tile.cost();
-  const int end_cta = static_cast<int>(divided(end - 1, per_cta));
+  const int end_cta = static_cast<int>(quotient(end - 1, per_cta));
   const bool at_boundary = (end_cta + 1) * per_cta == end;
   if (is_last || end_cta > last_cta || at_boundary) work.cta_end[last_cta] = pair + last_cta + 1;
   // Boundaries in the overhead: the CTA that holds the end begins with the next pair.
@@ -160,7 +156,7 @@ struct PlanConfig {
       cost += load_tiles(params, base, tiles, 0, shared) * heads;
     }
     if (cost == 0) return;
-    const int64_t per_cta = divided(cost + work.ctas - 1, work.ctas);
+    const int64_t per_cta = quotient(cost + work.ctas - 1, int64_t{work.ctas});
     int64_t line = 0;
     for (int base = 0; base < tiles; base += kPlanThreads) {
       if (tiles > kPlanThreads) {

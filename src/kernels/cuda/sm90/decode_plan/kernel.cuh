@@ -8,36 +8,14 @@
 //   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index pair + range
 #pragma once
 
-#include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
-#include "kernels/cuda/common/visibility.cuh"
+#include "kernels/cuda/sm90/decode_plan/line.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 256;
 constexpr int kMaxRanges = 1024;
 constexpr int kPlanTiles = 1024;  // that are in shared memory at a time
-
-// Rounded down, of small numbers that are not negative: half the time of the compiler's.
-__device__ inline int quotient(int value, int by) {
-  int result = static_cast<int>(__fdividef(static_cast<float>(value), static_cast<float>(by)));
-  while (static_cast<int64_t>(result) * by > value) --result;
-  while (static_cast<int64_t>(result + 1) * by <= value) ++result;
-  return result;
-}
-
-// A row tile and where its pairs begin in the line of one head.
-template <int kOverhead>
-struct TileOfPlan {
-  RequestView view;
-  int first_row;
-  int first_key;  // the first any row sees; cuts are counted from the block of kGrain it lies in
-  int end_key;
-  int units;
-  int64_t start;
-  __device__ int cost() const { return units + kOverhead; }
-};
 
 template <int kRowTile, int kGrain, int kOverhead>
 struct PlanConfig {
@@ -120,27 +98,6 @@ struct PlanConfig {
     const float beside = static_cast<float>(other_pairs) / (params.pairs_per_unit * static_cast<float>(units));
     return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
   }
-
-  // The cut line. Reads of it are shared memory.
-  struct Line {
-    const int64_t* bounds;
-    int ranges;
-    float ranges_per_unit;
-    int groups;  // of heads
-    int heads;   // of a group
-    int64_t pairs;
-    bool in_cluster;
-
-    // The range that holds this place: a guess, put right.
-    __device__ int range_at(int64_t place) const {
-      int range = min(static_cast<int>(static_cast<float>(place) * ranges_per_unit), ranges - 1);
-  #pragma unroll 1
-      while (bounds[range] > place) --range;
-#pragma unroll 1
-      while (bounds[range + 1] <= place) ++range;
-      return range;
-    }
-  };
 
   // The pair (tile, head) and its ranges.
   struct Pair {
@@ -237,38 +194,6 @@ struct PlanConfig {
     if (pair.first_range < range && range <= pair.last_range) write_part(work, line, pair, range);
   }
 
-  // Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs are
-  // worth that.
-  __device__ static int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line) {
-    if (pairs == 0) return 0;
-    const int rounds = quotient(pairs + ctas - 1, ctas);
-    // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
-    const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.least_units));
-    const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
-    const int whole = rounds > 1 ? quotient(pairs + rounds - 1, rounds) : pairs * max(quotient(useful, pairs), 1);
-    return 4 * whole >= 3 * useful ? whole : useful;
-  }
-
-  // Cuts of the line: equal ranges, or equal parts of every pair.
-  __device__ static void cut(const SharedMemory& shared, int64_t line, int ranges, int parts, int groups,
-                             int64_t* bounds) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (parts > 1) {
-      for (int i = thread; i <= ranges; i += kPlanThreads) {
-        const int pair = min(i, ranges - 1) / parts;
-        const PlannedTile& tile = shared.tiles[pair / groups];
-        bounds[i] = tile.start * groups + pair % groups * tile.cost() + (i - pair * parts) * tile.cost() / parts;
-      }
-    } else if (ranges > 0) {
-      // i * line / ranges; divisions of 64 bits are slow.
-      const int64_t each = line >> 32 ? line / ranges : static_cast<uint32_t>(line) / static_cast<uint32_t>(ranges);
-      const auto more = static_cast<uint32_t>(line - each * ranges);
-      for (int i = thread; i <= ranges; i += kPlanThreads) {
-        bounds[i] = i * each + static_cast<uint32_t>(i) * more / static_cast<uint32_t>(ranges);
-      }
-    }
-  }
-
   __device__ static void plan(const DecodePlanParams& params, int block, int blocks) {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -328,7 +253,7 @@ struct PlanConfig {
     const bool longer = 4ll * longest * pairs > 5 * line;
     if (__syncthreads_or(longer) || !kept) parts = 1;
     if (parts > 1) ranges = parts * pairs;
-    cut(shared, line, ranges, parts, groups, shared.bounds);
+    cut_line(shared.tiles, line, ranges, parts, groups, shared.bounds);
     const int step = kPlanThreads * blocks;
     const int rank = thread * blocks + block;  // neighbouring tasks are those of several CTAs
 #pragma unroll 1
@@ -337,7 +262,7 @@ struct PlanConfig {
     for (int i = ranges + rank; i < work.ctas; i += step) write_empty(work, i);
     __syncthreads();
 
-    const Line cut_line = {shared.bounds, ranges, __fdividef(static_cast<float>(ranges), static_cast<float>(line)),
+    const Line cut = {shared.bounds, ranges, __fdividef(static_cast<float>(ranges), static_cast<float>(line)),
                            groups,        heads,  pairs, parts > 1};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
@@ -351,9 +276,9 @@ struct PlanConfig {
       for (int i = rank; i < count * groups + ranges; i += step) {
         if (i < count * groups) {
           const int tile = groups == 1 ? i : quotient(i, groups);
-          write_first(work, cut_line, find_pair(cut_line, shared.tiles[tile], i - tile * groups, at + tile));
+          write_first(work, cut, find_pair(cut, shared.tiles[tile], i - tile * groups, at + tile));
         } else {
-          write_rest(work, cut_line, i - count * groups, shared.tiles, count, at);
+          write_rest(work, cut, i - count * groups, shared.tiles, count, at);
         }
       }
     }
