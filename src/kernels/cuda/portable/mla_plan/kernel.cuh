@@ -12,6 +12,7 @@
 //   workers
 #pragma once
 
+#include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/common/mla_params.h"
 #include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
@@ -41,7 +42,7 @@ struct MlaPlanConfig {
 
   struct SharedMemory {
     ScanMemory<int> counts;
-    ScanMemory<long long> blocks;
+    ScanMemory<int64_t> blocks;
     int tile_begin[kPlanThreads];  // of 1024 requests at a time
     RequestView views[kPlanThreads];
     PlannedTile tiles[kMlaMaxWorkers];
@@ -57,12 +58,12 @@ struct MlaPlanConfig {
   struct Visited {
     PlannedTile tile;
     int number;
-    long long before;  // blocks of the tiles before it
+    int64_t before;  // blocks of the tiles before it
     bool exists;
   };
   struct Totals {
     int tiles;
-    long long blocks;
+    int64_t blocks;
   };
 
   // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
@@ -100,9 +101,9 @@ struct MlaPlanConfig {
               (min(tile.first_row + kRowTile, tile.view.q_len * batch.q_heads) - 1) / batch.q_heads;
           tile.key_end = max(visible_keys(batch.mask, tile.view, last, last).end, 0);
         }
-        long long sum;
+        int64_t sum;
         at.before = done.blocks +
-                    exclusive_scan(static_cast<long long>(at.tile.blocks()), sum, shared.blocks);
+                    exclusive_scan(static_cast<int64_t>(at.tile.blocks()), sum, shared.blocks);
         done.blocks += sum;
         visit(at);
       }
@@ -133,7 +134,7 @@ struct MlaPlanConfig {
     const int warp = threadIdx.x / 32;
     const int tiles = totals.tiles;
     const int least =
-        max(static_cast<int>((totals.blocks + work.workers - 1) / work.workers), 1);
+        max(static_cast<int>(quotient(totals.blocks + work.workers - 1, int64_t{work.workers})), 1);
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(shared.most_blocks, 1) : least + (least * candidate + 15) / 16;
     };
@@ -188,13 +189,13 @@ struct MlaPlanConfig {
   // after every tile; a tile's item of a worker is number tile + worker, so the items of a worker
   // stand in a row.
   template <typename Visit>
-  __device__ static void for_stretches(const Visited& at, long long share, Visit visit) {
+  __device__ static void for_stretches(const Visited& at, int64_t share, Visit visit) {
     if (!at.exists) return;
-    const long long start = at.before + static_cast<long long>(at.number) * kItemBlocks;
+    const int64_t start = at.before + static_cast<int64_t>(at.number) * kItemBlocks;
     const int blocks = at.tile.blocks();
     int from = 0;
-    for (int worker = static_cast<int>(start / share);; ++worker) {
-      const int to = static_cast<int>(min((worker + 1) * share - start, static_cast<long long>(blocks)));
+    for (int worker = static_cast<int>(quotient(start, share));; ++worker) {
+      const int to = static_cast<int>(min((worker + 1) * share - start, static_cast<int64_t>(blocks)));
       visit(worker, from, to);
       if (to == blocks) return;
       from = to;
@@ -202,7 +203,7 @@ struct MlaPlanConfig {
   }
 
   __device__ static void write_stretches(const MlaWorkList& work, const Visited& at,
-                                         long long share, const SharedMemory& shared) {
+                                         int64_t share, const SharedMemory& shared) {
     int first = -1;
     int parts = 0;
     for_stretches(at, share, [&](int worker, int from, int to) {
@@ -253,10 +254,10 @@ struct MlaPlanConfig {
         for_tiles(params, shared, visit);
       }
     };
-    const long long cost = totals.blocks + static_cast<long long>(totals.tiles) * kItemBlocks;
-    const long long share = (cost + work.workers - 1) / work.workers;
-    const long long dealt = (totals.tiles + work.workers - 1) / work.workers;
-    const long long slack = max(static_cast<long long>(kWholeSlack), share / kWholeSlackPart);
+    const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
+    const int64_t share = quotient(cost + work.workers - 1, int64_t{work.workers});
+    const int64_t dealt = quotient(totals.tiles + work.workers - 1, work.workers);
+    const int64_t slack = max(static_cast<int64_t>(kWholeSlack), share / kWholeSlackPart);
     if (params.whole_tiles || dealt * (shared.most_blocks + kItemBlocks) <= share + slack) {
       revisit([&](const Visited& at) { deal_whole(work, at, totals.tiles); });
       return;
