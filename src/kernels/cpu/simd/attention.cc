@@ -40,6 +40,9 @@ class ItemRunner {
                        shape_.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
     looks_up_values_ = values_in_place_ && fp8_values && by_table && one_block();
     unpacks_values_ = values_in_place_ && fp8_values && !looks_up_values_;
+    asks_by_halves_ = keys_in_place_ && direct && values_in_place_ && !reader_.v_in_k &&
+                      reader_.k_dtype == DType::f32 && reader_.v_dtype == DType::f32 &&
+                      shape_.dim == shape_.dim_v;
     for (int32_t n = 0; n < kTileKeys; ++n) {
       k_unpacked_[n] = reinterpret_cast<const char*>(k_bf16() + n * shape_.dim);
     }
@@ -98,13 +101,7 @@ class ItemRunner {
   void locate(int32_t tile, TileKeys& to) const {
     reader_.locate(tile, larger(item_.kv_begin - tile, 0), smaller(item_.kv_end - tile, kTileKeys),
                    to);
-    if (!token_scales_) return;
-    const KvLayerView& cache = params_.keys.cache;
-    for (int32_t n = to.begin; n < to.end; ++n) {
-      const int64_t at = to.slot[n] * params_.kv_heads + item_.head_begin;
-      __builtin_prefetch(cache.k_scale + at, 0, 2);
-      if (!reader_.v_in_k) __builtin_prefetch(cache.v_scale + at, 0, 2);
-    }
+    if (token_scales_) reader_.ask_for_scales(to, item_.head_begin);
   }
 
   // All rows of one head against one tile.
@@ -115,10 +112,9 @@ class ItemRunner {
     values_ready_ = false;
     ask_key_ = next_keys().begin;
     ask_line_ = 0;
-    if (token_scales_) load_token_scales();
+    if (token_scales_) reader_.load_scales(here_, this_head(), k_scales_, v_scales_);
     if (unpacks_keys_) {
-      unpack(reader_.k_dtype, here_.k, (item_.head_begin + head_) * reader_.k_head_bytes,
-             shape_.dim, k_bf16());
+      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, shape_.dim, k_bf16());
     }
     for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
       const RowBlock& block = blocks_[first / kProductRows];
@@ -196,14 +192,15 @@ class ItemRunner {
   }
 
   PanelRows panel_rows(int32_t first) const {
-    const TileKeys& next = next_keys();
-    const bool ask = one_block() && first >= next.begin && first + kPanelKeys <= next.end;
     PanelRows keys;
     keys.rows = (unpacks_keys_ ? k_unpacked_ : here_.k) + first;
-    keys.offset = unpacks_keys_ ? 0 : (item_.head_begin + head_) * reader_.k_head_bytes;
-    keys.next = ask ? next.k + first : nullptr;
-    keys.next_offset = next_head() * reader_.k_head_bytes;
-    keys.next_element_bytes = static_cast<int32_t>(element_bytes(reader_.k_dtype));
+    keys.offset = unpacks_keys_ ? 0 : this_head() * reader_.k_head_bytes;
+    if (asks_by_halves_) {
+      keys.next = first == 0 ? reader_.keys_ahead(here_, kPanelKeys, kPanelKeys, this_head())
+                             : reader_.values_ahead(here_, 0, kPanelKeys, this_head());
+    } else if (one_block()) {
+      keys.next = reader_.keys_ahead(next_keys(), first, kPanelKeys, next_head());
+    }
     return keys;
   }
 
@@ -214,13 +211,13 @@ class ItemRunner {
     }
     float* rows = scratch_.k_rows + (values_in_k_rows_ ? first * row_floats_ : 0);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
-      if (one_block()) prefetch_key(first + n);
+      if (one_block()) reader_.ask_for_key(next_keys(), first + n, next_head());
       float* to = rows + n * row_floats_;
       if (first + n < here_.begin || first + n >= here_.end) {
         for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
         continue;
       }
-      const char* from = here_.k[first + n] + (item_.head_begin + head_) * reader_.k_head_bytes;
+      const char* from = here_.k[first + n] + this_head() * reader_.k_head_bytes;
       if (reader_.fp8_rows) {
         load_mla_fp8_row(from, to);
       } else {
@@ -241,6 +238,8 @@ class ItemRunner {
 
   // Memory is asked for one head of one tile ahead. With one block of rows that keeps the memory
   // busy all the time: keys are asked for while keys are loaded, values while values are summed.
+  // f32 rows of a tile fill the first cache: there each half of the keys, then of the values, asks
+  // for the half that is read next (decode 24.5 instead of 22.5 GB/s on a Zen 5, 2026-11-22).
   // With several blocks each product is preceded by its share.
   bool one_block() const { return shape_.rows <= kProductRows; }
 
@@ -250,11 +249,7 @@ class ItemRunner {
     return item_.head_begin + (head_ + 1 < shape_.heads ? head_ + 1 : 0);
   }
 
-  HWY_INLINE void prefetch_key(int32_t n) const {
-    const TileKeys& next = next_keys();
-    if (n < next.begin || n >= next.end) return;
-    prefetch_row(next.k[n] + next_head() * reader_.k_head_bytes, reader_.k_row_bytes);
-  }
+  int64_t this_head() const { return item_.head_begin + head_; }
 
   // A few lines before each product: more at once would fill the line buffers that the products
   // need. Into the second cache: rows of one head lie a power of two apart and would share few sets
@@ -269,18 +264,6 @@ class ItemRunner {
       if (++ask_line_ < k_lines_ + v_lines_) continue;
       ask_line_ = 0;
       ++ask_key_;
-    }
-  }
-
-  // Scales per token and head; values held in K share K's.
-  void load_token_scales() {
-    const KvLayerView& cache = params_.keys.cache;
-    const float* v_scale = reader_.v_in_k ? cache.k_scale : cache.v_scale;
-    for (int32_t n = 0; n < kTileKeys; ++n) {
-      const bool owned = n >= here_.begin && n < here_.end;
-      const int64_t at = owned ? here_.slot[n] * params_.kv_heads + item_.head_begin + head_ : 0;
-      k_scales_[n] = owned ? cache.k_scale[at] : 0.0f;
-      v_scales_[n] = owned ? v_scale[at] : 0.0f;
     }
   }
 
@@ -317,8 +300,7 @@ class ItemRunner {
 
   // Of a row, in units of log2.
   float alibi_slope(int32_t r) const {
-    const int32_t q_head =
-        (item_.head_begin + head_) * shape_.group + (item_.row_begin + r) % shape_.group;
+    const int32_t q_head = this_head() * shape_.group + (item_.row_begin + r) % shape_.group;
     return params_.alibi_slopes[q_head] * kLog2E;
   }
 
@@ -368,15 +350,14 @@ class ItemRunner {
   void prepare_values() {
     values_ready_ = true;
     if (unpacks_values_) {
-      unpack(reader_.v_dtype, here_.v, (item_.head_begin + head_) * reader_.v_head_bytes,
-             shape_.dim_v, v_bf16());
+      unpack(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, shape_.dim_v, v_bf16());
       for (int32_t n = here_.begin; n < here_.end; ++n) {
         values_[n] = reinterpret_cast<const char*>(v_bf16() + n * shape_.dim_v);
       }
       return;
     }
     for (int32_t n = here_.begin; n < here_.end; ++n) {
-      const char* from = here_.v[n] + (item_.head_begin + head_) * reader_.v_head_bytes;
+      const char* from = here_.v[n] + this_head() * reader_.v_head_bytes;
       if (values_in_place_) {
         values_[n] = from;
       } else if (values_in_k_rows_) {
@@ -410,7 +391,6 @@ class ItemRunner {
   template <class T>
   HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
                              int32_t end) {
-    const TileKeys& next = next_keys();
     ValueProduct<T> product;
     product.weights = scratch_.scores;
     product.values = values_;
@@ -420,11 +400,25 @@ class ItemRunner {
     product.width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
     product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
     product.o_stride = shape_.o_stride;
-    const bool ask = one_block() && v_lines_ > 0 && next.begin <= begin && next.end >= end;
-    product.next = ask ? next.v : nullptr;
-    product.next_offset = next_head() * reader_.v_head_bytes;
-    product.next_element_bytes = static_cast<int32_t>(element_bytes(reader_.v_dtype));
     product.fp8_bytes = looks_up_values_ ? &fp8_bytes(reader_.v_dtype) : nullptr;
+    if (asks_by_halves_ && end - begin == kTileKeys) return add_halves(block, product);
+    if (one_block() && v_lines_ > 0) {
+      product.next = reader_.values_ahead(next_keys(), begin, end - begin, next_head());
+    }
+    with_product_rows(product_rows(block.rows), product);
+  }
+
+  template <class T>
+  HWY_INLINE void add_halves(const RowBlock& block, ValueProduct<T>& product) {
+    alignas(64) static constexpr float kNoDecay[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    static_assert(std::size(kNoDecay) >= kDirectRows);
+    product.end = kPanelKeys;
+    product.next = reader_.values_ahead(here_, kPanelKeys, kPanelKeys, this_head());
+    with_product_rows(product_rows(block.rows), product);
+    product.begin = kPanelKeys;
+    product.end = kTileKeys;
+    product.decay = kNoDecay;
+    product.next = reader_.keys_ahead(next_keys(), 0, kPanelKeys, next_head());
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -447,6 +441,7 @@ class ItemRunner {
   bool values_in_place_;
   bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
   bool unpacks_keys_, unpacks_values_;    // fp8 rows become bf16 in the scratch first
+  bool asks_by_halves_;                   // not a whole tile of a head ahead
 
   RowBlock blocks_[kMostRows / kProductRows];
 

@@ -22,11 +22,18 @@ struct TileKeys {
 
 constexpr int64_t kMlaFp8RowBytes = 656;
 
+// Rows of the cache to ask for while others are at work, as many; none where `rows` is null.
+struct RowsAhead {
+  const char* const* rows = nullptr;
+  int64_t offset = 0;  // bytes, to the head
+  int32_t element_bytes = 0;
+};
+
 // Reads addresses of one request's keys.
 class KeyReader {
  public:
   KeyReader(const AttentionParams& params, int32_t request)
-      : keys_(params.keys), request_(request) {
+      : keys_(params.keys), kv_heads_(params.kv_heads), request_(request) {
     const KvLayerView& cache = keys_.cache;
     if (keys_.page_table) {
       k_dtype = v_dtype = cache.dtype;
@@ -53,6 +60,43 @@ class KeyReader {
       locate_pages(tile, to);
     } else {
       locate_packed(tile, to);
+    }
+  }
+
+  // `count` rows of a head from `first` on; none unless the request owns them all.
+  RowsAhead keys_ahead(const TileKeys& tile, int32_t first, int32_t count, int64_t head) const {
+    if (first < tile.begin || first + count > tile.end) return {};
+    return {tile.k + first, head * k_head_bytes, static_cast<int32_t>(element_bytes(k_dtype))};
+  }
+  RowsAhead values_ahead(const TileKeys& tile, int32_t first, int32_t count, int64_t head) const {
+    if (first < tile.begin || first + count > tile.end) return {};
+    return {tile.v + first, head * v_head_bytes, static_cast<int32_t>(element_bytes(v_dtype))};
+  }
+
+  HWY_INLINE void ask_for_key(const TileKeys& tile, int32_t n, int64_t head) const {
+    if (n < tile.begin || n >= tile.end) return;
+    const char* row = tile.k[n] + head * k_head_bytes;
+    for (int64_t at = 0; at < k_row_bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+  }
+
+  // Scales per token and head, from `head` on.
+  void ask_for_scales(const TileKeys& tile, int64_t head) const {
+    const KvLayerView& cache = keys_.cache;
+    for (int32_t n = tile.begin; n < tile.end; ++n) {
+      const int64_t at = tile.slot[n] * kv_heads_ + head;
+      __builtin_prefetch(cache.k_scale + at, 0, 2);
+      if (!v_in_k) __builtin_prefetch(cache.v_scale + at, 0, 2);
+    }
+  }
+
+  // Those of one head, [kTileKeys] each; values held in K share K's.
+  void load_scales(const TileKeys& tile, int64_t head, float* k_scales, float* v_scales) const {
+    const float* from = v_in_k ? keys_.cache.k_scale : keys_.cache.v_scale;
+    for (int32_t n = 0; n < kTileKeys; ++n) {
+      const bool owned = n >= tile.begin && n < tile.end;
+      const int64_t at = owned ? tile.slot[n] * kv_heads_ + head : 0;
+      k_scales[n] = owned ? keys_.cache.k_scale[at] : 0.0f;
+      v_scales[n] = owned ? from[at] : 0.0f;
     }
   }
 
@@ -92,6 +136,7 @@ class KeyReader {
   }
 
   const KeySource& keys_;
+  int32_t kv_heads_;
   int32_t request_;
 };
 
@@ -144,10 +189,6 @@ inline void store_any_row(const float* from, int32_t count, DType dtype, char* t
 inline const char* head_row(const HeadRows& rows, int64_t token, int64_t head) {
   return static_cast<const char*>(rows.data) +
          (token * rows.token_stride + head * rows.head_stride) * element_bytes(rows.dtype);
-}
-
-HWY_INLINE void prefetch_row(const char* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 // stack before and after the product (4 % of a prefill, 2026-11-22).
 #pragma once
 
+#include "kernels/cpu/simd/attention_keys.h"
 #include "kernels/cpu/simd/attention_work.h"
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/fp8.h"
@@ -97,9 +98,7 @@ struct ValueProduct {
   int32_t width;  // multiple of kLanes
   float* o;       // [R, o_stride]
   int64_t o_stride;
-  const char* const* next;  // [kTileKeys] or null
-  int64_t next_offset;
-  int32_t next_element_bytes;
+  RowsAhead next;              // [end - begin]
   const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
   template <int R>
@@ -119,7 +118,7 @@ struct ValueProduct {
   template <int R, int kVectors>
   HWY_INLINE void columns(int32_t column) const {
     const VectorLoader<T> loader(fp8_bytes);
-    const int32_t next_bytes = kVectors * kLanes * next_element_bytes;
+    const int32_t next_bytes = kVectors * kLanes * next.element_bytes;
     F32 sum[R][kVectors];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -131,8 +130,8 @@ struct ValueProduct {
     }
     for (int32_t key = begin; key < end; ++key) {
       const T* row = reinterpret_cast<const T*>(values[key]) + column;
-      if (next) {
-        const char* ahead = next[key] + next_offset + column * next_element_bytes;
+      if (next.rows) {
+        const char* ahead = next.rows[key - begin] + next.offset + column * next.element_bytes;
         for (int32_t at = 0; at < next_bytes; at += 64) __builtin_prefetch(ahead + at, 0, 3);
       }
       F32 x[kVectors];
