@@ -53,7 +53,7 @@ struct Setting {
       spec.head_dim = 576;
       spec.head_dim_v = spec.kv_lora_rank = 512;
       spec.rope_dim = 64;
-      spec.softmax_scale = 0.07;  // queries in the latent space do not tell it
+      spec.softmax_scale = 0.07f;  // queries in the latent space do not tell it
     }
     return spec;
   }
