@@ -11,6 +11,16 @@ namespace {
 // Wrong input, whoever noticed it: the option parser or the library.
 constexpr int kBadInput = 2;
 
+// "fovea generate", or "fovea" where no command was reached.
+std::string command_line(const CLI::App& program) {
+  std::string line = "fovea";
+  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    line += " " + app->get_name();
+  }
+  return line;
+}
+
 // CLI11 says only that a subcommand is required when it does not know the one it got.
 void check_command(const CLI::App& program, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
@@ -44,7 +54,10 @@ int main(int argc, char** argv) {
     // Help and version arrive here too, with exit code 0. CLI::RuntimeError carries a command's
     // own.
     if (dynamic_cast<const CLI::RuntimeError*>(&error)) return error.get_exit_code();
-    return program.exit(error) == 0 ? 0 : kBadInput;
+    if (error.get_exit_code() == 0) return program.exit(error);
+    std::fprintf(stderr, "fovea: %s; %s --help lists what is accepted\n", error.what(),
+                 command_line(program).c_str());
+    return kBadInput;
   } catch (const fovea::Error& error) {
     fovea::cli::clear_progress();
     std::fprintf(stderr, "fovea: %s\n", error.what());

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <set>
 #include <string>
 
 #include "fovea/error.h"
@@ -100,6 +101,17 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
     EXPECT_TRUE(found) << reject_code_name(one.code) << ": " << one.text;
     EXPECT_THROW(entry().workspace_bytes(request), Error);
   }
+}
+
+TEST_F(CudaEntry, NoReasonIsGivenTwice) {
+  BackendRequest request = served();
+  request.spec.head_dim = request.spec.head_dim_v = 100;
+  request.cache.head_dim = request.cache.head_dim_v = 100;
+  std::set<std::string> texts;
+  for (const Reason& reason : entry().reject(request)) {
+    EXPECT_TRUE(texts.insert(reason.text).second) << reason.text;
+  }
+  EXPECT_FALSE(texts.empty());
 }
 
 TEST_F(CudaEntry, WithoutADriverTheReasonIsClear) {

@@ -161,6 +161,25 @@ TEST(Cli, RefusesWrongFlags) {
                  {"/nowhere.csv"});
 }
 
+TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
+  struct Line {
+    std::vector<std::string> arguments;
+    std::string wrong, help;
+  };
+  for (const Line& line : std::vector<Line>{
+           {{}, "subcommand", "fovea --help"},
+           {{"generate"}, "model", "fovea generate --help"},
+           {{"generate", kModels + "llama", "--bogus"}, "--bogus", "fovea generate --help"},
+           {{"generate", "m", "--seed", "abc"}, "--seed = abc", "fovea generate --help"},
+           {{"explain", "--require", "flash"}, "--require", "fovea explain --help"},
+           {{"bench", "attention", "--phase", "x"}, "--phase: x", "fovea bench attention --help"},
+       }) {
+    const ProgramResult result = fovea(line.arguments);
+    expect_refused(result, {"fovea: ", line.wrong, line.help});
+    expect_one_line(result);
+  }
+}
+
 TEST(Cli, TablesAndJson) {
   const ProgramResult environment = fovea({"env", "--json"});
   EXPECT_EQ(environment.exit_code, 0);

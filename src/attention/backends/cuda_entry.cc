@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/cuda_entry.h"
 
+#include <set>
+
 #include "attention/backends/cuda_backend.h"
 #include "attention/backends/cuda_layer.h"
 #include "attention/backends/cuda_prefixes.h"
@@ -46,7 +48,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
                        fmt::format("cache dtype is {}, accepted: q_dtype ({}) or an fp8 type",
                                    dtype_name(stored), dtype_name(spec.q_dtype))});
   }
-  for (const int32_t dim : {spec.head_dim, spec.head_dim_v}) {
+  for (const int32_t dim : std::set{spec.head_dim, spec.head_dim_v}) {
     const int64_t bytes = dim * static_cast<int64_t>(dtype_bytes(stored));
     if (bytes % kRowAlignment == 0) continue;
     reasons.push_back({RejectCode::head_dim,
