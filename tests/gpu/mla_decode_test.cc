@@ -118,14 +118,11 @@ void Problem::write_row(int64_t slot, std::mt19937& random) {
         most = std::max(most, std::fabs(of[d]));
       }
       const float scale = most / largest_finite(DType::f8e4m3);
-      // Values as the kernels read them: sm90/mla_decode rounds scales and products to f16,
-      // portable/mla_decode products to bf16.
+      // Values as the kernels read them, which round scales and products to f16.
       const float factor = f16_to_float(float_to_f16(16 * scale));
       for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
         const uint8_t code = to[group * kMlaRowScaleGroup + d] = quantise(of[d], scale, of[d]);
-        const float product = f8e4m3_to_float(code) * factor;
-        of[d] = test.family == &hopper_mla() ? f16_to_float(float_to_f16(product)) / 16
-                                             : bf16_to_float(float_to_bf16(of[d]));
+        of[d] = f16_to_float(float_to_f16(f8e4m3_to_float(code) * factor)) / 16;
       }
       std::memcpy(to + kMlaRowScaleOffset + group * sizeof(float), &scale, sizeof(float));
     }

@@ -24,9 +24,9 @@ enum class MlaCache : uint8_t {
   as_queries,  // rank + rope elements of the queries' dtype
   e4m3,        // rank + rope f8e4m3 elements, to be multiplied by MlaDecodeTensors::cache_scale
   fp8_rows,    // KvLayout::mla_fp8_rows; rank 512, rope 64
-               // fp8_rows and, for sm90/mla_decode, e4m3: bf16 queries. sm90/mla_decode computes
-               // both in f16: queries up to 65504 with e4m3, up to 2^20 with keys up to 4094 with
-               // fp8_rows. portable/mla_decode: a stored NaN counts as 480.
+               // fp8_rows and, for sm90/mla_decode, e4m3: bf16 queries. Both are computed in f16:
+               // queries up to 65504 with e4m3, up to 2^20 with keys up to 4094 with fp8_rows.
+               // Before sm_89 a stored NaN counts as 480.
 };
 
 struct MlaFamily;

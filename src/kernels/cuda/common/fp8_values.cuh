@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// From e4m3 codes to 16-bit values, exactly, in integers: sm_80 has no instruction for it. A stored NaN
-// becomes 480.
+// From e4m3 codes to 16-bit values, exactly. In integers where it says pair or chunk, for sm_80 has no
+// instruction for it; a stored NaN then becomes 480.
 #pragma once
 
+#include "kernels/cuda/common/e4m3.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 
 namespace fovea::kernels::cuda {
@@ -23,22 +24,26 @@ __device__ __forceinline__ uint32_t widen_pair(uint32_t word) {
   }
 }
 
-// Eight values; kScaled: times `scale`, which is the sum of two bf16, so that products are rounded once
-// but for 2^-17 of them.
-template <Type kTo, bool kScaled>
-__device__ __forceinline__ uint4 widen_chunk(uint32_t first, uint32_t second, float scale) {
-  uint32_t words[4] = {widen_pair<kTo, false>(first), widen_pair<kTo, true>(first),
-                       widen_pair<kTo, false>(second), widen_pair<kTo, true>(second)};
+// Eight values.
+template <Type kTo>
+__device__ __forceinline__ uint4 widen_chunk(uint32_t first, uint32_t second) {
+  return {widen_pair<kTo, false>(first), widen_pair<kTo, true>(first), widen_pair<kTo, false>(second),
+          widen_pair<kTo, true>(second)};
+}
+
+// Eight values as f16 in few instructions; kScaled: times `scale`, a pair of the same f16, rounded once.
+template <bool kScaled>
+__device__ __forceinline__ uint4 widen_to_f16(uint32_t first, uint32_t second, uint32_t scale) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t words[4] = {widen_e4m3(first), widen_e4m3(first >> 16), widen_e4m3(second),
+                       widen_e4m3(second >> 16)};
+#else
+  uint32_t words[4] = {widen_pair<f16, false>(first), widen_pair<f16, true>(first),
+                       widen_pair<f16, false>(second), widen_pair<f16, true>(second)};
+#endif
   if constexpr (kScaled) {
-    static_assert(kTo == bf16);
-    const uint32_t high = pack<bf16>(scale, scale);
-    const float rest = scale - __uint_as_float(high << 16);
-    const uint32_t low = pack<bf16>(rest, rest);
 #pragma unroll
-    for (uint32_t& word : words) {
-      const uint32_t added = multiply_add_pair<bf16>(word, low, kMinusZeroPair);
-      word = multiply_add_pair<bf16>(word, high, added);
-    }
+    for (uint32_t& word : words) word = multiply_add_pair<f16>(word, scale, kMinusZeroPair);
   }
   return {words[0], words[1], words[2], words[3]};
 }

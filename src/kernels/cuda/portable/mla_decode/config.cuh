@@ -8,15 +8,18 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-
 // What a block may have at least: of the GPUs that run sm_80 code, sm_86 and sm_89 have 99 KB, as sm_120.
 #if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 constexpr int kSharedLimit = 227 << 10;
 #else
 constexpr int kSharedLimit = 99 << 10;
 #endif
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+
+// Keys of 656-byte rows are this much larger as f16, queries as much smaller, as in sm90/mla_decode.
+constexpr float kKeyFactor = 16;
 
 // rows: values as they are, or e4m3 under scales from outside; scaled: rows of kernels/mla_row.h.
 enum Loader { rows, scaled };
@@ -32,27 +35,29 @@ struct MlaDecodeConfig {
   static constexpr bool kScaled = kLoader == scaled;
   static_assert(!kScaled || (kFp8 && kLatent == kMlaRowLatent && kRotary == kMlaRowRope));
   static_assert(kFp8 || kCache == kQuery);
+  // What is multiplied: fp8 as f16, but RoPE columns of scaled rows are bf16 and stay it.
+  static constexpr Type kMath = kFp8 ? f16 : kQuery;
+  static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
 
   static constexpr int kRows = kRowTile;
-  // 64 rows leave no registers for converting 32 keys.
-  static constexpr bool kShort = kFp8 && kRows == 64;
-  static constexpr int kKeys = kSharedLimit > 99 << 10 && !kShort ? 32 : 16;
+  static constexpr int kKeys = kSharedLimit > 99 << 10 ? 32 : 16;
   // A warp has one or two m16 tiles of rows. The warps that share rows share their products out:
   // scores by quarters of the columns, and by keys; values by columns.
   static constexpr int kRowTiles = kRows == 16 ? 1 : 2;
   static constexpr int kSharing = kWarps / (kRows / (16 * kRowTiles));
   static constexpr int kColumnParts = 4;
-  static constexpr int kScoreColumns = kColumns / kColumnParts;
-  static constexpr int kSteps = kScoreColumns / 16;
+  static constexpr int kLatentSteps = kLatent / kColumnParts / 16;
+  static constexpr int kSteps = kLatentSteps + kRotary / kColumnParts / 16;
   static constexpr int kScoreKeys = kKeys / (kSharing / kColumnParts);
   static constexpr int kValueColumns = kRank / kSharing;
-  static_assert(kScoreColumns % 16 == 0 && kValueColumns % 16 == 0);
+  static_assert(kLatent % 64 == 0 && kRotary % 64 == 0 && kValueColumns % 16 == 0);
   // Threads that share a row of the softmax, and their keys.
   static constexpr int kRowThreads = kThreads / kRows;
   static constexpr int kOwnKeys = kKeys / kRowThreads;
 
   // Copies lie in 16-byte chunks; a warp copies some rows of each key tile.
   static constexpr int kWarpKeys = kKeys / kWarps;
+  static constexpr int kRowLanes = 32 / kWarpKeys;
   static constexpr int kRowBytes = kScaled ? kMlaRowRopeOffset + 2 * kMlaRowRope
                                            : kColumns * type_bytes(kCache);
   static constexpr int kRowChunks = kRowBytes / 16;

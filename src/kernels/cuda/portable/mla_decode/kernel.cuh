@@ -41,7 +41,8 @@ __device__ void run_item(const PortableMlaParams& params, int index, float cache
     __syncthreads();
   }
   const MlaItem done = params.work.items[index];  // read again: registers are short
-  finish_row<C>(params, done, scaled_keys ? 1 / kScaleUnit : cache_scale, row, shared);
+  const float value_scale = C::kScaled ? 1 / kKeyFactor : scaled_keys ? 1 / kScaleUnit : cache_scale;
+  finish_row<C>(params, done, value_scale, row, shared);
   __syncthreads();
   store_values<C>(params, done, values, shared);
 }

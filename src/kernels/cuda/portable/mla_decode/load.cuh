@@ -28,11 +28,30 @@ struct WarpPlace {
   }
 };
 
+// First column of a warp's share in step `step` of its score products: 16 latent ones a step, then RoPE
+// ones. All warps have as many of either.
+template <class C>
+__device__ __forceinline__ int step_column(int column_part, int step) {
+  return step < C::kLatentSteps
+             ? column_part * (C::kRank / C::kColumnParts) + step * 16
+             : C::kRank + column_part * ((C::kColumns - C::kRank) / C::kColumnParts) +
+                   (step - C::kLatentSteps) * 16;
+}
+
 // The a operands of a warp's score products.
 template <class C>
 struct Queries {
   uint32_t of[C::kRowTiles][C::kSteps][4];
 };
+
+// Two values of q as kTo; the latent ones give scaled keys their factor back.
+template <class C, Type kTo>
+__device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
+  if constexpr (kTo == C::kQ) return pair;
+  constexpr float kFactor = C::kScaled ? 1 / kKeyFactor : 1;
+  return pack<kTo>(to_float<C::kQ>(static_cast<uint16_t>(pair)) * kFactor,
+                   to_float<C::kQ>(static_cast<uint16_t>(pair >> 16)) * kFactor);
+}
 
 // Number of the row tile's rows that exist.
 template <class C>
@@ -46,7 +65,6 @@ __device__ __forceinline__ void load_queries(const PortableMlaParams& params, co
   const WarpPlace<C> place;
   const int lane = threadIdx.x % 32;
   const int live = live_rows<C>(params, item);
-  const int first = place.column_part * C::kScoreColumns + lane % 4 * 2;
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -62,12 +80,16 @@ __device__ __forceinline__ void load_queries(const PortableMlaParams& params, co
                          token * params.q_rope_token_stride + head * params.q_rope_head_stride;
 #pragma unroll
       for (int step = 0; step < C::kSteps; ++step) {
-        const int column = first + step * 16;
-        const bool is_latent = C::kColumns == C::kRank || column < C::kRank;
+        const int column = step_column<C>(place.column_part, step) + lane % 4 * 2;
+        const bool is_latent = step < C::kLatentSteps;
         const auto* from = reinterpret_cast<const uint32_t*>(
             is_latent ? latent + column : rope + (column - C::kRank));
-        queries.of[tile][step][half] = exists ? from[0] : 0;
-        queries.of[tile][step][half + 2] = exists ? from[4] : 0;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const uint32_t pair = exists ? from[4 * k] : 0;
+          queries.of[tile][step][half + 2 * k] =
+              is_latent ? query_pair<C, C::kMath>(pair) : query_pair<C, C::kRopeMath>(pair);
+        }
       }
     }
   }
@@ -79,8 +101,8 @@ __device__ __forceinline__ uint16_t* chunk_of(typename C::Element (&tile)[C::kKe
   return &tile[row][(chunk ^ row % 8) * 8];
 }
 
-// Brings an item's keys to shared memory, tile after tile. A lane has the row of key lane %
-// kWarpKeys of its warp.
+// Brings an item's keys to shared memory, tile after tile. Of each tile a warp has kWarpKeys rows,
+// kRowLanes lanes copy one.
 template <class C>
 class KeyLoader {
  public:
@@ -90,7 +112,7 @@ class KeyLoader {
       : params_(params),
         shared_(shared),
         table_(params.page_table + item.request * params.page_table_stride),
-        key_(item.key_begin + threadIdx.x / 32 * C::kWarpKeys + threadIdx.x % C::kWarpKeys),
+        key_(item.key_begin + first_row() + threadIdx.x % 32 / C::kRowLanes),
         end_(item.key_end) {
     find_page();
     constexpr int kBegun = C::kFp8 ? C::kRawTiles : C::kTiles - 2;
@@ -102,7 +124,7 @@ class KeyLoader {
   __device__ __forceinline__ void prepare(int tile) {
     if constexpr (C::kFp8) {
       wait_copies<C::kRawTiles - 1>();
-      __syncwarp();  // scales that other lanes copied
+      __syncwarp();  // what other lanes copied
       convert(tile);
       __syncwarp();
       copy(tile + C::kRawTiles);
@@ -113,106 +135,111 @@ class KeyLoader {
   }
 
  private:
+  // Of this warp in a tile.
+  __device__ __forceinline__ static int first_row() {
+    return fresh(threadIdx.x) / 32 * C::kWarpKeys;
+  }
+
   __device__ __forceinline__ void find_page() {
     if (key_ < end_) page_ = table_[key_ / params_.page_size];
   }
 
-  // Calls visit(row of the warp, chunk of it, whether both exist) with all lanes.
-  template <typename Visit>
-  __device__ __forceinline__ static void for_chunks(Visit visit) {
-    constexpr int kChunks = C::kWarpKeys * C::kRowChunks;
-    constexpr int kUnroll = C::kRows == 64 ? 1 : 3;  // as registers allow
-#pragma unroll kUnroll
-    for (int base = 0; base < kChunks; base += 32) {
-      const int i = base + threadIdx.x % 32;
-      visit(i / C::kRowChunks, i % C::kRowChunks, i < kChunks);
-    }
-  }
-
-  // Groups of copies are counted, so tiles behind the last one are empty groups.
+  // Groups of copies are counted, so tiles behind the last one are groups too. Rows without a key
+  // become 0: they still meet weights of 0, and 0 * NaN is NaN.
   __device__ __forceinline__ void copy(int tile) {
     const bool live = key_ < end_;
-    const int64_t place = key_ % params_.page_size;
-    const int64_t row = live ? page_ * params_.page_stride + place * params_.token_stride : -1;
-    if (__any_sync(~0u, live)) {
-      for_chunks([&](int r, int chunk, bool exists) {
-        const int64_t from = __shfl_sync(~0u, row, r % C::kWarpKeys);
-        if (exists) copy_chunk(tile, r, chunk, from);
-      });
+    const int place = key_ % params_.page_size;
+    const int lane = fresh(threadIdx.x) % 32;
+    const int row = first_row() + lane / C::kRowLanes;
+    const int chunk = lane % C::kRowLanes;
+    const char* source = static_cast<const char*>(params_.cache) + chunk * 16;
+    if (live) source += page_ * params_.page_stride + place * params_.token_stride;
+    char* to;
+    if constexpr (C::kFp8) {
+      to = reinterpret_cast<char*>(&shared_.raw[tile % C::kRawTiles][row][chunk * 16]);
     } else {
-      clear(tile);
+      to = reinterpret_cast<char*>(chunk_of<C>(shared_.keys[tile % C::kTiles], row, chunk));
     }
-    if (C::kFp8 && params_.cache_scale_stride != 0) copy_scale(tile, live, place);
+#pragma unroll
+    for (int first = 0; first < C::kRowChunks; first += C::kRowLanes) {
+      if (first + C::kRowLanes <= C::kRowChunks || first + chunk < C::kRowChunks) {
+        copy_async(to + first * 16, source + first * 16, live ? 16 : 0);
+      }
+    }
+    if constexpr (C::kFp8) {
+      if (params_.cache_scale_stride != 0 && chunk == 0) {
+        const int64_t slot = live ? int64_t{page_} * params_.page_size + place : 0;
+        copy_word_async(&shared_.raw_scale[tile % C::kRawTiles][row], params_.cache_scale + slot,
+                        live ? 4 : 0);
+      }
+    }
     commit_copies();
     key_ += C::kKeys;
     find_page();
   }
 
-  __device__ __forceinline__ void copy_chunk(int tile, int r, int chunk, int64_t from) {
-    const int at = threadIdx.x / 32 * C::kWarpKeys + r;
-    const char* source = static_cast<const char*>(params_.cache) + (from < 0 ? 0 : from + chunk * 16);
-    const int bytes = from < 0 ? 0 : 16;
-    if constexpr (C::kFp8) {
-      copy_async(&shared_.raw[tile % C::kRawTiles][at][chunk * 16], source, bytes);
-    } else {
-      copy_async(chunk_of<C>(shared_.keys[tile % C::kTiles], at, chunk), source, bytes);
-    }
-  }
-
-  // A warp without a key in this tile: its rows still meet weights of 0, and 0 * NaN is NaN.
-  __device__ __forceinline__ void clear(int tile) {
-    for_chunks([&](int r, int chunk, bool exists) {
-      if (exists) copy_chunk(tile, r, chunk, -1);
-    });
-  }
-
-  // 0 for a row without a key: its weight is 0, and 0 * NaN is NaN.
-  __device__ __forceinline__ void copy_scale(int tile, bool live, int64_t place) {
-    if (threadIdx.x % 32 >= C::kWarpKeys) return;
-    const int at = threadIdx.x / 32 * C::kWarpKeys + threadIdx.x % 32;
-    const int64_t slot = live ? int64_t{page_} * params_.page_size + place : 0;
-    copy_word_async(&shared_.raw_scale[tile % C::kRawTiles][at], params_.cache_scale + slot,
-                    live ? 4 : 0);
-  }
-
-  // Every lane what it copied itself.
+  // A lane's 16 bytes of one row in each kRowLanes chunks: eight lanes read and store to all banks, for
+  // rows are kRowBytes apart in one place and a multiple of 128 bytes in the other.
   __device__ __forceinline__ void convert(int tile) {
-    const int first = threadIdx.x / 32 * C::kWarpKeys;
-    auto& raw = shared_.raw[tile % C::kRawTiles];
+    const int lane = fresh(threadIdx.x) % 32;
+    const int r = (C::kWarpKeys == 4 ? lane / 16 * 2 : 0) + lane / 4 % 2;
+    const int piece = (C::kWarpKeys == 4 ? 0 : lane / 16 * 8) +
+                      (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * C::kRowChunks - r * C::kRowChunks) % 8;
+    const int row = first_row() + r;
+    const auto& raw = shared_.raw[tile % C::kRawTiles][row];
     auto& to = shared_.keys[tile % C::kTiles];
-    for_chunks([&](int r, int chunk, bool exists) {
-      if (!exists) return;
-      const int row = first + r;
-      const uint4 bytes = *reinterpret_cast<const uint4*>(&raw[row][chunk * 16]);
-      constexpr int kScaleChunk = kMlaRowScaleOffset / 16;
-      if (C::kScaled && chunk >= kScaleChunk) {
-        constexpr int kRopeChunk = kMlaRowRopeOffset / 16;
-        if (chunk >= kRopeChunk) {
-          *reinterpret_cast<uint4*>(chunk_of<C>(to, row, C::kRank / 8 + chunk - kRopeChunk)) = bytes;
+    constexpr int kParts = C::kRank / 16 / C::kRowLanes;
+    constexpr int kAtOnce = C::kRows == 64 ? (kParts + 1) / 2 : kParts;  // as registers allow
+#pragma unroll
+    for (int part = 0; part < kParts; part += kAtOnce) {
+      uint4 bytes[kAtOnce];
+      uint32_t scales[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int chunk = piece + (part + i) * C::kRowLanes;
+        bytes[i] = *reinterpret_cast<const uint4*>(&raw[chunk * 16]);
+        if constexpr (C::kScaled) {
+          const float scale = kKeyFactor * reinterpret_cast<const float*>(&raw[kMlaRowScaleOffset])[
+                                               chunk * 16 / kMlaRowScaleGroup];
+          scales[i] = pack<f16>(scale, scale);
         }
-        return;
       }
-      float scale = 1;
-      if constexpr (C::kScaled) {
-        scale = reinterpret_cast<const float*>(
-            &raw[row][kMlaRowScaleOffset])[chunk * 16 / kMlaRowScaleGroup];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        store_wide(to, row, piece + (part + i) * C::kRowLanes, bytes[i], scales[i]);
       }
-      *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * chunk)) =
-          widen_chunk<C::kQ, C::kScaled>(bytes.x, bytes.y, scale);
-      *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * chunk + 1)) =
-          widen_chunk<C::kQ, C::kScaled>(bytes.z, bytes.w, scale);
-    });
-    if (params_.cache_scale_stride != 0 && threadIdx.x % 32 < C::kWarpKeys) {
-      const int row = first + threadIdx.x % 32;
-      shared_.key_scale[tile % 2][row] = shared_.raw_scale[tile % C::kRawTiles][row];
     }
+    constexpr int kRopeChunks = (C::kColumns - C::kRank) / (C::kScaled ? 8 : 16);
+    if (piece < kRopeChunks) {
+      if constexpr (C::kScaled) {
+        *reinterpret_cast<uint4*>(chunk_of<C>(to, row, C::kRank / 8 + piece)) =
+            *reinterpret_cast<const uint4*>(&raw[kMlaRowRopeOffset + piece * 16]);
+      } else {
+        const uint4 bytes = *reinterpret_cast<const uint4*>(&raw[C::kRank + piece * 16]);
+        store_wide(to, row, C::kRank / 16 + piece, bytes, 0);
+      }
+    }
+    if (params_.cache_scale_stride != 0 && lane < C::kWarpKeys) {
+      const int at = first_row() + lane;
+      shared_.key_scale[tile % 2][at] = shared_.raw_scale[tile % C::kRawTiles][at];
+    }
+  }
+
+  // The 16 values of chunk `from` of a row of fp8.
+  __device__ __forceinline__ static void store_wide(typename C::Element (&to)[C::kKeys][C::kColumns],
+                                                    int row, int from, const uint4& bytes,
+                                                    uint32_t scale) {
+    *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * from)) =
+        widen_to_f16<C::kScaled>(bytes.x, bytes.y, scale);
+    *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * from + 1)) =
+        widen_to_f16<C::kScaled>(bytes.z, bytes.w, scale);
   }
 
   const PortableMlaParams& params_;
   typename C::SharedMemory& shared_;
   const int32_t* table_;
   int key_, end_;  // of the next tile; of the item
-  int page_ = 0;      // of the next tile
+  int page_ = 0;  // of the next tile
 };
 
 }  // namespace fovea::kernels::cuda

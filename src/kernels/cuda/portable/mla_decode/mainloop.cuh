@@ -57,7 +57,6 @@ __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int
   constexpr int kAtOnce = C::kScoreKeys < 16 || C::kRows == 64 ? 8 : 16;
   const WarpPlace<C> place;
   const int lane = fresh(threadIdx.x) % 32;
-  const int first_chunk = place.column_part * (C::kScoreColumns / 8) + lane / 8 % 2;
 #pragma unroll 1
   for (int first = 0; first < C::kScoreKeys; first += kAtOnce) {
     float scores[C::kRowTiles][kAtOnce / 8][4] = {};
@@ -65,7 +64,8 @@ __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int
 #pragma unroll
     for (int step = 0; step < C::kSteps; ++step) {
       uint32_t keys[4];
-      const uint16_t* from = chunk_of<C>(shared.keys[stage], key, first_chunk + 2 * step);
+      const int chunk = step_column<C>(place.column_part, step) / 8 + lane / 8 % 2;
+      const uint16_t* from = chunk_of<C>(shared.keys[stage], key, chunk);
       if constexpr (kAtOnce == 16) {
         load_matrices(keys, from);
       } else {
@@ -75,7 +75,13 @@ __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int n = 0; n < kAtOnce / 8; ++n) {
-          multiply_add<C::kQ>(scores[tile][n], queries.of[tile][step], keys[2 * n], keys[2 * n + 1]);
+          if (step < C::kLatentSteps) {
+            multiply_add<C::kMath>(scores[tile][n], queries.of[tile][step], keys[2 * n],
+                                   keys[2 * n + 1]);
+          } else {
+            multiply_add<C::kRopeMath>(scores[tile][n], queries.of[tile][step], keys[2 * n],
+                                       keys[2 * n + 1]);
+          }
         }
       }
     }
@@ -154,7 +160,7 @@ __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, f
     float weight = exp2_fast(scores.of[i] - row.most);
     row.sum += weight;
     if (C::kFp8 && scaled_keys) weight *= shared.key_scale[tile % 2][begin + i] * kScaleUnit;
-    weights.of[i] = static_cast<uint16_t>(pack<C::kQ>(weight, 0));
+    weights.of[i] = static_cast<uint16_t>(pack<C::kMath>(weight, 0));
   }
   *reinterpret_cast<OwnWeights*>(&shared.weights[at][begin]) = weights;
 }
@@ -202,8 +208,8 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
                          (place.first_value + d) / 8 + lane / 16));
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
-        multiply_add<C::kQ>(values.of[tile][d / 8], weights[tile], v[0], v[1]);
-        multiply_add<C::kQ>(values.of[tile][d / 8 + 1], weights[tile], v[2], v[3]);
+        multiply_add<C::kMath>(values.of[tile][d / 8], weights[tile], v[0], v[1]);
+        multiply_add<C::kMath>(values.of[tile][d / 8 + 1], weights[tile], v[2], v[3]);
       }
     }
   }

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for src/kernels/cuda/common/e4m3.cuh.
+#pragma once
+
+#include "kernels/cuda/common/ptx.cuh"
+
+namespace fovea::kernels::cuda {
+
+inline uint32_t widen_e4m3(uint32_t two) {
+  return pack<f16>(f8e4m3_to_float(static_cast<uint8_t>(two)),
+                   f8e4m3_to_float(static_cast<uint8_t>(two >> 8)));
+}
+
+}  // namespace fovea::kernels::cuda
