@@ -191,7 +191,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(kConsumers);
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : 1));
+      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : 2));
     }
     for (int i = 0; i < kPlaceSlots; ++i) {
       shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
@@ -205,11 +205,13 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
     give_registers<kProducerRegisters>();
     const int warp = threadIdx.x / 32;
     if constexpr (!kRows) {
-      if (warp == 0) copy_tiles<Config>(params, shared);
-      if (warp == 1) take_tiles<Config>(params, shared);
+      if (warp == 0) copy_tiles<Config, true, kNarrow>(params, shared);
       if constexpr (kNarrow) {
         if (warp >= 2) transpose_values<Config>(params, shared);
+      } else {
+        if (warp == 2) copy_tiles<Config, false, true>(params, shared);
       }
+      if (warp == 1) take_tiles<Config>(params, shared);
     } else if (warp == 1) {
       locate_rows<Config>(params, shared);
     } else if constexpr (kWiden) {

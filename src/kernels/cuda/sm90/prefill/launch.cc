@@ -41,10 +41,9 @@ bool always_general(const AttentionSpec& spec) {
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
 // Keys of a page that are worth a bulk copy of their own; smaller pieces are gathered row by row.
-// At head dim 128 that is 13 % faster over pages of 16, at 256 34 %, over pages of 32 10 % (H200,
-// 2026-11-22).
+// At head dim 128 copies are 14 % faster over pages of 16, at 256 gathering was (34 %; over pages
+// of 32 10 %; H200, 2026-11-22).
 int32_t least_box(const AttentionSpec& spec) {
-  if (spec.head_dim > 64 && spec.head_dim <= 128) return 32;
   // The baked set gathers rows of 256 for plain scores only.
   return spec.head_dim > 192 && !always_general(spec) && !uses_positions(spec) ? 64 : 16;
 }
