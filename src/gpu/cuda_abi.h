@@ -54,17 +54,16 @@ enum CUlaunchAttributeID : int {
   kLaunchAttributeClusterDimension = 4,
   kLaunchAttributeProgrammaticStreamSerialization = 6,
 };
-union CUlaunchAttributeValue {
-  char bytes[64];
-  struct {
-    unsigned x, y, z;
-  } cluster;
-  int programmatic_stream_serialization;
-};
 struct CUlaunchAttribute {
   CUlaunchAttributeID id;
   char pad[8 - sizeof(CUlaunchAttributeID)];
-  CUlaunchAttributeValue value;
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    int programmatic_stream_serialization;
+  } value;
 };
 static_assert(sizeof(CUlaunchAttribute) == 72);
 
@@ -88,15 +87,5 @@ struct CUkernelNodeParams {
   CUcontext context;
 };
 static_assert(sizeof(CUkernelNodeParams) == 72);
-
-// When the kernel behind an edge may start: at the end of the one before, or once that allows it.
-struct CUgraphEdgeData {
-  unsigned char from_port;
-  unsigned char to_port;
-  unsigned char type;
-  unsigned char reserved[5];
-};
-inline constexpr unsigned char kGraphPortProgrammatic = 1;
-inline constexpr unsigned char kGraphDependencyProgrammatic = 1;
 
 }  // namespace fovea::gpu

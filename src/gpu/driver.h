@@ -42,13 +42,9 @@ namespace fovea::gpu {
   X(stream_begin_capture, "cuStreamBeginCapture_v2", (Stream, CUstreamCaptureMode))                \
   X(stream_end_capture, "cuStreamEndCapture", (Stream, CUgraph*))                                  \
   X(stream_is_capturing, "cuStreamIsCapturing", (Stream, CUstreamCaptureStatus*))                  \
-  X(graph_create, "cuGraphCreate", (CUgraph*, unsigned))                                           \
-  X(graph_add_kernel, "cuGraphAddKernelNode_v2",                                                   \
-    (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, const CUkernelNodeParams*))                \
-  X(graph_add_edges, "cuGraphAddDependencies_v2",                                                  \
-    (CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, size_t))             \
-  X(graph_node_set_attribute, "cuGraphKernelNodeSetAttribute",                                     \
-    (CUgraphNode, CUlaunchAttributeID, const CUlaunchAttributeValue*))                             \
+  X(stream_capture_info, "cuStreamGetCaptureInfo_v3",                                              \
+    (Stream, CUstreamCaptureStatus*, unsigned long long*, CUgraph*, const CUgraphNode**,           \
+     const void**, size_t*))                                                                       \
   X(graph_exec_set_kernel, "cuGraphExecKernelNodeSetParams_v2",                                    \
     (CUgraphExec, CUgraphNode, const CUkernelNodeParams*))                                         \
   X(graph_instantiate, "cuGraphInstantiateWithFlags", (CUgraphExec*, CUgraph, unsigned long long)) \

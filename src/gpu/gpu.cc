@@ -132,6 +132,7 @@ float Event::milliseconds_since(const Event& start) const {
 
 Graph::~Graph() {
   if (exec_) driver().graph_exec_destroy(exec_);
+  if (graph_) driver().graph_destroy(graph_);
 }
 
 void Graph::begin_capture(Stream stream) {
@@ -145,12 +146,9 @@ void Graph::abandon_capture(Stream stream) {
 }
 
 Graph Graph::end_capture(Stream stream) {
-  CUgraph graph = nullptr;
-  check(driver().stream_end_capture(stream, &graph), "cuStreamEndCapture");
   Graph result;
-  const CUresult instantiated = driver().graph_instantiate(&result.exec_, graph, 0);
-  driver().graph_destroy(graph);
-  check(instantiated, "cuGraphInstantiate");
+  check(driver().stream_end_capture(stream, &result.graph_), "cuStreamEndCapture");
+  check(driver().graph_instantiate(&result.exec_, result.graph_, 0), "cuGraphInstantiate");
   return result;
 }
 

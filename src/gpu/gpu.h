@@ -125,8 +125,10 @@ class Graph {
  public:
   Graph() = default;
   ~Graph();
-  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)) {}
+  Graph(Graph&& other) noexcept
+      : graph_(std::exchange(other.graph_, nullptr)), exec_(std::exchange(other.exec_, nullptr)) {}
   Graph& operator=(Graph&& other) noexcept {
+    std::swap(graph_, other.graph_);
     std::swap(exec_, other.exec_);
     return *this;
   }
@@ -145,12 +147,14 @@ class Graph {
     return end_capture(stream);
   }
   void launch(Stream stream) const;
+  CUgraphExec exec() const { return exec_; }
 
  private:
   static void begin_capture(Stream stream);
   static void abandon_capture(Stream stream);
   static Graph end_capture(Stream stream);
 
+  CUgraph graph_ = nullptr;  // has the nodes
   CUgraphExec exec_ = nullptr;
 };
 

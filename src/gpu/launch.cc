@@ -12,13 +12,6 @@ constexpr size_t kMostKernels = 16;
 
 thread_local LaunchGroup* collecting = nullptr;
 
-CUlaunchAttribute cluster_attribute(unsigned cluster) {
-  CUlaunchAttribute attribute{};
-  attribute.id = kLaunchAttributeClusterDimension;
-  attribute.value.cluster = {cluster, 1, 1};
-  return attribute;
-}
-
 void launch_now(const KernelLaunch& kernel, void* params, Stream stream) {
   CUlaunchAttribute attributes[2] = {};
   unsigned count = 0;
@@ -26,7 +19,10 @@ void launch_now(const KernelLaunch& kernel, void* params, Stream stream) {
     attributes[count].id = kLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].value.programmatic_stream_serialization = 1;
   }
-  if (kernel.cluster > 1) attributes[count++] = cluster_attribute(kernel.cluster);
+  if (kernel.cluster > 1) {
+    attributes[count].id = kLaunchAttributeClusterDimension;
+    attributes[count++].value.cluster = {kernel.cluster, 1, 1};
+  }
   const CUlaunchConfig config{.grid_x = kernel.grid_x,
                               .grid_y = kernel.grid_y,
                               .grid_z = 1,
@@ -52,6 +48,17 @@ CUkernelNodeParams node_params(const KernelLaunch& kernel, void** arguments) {
           .arguments = arguments};
 }
 
+// Of the kernel that was captured last.
+CUgraphNode last_node(Stream captured) {
+  CUstreamCaptureStatus status{};
+  const CUgraphNode* nodes = nullptr;
+  const void* edges = nullptr;
+  size_t count = 0;
+  check(driver().stream_capture_info(captured, &status, nullptr, nullptr, &nodes, &edges, &count),
+        "cuStreamGetCaptureInfo");
+  return nodes[0];
+}
+
 }  // namespace
 
 void launch(const KernelLaunch& kernel, const void* params, size_t bytes, Stream stream) {
@@ -63,13 +70,6 @@ void launch(const KernelLaunch& kernel, const void* params, size_t bytes, Stream
   collecting->params_.push_back(all.size());
   all.insert(all.end(), first, first + bytes);
   collecting->launches_.push_back(kernel);
-}
-
-LaunchGroup::~LaunchGroup() {
-  for (const Built& built : built_) {
-    if (built.exec) driver().graph_exec_destroy(built.exec);
-    if (built.graph) driver().graph_destroy(built.graph);
-  }
 }
 
 bool LaunchGroup::begin(Stream stream) {
@@ -101,49 +101,29 @@ void LaunchGroup::end() {
   for (size_t i = 0; i < launches_.size(); ++i) {
     void* argument = params(i);
     const CUkernelNodeParams node = node_params(launches_[i], &argument);
-    check(driver().graph_exec_set_kernel(built.exec, built.nodes[i], &node),
+    check(driver().graph_exec_set_kernel(built.graph.exec(), built.nodes[i], &node),
           "cuGraphExecKernelNodeSetParams");
   }
-  check(driver().graph_launch(built.exec, stream_), "cuGraphLaunch");
+  built.graph.launch(stream_);
 }
 
 bool LaunchGroup::same_kernels(const Built& built) const {
   const auto same = [](const KernelLaunch& a, const KernelLaunch& b) {
     return a.function == b.function && a.cluster == b.cluster && a.overlapped == b.overlapped;
   };
-  return built.exec != nullptr && std::ranges::equal(built.launches, launches_, same);
+  return std::ranges::equal(built.launches, launches_, same);
 }
 
-// A line of nodes; where a kernel overlaps, its edge is programmatic.
 LaunchGroup::Built& LaunchGroup::build() {
-  Built& built = built_.emplace_back();
-  built.launches = launches_;
-  check(driver().graph_create(&built.graph, 0), "cuGraphCreate");
-  for (size_t i = 0; i < launches_.size(); ++i) {
-    const KernelLaunch& kernel = launches_[i];
-    void* argument = params(i);
-    const CUkernelNodeParams params = node_params(kernel, &argument);
-    CUgraphNode node = nullptr;
-    check(driver().graph_add_kernel(&node, built.graph, nullptr, 0, &params),
-          "cuGraphAddKernelNode");
-    if (kernel.cluster > 1) {
-      const CUlaunchAttribute attribute = cluster_attribute(kernel.cluster);
-      check(driver().graph_node_set_attribute(node, attribute.id, &attribute.value),
-            "cuGraphKernelNodeSetAttribute");
+  Built built{launches_, {}, {}};
+  const OwnedStream stream;
+  built.graph = Graph::capture(stream.get(), [&](Stream captured) {
+    for (size_t i = 0; i < launches_.size(); ++i) {
+      launch_now(launches_[i], params(i), captured);
+      built.nodes.push_back(last_node(captured));
     }
-    if (i > 0) {
-      CUgraphEdgeData edge{};
-      if (kernel.overlapped) {
-        edge.from_port = kGraphPortProgrammatic;
-        edge.type = kGraphDependencyProgrammatic;
-      }
-      check(driver().graph_add_edges(built.graph, &built.nodes.back(), &node, &edge, 1),
-            "cuGraphAddDependencies");
-    }
-    built.nodes.push_back(node);
-  }
-  check(driver().graph_instantiate(&built.exec, built.graph, 0), "cuGraphInstantiate");
-  return built;
+  });
+  return built_.emplace_back(std::move(built));
 }
 
 }  // namespace fovea::gpu

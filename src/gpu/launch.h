@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "gpu/driver.h"
+#include "gpu/gpu.h"
 
 namespace fovea::gpu {
 
@@ -28,11 +28,6 @@ void launch(const KernelLaunch& kernel, const void* params, size_t bytes, Stream
 // destroyed before the kernels are unloaded.
 class LaunchGroup {
  public:
-  LaunchGroup() = default;
-  ~LaunchGroup();
-  LaunchGroup(const LaunchGroup&) = delete;
-  LaunchGroup& operator=(const LaunchGroup&) = delete;
-
   // Enqueues what work() launches on `stream`, which must be kernels through launch() only. If it
   // throws, nothing is enqueued. In a capture, with a single kernel or with more than 16 they are
   // plain launches. The first kernel of a graph does not overlap with what is before it.
@@ -54,8 +49,7 @@ class LaunchGroup {
   struct Built {
     std::vector<KernelLaunch> launches;
     std::vector<CUgraphNode> nodes;
-    CUgraph graph = nullptr;  // owns the nodes
-    CUgraphExec exec = nullptr;
+    Graph graph;
   };
 
   bool begin(Stream stream);  // false: plain launches
