@@ -40,7 +40,8 @@ std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
   return values;
 }
 
-using PortableKernels = test::GpuKernelTest<::testing::TestWithParam<Case>>;
+// A case, and whether its rows go to the tiles of decode.
+using PortableKernels = test::GpuKernelTest<::testing::TestWithParam<std::tuple<Case, bool>>>;
 
 // One batch, set up on the host, run on the device.
 struct HostBatch {
@@ -169,7 +170,7 @@ std::vector<double> HostBatch::expected(int32_t request, int32_t token, int32_t 
 }
 
 TEST_P(PortableKernels, MatchFp64) {
-  const Case& c = GetParam();
+  const auto& [c, decode] = GetParam();
   const HostBatch run(c);
   const bool fp8 = c.cache != "bf16";
   const size_t element = fp8 ? 1 : 2;
@@ -231,7 +232,10 @@ TEST_P(PortableKernels, MatchFp64) {
   table.page_size = c.page_size;
 
   Kernel attention = load("portable/attention", {std::to_string(c.head_dim),
-                                                 std::to_string(c.head_dim_v), "bf16", c.cache});
+                                                 std::to_string(c.head_dim_v), "bf16", c.cache,
+                                                 decode                ? "16"
+                                                 : c.head_dim_v <= 128 ? "128"
+                                                                       : "64"});
   const int32_t ctas = context->info().cores * 2;
   const int32_t tile = attention.row_tile();
   int64_t tiles = requests;
@@ -374,8 +378,12 @@ std::vector<Case> cases() {
   return list;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PortableKernels, ::testing::ValuesIn(cases()),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, PortableKernels,
+                         ::testing::Combine(::testing::ValuesIn(cases()), ::testing::Bool()),
+                         [](const auto& test) {
+                           return std::get<0>(test.param).name +
+                                  (std::get<1>(test.param) ? "_decode_rows" : "");
+                         });
 
 }  // namespace
 }  // namespace fovea::kernels::cuda

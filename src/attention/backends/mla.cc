@@ -135,7 +135,7 @@ const MlaKernels& mla_kernels() {
 const MlaKernels& portable_mla_kernels() {
   static const MlaKernels kernels = {.name = "portable_mla",
                                      .absorbed = &kernels::cuda::portable_mla(),
-                                     .attention = &kernels::cuda::portable_attention()};
+                                     .attention = &kernels::cuda::portable_prefill()};
   return kernels;
 }
 

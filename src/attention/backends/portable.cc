@@ -7,8 +7,9 @@ namespace fovea {
 
 const CudaKernels& portable_kernels() {
   static const CudaKernels kernels = {.name = "portable",
-                                      .prefill = {&kernels::cuda::portable_attention()},
-                                      .groups = &kernels::cuda::portable_attention()};
+                                      .prefill = {&kernels::cuda::portable_prefill()},
+                                      .decode = &kernels::cuda::portable_decode(),
+                                      .groups = &kernels::cuda::portable_prefill()};
   return kernels;
 }
 

@@ -55,7 +55,7 @@ class AttentionKernel {
 
 struct AttentionFamily {
   std::string_view folder;  // below kernels/cuda
-  int32_t row_tile = 0;     // packed (token, q head of a group) rows it computes at once
+  int32_t row_tile = 0;     // packed (token, q head of a group) rows it computes at once, at most
 
   // Every kernel load() takes from the store; empty when no variant of the family can serve the
   // setup, baked or not.
@@ -94,7 +94,8 @@ std::vector<std::string> fitting_values(std::string_view folder, int32_t head_di
                                         int32_t head_dim_v, const std::vector<std::string>& rest);
 
 // The families, each defined in its folder.
-const AttentionFamily& portable_attention();
+const AttentionFamily& portable_prefill();
+const AttentionFamily& portable_decode();
 const AttentionFamily& hopper_decode();
 const AttentionFamily& hopper_prefill();
 

@@ -2,27 +2,65 @@
 // Tiles and shared memory of the portable attention kernel.
 #pragma once
 
-#include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/common/types.cuh"
+#include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kWarps = 4;
-constexpr int kRowTile = 16 * kWarps;  // one m16 tile per warp
 // Rows in shared memory are padded by one 16-byte chunk: eight rows then start in eight different
 // bank groups for every head dim that is a multiple of 16.
 constexpr int kPad = 8;
 
-// What a block may have at least: of the GPUs that run sm_80 code, sm_86 and sm_89 have 99 KB, as sm_120.
-#if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
-constexpr int kSharedLimit = 227 << 10;
+// Shared memory of a block: two blocks fit an SM of Hopper. Of the GPUs that run sm_80 code, sm_86 and
+// sm_89 have 99 KB, as sm_120; sm_100's compiler spills with the larger tiles of more.
+#if __CUDA_ARCH__ == 900
+constexpr int kSharedLimit = 113 << 10;
 #else
 constexpr int kSharedLimit = 99 << 10;
 #endif
 
-template <int kDim, int kDimV, Type kQuery, Type kCache>
+// What one CTA works on: the item, and where its rows are.
+struct Tile {
+  int index;  // of the item in the list
+  WorkItem item;
+  RequestView view;
+  int group;  // q heads of the kv head
+  int rows;   // valid ones, at most the row tile
+
+  __device__ int token_of(int row) const { return (item.first_row + row) / group; }
+  __device__ int head_of(int row) const {
+    return item.kv_head * group + (item.first_row + row) % group;
+  }
+};
+
+// Where a key lies, and its scales' place. For keys outside the item: some address of the cache.
+struct KeyRow {
+  const char* k;
+  const char* v;
+  int64_t scale;
+};
+
+// A query row as masks see it.
+struct QueryRow {
+  bool valid;
+  int token;
+  int position;
+  int first_key, end_key;  // without a predicate: exactly the visible ones
+  float slope;             // ALiBi, in units of log2
+};
+
+// The keys that a warp's rows see, and those that all of them see, without a mask.
+struct WarpKeys {
+  Interval some, all;
+  bool predicate;
+};
+
+// kRows query rows a block: with 16 its warps share them and split the keys of a tile, with 64 or
+// 128 each of four warps has 16 or 32 of its own.
+template <int kDim, int kDimV, Type kQuery, Type kCache, int kRows>
 struct AttentionConfig {
   static_assert(kDim % 16 == 0 && kDimV % 16 == 0);
+  static_assert(kRows == 16 || kRows == 64 || kRows == 128);
   using Params = AttentionParams;
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDimV;
@@ -32,29 +70,59 @@ struct AttentionConfig {
   // Scales per token are folded into the weights, in units of this: scale * unit is about the row's
   // largest value, where the scale itself would make f16 weights subnormal.
   static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
-  // Two stages of K and V; with head dim 256 tiles of 32 keys take 103 KB.
-  static constexpr int kKeys = kDim + kDimV <= 256                             ? 64
-                               : kDim + kDimV <= 384 || kSharedLimit > 99 << 10 ? 32
-                                                                               : 16;
-  static constexpr int kStages = 2;
+  // How far scores may exceed the base of their exponents, in log2: weights reach 16 before sums are
+  // rescaled. In f16 those with scales of large values folded in might overflow.
+  static constexpr float kSlack = kConvert && kQuery == f16 ? 0 : 4;
 
-  using Element = uint16_t;
-  struct SharedMemory {
-    alignas(16) Element q[kRowTile][kDim + kPad];
-    alignas(16) Element k[kConvert ? 1 : kStages][kKeys][kDim + kPad];
-    alignas(16) Element v[kConvert ? 1 : kStages][kKeys][kDimV + kPad];
+  static constexpr int kRowTile = kRows;
+  static constexpr bool kSplitsKeys = kRows == 16;
+  // A warp's m16 tiles: with two, a fragment of K or V, whose loads from shared memory bound the
+  // kernel, serves two products.
+  static constexpr int kRowFragments = kRows == 128 ? 2 : 1;
+
+  template <int kKeys, int kStages>
+  struct Memory {
+    static constexpr int kParts = kSplitsKeys ? kKeys / 16 : 1;
+    alignas(16) uint16_t q[kRows][kDim + kPad];
+    union {
+      struct {
+        alignas(16) uint16_t k[kConvert ? 1 : kStages][kKeys][kDim + kPad];
+        alignas(16) uint16_t v[kConvert ? 1 : kStages][kKeys][kDimV + kPad];
+      };
+      // Sums of warps that split keys, once the item's last tile is read.
+      struct {
+        float part_out[kParts][kDimV / 2][32];
+        float part_base[kParts][16];
+        float part_sum[kParts][16];
+      };
+    };
     // fp8 rows as they lie in the cache, converted tile by tile.
     alignas(16) uint8_t raw_k[kConvert ? kStages : 1][kConvert ? kKeys : 1][kConvert ? kDim : 16];
     alignas(16) uint8_t raw_v[kConvert ? kStages : 1][kConvert ? kKeys : 1][kConvert ? kDimV : 16];
-    int64_t k_row[kStages][kKeys];  // element offsets of the tile's rows
-    int64_t v_row[kStages][kKeys];
-    float k_scale[kStages][kKeys];
-    float v_scale[kStages][kKeys];
+    float k_scale[kConvert ? kStages : 1][kKeys];
+    float v_scale[kConvert ? kStages : 1][kKeys];
+    KeyRow rows[2][kKeys];
+    QueryRow queries[kRows];
+    // These would take registers from the sums.
+    Tile tile;
+    WarpKeys warp_keys[4];
   };
+  template <int kKeys, int kStages>
+  static constexpr bool fits() {
+    return sizeof(Memory<kKeys, kStages>) <= kSharedLimit;
+  }
 
-  static_assert(sizeof(SharedMemory) <= kSharedLimit);
+  static constexpr int kKeys = fits<64, 2>() ? 64 : fits<32, 2>() ? 32 : 16;
+  static constexpr int kStages = kSplitsKeys && fits<kKeys, 3>() ? 3 : 2;
+  using SharedMemory = Memory<kKeys, kStages>;
+  static constexpr int kWarps = kSplitsKeys ? kKeys / 16 : 4;
+  static constexpr int kThreads = kWarps * 32;
+  // Keys of a warp's step through a tile: scores of more would not fit the registers.
+  static constexpr int kWarpKeys = kSplitsKeys ? 16 : kRowFragments == 2 && kKeys > 32 ? 32 : kKeys;
+  static_assert(kKeys <= kThreads && fits<kKeys, kStages>());
+
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kWarps * 32, sizeof(SharedMemory), kRowTile, kKeys};
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kKeys};
   __device__ static void run(const Params& params);
 };
 

@@ -1,85 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention for any NVIDIA GPU from sm_80. A CTA of four warps works through its part of the planned
-// list; each item is 64 query rows of one kv head against a range of keys.
+// Attention for any NVIDIA GPU from sm_80. A CTA works through its part of the planned list; each item
+// is a tile of query rows of one kv head against a range of keys.
 //
-//   stage 0: | locate | copy K, V ------> | scores, softmax, P*V |
-//   stage 1:          | locate | copy K, V ------> | scores ...
+//   stage 0: | copy K, V ------> | scores, softmax, P*V |
+//   stage 1:          | copy K, V ------> | scores, softmax, P*V |
 //
-// cp.async fills one stage while mma.sync works on the other; the barriers are __syncthreads.
+// cp.async fills stages while mma.sync works on another; one barrier a tile keeps the warps together.
+// The page of a key is read two tiles before its copy starts.
 #pragma once
 
 #include "kernels/cuda/portable/attention/epilogue.cuh"
 
 namespace fovea::kernels::cuda {
 
-template <int kDim, int kDimV, Type kQuery, Type kCache>
-using Config = AttentionConfig<kDim, kDimV, kQuery, kCache>;
-
 template <class C>
-__device__ void run_item(const AttentionParams& params, const Tile& tile,
-                         typename C::SharedMemory& shared) {
+__device__ WarpKeys warp_keys(const AttentionParams& params, const Tile& tile) {
   const MaskParams& mask = params.batch.mask;
-  const int lane_row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  const QueryRow rows[2] = {query_row(params, tile, lane_row), query_row(params, tile, lane_row + 8)};
-  // Keys every row of the tile sees need no mask.
-  const int first_token = tile.token_of(0);
-  const int last_token = tile.token_of(tile.rows - 1);
-  const int open_begin = max(tile.item.key_begin, visible_keys(mask, tile.view, last_token, last_token).begin);
-  const int open_end = min(tile.item.key_end, visible_keys(mask, tile.view, first_token, first_token).end);
-  const bool predicate = needs_predicate(mask);
-
-  const int begin = tile.item.key_begin / C::kKeys * C::kKeys;
-  const int tiles = (tile.item.key_end - begin + C::kKeys - 1) / C::kKeys;
-  Accumulator<C> sum;
-  __syncthreads();  // the item before has read its last tile
-  load_queries<C>(params, tile, shared);
-  if (tiles > 0) locate_keys<C>(params, tile, begin, 0, shared);
-  __syncthreads();
-  if (tiles > 0) load_keys<C>(params, 0, shared);
-  commit_copies();
-
-  for (int t = 0; t < tiles; ++t) {
-    const int stage = t % C::kStages;
-    const int first = begin + t * C::kKeys;
-    if (t + 1 < tiles) locate_keys<C>(params, tile, first + C::kKeys, 1 - stage, shared);
-    __syncthreads();
-    if (t + 1 < tiles) load_keys<C>(params, 1 - stage, shared);
-    commit_copies();
-    wait_copies<1>();
-    __syncthreads();
-    int ready = stage;
-    if constexpr (C::kConvert) {
-      widen_rows<C::kKv, C::kQ>(shared.raw_k[stage], shared.k[0]);
-      widen_rows<C::kKv, C::kQ>(shared.raw_v[stage], shared.v[0]);
-      __syncthreads();
-      ready = 0;
-    }
-    float scores[C::kKeys / 8][4];
-    score_tile<C>(shared, ready, scores);
-    transform_scores<C>(params, tile, rows, shared.k_scale[stage], first, scores);
-    if (predicate || first < open_begin || first + C::kKeys > open_end) {
-      mask_scores<C>(params, tile, rows, first, predicate, scores);
-    }
-    softmax_tile<C>(sum, scores);
-    add_values<C>(params, shared, ready, shared.v_scale[stage], scores, sum);
-    __syncthreads();
-  }
-  wait_copies<0>();
-  store_tile<C>(params, tile, sum);
+  const int first_row = warp_row<C>();
+  const int last_row = min(first_row + 16 * C::kRowFragments, tile.rows) - 1;
+  if (last_row < first_row) return {};
+  const int first = tile.token_of(first_row);
+  const int last = tile.token_of(last_row);
+  const WorkItem& item = tile.item;
+  Interval some = visible_keys(mask, tile.view, first, last);
+  some = {max(some.begin, item.key_begin), min(some.end, item.key_end)};
+  return {some,
+          {max(item.key_begin, visible_keys(mask, tile.view, last, last).begin),
+           min(item.key_end, visible_keys(mask, tile.view, first, first).end)},
+          needs_predicate(mask)};
 }
 
-template <int kDim, int kDimV, Type kQuery, Type kCache>
-__device__ void AttentionConfig<kDim, kDimV, kQuery, kCache>::run(const AttentionParams& params) {
+// Keys [step, step + kWarpKeys) of the tile that begins with key `first`; those of all warps, where
+// they split them.
+template <class C>
+__device__ void attend_step(const AttentionParams& params, int first, int step, int stage,
+                            typename C::SharedMemory& shared, Accumulator<C>& sum) {
+  const Tile& tile = shared.tile;
+  const WarpKeys& keys = shared.warp_keys[threadIdx.x / 32];
+  first += step;
+  const int begin = first + warp_key<C>();
+  const int end = begin + C::kWarpKeys;
+  if (begin >= keys.some.end || end <= keys.some.begin) return;
+  const int ready = C::kConvert ? 0 : stage;  // fp8 rows are widened into the first
+  const int scale_stage = C::kConvert ? stage : 0;
+  uint32_t hidden = 0;
+  if (keys.predicate || begin < keys.all.begin || end > keys.all.end) {
+    hidden = hidden_scores<C>(params, tile, shared.queries, first, keys.predicate);
+  }
+  Scores<C> scores;
+  score_tile<C>(shared, ready, step, scores);
+  const float factor = transform_scores<C>(params, tile, shared.queries,
+                                           &shared.k_scale[scale_stage][step], first, hidden, scores);
+  softmax_tile<C>(sum, factor, scores);
+  add_values<C>(params, shared, ready, step, &shared.v_scale[scale_stage][step], scores, sum);
+}
+
+template <class C>
+__device__ void run_item(const AttentionParams& params, typename C::SharedMemory& shared) {
+  const Tile& tile = shared.tile;
+  const int begin = tile.item.key_begin / C::kKeys * C::kKeys;
+  const int tiles = (tile.item.key_end - begin + C::kKeys - 1) / C::kKeys;
+  const auto find = [&](int t) { return find_key<C>(params, tile, begin + t * C::kKeys); };
+  KeyPlace found[C::kStages];
+#pragma unroll
+  for (int t = 0; t < C::kStages; ++t) found[t] = find(t);
+  Accumulator<C> sum;
+  load_queries<C>(params, tile, shared);
+  if (threadIdx.x % 32 == 0) shared.warp_keys[threadIdx.x / 32] = warp_keys<C>(params, tile);
+  if (threadIdx.x < C::kRowTile) shared.queries[threadIdx.x] = query_row(params, tile, threadIdx.x);
+#pragma unroll
+  for (int t = 0; t < C::kStages - 1; ++t) {
+    store_row<C>(params, tile, found[t], shared.rows[t % 2]);
+    __syncthreads();
+    if (t < tiles) load_keys<C>(params, tile, begin + t * C::kKeys, shared.rows[t % 2], t, shared);
+    commit_copies();
+  }
+  store_row<C>(params, tile, found[C::kStages - 1], shared.rows[(C::kStages - 1) % 2]);
+
+  int stage = 0;
+  for (int t = 0; t < tiles; ++t) {
+    wait_copies<C::kStages - 2>();
+    __syncthreads();
+    const int ahead = t + C::kStages - 1;
+    if (ahead < tiles) {
+      load_keys<C>(params, tile, begin + ahead * C::kKeys, shared.rows[ahead % 2],
+                   stage == 0 ? C::kStages - 1 : stage - 1, shared);
+    }
+    commit_copies();
+    const KeyPlace next = find(ahead + 1);
+    if constexpr (C::kConvert) widen_tile<C>(stage, shared);
+    constexpr int kSteps = C::kSplitsKeys ? 1 : C::kKeys / C::kWarpKeys;
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      attend_step<C>(params, begin + t * C::kKeys, step * C::kWarpKeys, stage, shared, sum);
+    }
+    store_row<C>(params, tile, next, shared.rows[(ahead + 1) % 2]);
+    if (++stage == C::kStages) stage = 0;
+  }
+  wait_copies<0>();
+  store_tile<C>(params, tile, sum, shared);
+}
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, int kRows>
+using Config = AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>;
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, int kRows>
+__device__ void AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>::run(const AttentionParams& params) {
   extern __shared__ __align__(16) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-  const int group = params.batch.q_heads / params.batch.kv_heads;
-  for (int i = params.work.cta_begin[blockIdx.x]; i < params.work.cta_end[blockIdx.x]; ++i) {
-    Tile tile;
-    tile.item = params.work.items[i];
-    tile.view = request_view(params.batch, tile.item.request);
-    tile.group = group;
-    tile.rows = min(kRowTile, tile.view.q_len * group - tile.item.first_row);
-    run_item<AttentionConfig>(params, tile, shared);
+  for (int i = params.work.cta_begin[blockIdx.x]; i < params.work.cta_end[blockIdx.x];
+       i = shared.tile.index + 1) {
+    __syncthreads();  // the item before is stored
+    if (threadIdx.x == 0) {
+      const WorkItem& item = params.work.items[i];
+      const RequestView view = request_view(params.batch, item.request);
+      const int group = params.batch.q_heads / params.batch.kv_heads;
+      shared.tile = {i, item, view, group, min(kRows, view.q_len * group - item.first_row)};
+    }
+    __syncthreads();
+    run_item<AttentionConfig>(params, shared);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan, attention, merge: three launches over one work list.
+// plan, attention, merge: three launches over one work list. Two families of the same kernel: for
+// decode with tiles of 16 rows, for everything else with larger ones.
 #include "core/check.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
@@ -8,15 +9,22 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr std::string_view kFolder = "portable/attention";
-constexpr int32_t kRowTile = 64;
-// Two stages of K and V leave room for two CTAs an SM at head dim 128.
+// Shared memory and registers leave room for two CTAs an SM.
 constexpr int32_t kBlocksPerSm = 2;
 constexpr int32_t kMaxHeadDim = 256;
+constexpr int32_t kDecodeRows = 16;
+
+// Sums of 32 rows a warp fit its registers up to 128 columns.
+template <bool kDecode>
+int32_t row_tile(const AttentionSpec& spec) {
+  return kDecode ? kDecodeRows : spec.head_dim_v <= 128 ? 128 : 64;
+}
 
 struct Variants {
   gpu::KernelVariant plan, attention, merge;
 };
 
+template <bool kDecode>
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
@@ -25,43 +33,48 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const auto kv = variant_type(stored);
   const bool types = q && kv && !is_fp8(spec.q_dtype) && (stored == spec.q_dtype || is_fp8(stored));
   if (!types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim) return std::nullopt;
-  const std::string tile = std::to_string(kRowTile);
-  const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv});
+  const std::string tile = std::to_string(row_tile<kDecode>(spec));
+  const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv, tile});
   return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),
                   make_variant(family(kFolder), values, setup.sm),
                   make_variant(family("portable/merge"), {tile, *q}, setup.sm)};
 }
 
+template <bool kDecode>
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
-  const auto found = find_variants(setup);
+  const auto found = find_variants<kDecode>(setup);
   if (!found) return {};
   return {found->plan, found->attention, found->merge};
 }
 
-WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
-  return carve_work_list(workspace, setup, limits, kRowTile, setup.multiprocessors * kBlocksPerSm);
+WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits,
+               int32_t row_tile) {
+  return carve_work_list(workspace, setup, limits, row_tile, setup.multiprocessors * kBlocksPerSm);
 }
 
+template <bool kDecode>
 size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
   WorkspaceCarver counter(nullptr);
-  carve(counter, setup, limits);
+  carve(counter, setup, limits, row_tile<kDecode>(setup.spec));
   return counter.bytes();
 }
 
 class PortableAttention final : public AttentionKernel {
  public:
-  PortableAttention(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
+  PortableAttention(const AttentionSetup& setup, const Variants& variants, int32_t row_tile,
+                    gpu::KernelStore& store)
       : setup_(setup),
+        row_tile_(row_tile),
         plan_(variants.plan, store),
         attention_(variants.attention, store),
         merge_(variants.merge, store) {
-    check_argument(attention_.row_tile() == kRowTile, "{} has row tiles of {}, its plan {}",
-                   variants.attention.name, attention_.row_tile(), kRowTile);
+    check_argument(attention_.row_tile() == row_tile, "{} has row tiles of {}, its plan {}",
+                   variants.attention.name, attention_.row_tile(), row_tile);
   }
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {
     WorkspaceCarver carver(workspace);
-    work_ = carve(carver, setup_, limits);
+    work_ = carve(carver, setup_, limits, row_tile_);
   }
 
   void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
@@ -82,24 +95,36 @@ class PortableAttention final : public AttentionKernel {
 
  private:
   AttentionSetup setup_;
+  int32_t row_tile_;
   Kernel plan_, attention_, merge_;
   WorkList work_{};
 };
 
+template <bool kDecode>
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
-  const auto found = find_variants(setup);
+  const auto found = find_variants<kDecode>(setup);
   check_argument(found.has_value(), "{} has no variant for these layers", kFolder);
-  return std::make_unique<PortableAttention>(setup, *found, store);
+  return std::make_unique<PortableAttention>(setup, *found, row_tile<kDecode>(setup.spec), store);
+}
+
+template <bool kDecode>
+constexpr AttentionFamily family_of(int32_t most_rows) {
+  return {.folder = kFolder,
+          .row_tile = most_rows,
+          .variants = variants<kDecode>,
+          .workspace_bytes = workspace_bytes<kDecode>,
+          .load = load<kDecode>};
 }
 
 }  // namespace
 
-const AttentionFamily& portable_attention() {
-  static constexpr AttentionFamily kFamily = {.folder = kFolder,
-                                              .row_tile = kRowTile,
-                                              .variants = variants,
-                                              .workspace_bytes = workspace_bytes,
-                                              .load = load};
+const AttentionFamily& portable_prefill() {
+  static constexpr AttentionFamily kFamily = family_of<false>(128);
+  return kFamily;
+}
+
+const AttentionFamily& portable_decode() {
+  static constexpr AttentionFamily kFamily = family_of<true>(kDecodeRows);
   return kFamily;
 }
 

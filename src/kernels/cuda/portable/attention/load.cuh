@@ -3,31 +3,18 @@
 // of another request, and no NaN of an unused slot, can reach a product.
 #pragma once
 
-#include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/common/visibility.cuh"
+#include "kernels/cuda/common/fp8_values.cuh"
 #include "kernels/cuda/portable/attention/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-// What one CTA works on: the item, and where its rows are.
-struct Tile {
-  WorkItem item;
-  RequestView view;
-  int group;  // q heads of the kv head
-  int rows;   // valid ones, at most kRowTile
-
-  __device__ int token_of(int row) const { return (item.first_row + row) / group; }
-  __device__ int head_of(int row) const {
-    return item.kv_head * group + (item.first_row + row) % group;
-  }
-};
 
 template <class Config>
 __device__ void load_queries(const AttentionParams& params, const Tile& tile,
                              typename Config::SharedMemory& shared) {
   constexpr int kChunks = Config::kHeadDim / 8;
   const auto* q = static_cast<const uint16_t*>(params.q);
-  for (int i = threadIdx.x; i < kRowTile * kChunks; i += kWarps * 32) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < Config::kRowTile * kChunks; i += Config::kThreads) {
     const int row = i / kChunks;
     const int column = i % kChunks * 8;
     const bool valid = row < tile.rows && column < params.head_dim;
@@ -38,104 +25,114 @@ __device__ void load_queries(const AttentionParams& params, const Tile& tile,
   }
 }
 
-// Where the keys [first, first + kKeys) are; -1 for keys outside the item.
+// The thread's key of a tile: its page, which is read long before it is needed, and place there; of
+// packed keys its row. -1: no key of the item.
+struct KeyPlace {
+  int page = -1;
+  int place = 0;
+};
+
 template <class Config>
-__device__ void locate_keys(const AttentionParams& params, const Tile& tile, int first, int stage,
-                            typename Config::SharedMemory& shared) {
+__device__ KeyPlace find_key(const AttentionParams& params, const Tile& tile, int first) {
   const KeyParams& keys = params.keys;
-  for (int i = threadIdx.x; i < Config::kKeys; i += kWarps * 32) {
-    const int key = first + i;
-    int64_t k_row = -1;
-    int64_t v_row = -1;
-    float k_scale = 1;
-    float v_scale = 1;
-    if (key >= tile.item.key_begin && key < tile.item.key_end) {
-      const int64_t head = tile.item.kv_head;
-      if (keys.page_table) {
-        const int64_t page =
-            keys.page_table[tile.view.request * keys.page_table_stride + key / keys.page_size];
-        const int64_t place = key % keys.page_size;
-        k_row = page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
-        v_row = page * keys.v_page_stride + place * keys.v_token_stride + head * keys.v_head_stride;
-        const int64_t at = (page * keys.page_size + place) * keys.scale_slot_stride +
-                           head * keys.scale_head_stride;
-        if (keys.k_scale) k_scale = keys.k_scale[at];
-        if (keys.v_scale) v_scale = keys.v_scale[at];
-      } else {
-        const int64_t row = keys.kv_indptr[tile.view.request] + key;
-        k_row = row * keys.k_token_stride + head * keys.k_head_stride;
-        v_row = row * keys.v_token_stride + head * keys.v_head_stride;
-      }
-    }
-    shared.k_row[stage][i] = k_row;
-    shared.v_row[stage][i] = v_row;
-    shared.k_scale[stage][i] = k_scale;
-    shared.v_scale[stage][i] = v_scale;
-  }
+  const int key = first + static_cast<int>(threadIdx.x);
+  if (threadIdx.x >= Config::kKeys || key < tile.item.key_begin || key >= tile.item.key_end) return {};
+  if (!keys.page_table) return {0, keys.kv_indptr[tile.view.request] + key};
+  const int page = key / keys.page_size;
+  return {keys.page_table[tile.view.request * keys.page_table_stride + page], key - page * keys.page_size};
 }
 
-// kRowBytes: of a row in shared memory that is filled; live_bytes: what the source row has.
-template <int kKeys, int kRowBytes>
-__device__ void copy_rows(const void* source, const int64_t* rows, int element_bytes, int live_bytes,
-                          char* to, int to_stride) {
+template <class Config>
+__device__ void store_row(const AttentionParams& params, const Tile& tile, const KeyPlace& found,
+                          KeyRow (&rows)[Config::kKeys]) {
+  if (threadIdx.x >= Config::kKeys) return;
+  const KeyParams& keys = params.keys;
+  const int64_t head = tile.item.kv_head;
+  const int64_t page = max(found.page, 0);
+  const int64_t place = found.place;
+  const auto row = [](const void* base, int64_t element) {
+    return static_cast<const char*>(base) + element * type_bytes(Config::kKv);
+  };
+  rows[threadIdx.x] = {
+      row(keys.k, page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride),
+      row(keys.v, page * keys.v_page_stride + place * keys.v_token_stride + head * keys.v_head_stride),
+      (page * keys.page_size + place) * keys.scale_slot_stride + head * keys.scale_head_stride};
+}
+
+// kRowBytes: of a row in shared memory that is filled; live_bytes: what the source row has. Of the
+// tile's keys those in `live` are copied, the others become zero.
+template <class Config, int kRowBytes>
+__device__ void copy_rows(const KeyRow* rows, const char* KeyRow::*row, const Interval& live,
+                          int live_bytes, char* to, int to_stride) {
   constexpr int kChunks = kRowBytes / 16;
-  for (int i = threadIdx.x; i < kKeys * kChunks; i += kWarps * 32) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Config::kKeys * kChunks; i += Config::kThreads) {
     const int key = i / kChunks;
     const int byte = i % kChunks * 16;
-    const bool valid = rows[key] >= 0 && byte < live_bytes;
-    const int64_t at = valid ? rows[key] * element_bytes + byte : 0;
-    copy_async(to + key * to_stride + byte, static_cast<const char*>(source) + at, valid ? 16 : 0);
+    const bool valid = key >= live.begin && key < live.end && byte < live_bytes;
+    const char* from = rows[key].*row;
+    copy_async(to + key * to_stride + byte, valid ? from + byte : from, valid ? 16 : 0);
   }
 }
 
-// Starts the copies of a located tile.
+// Starts the copies of a located tile, whose first key is `first`.
 template <class Config>
-__device__ void load_keys(const AttentionParams& params, int stage,
+__device__ void load_keys(const AttentionParams& params, const Tile& tile, int first,
+                          const KeyRow (&rows)[Config::kKeys], int stage,
                           typename Config::SharedMemory& shared) {
   constexpr int kBytes = type_bytes(Config::kKv);
-  const int live_k = params.head_dim * kBytes;
-  const int live_v = params.head_dim_v * kBytes;
+  const KeyParams& keys = params.keys;
+  const Interval live = {tile.item.key_begin - first, tile.item.key_end - first};
+  char *k, *v;
+  int k_stride, v_stride;
   if constexpr (Config::kConvert) {
-    copy_rows<Config::kKeys, Config::kHeadDim>(params.keys.k, shared.k_row[stage], 1, live_k,
-                                               reinterpret_cast<char*>(shared.raw_k[stage]),
-                                               sizeof(shared.raw_k[0][0]));
-    copy_rows<Config::kKeys, Config::kHeadDimV>(params.keys.v, shared.v_row[stage], 1, live_v,
-                                                reinterpret_cast<char*>(shared.raw_v[stage]),
-                                                sizeof(shared.raw_v[0][0]));
+    k = reinterpret_cast<char*>(shared.raw_k[stage]);
+    v = reinterpret_cast<char*>(shared.raw_v[stage]);
+    k_stride = sizeof(shared.raw_k[0][0]);
+    v_stride = sizeof(shared.raw_v[0][0]);
+    const int key = threadIdx.x;
+    if (key < Config::kKeys) {
+      const int bytes = key >= live.begin && key < live.end ? 4 : 0;
+      if (keys.k_scale) copy_word_async(&shared.k_scale[stage][key], keys.k_scale + rows[key].scale, bytes);
+      if (keys.v_scale) copy_word_async(&shared.v_scale[stage][key], keys.v_scale + rows[key].scale, bytes);
+    }
   } else {
-    copy_rows<Config::kKeys, Config::kHeadDim * kBytes>(
-        params.keys.k, shared.k_row[stage], kBytes, live_k,
-        reinterpret_cast<char*>(shared.k[stage]), sizeof(shared.k[0][0]));
-    copy_rows<Config::kKeys, Config::kHeadDimV * kBytes>(
-        params.keys.v, shared.v_row[stage], kBytes, live_v,
-        reinterpret_cast<char*>(shared.v[stage]), sizeof(shared.v[0][0]));
+    k = reinterpret_cast<char*>(shared.k[stage]);
+    v = reinterpret_cast<char*>(shared.v[stage]);
+    k_stride = sizeof(shared.k[0][0]);
+    v_stride = sizeof(shared.v[0][0]);
+  }
+  copy_rows<Config, Config::kHeadDim * kBytes>(rows, &KeyRow::k, live, params.head_dim * kBytes, k, k_stride);
+  copy_rows<Config, Config::kHeadDimV * kBytes>(rows, &KeyRow::v, live, params.head_dim_v * kBytes, v,
+                                                v_stride);
+}
+
+// 16-bit values of the rows that the thread's warp reads: its own where warps split keys, else all.
+template <class Config, int kColumns, int kStride>
+__device__ void widen_rows(const uint8_t (&raw)[Config::kKeys][kColumns],
+                           uint16_t (&to)[Config::kKeys][kStride]) {
+  constexpr int kChunks = kColumns / 8;
+  constexpr int kSharers = Config::kSplitsKeys ? 32 : Config::kThreads;
+  constexpr int kRows = Config::kSplitsKeys ? Config::kWarpKeys : Config::kKeys;
+  const int first = Config::kSplitsKeys ? threadIdx.x / 32 * kRows : 0;
+#pragma unroll 2
+  for (int i = threadIdx.x % kSharers; i < kRows * kChunks; i += kSharers) {
+    const int key = first + i / kChunks;
+    const int column = i % kChunks * 8;
+    const auto codes = *reinterpret_cast<const uint2*>(&raw[key][column]);
+    *reinterpret_cast<uint4*>(&to[key][column]) =
+        widen_chunk<Config::kKv, Config::kQ>(codes.x, codes.y);
   }
 }
 
-// Four fp8 values to four 16-bit ones. Every fp8 value is exact in f16 and in bf16: its bits, moved to
-// the exponent and mantissa of f16, are off by a power of two that a product repairs.
-template <Type kFrom, Type kTo>
-__device__ inline uint2 widen(uint32_t four) {
-  constexpr int kShift = kFrom == f8e4m3 ? 7 : 8;
-  constexpr float kRepair = kFrom == f8e4m3 ? 256.0f : 1.0f;
-  float values[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t code = four >> (8 * i) & 0xff;
-    const uint16_t half = static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << kShift);
-    values[i] = to_float<f16>(half) * kRepair;
-  }
-  return {pack<kTo>(values[0], values[1]), pack<kTo>(values[2], values[3])};
-}
-
-template <Type kFrom, Type kTo, int kKeys, int kColumns, int kStride>
-__device__ void widen_rows(const uint8_t (&raw)[kKeys][kColumns], uint16_t (&to)[kKeys][kStride]) {
-  constexpr int kWords = kColumns / 4;
-  for (int i = threadIdx.x; i < kKeys * kWords; i += kWarps * 32) {
-    const int key = i / kWords;
-    const int column = i % kWords * 4;
-    const uint32_t four = *reinterpret_cast<const uint32_t*>(&raw[key][column]);
-    *reinterpret_cast<uint2*>(&to[key][column]) = widen<kFrom, kTo>(four);
+template <class Config>
+__device__ void widen_tile(int stage, typename Config::SharedMemory& shared) {
+  widen_rows<Config>(shared.raw_k[stage], shared.k[0]);
+  widen_rows<Config>(shared.raw_v[stage], shared.v[0]);
+  if constexpr (Config::kSplitsKeys) {
+    __syncwarp();
+  } else {
+    __syncthreads();
   }
 }
 

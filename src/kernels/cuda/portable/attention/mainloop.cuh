@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V. Each warp owns
-// 16 rows; a thread holds two of them, lane / 4 and lane / 4 + 8.
+// One tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V. A thread holds
+// two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -13,162 +13,225 @@ namespace fovea::kernels::cuda {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 
-// A query row as one thread sees it.
-struct QueryRow {
-  bool valid;
-  int token;
-  int position;
-  Interval keys;  // without a predicate: exactly the visible ones
-  float slope;    // ALiBi, in units of log2
+template <class Config>
+struct Accumulator {
+  float out[Config::kRowFragments][Config::kHeadDimV / 8][4] = {};
+  float base[Config::kRowFragments][2];      // log2 of the unit of the sums; -inf: nothing seen
+  float sum[Config::kRowFragments][2] = {};  // of the thread's own columns
+
+  __device__ Accumulator() {
+#pragma unroll
+    for (auto& pair : base) pair[0] = pair[1] = -infinity();
+  }
 };
 
 template <class Config>
-struct Accumulator {
-  float out[Config::kHeadDimV / 8][4] = {};
-  float most[2] = {-infinity(), -infinity()};  // largest score so far, log2 units
-  float sum[2] = {0, 0};
-};
-
+using Scores = float[Config::kRowFragments][Config::kWarpKeys / 8][4];
 __device__ inline QueryRow query_row(const AttentionParams& params, const Tile& tile, int row) {
-  QueryRow query = {row < tile.rows, 0, 0, {0, 0}, 0};
-  if (!query.valid) return query;
+  if (row >= tile.rows) return {};
   const MaskParams& mask = params.batch.mask;
-  query.token = tile.token_of(row);
-  query.position = query_position(mask, tile.view, query.token);
-  query.keys = visible_keys(mask, tile.view, query.token, query.token);
-  if (params.alibi_slopes) query.slope = params.alibi_slopes[tile.head_of(row)] * kLog2E;
-  return query;
+  const int token = tile.token_of(row);
+  const Interval keys = visible_keys(mask, tile.view, token, token);
+  const float slope = params.alibi_slopes ? params.alibi_slopes[tile.head_of(row)] * kLog2E : 0.0f;
+  return {true, token, query_position(mask, tile.view, token), keys.begin, keys.end, slope};
+}
+
+// The first row of the thread's warp, and its first key of a step of the tile.
+template <class Config>
+__device__ int warp_row() {
+  return Config::kSplitsKeys ? 0 : threadIdx.x / 32 * 16 * Config::kRowFragments;
+}
+template <class Config>
+__device__ int warp_key() {
+  return Config::kSplitsKeys ? threadIdx.x / 32 * Config::kWarpKeys : 0;
 }
 
 template <class Config>
-__device__ void score_tile(const typename Config::SharedMemory& shared, int k_stage,
-                           float (&scores)[Config::kKeys / 8][4]) {
+__device__ void score_tile(const typename Config::SharedMemory& shared, int k_stage, int step,
+                           Scores<Config>& scores) {
   const int lane = threadIdx.x % 32;
-  const int warp_row = threadIdx.x / 32 * 16;
 #pragma unroll
-  for (auto& tile : scores) tile[0] = tile[1] = tile[2] = tile[3] = 0;
+  for (auto& rows : scores) {
+#pragma unroll
+    for (auto& tile : rows) tile[0] = tile[1] = tile[2] = tile[3] = 0;
+  }
 #pragma unroll
   for (int d = 0; d < Config::kHeadDim; d += 16) {
-    uint32_t q[4];
-    load_matrices(q, &shared.q[warp_row + lane % 16][d + lane / 16 * 8]);
+    uint32_t q[Config::kRowFragments][4];
 #pragma unroll
-    for (int n = 0; n < Config::kKeys; n += 16) {
+    for (int m = 0; m < Config::kRowFragments; ++m) {
+      load_matrices(q[m], &shared.q[warp_row<Config>() + m * 16 + lane % 16][d + lane / 16 * 8]);
+    }
+#pragma unroll
+    for (int n = 0; n < Config::kWarpKeys; n += 16) {
       uint32_t k[4];
-      load_matrices(k, &shared.k[k_stage][n + lane % 8 + lane / 16 * 8][d + lane / 8 % 2 * 8]);
-      multiply_add<Config::kQ>(scores[n / 8], q, k[0], k[1]);
-      multiply_add<Config::kQ>(scores[n / 8 + 1], q, k[2], k[3]);
+      const int key = step + warp_key<Config>() + n + lane % 8 + lane / 16 * 8;
+      load_matrices(k, &shared.k[k_stage][key][d + lane / 8 % 2 * 8]);
+#pragma unroll
+      for (int m = 0; m < Config::kRowFragments; ++m) {
+        multiply_add<Config::kQ>(scores[m][n / 8], q[m], k[0], k[1]);
+        multiply_add<Config::kQ>(scores[m][n / 8 + 1], q[m], k[2], k[3]);
+      }
     }
   }
 }
 
-// Calls visit(score, column of the tile, which of the thread's rows).
+// Calls visit(score, number of the score among the thread's, column of the tile).
 template <class Config, typename Visit>
-__device__ void for_each_score(float (&scores)[Config::kKeys / 8][4], Visit visit) {
-  const int lane = threadIdx.x % 32;
+__device__ void for_each_score(Scores<Config>& scores, Visit visit) {
+  const int column = warp_key<Config>() + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < Config::kKeys / 8; ++n) {
+  for (int m = 0; m < Config::kRowFragments; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) visit(scores[n][i], n * 8 + lane % 4 * 2 + i % 2, i / 2);
+    for (int n = 0; n < Config::kWarpKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        visit(scores[m][n][i], (m * (Config::kWarpKeys / 8) + n) * 4 + i, column + n * 8 + i % 2);
+      }
+    }
   }
 }
 
-// Raw products to scores in log2 units: cache scale, softmax scale, cap, ALiBi.
+// The row that a thread's score of this number belongs to, and its column of the step.
 template <class Config>
-__device__ void transform_scores(const AttentionParams& params, const Tile& tile,
-                                 const QueryRow (&rows)[2], const float* k_scale, int first,
-                                 float (&scores)[Config::kKeys / 8][4]) {
-  const float factor = params.logit_cap > 0 ? params.scale : params.scale * kLog2E;
-#pragma unroll
-  for (auto& score : scores) {
-#pragma unroll
-    for (float& value : score) value *= factor;
+__device__ int row_of_score(int number) {
+  return warp_row<Config>() + number / (Config::kWarpKeys / 2) * 16 + threadIdx.x % 32 / 4 +
+         number / 2 % 2 * 8;
+}
+template <class Config>
+__device__ int column_of_score(int number) {
+  return warp_key<Config>() + threadIdx.x % 4 * 2 + number / 4 % (Config::kWarpKeys / 8) * 8 + number % 2;
+}
+
+// A bit for each score of the thread, by number. Taken before there are scores, whose registers it needs.
+template <class Config>
+__device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& tile,
+                                  const QueryRow* queries, int first, bool predicate) {
+  constexpr int kScores = Config::kRowFragments * Config::kWarpKeys / 2;
+  static_assert(kScores <= 32);
+  uint32_t hidden = 0;
+#pragma unroll 1
+  for (int i = 0; i < kScores; ++i) {
+    const QueryRow& query = queries[row_of_score<Config>(i)];
+    const int key = first + column_of_score<Config>(i);
+    bool seen = query.valid && key >= max(tile.item.key_begin, query.first_key) &&
+                key < min(tile.item.key_end, query.end_key);
+    if (predicate && seen) seen = inlined_visible(params.batch.mask, tile.view, query.token, key);
+    hidden |= static_cast<uint32_t>(!seen) << i;
   }
-  if (params.keys.k_scale) {
-    for_each_score<Config>(scores, [&](float& score, int column, int) { score *= k_scale[column]; });
+  return hidden;
+}
+
+// What makes scores in log2 units of products: returned where a factor does, applied where there is
+// more: cache scales, cap, ALiBi. Hidden scores become -inf.
+template <class Config>
+__device__ float transform_scores(const AttentionParams& params, const Tile& tile,
+                                  const QueryRow* queries, const float* k_scale, int first,
+                                  uint32_t hidden, Scores<Config>& scores) {
+  float factor = params.logit_cap > 0 ? params.scale : params.scale * kLog2E;
+  const bool scaled = Config::kConvert && params.keys.k_scale;
+  if (scaled || params.logit_cap > 0 || params.alibi_slopes || factor <= 0) {
+    for_each_score<Config>(scores, [&](float& score, int, int) { score *= factor; });
+    factor = 1;
+  }
+  if (scaled) {
+    for_each_score<Config>(scores, [&](float& score, int, int column) { score *= k_scale[column]; });
   }
   if (params.logit_cap > 0) {
+    const float inverse = 1 / params.logit_cap;
     for_each_score<Config>(scores, [&](float& score, int, int) {
-      score = params.logit_cap * kLog2E * tanhf(score / params.logit_cap);
+      score = params.logit_cap * kLog2E * tanh_fast(score * inverse);
     });
   }
   if (params.alibi_slopes) {
-    for_each_score<Config>(scores, [&](float& score, int column, int half) {
+    for_each_score<Config>(scores, [&](float& score, int number, int column) {
+      const QueryRow& query = queries[row_of_score<Config>(number)];
       const int at = key_position(params.batch.mask, tile.view, first + column);
-      score += rows[half].slope * static_cast<float>(at - rows[half].position);
+      score += query.slope * static_cast<float>(at - query.position);
     });
   }
+  if (hidden != 0) {
+    for_each_score<Config>(scores, [&](float& score, int number, int) {
+      if (hidden >> number & 1) score = -infinity();
+    });
+  }
+  return factor;
 }
 
-template <class Config>
-__device__ void mask_scores(const AttentionParams& params, const Tile& tile,
-                            const QueryRow (&rows)[2], int first, bool predicate,
-                            float (&scores)[Config::kKeys / 8][4]) {
-  for_each_score<Config>(scores, [&](float& score, int column, int half) {
-    const int key = first + column;
-    const QueryRow& row = rows[half];
-    bool seen = row.valid && key >= tile.item.key_begin && key < tile.item.key_end &&
-                key >= row.keys.begin && key < row.keys.end;
-    if (predicate && seen) seen = visible(params.batch.mask, tile.view, row.token, key);
-    if (!seen) score = -infinity();
-  });
-}
+// What is subtracted in exponents: a row that has seen nothing has -inf, and takes 0 so that no
+// inf - inf arises.
+__device__ inline float exponent_base(float base) { return base == -infinity() ? 0.0f : base; }
 
-// Scores to weights relative to the running maximum; rescales what was accumulated before.
+// Scores times `factor` to weights relative to the row's base, which follows the running maximum once
+// that is kSlack above it; only then is rescaled what was accumulated before.
 template <class Config>
-__device__ void softmax_tile(Accumulator<Config>& sum, float (&scores)[Config::kKeys / 8][4]) {
+__device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Config>& scores) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float most = sum.most[half];
+  for (int i = 0; i < 2 * Config::kRowFragments; ++i) {
+    const int m = i / 2;
+    const int low = i % 2 * 2;
+    float& base = sum.base[m][i % 2];
+    float most = -infinity();
 #pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) {
-      most = fmaxf(most, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
-    }
+    for (auto& score : scores[m]) most = fmaxf(most, fmaxf(score[low], score[low + 1]));
     // Four neighbouring lanes share a row.
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    // A row that has seen nothing keeps -inf: subtract 0 so that no inf - inf arises.
-    const float base = most == -infinity() ? 0.0f : most;
-    const float rescale = exp2_fast(sum.most[half] - base);
-    sum.most[half] = most;
+    most *= factor;
+    const bool moves = most > base + Config::kSlack;
+    if (__any_sync(~0u, moves)) {
+      const float rescale = moves ? exp2_fast(base - most) : 1.0f;
+      if (moves) base = most;
+      sum.sum[m][i % 2] *= rescale;
+#pragma unroll
+      for (auto& out : sum.out[m]) {
+        out[low] *= rescale;
+        out[low + 1] *= rescale;
+      }
+    }
+    const float subtracted = exponent_base(base);
     float total = 0;
 #pragma unroll
-    for (int n = 0; n < Config::kKeys / 8; ++n) {
-      scores[n][2 * half] = exp2_fast(scores[n][2 * half] - base);
-      scores[n][2 * half + 1] = exp2_fast(scores[n][2 * half + 1] - base);
-      total += scores[n][2 * half] + scores[n][2 * half + 1];
+    for (auto& score : scores[m]) {
+      score[low] = exp2_fast(fmaf(score[low], factor, -subtracted));
+      score[low + 1] = exp2_fast(fmaf(score[low + 1], factor, -subtracted));
+      total += score[low] + score[low + 1];
     }
-    sum.sum[half] = sum.sum[half] * rescale + total;
-#pragma unroll
-    for (int d = 0; d < Config::kHeadDimV / 8; ++d) {
-      sum.out[d][2 * half] *= rescale;
-      sum.out[d][2 * half + 1] *= rescale;
-    }
+    sum.sum[m][i % 2] += total;
   }
 }
 
 template <class Config>
 __device__ void add_values(const AttentionParams& params,
-                           const typename Config::SharedMemory& shared, int v_stage,
-                           const float* v_scale, float (&weights)[Config::kKeys / 8][4],
-                           Accumulator<Config>& sum) {
+                           const typename Config::SharedMemory& shared, int v_stage, int step,
+                           const float* v_scale, Scores<Config>& weights, Accumulator<Config>& sum) {
   const int lane = threadIdx.x % 32;
   if (Config::kConvert && params.keys.v_scale && params.keys.scale_slot_stride) {
-    for_each_score<Config>(weights, [&](float& weight, int column, int) {
+    for_each_score<Config>(weights, [&](float& weight, int, int column) {
       weight *= v_scale[column] * Config::kScaleUnit;
     });
   }
 #pragma unroll
-  for (int n = 0; n < Config::kKeys / 16; ++n) {
-    const uint32_t p[4] = {pack<Config::kQ>(weights[2 * n][0], weights[2 * n][1]),
-                           pack<Config::kQ>(weights[2 * n][2], weights[2 * n][3]),
-                           pack<Config::kQ>(weights[2 * n + 1][0], weights[2 * n + 1][1]),
-                           pack<Config::kQ>(weights[2 * n + 1][2], weights[2 * n + 1][3])};
+  for (int n = 0; n < Config::kWarpKeys / 16; ++n) {
+    uint32_t p[Config::kRowFragments][4];
+#pragma unroll
+    for (int m = 0; m < Config::kRowFragments; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&pair)[4] = weights[m][2 * n + i / 2];
+        p[m][i] = pack<Config::kQ>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+      }
+    }
 #pragma unroll
     for (int d = 0; d < Config::kHeadDimV; d += 16) {
       uint32_t v[4];
-      load_matrices_transposed(v, &shared.v[v_stage][n * 16 + lane % 16][d + lane / 16 * 8]);
-      multiply_add<Config::kQ>(sum.out[d / 8], p, v[0], v[1]);
-      multiply_add<Config::kQ>(sum.out[d / 8 + 1], p, v[2], v[3]);
+      load_matrices_transposed(
+          v, &shared.v[v_stage][step + warp_key<Config>() + n * 16 + lane % 16][d + lane / 16 * 8]);
+#pragma unroll
+      for (int m = 0; m < Config::kRowFragments; ++m) {
+        multiply_add<Config::kQ>(sum.out[m][d / 8], p[m], v[0], v[1]);
+        multiply_add<Config::kQ>(sum.out[m][d / 8 + 1], p[m], v[2], v[3]);
+      }
     }
   }
 }

@@ -22,7 +22,7 @@ __device__ inline float2 unpack(uint32_t bits) {
 // Eight e4m3 codes times a scale.
 template <Type kTo>
 __device__ inline uint4 dequantised(uint2 codes, float scale) {
-  const uint4 exact = widen_chunk<kTo>(codes.x, codes.y);
+  const uint4 exact = widen_chunk<f8e4m3, kTo>(codes.x, codes.y);
   const uint32_t words[4] = {exact.x, exact.y, exact.z, exact.w};
   uint32_t out[4];
 #pragma unroll
