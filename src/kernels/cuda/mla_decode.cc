@@ -95,13 +95,15 @@ void MlaDecode::plan(const BatchParams& batch, const PlanCompany& company, Strea
                      const uint8_t* skip) {
   check_argument(work_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
+  list_settled_ = false;
   launch_plan(plan_, 1, MlaPlanParams{batch, skip, work_, setup_.batch_invariant}, company, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
   check_argument(work_.items != nullptr, "decode() before reserve()");
   if (batch_.requests == 0 || tensors.tokens == 0) return;
-  setup_.family->attend({setup_, tensors, batch_, work_}, decode_, stream);
+  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_}, decode_, stream);
+  list_settled_ = true;
   if (setup_.batch_invariant) return;
   const MlaMergeParams merge{
       work_,       tensors.out,   tensors.out_token_stride, tensors.out_head_stride,

@@ -76,6 +76,7 @@ struct MlaPass {
   const MlaDecodeTensors& tensors;
   const BatchParams& batch;
   const MlaWorkList& work;
+  bool list_settled;  // not the first layer of the plan
 };
 
 // An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.
@@ -120,6 +121,7 @@ class MlaDecode {
   Kernel plan_, decode_, merge_;
   MlaWorkList work_{};
   BatchParams batch_{};
+  mutable bool list_settled_ = false;  // a layer of the planned batch has been enqueued
 };
 
 }  // namespace fovea::kernels::cuda

@@ -88,6 +88,9 @@ struct alignas(64) MlaDecodeParams {
   float scale;
   MlaWorkList work;
   const float* cache_scale;  // [1] or null: 1; plain fp8 caches
+  // The list and the page table are complete when the kernel starts: an attention launched before
+  // this one has waited for them.
+  int32_t list_settled;
 };
 
 // Of portable/mla_decode. Strides of queries and output in elements.

@@ -161,8 +161,14 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     fence_barrier_init();
   }
   __syncthreads();
-  wait_for_previous_kernel();
-  allow_next_kernel();
+  // No launch starts before the one ahead of it lets it or has ended, and the plan's first
+  // attention waited for list and page table before it let any: later ones find both complete. What
+  // others write (q, keys) is promised only after the wait. The two warps of the producer wait when
+  // they know what to copy.
+  if (kLoader != pages || !params.list_settled || threadIdx.x >= 64) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+  }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {
     if (warpgroup == 0) {

@@ -131,6 +131,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.lse = tensors.lse;
   params.scale = tensors.scale;
   params.work = pass.work;
+  params.list_settled = pass.list_settled;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * row_blocks(setup));
   kernel.launch_overlapped({blocks}, params, stream);
 }

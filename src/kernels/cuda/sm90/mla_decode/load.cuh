@@ -76,22 +76,32 @@ __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
   }
 }
 
+// From the L2, which has a settled list before the wait.
+__device__ __forceinline__ MlaItem read_item(const MlaItem* from) {
+  MlaItem item;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(MlaItem) / sizeof(int4)); ++i) {
+    reinterpret_cast<int4*>(&item)[i] = __ldcg(reinterpret_cast<const int4*>(from) + i);
+  }
+  return item;
+}
+
 // One thread: work items and their queries.
 template <class C>
 __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
                                                 typename C::SharedMemory& shared) {
   prefetch_tensor_map(params.q_latent_map);
   prefetch_tensor_map(params.q_rope_map);
-  const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
-  const int end = range.end;
-  const int step = range.step;
+  const MlaRange* range = &params.work.ranges[blockIdx.x / C::kBlocks];
+  const int4 place = __ldcg(reinterpret_cast<const int4*>(range));  // begin, end, step
   Ring<C::kStages> ring;
   Ring<kTileSlots> slot;
   uint32_t phase = 0;
-  for (int i = range.begin; i < end; i += step) {
+  for (int i = place.x; i < place.y; i += place.z) {
     const RowTile& tile = shared.tiles[slot.stage];
-    const MlaItem* item = i == range.begin ? &range.first : &params.work.items[i];
-    const int tiles = announce_tile<C>(params, shared, item, slot);
+    const MlaItem item = read_item(i == place.x ? &range->first : &params.work.items[i]);
+    const int tiles = announce_tile<C>(params, shared, &item, slot);
+    if (i == place.x) wait_for_previous_kernel();
     slot.advance();
     if (tiles == 0) continue;
     const Ring<C::kStages> first = ring;
@@ -118,6 +128,8 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
 struct PageWindow {
   int page, next_page;
 
+  // kEarly: from the L2, as read_item.
+  template <bool kEarly = false>
   __device__ __forceinline__ static int find(const MlaDecodeParams& params, const MlaItem& item,
                                              int key) {
     const int group_keys = 32 * params.box_keys;
@@ -125,16 +137,19 @@ struct PageWindow {
         max(key / group_keys * group_keys + static_cast<int>(threadIdx.x % 32) * params.box_keys,
             item.key_begin);
     if (at >= item.key_end) return 0;
-    return params.page_table[item.request * params.page_table_stride + at / params.page_size];
+    const int32_t* page =
+        params.page_table + item.request * params.page_table_stride + at / params.page_size;
+    return kEarly ? __ldcg(page) : *page;
   }
   __device__ __forceinline__ void start(const MlaDecodeParams& params, const MlaItem& item) {
-    next_page = find(params, item, item.key_begin);
-    step(params, item, item.key_begin);
+    next_page = find<true>(params, item, item.key_begin);
+    step<true>(params, item, item.key_begin);
   }
+  template <bool kEarly = false>
   __device__ __forceinline__ void step(const MlaDecodeParams& params, const MlaItem& item,
                                        int key) {
     page = next_page;
-    next_page = find(params, item, key + 32 * params.box_keys);
+    next_page = find<kEarly>(params, item, key + 32 * params.box_keys);
   }
 };
 
@@ -190,6 +205,7 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     if (tiles == 0) continue;
     ring.advance(C::kQueryStages);
     window.start(params, item);
+    wait_for_previous_kernel();
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
       if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
       const int page = __shfl_sync(
