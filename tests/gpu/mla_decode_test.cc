@@ -374,7 +374,8 @@ std::vector<Case> cases() {
                       .heads = heads,
                       .cache = cache});
     }
-    for (const int32_t page : {1, 16}) {
+    list.push_back({.name = std::string(name) + "_many_short", .requests = many, .cache = cache});
+    for (const int32_t page : {1, 3, 16}) {
       list.push_back({.name = std::string(name) + "_page_" + std::to_string(page),
                       .requests = {{1, 0}, {1, 1}, {1, 63}, {1, 129}, {2, 4097}},
                       .page_size = page,

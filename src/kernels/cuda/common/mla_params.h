@@ -7,6 +7,10 @@
 
 namespace fovea::kernels::cuda {
 
+// Keys of 656-byte rows are this much larger as f16, queries as much smaller: scales down to 2^-18
+// then have all bits, values up to 4094 fit.
+constexpr float kKeyFactor = 16;
+
 // Keys [key_begin, key_end) of 64 or 128 packed (token, head) rows of one request.
 struct alignas(16) MlaItem {
   int32_t request;
@@ -80,6 +84,7 @@ struct alignas(64) MlaDecodeParams {
   const int32_t* page_table;  // [requests, page_table_stride]
   int64_t page_table_stride;
   int32_t page_size;
+  int32_t tile_pages, tile_page_keys;  // 64 / page_size and the rest
   int32_t box_keys;    // of a page that one copy brings: 8, 16, 32 or 64
   int32_t q_box_rows;  // divides q_heads and 64
   void* out;           // [tokens, q_heads, rank]

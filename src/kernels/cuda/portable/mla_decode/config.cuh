@@ -18,9 +18,6 @@ constexpr int kSharedLimit = 99 << 10;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * 32;
 
-// Keys of 656-byte rows are this much larger as f16, queries as much smaller, as in sm90/mla_decode.
-constexpr float kKeyFactor = 16;
-
 // rows: values as they are, or e4m3 under scales from outside; scaled: rows of kernels/mla_row.h.
 enum Loader { rows, scaled };
 

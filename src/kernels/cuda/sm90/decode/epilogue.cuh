@@ -3,6 +3,7 @@
 // shared joins their parts, in ascending order of keys whoever comes last.
 #pragma once
 
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/sm90/decode/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
@@ -17,10 +18,6 @@ struct RowPart {
 __device__ inline float4 scaled(const float4& x, float factor) {
   return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
 }
-
-// Everything before the arrival of any thread of the cluster comes before what follows its wait.
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Stores to where `here` is in the shared memory of another CTA of the cluster.
 __device__ inline void store_in_cluster(float* here, int rank, const float4& x) {

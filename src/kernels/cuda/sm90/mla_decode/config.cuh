@@ -17,9 +17,6 @@ constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
 // is a box of the copy engine.
 constexpr int kGroupKeys = 8;
 constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
-// Keys of scaled rows are this much larger as f16, queries as much smaller: scales down to 2^-18 then
-// have all bits, values up to 4094 fit.
-constexpr float kKeyFactor = 16;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
 
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one. fp8 caches:
@@ -77,6 +74,9 @@ struct MlaDecodeConfig {
   static constexpr int kBlocks = kRowBlocks;
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
+  // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
+  static constexpr bool kShares = kFp8 && kBlocks == 2;
+  static constexpr int kSharers = kShares ? 2 : 1;
   // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled rows
   // are bf16 and stay it.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
@@ -107,10 +107,14 @@ struct MlaDecodeConfig {
   static constexpr int kFullArrivals = kLoader == pages ? 1
                                        : kFp8           ? kKeyWarps
                                                         : kWarpgroupThreads;
-  // fp8 rows on their way: a warp has 16 of a key tile, in groups of four.
+  // fp8 rows on their way: a warp has 16 of a key tile, of a shared one 8, in groups of four.
   static constexpr int kChunks = 3;  // groups of a warp
-  static constexpr int kWarpRows = kTileKeys / kKeyWarps;
+  static constexpr int kWarpRows = kTileKeys / kSharers / kKeyWarps;
+  static_assert(!kShares || kWarpRows == kGroupKeys);
   static constexpr int kWarpGroups = kWarpRows / 4;
+  // Where all groups of a tile are there at a time, half L of all is converted first: its stage comes free
+  // first.
+  static constexpr int kPasses = kShares && kRank == 512 ? 2 : 1;
   static constexpr int kLatentParts = kRank / 128;
   static constexpr int kRopeOffset = kScaled ? kRank + kLatentParts * 4 : kRank;
   static constexpr int kRopeBytes = kScaled ? 2 * kRope : kRope;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Absorbed MLA decode on Hopper: 64 rows of packed (token, head) pairs a block against a latent
 // cache whose rows are keys and, but for the RoPE columns, values too. Persistent blocks; where
-// requests have 128 rows two neighbours work side by side on the same keys.
+// requests have 128 rows two neighbours work side by side on the same keys; over fp8 caches they are a
+// cluster, whose producers convert half of the keys each and send them to the other.
 //
 //   warpgroup 0   producer: keys in half tiles L (columns 0..255) and R (256..511) and their RoPE
 //                 columns; work items and queries. fp8 rows are converted on the way.
@@ -136,10 +137,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       shared.full[i].init(kFullArrivals);
-      shared.empty[i].init(4);
+      shared.empty[i].init(4 * kSharers);
     }
     shared.rope_full.init(kFullArrivals);
-    shared.rope_empty.init(4);
+    shared.rope_empty.init(4 * kSharers);
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(4 * kConsumers + kKeyWarps);
@@ -160,7 +161,11 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     }
     fence_barrier_init();
   }
-  __syncthreads();
+  if constexpr (kShares) {
+    meet_cluster();
+  } else {
+    __syncthreads();
+  }
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete. What
   // others write (q, keys) is promised only after the wait. The two warps of the producer wait when
@@ -190,6 +195,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     take_registers<kValueRegisters>();
     run_values<C>(params, shared, warpgroup - 2);
   }
+  if constexpr (kShares) meet_cluster();  // the other block may still arrive at barriers here
 }
 
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>

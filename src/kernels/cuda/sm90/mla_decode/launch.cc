@@ -26,6 +26,10 @@ int32_t block_rows(const MlaDecodeSetup& setup) {
 int32_t row_blocks(const MlaDecodeSetup& setup) {
   return int64_t{setup.max_q_len} * setup.q_heads > kTileRows ? 2 : 1;
 }
+// Blocks that convert fp8 keys for each other.
+uint32_t cluster(const MlaDecodeSetup& setup) {
+  return setup.cache == MlaCache::as_queries ? 1 : static_cast<uint32_t>(row_blocks(setup));
+}
 int32_t workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors / row_blocks(setup), kMlaMaxWorkers);
 }
@@ -124,6 +128,8 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.page_table = tensors.page_table;
   params.page_table_stride = tensors.page_table_stride;
   params.page_size = setup.page_size;
+  params.tile_pages = kTileKeys / setup.page_size;
+  params.tile_page_keys = kTileKeys % setup.page_size;
   params.q_box_rows = std::gcd(setup.q_heads, block_rows(setup));
   params.out = tensors.out;
   params.out_token_stride = tensors.out_token_stride;
@@ -133,7 +139,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.work = pass.work;
   params.list_settled = pass.list_settled;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * row_blocks(setup));
-  kernel.launch_overlapped({blocks}, params, stream);
+  kernel.launch_overlapped({blocks}, params, stream, cluster(setup));
 }
 
 }  // namespace

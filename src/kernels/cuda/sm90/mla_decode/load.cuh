@@ -2,6 +2,7 @@
 // The producer warpgroup: work items, query rows, keys.
 #pragma once
 
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/sm90/mla_decode/config.cuh"
 
 namespace fovea::kernels::cuda {
@@ -10,6 +11,24 @@ namespace fovea::kernels::cuda {
 __device__ __forceinline__ void release(TransactionBarrier& barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+// One warp has read keys, or queries in their place: whoever fills the stage may do so again.
+template <class C>
+__device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
+  if constexpr (C::kShares) {
+    __syncwarp();
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < C::kSharers) arrive_in_cluster(empty, lane);
+  } else {
+    release(empty);
+  }
+}
+
+__device__ __forceinline__ void meet_cluster() {
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
 }
 
 // Tells all roles what to do next; without an item, that there is nothing more. One thread.
@@ -254,36 +273,47 @@ struct KeySpan {
   int request, key_begin, key_end;
 };
 
+// Page and place in it of keys a tile apart, without a division for each: two for every row and tile held
+// back the copies.
+struct KeyPlace {
+  int number, place;  // page of the request; key of the page
+
+  __device__ __forceinline__ KeyPlace(const MlaDecodeParams& params, int key)
+      : number(key / params.page_size), place(key - number * params.page_size) {}
+  __device__ __forceinline__ void next_tile(const MlaDecodeParams& params) {
+    number += params.tile_pages;
+    place += params.tile_page_keys;
+    if (place >= params.page_size) {
+      place -= params.page_size;
+      ++number;
+    }
+  }
+};
+
 // The keys of one work item row by row, for any page size. All warps of the producer.
 template <class C>
 __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
                                           typename C::SharedMemory& shared, const KeySpan& item,
                                           int tiles, Ring<C::kStages>& ring,
                                           uint32_t& rope_phase) {
-  int key = item.key_begin + threadIdx.x / 8;
-  int pages[4];  // of the tile: found before the wait for the tile before
-  const auto find_pages = [&] {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int at = key + 16 * r;
-      pages[r] = at < item.key_end ? params.page_table[item.request * params.page_table_stride +
-                                                       at / params.page_size]
-                                   : 0;
-    }
-  };
-  find_pages();
+  // Lane i looks after one of the warp's 16 rows, i % 16.
+  const int lane = threadIdx.x % 32;
+  const int own = lane % 16 / 4 * 16 + static_cast<int>(threadIdx.x / 32) * 4 + lane % 4;
+  const int32_t* table = params.page_table + item.request * params.page_table_stride;
+  KeyPlace at(params, item.key_begin + own);  // of the next tile
+  int left = item.key_end - item.key_begin - own;
+  int page = left > 0 ? table[at.number] : 0;  // found before the wait for the tile before
   for (int t = 0; t < tiles; ++t) {
+    const int64_t row = left > 0 ? page * params.page_stride + at.place * params.token_stride : -1;
     const char* from[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int at = key + 16 * r;
-      from[r] = at < item.key_end
-                    ? static_cast<const char*>(params.cache) + pages[r] * params.page_stride +
-                          at % params.page_size * params.token_stride + threadIdx.x % 8 * 16
-                    : nullptr;
+      const int64_t offset = __shfl_sync(~0u, row, 4 * r + lane / 8);
+      from[r] = offset < 0 ? nullptr : static_cast<const char*>(params.cache) + offset + lane % 8 * 16;
     }
-    key += kTileKeys;
-    find_pages();
+    at.next_tile(params);
+    left -= kTileKeys;
+    if (left > 0) page = table[at.number];
 #pragma unroll
     for (int part = 0; part < 2 * C::kHalfStages; ++part) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);

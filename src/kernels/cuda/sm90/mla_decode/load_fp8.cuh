@@ -64,37 +64,47 @@ __device__ __forceinline__ void load_rows(void* shared, const char* from, int by
       : "memory");
 }
 
+// Of a key tile, the first row that this warp converts.
+template <class C>
+__device__ __forceinline__ uint32_t first_row() {
+  const uint32_t warp = fresh(threadIdx.x) / 32;
+  return ((C::kShares ? block_rank<C>() * C::kKeyWarps : 0) + warp) * C::kWarpRows;
+}
+
 // Copies an item's keys to this warp's chunks, in the order in which they are converted. Lane i
 // knows about row i % kWarpRows of the warp's.
 template <class C>
 struct RowCopies {
   const char* row;  // of the tile
-  int left;         // keys from that row on, 0 or less behind the last one
-  int page;         // of the next tile
-  int key, end;     // of the next tile; of the item
+  int request;
+  KeyPlace at;      // of the next tile
+  int page = 0;     // of the next tile
+  int left;         // keys from the tile's row on, 0 or less behind the last one
 
-  __device__ __forceinline__ int row_key() const {
-    const uint32_t thread = fresh(threadIdx.x);
-    return key + static_cast<int>(thread / 32 * C::kWarpRows + thread % C::kWarpRows);
+  __device__ __forceinline__ RowCopies(const MlaDecodeParams& params, const KeySpan& item)
+      : request(item.request),
+        at(params, item.key_begin + row_of_lane()),
+        left(item.key_end - item.key_begin - row_of_lane() + kTileKeys) {
+    find_page(params);
   }
-  __device__ __forceinline__ void find_page(const MlaDecodeParams& params, int request) {
-    const int at = row_key();
-    page = at < end ? params.page_table[request * params.page_table_stride + at / params.page_size]
-                    : 0;
+  __device__ __forceinline__ static int row_of_lane() {
+    return static_cast<int>(first_row<C>() + threadIdx.x % C::kWarpRows);
   }
-  __device__ __forceinline__ void next_tile(const MlaDecodeParams& params, int request) {
-    const int at = row_key();
+  __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {
+    if (left > kTileKeys) page = params.page_table[request * params.page_table_stride + at.number];
+  }
+  __device__ __forceinline__ void next_tile(const MlaDecodeParams& params) {
     row = static_cast<const char*>(params.cache) + page * params.page_stride +
-          at % params.page_size * params.token_stride;
-    left = end - at;
-    key += kTileKeys;
-    find_page(params, request);
+          at.place * params.token_stride;
+    left -= kTileKeys;
+    at.next_tile(params);
+    find_page(params);
   }
 
   // Rows behind the last key keep what stands there: nothing reads them as keys or values.
-  __device__ __forceinline__ void copy(const MlaDecodeParams& params, int request, int group,
+  __device__ __forceinline__ void copy(const MlaDecodeParams& params, int group,
                                        typename C::Chunk& to, TransactionBarrier& full) {
-    if (group == 0) next_tile(params, request);
+    if (group == 0) next_tile(params);
     const int lane = threadIdx.x % 32;
     if (lane / 4 != group) return;
     const int rows = min(max(left, 0), 4);  // of the group, in its first lane
@@ -106,47 +116,70 @@ struct RowCopies {
   }
 };
 
-// Four rows from `first` of the key tile whose stages begin at `ring`, swizzled as the copy engine
-// does. Before the first rows of a tile, waits for its stages.
+// What a lane converts at a time: 16 values of each of two parts of 128 columns, and with the last ones
+// bf16 RoPE columns. Read before any of it is stored, for reads behind a store wait for it.
+struct Pieces {
+  uint4 latent[2], rope;
+  float2 scales;
+};
+
 template <class C>
-__device__ __forceinline__ void convert_rows(typename C::SharedMemory& shared,
-                                             const typename C::Chunk& from, uint32_t first,
-                                             bool starts_tile, Ring<C::kStages> ring,
-                                             uint32_t rope_phase) {
-  const LanePlace<C> place;
-  const uint32_t row = first + place.row;
-  const uint4* pieces = &from.rows[place.row][place.piece];
-  float scales[C::kLatentParts];
+__device__ __forceinline__ Pieces load_pieces(const typename C::Chunk& from,
+                                              const LanePlace<C>& place, int part) {
+  const uint4* row = from.rows[place.row];
+  Pieces pieces;
   if constexpr (C::kScaled) {
-    static_assert(C::kLatentParts == 4);
-    *reinterpret_cast<uint4*>(scales) = from.rows[place.row][C::kRank / 16];
+    pieces.scales = reinterpret_cast<const float2*>(&row[C::kRank / 16])[part / 2];
   }
 #pragma unroll
-  for (int part = 0; part < C::kLatentParts; part += 2) {
-    // Reads behind a store wait for it.
-    const uint4 both[2] = {pieces[part * 8], pieces[part * 8 + 8]};
+  for (int k = 0; k < 2; ++k) pieces.latent[k] = row[place.piece + (part + k) * 8];
+  if (C::kScaled && part + 2 == C::kLatentParts) pieces.rope = row[C::kRopeOffset / 16 + place.piece];
+  return pieces;
+}
+
+// Swizzled as the copy engine does, into the stages from `ring` on. Waits for them if nothing is there yet.
+template <class C>
+__device__ __forceinline__ void store_pieces(typename C::SharedMemory& shared,
+                                             const typename C::Chunk& from, const Pieces& pieces,
+                                             const LanePlace<C>& place, uint32_t row, int part,
+                                             bool first, Ring<C::kStages> ring, uint32_t rope_phase) {
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const int tile = 2 * (part + k) % C::kStageTiles;
-      if (tile == 0 && part + k > 0) ring.advance();
-      if (tile == 0 && starts_tile) shared.empty[ring.stage].wait(ring.phase ^ 1);
-      uint32_t scale = 0;
-      if constexpr (C::kScaled) {
-        scale = pack<f16>(scales[part + k] * kKeyFactor, scales[part + k] * kKeyFactor);
-      }
-      store_piece<C::kScaled>(both[k], scale,
-                              shared.kv[ring.stage].row(tile + place.piece / 4, row), row,
-                              place.piece % 4);
+  for (int k = 0; k < 2; ++k) {
+    const int tile = 2 * (part + k) % C::kStageTiles;
+    if (tile == 0 && k > 0) ring.advance();
+    if (tile == 0 && first) shared.empty[ring.stage].wait(ring.phase ^ 1);
+    uint32_t scale = 0;
+    if constexpr (C::kScaled) {
+      const float factor = (k ? pieces.scales.y : pieces.scales.x) * kKeyFactor;
+      scale = pack<f16>(factor, factor);
     }
+    store_piece<C::kScaled>(pieces.latent[k], scale,
+                            shared.kv[ring.stage].row(tile + place.piece / 4, row), row,
+                            place.piece % 4);
   }
   if constexpr (C::kRopeTiles > 0) {
-    if (starts_tile) shared.rope_empty.wait(rope_phase ^ 1);
+    if (part + 2 < C::kLatentParts) return;
+    if (first) shared.rope_empty.wait(rope_phase ^ 1);
     if constexpr (C::kScaled) {
-      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) =
-          pieces[C::kRopeOffset / 16];
+      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) = pieces.rope;
     } else if (place.piece < 4) {
-      store_piece<false>(pieces[C::kRopeOffset / 16], 0, shared.rope.row(0, row), row, place.piece);
+      store_piece<false>(from.rows[place.row][C::kRopeOffset / 16 + place.piece], 0,
+                         shared.rope.row(0, row), row, place.piece);
     }
+  }
+}
+
+// This warp's rows of a stage are complete, and those it converts for the other block on their way there.
+template <class C, int kTiles>
+__device__ __forceinline__ void hand_over(KeyTiles<kTiles>& keys, TransactionBarrier& full) {
+  if constexpr (C::kShares) {
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    constexpr int kBytes = KeyTiles<kTiles>::kGroupBytes;
+    copy_in_cluster(&keys.groups[first_row<C>() / kGroupKeys], block_rank<C>() ^ 1, kBytes, full);
+    full.arrive_expecting(kBytes);  // a warp of the other block sends as many
+  } else {
+    release(full);
   }
 }
 
@@ -160,38 +193,60 @@ __device__ __forceinline__ void convert_keys(const MlaDecodeParams& params,
   const uint32_t warp = threadIdx.x / 32;
   typename C::Chunk(&chunks)[C::kChunks] = shared.chunks[warp];
   TransactionBarrier(&full)[C::kChunks] = shared.chunk_full[warp];
-  RowCopies<C> copies;
-  copies.key = item.key_begin;
-  copies.end = item.key_end;
-  copies.find_page(params, item.request);
+  RowCopies<C> copies(params, item);
   int left = tiles * C::kWarpGroups;  // groups that are not converted yet
   Ring<C::kChunks> ahead = chunk;
   for (int i = 0; i < min(C::kChunks, left); ++i) {
-    copies.copy(params, item.request, i % C::kWarpGroups, chunks[ahead.stage], full[ahead.stage]);
+    copies.copy(params, i % C::kWarpGroups, chunks[ahead.stage], full[ahead.stage]);
     ahead.advance();
   }
-  for (int t = 0; t < tiles; ++t) {
+  // The next rows to where those of `group` have been.
+  const auto refill = [&](int group, Ring<C::kChunks> at) {
+    __syncwarp();  // all lanes have read
+    if (--left < C::kChunks) return;
+    copies.copy(params, (group + C::kChunks) % C::kWarpGroups, chunks[at.stage], full[at.stage]);
+  };
+  const auto convert = [&]<int kPass>() {
+    constexpr int kParts = C::kLatentParts / C::kPasses;
+    Ring<C::kChunks> at = chunk;
 #pragma unroll 1
     for (int group = 0; group < C::kWarpGroups; ++group) {
-      full[chunk.stage].wait(chunk.phase);
-      convert_rows<C>(shared, chunks[chunk.stage], warp * C::kWarpRows + 4 * group, group == 0,
-                      ring, rope_phase);
-      __syncwarp();  // all lanes have read
-      if (--left >= C::kChunks) {
-        copies.copy(params, item.request, (group + C::kChunks) % C::kWarpGroups,
-                    chunks[chunk.stage], full[chunk.stage]);
+      const LanePlace<C> place;
+      const typename C::Chunk& from = chunks[at.stage];
+      if (kPass == 0) full[at.stage].wait(at.phase);
+#pragma unroll
+      for (int p = 0; p < kParts; p += 2) {
+        const int part = kPass * kParts + p;
+        Ring<C::kStages> to = ring;
+        to.advance(2 * p / C::kStageTiles);
+        store_pieces<C>(shared, from, load_pieces<C>(from, place, part), place,
+                        first_row<C>() + 4 * group + place.row, part, group == 0, to, rope_phase);
       }
-      chunk.advance();
+      if (!C::kShares) refill(group, at);
+      at.advance();
     }
     fence_async_proxy();
 #pragma unroll
-    for (int stage = 0; stage < 2 * C::kHalfStages; ++stage) {
-      release(shared.full[ring.stage]);
+    for (int stage = 0; stage < 2 * C::kHalfStages / C::kPasses; ++stage) {
+      hand_over<C>(shared.kv[ring.stage], shared.full[ring.stage]);
       ring.advance();
     }
+    if (kPass + 1 == C::kPasses) chunk = at;
+  };
+  for (int t = 0; t < tiles; ++t) {
+    Ring<C::kChunks> read = chunk;
+    convert.template operator()<0>();
+    if constexpr (C::kPasses == 2) convert.template operator()<1>();
     if constexpr (C::kRopeTiles > 0) {
-      release(shared.rope_full);
+      hand_over<C>(shared.rope, shared.rope_full);
       rope_phase ^= 1;
+    }
+    if constexpr (C::kShares) {  // behind what others wait for
+#pragma unroll
+      for (int group = 0; group < C::kWarpGroups; ++group) {
+        refill(group, read);
+        read.advance();
+      }
     }
   }
 }

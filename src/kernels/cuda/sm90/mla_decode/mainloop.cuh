@@ -57,7 +57,9 @@ __device__ __forceinline__ void take_queries(typename C::SharedMemory& shared,
       for (uint32_t& pair : to) pair = query_pair<C>(pair);
     }
     if (t % C::kStageTiles == C::kStageTiles - 1 || t + 1 == C::kRegisterTiles) {
-      release(shared.empty[ring.stage]);
+      // Bytes of the other block's keys must not count for this phase.
+      if constexpr (C::kShares) shared.full[ring.stage].wait(ring.phase);
+      release_stage<C>(shared.empty[ring.stage]);
       ring.advance();
     }
   }
@@ -115,7 +117,7 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
   products_wait<0>();
   products_landed(state.scores);
   if constexpr (C::kRopeTiles > 0) {
-    release(shared.rope_empty);
+    release_stage<C>(shared.rope_empty);
   }
 }
 
@@ -290,7 +292,7 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
     Ring<C::kStages> own = at.keys;
     if (half) own.advance();
     add_values<C>(shared, own.stage, slot, out);
-    release(shared.empty[own.stage]);
+    release_stage<C>(shared.empty[own.stage]);
     release(shared.weights_empty[slot]);
     at.weights.advance();
     at.keys.advance();
