@@ -74,6 +74,9 @@ struct DecodePlanParams {
 
 struct DecodeParams : AttentionParams {
   DecodeWork list;
+  // The list and the page table are complete when the kernel starts: an attention launched before
+  // this one has waited for them.
+  int32_t list_settled;
   // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by
   // row.
   int32_t boxes;

@@ -45,6 +45,16 @@ __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int
   }
 }
 
+// From the L2.
+__device__ inline DecodeRange read_range(const DecodeRange* at) {
+  DecodeRange range;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(range) / sizeof(int4)); ++i) {
+    reinterpret_cast<int4*>(&range)[i] = __ldcg(reinterpret_cast<const int4*>(at) + i);
+  }
+  return range;
+}
+
 template <class C, bool kBoxes>
 __device__ void consume(const DecodeParams& params, const DecodeRange& range, typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
@@ -58,6 +68,7 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
     return tile;
   };
   Tile tile = tile_of(range.first);
+  await_inputs();
   Queries<C> queries;
   queries.read(params, tile);
   RowCopier<C, !kBoxes> rows(params, range, shared);
@@ -122,11 +133,12 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     }
     fence_barrier_init();
   }
-  // Launched with overlap: nothing of earlier launches is promised to be visible before this.
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const DecodeRange range = params.list.ranges[blockIdx.x];
-  if (range.begin == range.end) return;
+  // No launch starts before the one ahead of it lets it or has ended, and the plan's first attention waited for
+  // list and page table before it let any. So they are complete in the L2 when a later attention starts, whatever
+  // is launched between, and are read from there. What others write (q, keys) is promised only after the wait.
+  if (!params.list_settled) wait_for_previous_kernel();
+  const DecodeRange range = read_range(params.list.ranges + blockIdx.x);
+  if (range.begin == range.end) return await_inputs();
   __syncthreads();
   if (warp >= kWarps) {
     if constexpr (kMovesRegisters) give_registers<64>();

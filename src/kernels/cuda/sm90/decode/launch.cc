@@ -181,6 +181,7 @@ class HopperDecode final : public AttentionKernel {
       break;
     }
     list_ = active_->list;
+    list_settled_ = false;
     if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
     launch_plan(active_->plan, kPlanCtas,
                 DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_},
@@ -189,7 +190,8 @@ class HopperDecode final : public AttentionKernel {
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
-    DecodeParams params{given, list_, !maps_.empty(), {}, {}};
+    DecodeParams params{given, list_, list_settled_, !maps_.empty(), {}, {}};
+    list_settled_ = true;
     if (params.boxes) {
       params.k_map = maps_[static_cast<size_t>(layer)].k;
       params.v_map = maps_[static_cast<size_t>(layer)].v;
@@ -232,6 +234,7 @@ class HopperDecode final : public AttentionKernel {
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch
   DecodeWork list_{};
+  bool list_settled_ = false;
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
