@@ -13,11 +13,14 @@ constexpr int kBoxKeys = 16;
 constexpr int kPieceBytes = 128;
 constexpr int kMaxSharedBytes = 232448;
 
+// Heads side by side in a stage's scales: those of all kv heads, or of eight.
+constexpr int kScaleHeads = 8;
+
 template <class C, int kPieceCount>
 struct StageOf {
   // The tile of each warp: [piece of the rows][key][byte].
   alignas(1024) char tiles[C::kWarps][kPieceCount][C::kTile][kPieceBytes];
-  float scales[C::kFp8 ? C::kWarps : 1][C::kFp8 ? C::kTile : 4];  // one a key
+  float scales[C::kFp8 ? C::kStepKeys * kScaleHeads : 4];  // [key of the step][head]
 };
 
 // Of a 16-byte chunk of a key's row in a tile: eight keys' chunks lie in eight different bank groups.
@@ -36,6 +39,7 @@ struct DecodeConfig {
   static constexpr int kWarps = kWarpCount;  // that compute
   static constexpr int kConsumers = 32 * kWarps;
   static constexpr int kTile = kTileKeys;  // keys of one step of one warp
+  static constexpr int kStepKeys = kWarps * kTile;  // at most, of all warps
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
@@ -54,6 +58,7 @@ struct DecodeConfig {
     alignas(16) float join[kWarps][8][kJoinPitch];
     float2 stats[kWarps][kRows];  // maximum in log2 units, sum
     int is_last;
+    int range_begin, range_end, in_cluster;  // of this CTA's DecodeRange
     TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
   };
   static constexpr int kStageBytes = sizeof(StageOf<DecodeConfig, kKPieces>) + sizeof(StageOf<DecodeConfig, kVPieces>);

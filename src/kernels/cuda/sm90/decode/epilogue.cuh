@@ -140,11 +140,11 @@ __device__ int64_t partial_row(const DecodeParams& params, int slot, int head, i
   return (static_cast<int64_t>(slot) * params.list.max_heads + head) * C::kRowTile + row;
 }
 
-// Two lanes share a row quad: one takes the even parts, one the odd ones, four at a time.
+// Two lanes share a row quad: one takes the even parts, one the odd ones, eight at a time.
 template <class C>
 __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   constexpr int kSharers = 2;
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = 8;
   constexpr int kQuads = C::kHeadDimV / 4;
   constexpr int kLanes = 32 / kSharers;
   const int lane = threadIdx.x % 32;

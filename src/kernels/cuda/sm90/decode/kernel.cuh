@@ -13,16 +13,20 @@
 #pragma once
 
 #include "kernels/cuda/sm90/decode/epilogue.cuh"
+#include "kernels/cuda/sm90/decode/load_boxes.cuh"
+#include "kernels/cuda/sm90/decode/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
-__device__ inline TileMask tile_mask(const DecodeParams& params, const Tile& tile, int head) {
+template <class C>
+__device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int head) {
   const MaskParams& mask = params.batch.mask;
   const int first = tile.token_of(0);
   const int last = tile.token_of(tile.rows - 1);
   return {max(tile.item.key_begin, visible_keys(mask, tile.view, last, last).begin),
           min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end), needs_predicate(mask),
-          params.logit_cap > 0 || params.alibi_slopes != nullptr, head};
+          params.logit_cap > 0 || params.alibi_slopes != nullptr, head,
+          place_of_scale(params.batch, tile.item, static_cast<int>(threadIdx.x) / 32 / tile.item.heads * C::kTile, head)};
 }
 
 template <class C>
@@ -56,7 +60,7 @@ __device__ inline DecodeRange read_range(const DecodeRange* at) {
 }
 
 template <class C, bool kBoxes>
-__device__ void consume(const DecodeParams& params, const DecodeRange& range, typename C::SharedMemory& shared) {
+__device__ void consume(const DecodeParams& params, const DecodeItem& first_item, typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
   const int group = params.batch.q_heads / params.batch.kv_heads;
   const auto tile_of = [&](const DecodeItem& item) {
@@ -67,23 +71,23 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
     tile.rows = min(C::kRowTile, item.q_len * group - item.first_row);
     return tile;
   };
-  Tile tile = tile_of(range.first);
+  Tile tile = tile_of(first_item);
   await_inputs();
   Queries<C> queries;
   queries.read(params, tile);
-  RowCopier<C, !kBoxes> rows(params, range, shared);
+  RowCopier<C, !kBoxes> rows(params, first_item, shared);
 #pragma unroll 1
   for (int s = 0; s < C::kStages && !kBoxes; ++s) rows.copy_next();
 
   Ring<C> ring;
-  for (int i = range.begin;;) {
-    const bool more = ++i < range.end;
+  for (int i = shared.range_begin;;) {
+    const bool more = ++i < shared.range_end;
     DecodeItem next = tile.item;
     if (more) next = params.list.items[i];
     const int head = warp % tile.item.heads;
     Factors<C> factors;
     settle_queries<C>(params, tile, head, queries, factors);
-    const TileMask mask = tile_mask(params, tile, head);
+    const TileMask mask = tile_mask<C>(params, tile, head);
 
     Accumulator<C> acc;
     const Steps<C> steps(tile.item);
@@ -111,7 +115,7 @@ __device__ void consume(const DecodeParams& params, const DecodeRange& range, ty
       tile = tile_of(next);
       queries.read(params, tile);
     }
-    finish_item<C>(params, done, acc, range.in_cluster && done.item.partial >= 0, shared);
+    finish_item<C>(params, done, acc, shared.in_cluster && done.item.partial >= 0, shared);
     if (!more) break;
   }
 }
@@ -124,7 +128,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    const int arrivals = 1 + (has_token_scales<C>(params) ? 32 : 0);
+    const int arrivals = 1 + (copies_scales_singly<C>(params) ? 32 : 0);
     for (int i = 0; i < kStages; ++i) {
       shared.k_full[i].init(arrivals);
       shared.v_full[i].init(arrivals);
@@ -139,18 +143,24 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   if (!params.list_settled) wait_for_previous_kernel();
   const DecodeRange range = read_range(params.list.ranges + blockIdx.x);
   if (range.begin == range.end) return await_inputs();
+  if (threadIdx.x == 0) {
+    shared.range_begin = range.begin;
+    shared.range_end = range.end;
+    shared.in_cluster = range.in_cluster;
+  }
   __syncthreads();
   if (warp >= kWarps) {
-    if constexpr (kMovesRegisters) give_registers<64>();
+    if constexpr (kMovesRegisters) give_registers<88>();
     if (params.boxes && warp < kWarps + 2) {
-      BoxCopier<C>(params, side_of<C>(params, shared, warp == kWarps)).run(range);
+      BoxCopier<C>(params, side_of<C>(params, shared, warp == kWarps))
+          .run(range.first, shared.range_begin, shared.range_end);
     }
   } else {
     if constexpr (kMovesRegisters) take_registers<208>();
     if (params.boxes) {
-      consume<C, true>(params, range, shared);
+      consume<C, true>(params, range.first, shared);
     } else {
-      consume<C, false>(params, range, shared);
+      consume<C, false>(params, range.first, shared);
     }
   }
 }

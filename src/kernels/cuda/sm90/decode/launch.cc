@@ -169,6 +169,7 @@ class HopperDecode final : public AttentionKernel {
     for (Loaded& loaded : loaded_)
       loaded.list = carve(workspace, setup_, limits, loaded.variant, bytes);
     max_q_len_ = limits.max_q_len;
+    max_kv_len_ = limits.max_kv_len;
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
@@ -212,11 +213,16 @@ class HopperDecode final : public AttentionKernel {
     std::vector<Clusters> clusters;  // by size
   };
 
-  // For requests of one tile a head: clusters as large as the CTAs that each can have.
+  // For requests of one tile a head: clusters as large as the CTAs that each can have. If they are
+  // few beside those that the longest requests keep busy the plan would not use them, but lack the
+  // multiprocessors that no cluster fits on.
   void choose_cluster(const Loaded& loaded, int32_t requests) {
+    const int64_t tiles = int64_t{requests} * setup_.spec.kv_heads;
+    const int64_t busy =
+        std::min<int64_t>(tiles * (max_kv_len_ / kGrain) / kLeastUnits, setup_.multiprocessors);
     for (const Clusters& clusters : loaded.clusters) {
       const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
-      if (int64_t{clusters.size} * requests * setup_.spec.kv_heads > ctas) continue;
+      if (clusters.size * tiles > ctas || 4 * clusters.size * tiles < 3 * busy) continue;
       list_.cluster = clusters.size;
       list_.ctas = ctas;
     }
@@ -230,6 +236,7 @@ class HopperDecode final : public AttentionKernel {
   int32_t group_;
   float pairs_per_unit_;
   int32_t max_q_len_ = 1;
+  int32_t max_kv_len_ = 1;
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch
