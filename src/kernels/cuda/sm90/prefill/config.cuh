@@ -77,15 +77,16 @@ struct PrefillConfig {
   static constexpr float kBias = kNarrow ? 3 : 0;
   static constexpr float kMostSum = kNarrow ? 448 : 4096;
   // Head dim 64 leaves registers for three, and its powers take as long as its products: 382 TFLOP/s with two,
-  // 540 with three that take turns (4x4k, H200, 2026-11-21). Threads that gather rows need more registers.
-  static constexpr int kConsumers = kDim <= 64 && !kGeneral && !kRows ? 3 : 2;
+  // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
+  // 2026-11-22). Threads that gather rows need more registers.
+  static constexpr int kConsumers = (kDim <= 64 || kNarrow) && !kGeneral && !kRows ? 3 : 2;
   // 3 to 6 % at head dim 128, nothing at 256.
   static constexpr bool kTurns = kDim <= 128;
   // Two stages of K and V beside queries and out fill 227 KB, and the accumulators of scores and out the
   // registers. Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of 64, a copy for every
   // 16 keys.
   static constexpr int kKeys = kDim <= 64      ? 128
-                               : kDim <= 128 ? (kGeneral ? 96 : 128)
+                               : kDim <= 128 ? (kGeneral || kNarrow ? 96 : 128)
                                : kDim <= 192 ? (kGeneral || kWiden ? 64 : 96)
                                              : (kGeneral || kWiden ? 48 : 64);
   static constexpr int kStages = kDim <= 64 ? 3 : 2;
@@ -105,7 +106,9 @@ struct PrefillConfig {
                                             : kConsumers == 3    ? 32
                                                                  : 40;
   static constexpr int kConsumerRegisters =
-      kConsumers == 3 ? 160 : 504 / 2 - kProducerRegisters / 2;
+      kConsumers == 3 ? (kNarrow ? 152 : 160) : 504 / 2 - kProducerRegisters / 2;
+  // These hold one row tile at a time: out is stored before the first softmax of the next.
+  static constexpr bool kTight = kConsumerRegisters < 160;
 
   // The next tile's queries are loaded while this tile's are read, where there is room.
   static constexpr int kQueryStages = kDim <= 128 && !kQueryRegisters && !kWiden ? 2 : 1;

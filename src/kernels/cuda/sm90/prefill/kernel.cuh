@@ -52,6 +52,16 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
   if constexpr (!Config::kQueryRegisters) release(shared.q_empty[stage][consumer]);
 }
 
+// What the consumer keeps of a tile whose queries are there.
+template <class Config>
+__device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
+                                              const typename Config::SharedMemory& shared,
+                                              const TileSlot& slot, int consumer, float factor) {
+  RowTile tile = row_tile(slot, consumer, factor);
+  scale_rows<Config>(params, shared, consumer, tile);
+  return tile;
+}
+
 // Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst. Its
 // softmax runs under the products of the other warpgroups.
 template <class Config, bool kFirst>
@@ -68,9 +78,10 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   products_commit();
   await_keys<Config>(shared.v_full[v.stage], v.phase);
   if constexpr (kFirst) {
-    clear_last_keys<Config>(shared, v.stage, tile, tile.columns, consumer);
+    const int columns = uniform(tile.slot->rows[consumer].columns);
+    clear_last_keys<Config>(shared, v.stage, tile, columns, consumer);
     products_begin();
-    start_first_values<Config>(shared, v.stage, tile.columns, acc);
+    start_first_values<Config>(shared, v.stage, columns, acc);
   } else {
     start_values<Config, 0, Config::kKeys>(shared, v.stage, true, acc);
   }
@@ -100,10 +111,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
 
   const TileSlot* slot = take_tile<Config>(shared, tiles);
   if (slot->work.request < 0) return;
-  RowTile tile = row_tile(*slot, consumer, factor);
   shared.q_full[q.stage][consumer].wait(q.phase);
   load_queries<Config>(shared, consumer, q.stage, acc);
-  scale_rows<Config>(params, shared, consumer, tile);
+  RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   products_begin();
   start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
@@ -112,10 +122,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   k.advance();
-  weigh_scores<Config, true>(params, shared, tile, consumer, tile.block_end - 1, acc);
+  weigh_scores<Config, true>(params, shared, tile, consumer, last_block(tile), acc);
 
   while (true) {
-    int block = tile.block_end - 1;
+    int block = last_block(tile);
     const bool single = block == tile.block_begin;
     if (!single) {
       step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, acc);
@@ -133,10 +143,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     const bool more = uniform(slot->work.request >= 0);
     RowTile next = tile;
     if (more) {
-      next = row_tile(*slot, consumer, factor);
       shared.q_full[q.stage][consumer].wait(q.phase);
       load_queries<Config>(shared, consumer, q.stage, acc);
-      scale_rows<Config>(params, shared, consumer, next);
+      if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
       await_keys<Config>(shared.k_full[k.stage], k.phase);
     }
     // Without a next tile these scores are of nothing, and nobody reads them.
@@ -151,20 +160,33 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     start_values<Config, 0, Config::kKeys>(shared, v.stage, !single, acc);
     products_commit();
     pass_turn<Config>(consumer);
-    float mean[2];
-    finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
-    products_wait<1>();
-    products_landed(acc.scores);
-    if (more) {
+    const auto first_weights = [&](const RowTile& of) {
+      products_landed(acc.scores);
       release(shared.k_empty[k.stage]);
       k.advance();
-      weigh_scores<Config, true>(params, shared, next, consumer, next.block_end - 1, acc);
+      weigh_scores<Config, true>(params, shared, of, consumer, last_block(of), acc);
+    };
+    const auto store_tile = [&](const float (&mean)[2]) {
+      store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
+      release(shared.tile_empty[tile.slot - shared.tiles]);
+    };
+    float mean[2];
+    if constexpr (Config::kTight) {
+      finish_values<Config>(shared, v.stage, acc);
+      finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
+      store_tile(mean);
+      if (!more) break;
+      tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
+      first_weights(tile);
+    } else {
+      finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
+      products_wait<1>();
+      if (more) first_weights(next);
+      finish_values<Config>(shared, v.stage, acc);
+      store_tile(mean);
+      if (!more) break;
+      tile = next;
     }
-    finish_values<Config>(shared, v.stage, acc);
-    store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
-    release(shared.tile_empty[tile.slot - shared.tiles]);
-    if (!more) break;
-    tile = next;
   }
   wait_stores_read();
 }

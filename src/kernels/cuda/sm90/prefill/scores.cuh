@@ -16,9 +16,8 @@ __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, val
 // What a consumer keeps of a row tile; the rest stays in its slot in shared memory.
 struct RowTile {
   const TileSlot* slot;
-  int block_begin, block_end;
+  int block_begin;
   Interval open;  // keys that every row of the warpgroup sees
-  int columns;    // of the first key tile that is multiplied, the one with the last keys
   // From raw products of the thread's rows to scores: in units of log2, if general to natural ones.
   float factor[2];
 };
@@ -26,9 +25,14 @@ struct RowTile {
 // `factor` is that of all rows; rows of fp8 have their own, which scale_rows finds.
 __device__ __forceinline__ RowTile row_tile(const TileSlot& slot, int consumer, float factor) {
   const RowsView& rows = slot.rows[consumer];
-  return {&slot, uniform(slot.work.block_begin), uniform(slot.work.block_end),
-          {uniform(rows.open_begin), uniform(rows.open_end)}, uniform(rows.columns),
+  return {&slot, uniform(slot.work.block_begin),
+          {uniform(rows.open_begin), uniform(rows.open_end)},
           {factor, factor}};
+}
+
+// The first key tile of a row tile is the one with its last keys.
+__device__ __forceinline__ int last_block(const RowTile& tile) {
+  return uniform(tile.slot->work.block_end) - 1;
 }
 
 // Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
