@@ -83,11 +83,12 @@ struct PrefillConfig {
   // 3 to 6 % at head dim 128, nothing at 256.
   static constexpr bool kTurns = kDim <= 128;
   // Two stages of K and V beside queries and out fill 227 KB, and the accumulators of scores and out the
-  // registers. Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of 64, a copy for every
-  // 16 keys.
+  // registers. Head dims 192/128: 705 TFLOP/s with 128 keys, 601 with 96, which pages of 64 cut into boxes of 32
+  // (128 heads 4x4k, H200, 2026-11-22). Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of
+  // 64, a copy for every 16 keys.
   static constexpr int kKeys = kDim <= 64      ? 128
                                : kDim <= 128 ? (kGeneral || kNarrow ? 96 : 128)
-                               : kDim <= 192 ? (kGeneral || kWiden ? 64 : 96)
+                               : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
                                              : (kGeneral || kWiden ? 48 : 64);
   static constexpr int kStages = kDim <= 64 ? 3 : 2;
   // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.
