@@ -87,9 +87,11 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   }
   products_commit();
   pass_turn<Config>(consumer);
+  // Keys go back before the values have landed: 1 % in fp8, nothing elsewhere (H200, 2026-11-22).
+  products_wait<Config::kNarrow ? 1 : 0>();
+  release(shared.k_empty[k.stage]);
   finish_values<Config>(shared, v.stage, acc);
   products_landed(acc.scores);
-  release(shared.k_empty[k.stage]);
   if (block == tile.block_begin) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
   weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
