@@ -99,6 +99,11 @@ struct PrefillConfig {
   // Scores from queries in registers: a quarter less traffic in shared memory, 2 to 7 % faster up to 4096
   // tokens (H200, 2026-11-21).
   static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && !kWiden && kConsumers == 2;
+  // How many of the products of a key tile's scores, 32 bytes of the head dim each, take them from there. At head
+  // dims 192/128 there is room for half of them: 1 % (H200, 2026-11-22).
+  static constexpr int kQueryRegisterSteps =
+      kQueryRegisters ? kDim * kBytes / 32
+                      : (kDim == 192 && kDimV == 128 && !kGeneral && !kWiden && !kRows ? 6 : 0);
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.

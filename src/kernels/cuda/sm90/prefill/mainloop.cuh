@@ -13,16 +13,16 @@ template <class Config>
 __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shared, int consumer,
                                              int stage, Accumulators<Config>& acc) {
   if constexpr (Config::kMath != Config::kQ) narrow_queries<Config>(shared, consumer, stage);
-  if constexpr (Config::kQueryRegisters) {
+  if constexpr (Config::kQueryRegisterSteps > 0) {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
+    for (int step = 0; step < Config::kQueryRegisterSteps; ++step) {
       const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
       uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]);
       load_matrices(to, &shared.q[stage][consumer][step / 4][row][chunk * 8]);
     }
-    if (lane == 0) shared.q_empty[stage][consumer].arrive();
+    if (Config::kQueryRegisters && lane == 0) shared.q_empty[stage][consumer].arrive();
   }
 }
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ void start_scores(const typename Config::SharedMemory
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
     const uint64_t k_step = moved(k, step / 4 * sizeof(shared.k[0][0]) + step % 4 * 32);
-    if constexpr (Config::kQueryRegisters) {
+    if (step < Config::kQueryRegisterSteps) {
       Product<Config::kKeys>::template run<Config::kMath, false>(
           acc.scores, &acc.queries[4 * step], k_step, step > 0);
     } else {

@@ -62,7 +62,7 @@ struct Accumulators {
   float out[Config::kHeadDimV / 2];
   float scores[Config::kKeys / 2];
   uint32_t weights[Config::kKeys * Config::kBytes / 8];
-  uint32_t queries[Config::kQueryRegisters ? Config::kHeadDim * Config::kBytes / 8 : 1];
+  uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
   float base[2];  // power of two that weights are relative to
   float sum[2];   // of this thread's columns
   // fp8 caches: scales of the next key tile to weigh, and what those of values are relative to.
