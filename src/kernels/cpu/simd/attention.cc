@@ -300,7 +300,7 @@ class ItemRunner {
 
   // Of a row, in units of log2.
   float alibi_slope(int32_t r) const {
-    const int32_t q_head = this_head() * shape_.group + (item_.row_begin + r) % shape_.group;
+    const int64_t q_head = this_head() * shape_.group + (item_.row_begin + r) % shape_.group;
     return params_.alibi_slopes[q_head] * kLog2E;
   }
 
