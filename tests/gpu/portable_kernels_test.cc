@@ -305,7 +305,7 @@ TEST_P(PortableKernels, MatchFp64) {
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
   load("portable/merge", {std::to_string(tile), "bf16"})
-      .launch({static_cast<uint32_t>(ctas)}, merge, nullptr);
+      .launch({static_cast<uint32_t>(ctas), static_cast<uint32_t>(tile / 16)}, merge, nullptr);
   gpu::synchronize(nullptr);
 
   const auto got = to_host<uint16_t>(out, out_count);
@@ -373,6 +373,7 @@ std::vector<Case> cases() {
   list.push_back({.name = "small_fp8", .requests = small, .page_size = 1, .cache = "f8e4m3"});
   list.push_back({.name = "small_window_cap", .requests = small, .window = 20, .logit_cap = 5});
   list.push_back({.name = "small_sinks", .requests = small, .page_size = 64, .sinks = true});
+  list.push_back({.name = "small_parts", .requests = {{5, 700}, {1, 650}, {20, 30}}});
   list.push_back({.name = "small_tree", .requests = {{15, 70}, {15, 15}}, .tree = true});
   list.push_back({.name = "tree", .requests = {{15, 300}, {15, 15}, {15, 2000}}, .tree = true});
   return list;

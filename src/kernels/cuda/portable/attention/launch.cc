@@ -13,6 +13,9 @@ constexpr std::string_view kFolder = "portable/attention";
 constexpr int32_t kBlocksPerSm = 2;
 constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kDecodeRows = 16;
+// Of a CTA that merges: few tiles of many parts, as shared prefixes give, would keep few SMs busy
+// with all rows of a tile in one.
+constexpr int32_t kMergedRows = 16;
 
 // Sums of 32 rows a warp fit its registers up to 128 columns.
 template <bool kDecode>
@@ -84,13 +87,13 @@ class PortableAttention final : public AttentionKernel {
   void attend(const AttentionParams& given, int32_t, Stream stream) override {
     AttentionParams params = given;
     params.work = work_;
-    const GridSize grid{static_cast<uint32_t>(work_.ctas)};
-    attention_.launch(grid, params, stream);
+    const auto ctas = static_cast<uint32_t>(work_.ctas);
+    attention_.launch({ctas}, params, stream);
     const MergeParams merge{
         params.batch,           work_,      params.out,   params.out_token_stride,
         params.out_head_stride, params.lse, params.sinks, params.head_dim_v,
         params.f32_out};
-    merge_.launch(grid, merge, stream);
+    merge_.launch({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)}, merge, stream);
   }
 
  private:

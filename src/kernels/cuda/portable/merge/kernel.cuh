@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the partial results of row tiles that several CTAs shared, in ascending order of keys. CTA c
-// looks at merges[c]; a warp takes a row, its lanes the columns.
+// Joins the partial results of row tiles that several CTAs shared, in ascending order of keys. CTAs
+// (c, any) share the rows of merges[c]; a warp takes a row, its lanes the columns.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -67,7 +67,8 @@ struct MergeConfig {
     const RequestView view = request_view(params.batch, item.request);
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int rows = min(kRowTile, view.q_len * group - item.first_row);
-    for (int row = threadIdx.x / 32; row < rows; row += kMergeWarps) {
+    const int first = static_cast<int>(blockIdx.y) * kMergeWarps + static_cast<int>(threadIdx.x) / 32;
+    for (int row = first; row < rows; row += static_cast<int>(gridDim.y) * kMergeWarps) {
       merge_row(params, item, view, row);
     }
   }
