@@ -3,6 +3,7 @@
 // reallocation, named barriers. PTX ISA 8.
 #pragma once
 
+#include "kernels/cuda/common/e4m3.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/tensor_map.h"
 
@@ -119,14 +120,13 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
 // Two fp8 values in the lower half of `two` as f16.
 template <Type kFrom>
 __device__ __forceinline__ uint32_t widen(uint32_t two) {
-  uint32_t wide;
-  const uint16_t low = static_cast<uint16_t>(two);
   if constexpr (kFrom == f8e4m3) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(low));
+    return widen_e4m3(two);
   } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(low));
+    uint32_t wide;
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(static_cast<uint16_t>(two)));
+    return wide;
   }
-  return wide;
 }
 
 }  // namespace fovea::kernels::cuda

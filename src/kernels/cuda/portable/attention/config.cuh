@@ -72,12 +72,11 @@ struct AttentionConfig {
   static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
   // How far scores may exceed the base of their exponents, in log2: weights reach 16 before sums are
   // rescaled. In f16 those with scales of large values folded in might overflow.
-  static constexpr float kSlack = kConvert && kQuery == f16 ? 0 : 4;
+  static constexpr float kMaximumLag = kConvert && kQuery == f16 ? 0 : 4;
 
   static constexpr int kRowTile = kRows;
   static constexpr bool kSplitsKeys = kRows == 16;
-  // A warp's m16 tiles: with two, a fragment of K or V, whose loads from shared memory bound the
-  // kernel, serves two products.
+  // A warp's m16 tiles: with two, a fragment of K or V out of shared memory serves two products.
   static constexpr int kRowFragments = kRows == 128 ? 2 : 1;
 
   template <int kKeys, int kStages>

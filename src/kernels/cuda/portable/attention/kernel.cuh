@@ -6,7 +6,7 @@
 //   stage 1:          | copy K, V ------> | scores, softmax, P*V |
 //
 // cp.async fills stages while mma.sync works on another; one barrier a tile keeps the warps together.
-// The page of a key is read two tiles before its copy starts.
+// The page of a key is read a tile before its copy starts.
 #pragma once
 
 #include "kernels/cuda/portable/attention/epilogue.cuh"

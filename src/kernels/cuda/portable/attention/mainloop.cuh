@@ -3,15 +3,13 @@
 // two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
 #pragma once
 
+#include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/portable/attention/config.cuh"
 #include "kernels/cuda/portable/attention/load.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 template <class Config>
 struct Accumulator {
@@ -163,7 +161,7 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
 __device__ inline float exponent_base(float base) { return base == -infinity() ? 0.0f : base; }
 
 // Scores times `factor` to weights relative to the row's base, which follows the running maximum once
-// that is kSlack above it; only then is rescaled what was accumulated before.
+// that is kMaximumLag above it; only then is rescaled what was accumulated before.
 template <class Config>
 __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Config>& scores) {
 #pragma unroll
@@ -178,7 +176,7 @@ __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Conf
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     most *= factor;
-    const bool moves = most > base + Config::kSlack;
+    const bool moves = most > base + Config::kMaximumLag;
     if (__any_sync(~0u, moves)) {
       const float rescale = moves ? exp2_fast(base - most) : 1.0f;
       if (moves) base = most;

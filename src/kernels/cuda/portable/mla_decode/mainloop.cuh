@@ -3,12 +3,11 @@
 // the values, which are the keys' first columns.
 #pragma once
 
+#include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/portable/mla_decode/load.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 // The maximum that weights refer to lags behind the true one by up to this many powers of two, so
 // that accumulated values are rescaled seldom.
 constexpr float kMaximumLag = 8;

@@ -3,15 +3,13 @@
 // eight: maxima and sums stay in its registers.
 #pragma once
 
+#include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/sm90/decode/config.cuh"
 #include "kernels/cuda/sm90/decode/load.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 template <class C>
 struct Accumulator {

@@ -2,13 +2,12 @@
 // From the scores of a key tile to weights in shared memory: masks, running maxima and sums.
 #pragma once
 
+#include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 #include "kernels/cuda/sm90/mla_decode/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 // The running maximum that weights refer to lags behind the true one by up to this many powers of
 // two, so that accumulated values are rescaled seldom. Weights then reach 256, sums 256 times the
 // keys.

@@ -2,12 +2,10 @@
 // Rows of a consumer warpgroup, and its scores of a key tile: masks, soft cap, ALiBi.
 #pragma once
 
+#include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/sm90/prefill/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 // The compiler serialises products whose control flow may diverge within a warp: say that it does not.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
