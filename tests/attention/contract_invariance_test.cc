@@ -119,7 +119,7 @@ class BatchInvariance : public ::testing::TestWithParam<Invariant> {
 // Requests of every length, alone and in company, in any order.
 TEST_P(BatchInvariance, CompanyChangesNoBit) {
   AttentionCase test = GetParam().test;
-  const int32_t count = test::is_mla(test.spec) ? 16 : 64;
+  const int32_t count = test::is_mla(test.spec) ? 16 : test::on_gpu() ? 256 : 64;
   test.requests.clear();
   for (int32_t i = 0; i < count; ++i) {
     const int32_t q_len = i % 4 == 3 ? 1 + i % 9 : 1;
@@ -129,7 +129,7 @@ TEST_P(BatchInvariance, CompanyChangesNoBit) {
   const std::vector<Piece> whole = whole_case(test);
   std::mt19937 random(7);
   std::vector<std::vector<Piece>> batches = {whole};
-  for (size_t size : {size_t{1}, size_t{2}, size_t{7}, whole.size()}) {
+  for (size_t size : {size_t{1}, size_t{2}, size_t{7}, size_t{64}, whole.size()}) {
     std::vector<Piece> shuffled = whole;
     std::shuffle(shuffled.begin(), shuffled.end(), random);
     for (size_t begin = 0; begin < shuffled.size(); begin += size) {

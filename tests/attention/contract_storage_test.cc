@@ -84,13 +84,7 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
 
 // A decode batch filled up to a fixed size: the padding stands in row 0 of the table, stores to
 // page 0, is not finite, and nobody else notices.
-TEST_P(Storage, PaddingTouchesPageZeroOnly) {
-  AttentionCase test = test::mha_case("padding", 4, 2, 64);
-  test.cache.dtype = DType::f16;
-  if (test::on_gpu()) test.spec.q_dtype = DType::f16;
-  test.requests = {{1, 40}, {1, 17}, {1, 1}, {1, 0}};
-  const BackendEntry* entry = serving(test);
-  ASSERT_NE(entry, nullptr);
+void expect_padding_unseen(const BackendEntry& entry, const AttentionCase& test) {
   CaseData data = make_data(test);
   ThreadPool threads(2);
   const auto run = [&](int32_t padding) {
@@ -100,13 +94,15 @@ TEST_P(Storage, PaddingTouchesPageZeroOnly) {
     CaseData used = data;
     used.requests.resize(padded.requests.size());
     test::PagedStore store(padded, used, Fill::poison);
-    test::BackendUnderTest under_test(*entry, padded, &store, threads);
+    test::BackendUnderTest under_test(entry, padded, &store, threads);
     test::PackedBatch batch(padded, used, &store, whole_case(padded), Fill::poison);
     under_test.run(batch);
     const KvLayerView view = store.pool().layer(test::PagedStore::kLayer);
-    for (int32_t head = 0; head < 2; ++head) {
-      for (int64_t d = 0; d < 64; ++d) {
+    for (int32_t head = 0; head < test.spec.kv_heads; ++head) {
+      for (int64_t d = 0; d < test.spec.head_dim; ++d) {
         EXPECT_TRUE(std::isfinite(load_float(k_address(view, 0, head), DType::f16, d)));
+      }
+      for (int64_t d = 0; d < test.spec.head_dim_v; ++d) {
         EXPECT_TRUE(std::isfinite(load_float(v_address(view, 0, head), DType::f16, d)));
       }
     }
@@ -122,6 +118,20 @@ TEST_P(Storage, PaddingTouchesPageZeroOnly) {
   padded.out.resize(alone.out.size());
   padded.lse.resize(alone.lse.size());
   EXPECT_TRUE(same_bits(alone, padded));
+}
+
+TEST_P(Storage, PaddingTouchesPageZeroOnly) {
+  int served = 0;
+  for (AttentionCase test : {test::mha_case("padding", 4, 2, 64), test::mla_case("padding", 4)}) {
+    test.cache.dtype = DType::f16;
+    if (test::on_gpu()) test.spec.q_dtype = DType::f16;
+    test.requests = {{1, 40}, {1, 17}, {1, 1}, {1, 0}};
+    const BackendEntry* entry = serving(test);
+    if (entry == nullptr) continue;
+    ++served;
+    expect_padding_unseen(*entry, test);
+  }
+  EXPECT_GT(served, 0);
 }
 
 // The result is linear in v_scale, and k_scale acts like the softmax scale.
@@ -150,6 +160,29 @@ TEST_P(Storage, ScalesActAsFactors) {
   const Output sharper = run(4, 1);
   test.spec.softmax_scale = static_cast<float>(4 * test::softmax_scale(test.spec));
   EXPECT_TRUE(same_bits(sharper, run(1, 1)));
+}
+
+// The one scale of latents acts like both.
+TEST_P(Storage, ScaleOfLatentsActsAsFactor) {
+  AttentionCase test = test::attention_case("mla_fp8_per_tensor");
+  test.prewritten = true;
+  const BackendEntry* entry = serving(test);
+  if (entry == nullptr) GTEST_SKIP() << "takes no fp8 latents";
+  const CaseData data = make_data(test);
+  const auto run = [&](float factor) {
+    ThreadPool threads(1);
+    test::PagedStore store(test, data, Fill::poison);
+    store.pool().layer(test::PagedStore::kLayer).k_scale[0] *= factor;
+    test::BackendUnderTest under_test(*entry, test, &store, threads);
+    test::PackedBatch batch(test, data, &store, whole_case(test), Fill::poison);
+    under_test.run(batch);
+    return batch.output();
+  };
+  const Output scaled = run(4);
+  test.spec.softmax_scale *= 4;
+  const Output sharper = run(1);
+  for (size_t i = 0; i < scaled.out.size(); ++i) EXPECT_EQ(scaled.out[i], 4 * sharper.out[i]);
+  EXPECT_EQ(scaled.lse, sharper.lse);
 }
 
 TEST_P(Storage, ScaledE4m3CostsLittle) {
@@ -182,8 +215,10 @@ std::vector<std::string> built_backends() {
   if (!test::why_no_test_device().empty()) return names;
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const BackendEntry& entry : registry.entries()) {
-    if (entry.reject(test::request_of(test::attention_case("mixed"))).empty()) {
+    for (const char* name : {"mixed", "mla_page_16"}) {
+      if (!entry.reject(test::request_of(test::attention_case(name))).empty()) continue;
       names.push_back(entry.name);
+      break;
     }
   }
   return names;
