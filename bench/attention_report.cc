@@ -10,11 +10,6 @@
 namespace fovea::bench {
 namespace {
 
-std::string ceilings_line(const Ceilings& ceilings) {
-  return fmt::format("{}: {:.0f} GFLOP/s fused multiply-add, {:.1f} GB/s read", cpu_device().name,
-                     ceilings.flops / 1e9, ceilings.read_bytes / 1e9);
-}
-
 double gflops(const AttentionResult& result) {
   return result.config.flops() / result.seconds / 1e9;
 }
@@ -24,29 +19,30 @@ double gbytes(const AttentionResult& result) {
 
 }  // namespace
 
-std::string to_markdown(const std::vector<AttentionResult>& results, const Ceilings& ceilings) {
-  std::string text = ceilings_line(ceilings) + "\n\n";
+std::string to_markdown(const std::vector<AttentionResult>& results) {
+  std::string text = cpu_device().name + "\n\n";
   text +=
       "| phase | batch | q | kv | heads | dim | page | q dtype | kv dtype | backend | threads | ms "
       "| plan us "
-      "| GFLOP/s | GB/s | of ceiling | error |\n"
+      "| GFLOP/s | GB/s | of ceiling | FMA GFLOP/s | read GB/s | error |\n"
       "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- | ---: | ---: | ---: | "
       "---: | "
-      "---: | ---: | ---: |\n";
+      "---: | ---: | ---: | ---: | ---: |\n";
   for (const AttentionResult& r : results) {
     text += fmt::format(
         "| {} | {} | {} | {} | {}/{} | {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.0f} | "
         "{:.1f} | "
-        "{:.2f} {} | {:.1e} |\n",
+        "{:.2f} {} | {:.0f} | {:.1f} | {:.1e} |\n",
         r.config.phase, r.config.batch, r.config.q_len, r.config.kv_len, r.config.q_heads,
         r.config.kv_heads, r.config.head_dim, r.config.page_size, dtype_name(r.config.q_dtype),
         dtype_name(r.config.kv_dtype), r.backend, r.threads, r.seconds * 1e3, r.plan_seconds * 1e6,
-        gflops(r), gbytes(r), r.fraction, r.compute_bound ? "flops" : "read", r.error);
+        gflops(r), gbytes(r), r.fraction, r.compute_bound ? "flops" : "read",
+        r.ceilings.flops / 1e9, r.ceilings.read_bytes / 1e9, r.error);
   }
   return text;
 }
 
-std::string to_csv(const std::vector<AttentionResult>& results, const Ceilings& ceilings) {
+std::string to_csv(const std::vector<AttentionResult>& results) {
   std::string text =
       "phase,batch,q_len,kv_len,q_heads,kv_heads,head_dim,page_size,q_dtype,kv_dtype,backend,"
       "threads,"
@@ -60,17 +56,15 @@ std::string to_csv(const std::vector<AttentionResult>& results, const Ceilings& 
         r.config.kv_heads, r.config.head_dim, r.config.page_size, dtype_name(r.config.q_dtype),
         dtype_name(r.config.kv_dtype), r.backend, r.threads, r.seconds, r.seconds_min,
         r.plan_seconds, gflops(r), gbytes(r), r.fraction, r.compute_bound ? "flops" : "read",
-        r.error, ceilings.flops / 1e9, ceilings.read_bytes / 1e9);
+        r.error, r.ceilings.flops / 1e9, r.ceilings.read_bytes / 1e9);
   }
   return text;
 }
 
-std::string to_json(const std::vector<AttentionResult>& results, const Ceilings& ceilings) {
+std::string to_json(const std::vector<AttentionResult>& results) {
   nlohmann::ordered_json report;
   report["machine"] = cpu_device().name;
   report["isa"] = cpu_device().isa;
-  report["peak_flops"] = ceilings.flops;
-  report["peak_read_bytes"] = ceilings.read_bytes;
   report["results"] = nlohmann::ordered_json::array();
   for (const AttentionResult& r : results) {
     report["results"].push_back({{"phase", r.config.phase},
@@ -91,6 +85,8 @@ std::string to_json(const std::vector<AttentionResult>& results, const Ceilings&
                                  {"gflops", gflops(r)},
                                  {"gbytes", gbytes(r)},
                                  {"fraction", r.fraction},
+                                 {"peak_flops", r.ceilings.flops},
+                                 {"peak_read_bytes", r.ceilings.read_bytes},
                                  {"bound", r.compute_bound ? "flops" : "read"},
                                  {"error", r.error}});
   }

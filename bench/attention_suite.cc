@@ -22,6 +22,8 @@ namespace {
 // comes again.
 constexpr double kColdBytes = 640e6;
 constexpr int32_t kMaxLayers = 64;
+constexpr double kRoundSeconds = 0.01;  // as long as a sample of the ceilings
+constexpr size_t kLeastRounds = 5;
 constexpr int kSampledRows = 6;
 // Far above what rounding the inputs costs (fp8: 2^-4 per element, averaged out), far below a bug.
 constexpr double kWrong = 0.1;
@@ -286,6 +288,39 @@ double Workload::error() const {
   return std::sqrt(squared_error / norm);
 }
 
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Rounds of calls between samples of the ceilings.
+void measure(Workload& workload, CeilingProbe& probe, double seconds, AttentionResult& result) {
+  std::vector<double> times, flops, read_bytes, compute, memory;
+  Ceilings before = probe.sample();
+  int32_t layer = 0;
+  for (const double end = now() + seconds; now() < end || memory.size() < kLeastRounds;) {
+    std::vector<double> round;
+    for (const double round_end = now() + kRoundSeconds; round.empty() || now() < round_end;) {
+      layer = (layer + 1) % workload.layers();
+      const double start = now();
+      workload.forward(layer);
+      round.push_back(now() - start);
+    }
+    const Ceilings after = probe.sample();
+    flops.push_back((before.flops + after.flops) / 2);
+    read_bytes.push_back((before.read_bytes + after.read_bytes) / 2);
+    before = after;
+    compute.push_back(result.config.flops() / flops.back() / median(round));
+    memory.push_back(result.config.bytes() / read_bytes.back() / median(round));
+    times.insert(times.end(), round.begin(), round.end());
+  }
+  result.seconds = median(times);
+  result.seconds_min = *std::min_element(times.begin(), times.end());
+  result.compute_bound = median(compute) > median(memory);
+  result.fraction = median(result.compute_bound ? compute : memory);
+  result.ceilings = {median(flops), median(read_bytes)};
+}
+
 }  // namespace
 
 double AttentionCase::flops() const {
@@ -332,7 +367,7 @@ std::vector<AttentionCase> default_cases(bool quick) {
   return cases;
 }
 
-AttentionResult run_attention_case(const AttentionCase& config, const Ceilings& ceilings,
+AttentionResult run_attention_case(const AttentionCase& config, CeilingProbe& probe,
                                    ThreadPool& threads, const AttentionBenchOptions& options) {
   if (options.progress) {
     options.progress(fmt::format("{} batch {} q {} kv {} dim {} {}", config.phase, config.batch,
@@ -353,20 +388,7 @@ AttentionResult run_attention_case(const AttentionCase& config, const Ceilings& 
     throw Error(ErrorCode::unsupported, fmt::format("backend {}: wrong output, relative error {}",
                                                     result.backend, result.error));
   }
-  std::vector<double> times;
-  const double end = now() + options.seconds_per_case;
-  for (int32_t i = 1; now() < end || times.size() < 5; ++i) {
-    const double start = now();
-    workload.forward(i % workload.layers());
-    times.push_back(now() - start);
-  }
-  std::sort(times.begin(), times.end());
-  result.seconds = times[times.size() / 2];
-  result.seconds_min = times.front();
-  const double compute = config.flops() / ceilings.flops;
-  const double memory = config.bytes() / ceilings.read_bytes;
-  result.compute_bound = compute > memory;
-  result.fraction = std::max(compute, memory) / result.seconds;
+  measure(workload, probe, options.seconds_per_case, result);
   return result;
 }
 

@@ -36,9 +36,12 @@ struct AttentionResult {
   double seconds = 0;  // median of one forward(), which also stores the new keys
   double seconds_min = 0;
   double plan_seconds = 0;  // one plan(), shared by all layers of a pass
-  double fraction = 0;  // of the ceiling that binds: max(flops / peak, bytes / bandwidth) / seconds
+  // Of the ceiling that binds: max(flops / peak, bytes / bandwidth) / seconds, the median of rounds
+  // that each hold a few calls between two samples of the ceilings.
+  double fraction = 0;
   bool compute_bound = false;
-  double error = 0;  // ||out - reference|| / ||reference|| over sampled rows, fp64 reference
+  Ceilings ceilings;  // medians of those samples
+  double error = 0;   // ||out - reference|| / ||reference|| over sampled rows, fp64 reference
 };
 
 // prefill D 64 and 128, 1k to 8k; decode batch 1 to 32, 1k to 16k, fp32, bf16 and fp8 caches.
@@ -53,11 +56,11 @@ struct AttentionBenchOptions {
 
 // Error{unsupported} with the reasons when the backend refuses the case. Throws when the output is
 // wrong: a wrong result is never timed.
-AttentionResult run_attention_case(const AttentionCase& config, const Ceilings& ceilings,
+AttentionResult run_attention_case(const AttentionCase& config, CeilingProbe& probe,
                                    ThreadPool& threads, const AttentionBenchOptions& options);
 
-std::string to_markdown(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
-std::string to_csv(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
-std::string to_json(const std::vector<AttentionResult>& results, const Ceilings& ceilings);
+std::string to_markdown(const std::vector<AttentionResult>& results);
+std::string to_csv(const std::vector<AttentionResult>& results);
+std::string to_json(const std::vector<AttentionResult>& results);
 
 }  // namespace fovea::bench

@@ -4,18 +4,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "fovea/device.h"
-#include "kvcache/zeroed_memory.h"
 
 namespace fovea::bench {
 namespace {
 
-// Larger than any last-level cache of today.
+// Larger than any last-level cache of today; a sample reads a part.
 constexpr size_t kStreamBytes = size_t{1} << 30;
+constexpr size_t kParts = 4;
 constexpr int kRounds = 5;
 constexpr int64_t kFmaLoops = 4'000'000;
 constexpr int kChains = 12;  // independent accumulators: latency 4 x 2 ports, with room to spare
@@ -96,42 +97,59 @@ Probes widest() {
 
 }  // namespace
 
-Ceilings measure_ceilings(ThreadPool& threads) {
-  const Probes probes = widest();
-  const int team = threads.size();
-  std::vector<float> sinks(static_cast<size_t>(team));
-  Ceilings best;
-  for (int round = 0; round < kRounds; ++round) {
-    double operations = 0;
-    std::vector<double> counts(static_cast<size_t>(team));
-    const double start = now();
-    threads.parallel_for(team, [&](int64_t i, int) {
-      counts[static_cast<size_t>(i)] = probes.fma(kFmaLoops, sinks[static_cast<size_t>(i)]);
-    });
-    const double seconds = now() - start;
-    for (const double count : counts) operations += count;
-    best.flops = std::max(best.flops, operations / seconds);
-  }
-
-  // In pages of 2 MiB, as KV pools are: with 4 KiB one core of a Zen 5 reads 33 instead of 38 GB/s
-  // (2026-11-22).
-  const ZeroedMemory memory(kStreamBytes, "the memory to read");
-  const std::span<float> stream(reinterpret_cast<float*>(memory.data()),
+// In pages of 2 MiB, as KV pools are: with 4 KiB one core of a Zen 5 reads 33 instead of 38 GB/s
+// (2026-11-22).
+CeilingProbe::CeilingProbe(ThreadPool& threads)
+    : threads_(threads),
+      memory_(kStreamBytes, "the memory to read"),
+      sinks_(static_cast<size_t>(threads.size())) {
+  const std::span<float> stream(reinterpret_cast<float*>(memory_.data()),
                                 kStreamBytes / sizeof(float));
   std::fill(stream.begin(), stream.end(), 1.0f);
-  const size_t part = stream.size() / static_cast<size_t>(team);
-  for (int round = 0; round < kRounds; ++round) {
-    const double start = now();
-    threads.parallel_for(team, [&](int64_t i, int) {
-      sinks[static_cast<size_t>(i)] +=
-          probes.read(stream.data() + static_cast<size_t>(i) * part, part);
-    });
-    best.read_bytes =
-        std::max(best.read_bytes, static_cast<double>(kStreamBytes) / (now() - start));
-  }
+}
+
+Ceilings CeilingProbe::sample() {
+  const Ceilings sampled = {flops(), read_bytes()};
   // Keeps the compiler from dropping the loops.
   volatile float keep = 0;
-  for (const float sink : sinks) keep = keep + sink;
+  for (const float sink : sinks_) keep = keep + sink;
+  return sampled;
+}
+
+double CeilingProbe::flops() {
+  const Probes probes = widest();
+  std::vector<double> counts(sinks_.size());
+  const double start = now();
+  threads_.parallel_for(threads_.size(), [&](int64_t i, int) {
+    counts[static_cast<size_t>(i)] = probes.fma(kFmaLoops, sinks_[static_cast<size_t>(i)]);
+  });
+  const double seconds = now() - start;
+  return std::accumulate(counts.begin(), counts.end(), 0.0) / seconds;
+}
+
+double CeilingProbe::read_bytes() {
+  const Probes probes = widest();
+  constexpr size_t kPartFloats = kStreamBytes / kParts / sizeof(float);
+  const float* part = reinterpret_cast<const float*>(memory_.data()) + next_part_ * kPartFloats;
+  next_part_ = (next_part_ + 1) % kParts;
+  constexpr size_t kLineFloats = 16;
+  const size_t each = kPartFloats / sinks_.size() / kLineFloats * kLineFloats;
+  const double start = now();
+  threads_.parallel_for(threads_.size(), [&](int64_t i, int) {
+    const auto thread = static_cast<size_t>(i);
+    sinks_[thread] += probes.read(part + thread * each, each);
+  });
+  return static_cast<double>(each * sinks_.size() * sizeof(float)) / (now() - start);
+}
+
+Ceilings measure_ceilings(ThreadPool& threads) {
+  CeilingProbe probe(threads);
+  Ceilings best;
+  for (int round = 0; round < kRounds; ++round) {
+    const Ceilings sampled = probe.sample();
+    best.flops = std::max(best.flops, sampled.flops);
+    best.read_bytes = std::max(best.read_bytes, sampled.read_bytes);
+  }
   return best;
 }
 

@@ -64,17 +64,17 @@ void run(const BenchFlags& flags) {
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
     ThreadPool threads(count);
     show_progress("measuring this machine's ceilings");
-    const bench::Ceilings ceilings = bench::measure_ceilings(threads);
+    bench::CeilingProbe probe(threads);
     std::vector<bench::AttentionResult> results;
     for (const bench::AttentionCase& config : chosen_cases(flags)) {
-      results.push_back(bench::run_attention_case(config, ceilings, threads,
+      results.push_back(bench::run_attention_case(config, probe, threads,
                                                   {.backend = flags.backend,
                                                    .seconds_per_case = flags.seconds,
                                                    .progress = show_progress}));
     }
-    report += flags.output == "md"    ? bench::to_markdown(results, ceilings)
-              : flags.output == "csv" ? bench::to_csv(results, ceilings)
-                                      : bench::to_json(results, ceilings);
+    report += flags.output == "md"    ? bench::to_markdown(results)
+              : flags.output == "csv" ? bench::to_csv(results)
+                                      : bench::to_json(results);
   }
   clear_progress();
   fmt::print("{}", report);
