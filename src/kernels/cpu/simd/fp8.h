@@ -103,12 +103,27 @@ HWY_INLINE __m512i look_up(__m512i a, __m512i b, __m512i index) {
   asm("vpermi2b %2, %1, %0" : "+v"(index) : "v"(a), "v"(b));
   return index;
 }
-// The same for the upper two of each four bytes; the others are zero.
-HWY_INLINE __m512i look_up_upper(__m512i a, __m512i b, __m512i index) {
-  const __mmask64 upper = 0xccccccccccccccccull;
-  asm("vpermi2b %2, %1, %0%{%3%}%{z%}" : "+v"(index) : "v"(a), "v"(b), "Yk"(upper));
-  return index;
+// The bytes of x in any order.
+HWY_INLINE __m512i permute_bytes(__m512i x, __m512i order) {
+  asm("vpermb %0, %1, %0" : "+v"(x) : "v"(order));
+  return x;
 }
+
+// The order of 64 numbers in which pairs of bytes, interleaved, give four vectors: the lower and
+// upper halves of the lanes of two. Lane l of vector i is number l * kLaneStep + i * kVectorStep.
+template <int kLaneStep, int kVectorStep>
+struct InterleavedOrder {
+  alignas(64) uint8_t numbers[64];
+  constexpr InterleavedOrder() : numbers() {
+    for (int at = 0; at < 64; ++at) {
+      const int lane = at / 16 * 4 + at % 8 / 2;
+      const int vector = at % 16 / 8 * 2 + at % 2;
+      numbers[at] = static_cast<uint8_t>(lane * kLaneStep + vector * kVectorStep);
+    }
+  }
+};
+template <int kLaneStep, int kVectorStep>
+inline constexpr InterleavedOrder<kLaneStep, kVectorStep> kInterleavedOrder;
 
 class Fp8Converter {
  public:
@@ -126,17 +141,19 @@ class Fp8Converter {
   }
 
   // Lane l of to[first + i] is number l * kLaneStep + i * kVectorStep of the 64 in x, for i < 4.
+  // Shifts and masks run beside the multiply-adds, where look-ups take turns with them: values at
+  // 8.9 instead of 11.1 cycles a line (Zen 5, 2026-11-22).
   template <int kLaneStep, int kVectorStep, int kCount>
   HWY_INLINE void to_f32(__m512i x, F32 (&to)[kCount], int first) const {
+    const __m512i order = _mm512_load_si512(kInterleavedOrder<kLaneStep, kVectorStep>.numbers);
     __m512i low, high;
-    split(x, low, high);
-    const __m512i lanes =
-        _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                           _mm512_set1_epi32(kLaneStep * 0x01010000));
+    split(permute_bytes(x, order), low, high);
+    const __m512i halves[2] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     for (int i = 0; i < 4 && first + i < kCount; ++i) {
-      const __m512i index =
-          _mm512_add_epi32(lanes, _mm512_set1_epi32(0x40000000 + i * kVectorStep * 0x01010000));
-      to[first + i].raw = _mm512_castsi512_ps(look_up_upper(low, high, index));
+      const __m512i half = halves[i / 2];
+      to[first + i].raw = _mm512_castsi512_ps(i % 2 == 0 ? _mm512_slli_epi32(half, 16)
+                                                         : _mm512_and_si512(half, upper));
     }
   }
 
