@@ -48,7 +48,7 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len, 
   scratch.k_unpacked = carver.take<uint16_t>(kTileKeys * dim);
   scratch.v_unpacked = carver.take<uint16_t>(kTileKeys * dim_v);
   scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
-  scratch.scores = carver.take<float>(kBlockRows * kTileKeys);
+  scratch.scores = carver.take<float>(split_row_capacity(shape) * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);
   scratch.bounds = carver.take<RowBounds>(rows);

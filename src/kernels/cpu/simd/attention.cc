@@ -8,6 +8,9 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
+// A third of the first cache of today's cores.
+constexpr int64_t kBytesAhead = 16 << 10;
+
 class ItemRunner {
  public:
   ItemRunner(const AttentionCall& call, const AttentionItem& item, const AttentionScratch& scratch)
@@ -18,10 +21,9 @@ class ItemRunner {
         mask_(mask_view(params_, item.request)),
         reader_(params_, item.request),
         state_(scratch.states[0]),
+        ahead_(reader_, item.head_begin, item.head_end),
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
         row_floats_(padded(shape_.dim) + kPadFloats),
-        k_lines_(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64)),
-        v_lines_(static_cast<int32_t>((reader_.v_row_bytes + 63) / 64)),
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
@@ -40,9 +42,6 @@ class ItemRunner {
                        shape_.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
     looks_up_values_ = values_in_place_ && fp8_values && by_table && one_block();
     unpacks_values_ = values_in_place_ && fp8_values && !looks_up_values_;
-    asks_by_halves_ = keys_in_place_ && direct && values_in_place_ && !reader_.v_in_k &&
-                      reader_.k_dtype == DType::f32 && reader_.v_dtype == DType::f32 &&
-                      shape_.dim == shape_.dim_v;
     for (int32_t n = 0; n < kTileKeys; ++n) {
       k_unpacked_[n] = reinterpret_cast<const char*>(k_bf16() + n * shape_.dim);
     }
@@ -59,8 +58,9 @@ class ItemRunner {
           row_block(scratch_.bounds, first, smaller(kProductRows, shape_.rows - first));
     }
     const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
-    const int32_t blocks = (shape_.rows + kProductRows - 1) / kProductRows;
-    lines_per_ask_ = kTileKeys * (k_lines_ + v_lines_) / (products * blocks) + 1;
+    const auto lines = static_cast<int32_t>((reader_.k_row_bytes + reader_.v_row_bytes) / 64);
+    rows_ahead_ = static_cast<int32_t>(kBytesAhead / reader_.k_row_bytes);
+    lines_per_ask_ = kTileKeys * lines / (products * blocks()) + 1;
   }
 
   AttentionState& run() {
@@ -72,7 +72,7 @@ class ItemRunner {
       const int32_t next = tile + kTileKeys;
       here_ = later_;
       locate(next, later_);
-      for (int32_t head = 0; head < shape_.heads; ++head) attend(tile, head);
+      attend(tile);
       if (next % kChunkKeys != 0 && next < item_.kv_end) continue;
       end_chunk();
       tree.add(static_cast<uint32_t>(tile / kChunkKeys), state_);
@@ -104,32 +104,83 @@ class ItemRunner {
     if (token_scales_) reader_.ask_for_scales(to, item_.head_begin);
   }
 
-  // All rows of one head against one tile.
-  void attend(int32_t tile, int32_t head) {
-    head_ = head;
-    factor_ = score_factor(params_, item_.head_begin + head);
-    packed_panels_ = 0;
-    values_ready_ = false;
-    ask_key_ = next_keys().begin;
-    ask_line_ = 0;
-    if (token_scales_) reader_.load_scales(here_, this_head(), k_scales_, v_scales_);
-    if (unpacks_keys_) {
-      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, shape_.dim, k_bf16());
+  // All rows against one tile. Few rows of many heads meet the keys of all heads first, then the
+  // values, so that each is read as it lies; of many rows there is one head.
+  void attend(int32_t tile) {
+    if (one_block()) {
+      ahead_.start(&here_, &later_, rows_ahead_);
+    } else {
+      ahead_.start(&later_, nullptr, 0);
     }
-    for (int32_t first = 0; first < shape_.rows; first += kProductRows) {
-      const RowBlock& block = blocks_[first / kProductRows];
-      const int32_t begin = larger(block.begin - tile, here_.begin);
-      const int32_t end = smaller(block.end - tile, here_.end);
-      if (begin >= end) continue;
-      score(block, begin, end);
-      adjust(block, tile, begin, end);
-      weigh(block, begin, end);
+    if (!few_rows_) {
+      start_keys(0);
+      start_values(0);
+      for (int32_t b = 0; b < blocks(); ++b) {
+        score(tile, blocks_[b]);
+        weigh(tile, blocks_[b]);
+      }
+      return;
+    }
+    for (int32_t head = 0; head < shape_.heads; ++head) {
+      start_keys(head);
+      for (int32_t b = 0; b < blocks(); ++b) score(tile, blocks_[b]);
+    }
+    for (int32_t head = 0; head < shape_.heads; ++head) {
+      start_values(head);
+      for (int32_t b = 0; b < blocks(); ++b) weigh(tile, blocks_[b]);
     }
   }
 
+  void start_head(int32_t head) {
+    head_ = head;
+    factor_ = score_factor(params_, item_.head_begin + head);
+  }
+
+  void start_keys(int32_t head) {
+    start_head(head);
+    packed_panels_ = 0;
+    if (token_scales_) {
+      reader_.load_scales(here_, this_head(), params_.keys.cache.k_scale, k_scales_);
+    }
+    if (unpacks_keys_) {
+      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, shape_.dim, k_bf16());
+    }
+  }
+
+  void start_values(int32_t head) {
+    start_head(head);
+    values_ready_ = false;
+    if (!token_scales_) return;
+    const KvLayerView& cache = params_.keys.cache;
+    const float* scales = reader_.v_in_k ? cache.k_scale : cache.v_scale;
+    reader_.load_scales(here_, this_head(), scales, v_scales_);
+  }
+
+  int32_t blocks() const { return (shape_.rows + kProductRows - 1) / kProductRows; }
+
   int32_t place(const RowBlock& block) const { return head_ * shape_.head_rows + block.first; }
 
-  void score(const RowBlock& block, int32_t begin, int32_t end) {
+  // Those of few rows wait for the other heads.
+  float* scores(const RowBlock& block) const {
+    return scratch_.scores + (few_rows_ ? place(block) * kTileKeys : 0);
+  }
+
+  // Keys of the tile that rows of the block see lie in [begin, end).
+  struct Range {
+    int32_t begin, end;
+  };
+  Range seen_keys(const RowBlock& block, int32_t tile) const {
+    return {larger(block.begin - tile, here_.begin), smaller(block.end - tile, here_.end)};
+  }
+
+  void score(int32_t tile, const RowBlock& block) {
+    const auto [begin, end] = seen_keys(block, tile);
+    if (begin >= end) return;
+    multiply_keys(block, begin, end);
+    adjust(block, tile, begin, end);
+  }
+
+  void multiply_keys(const RowBlock& block, int32_t begin, int32_t end) {
     const float* q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
     const int32_t dim = (shape_.dim + 3) / 4 * 4;
     for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
@@ -143,8 +194,8 @@ class ItemRunner {
         pack_panel(p, dim, panel);
         packed_panels_ |= 1u << p;
       }
-      if (!one_block()) ask_ahead();
-      const ScoreProduct product = {q, panel, dim, scratch_.scores + p * kPanelKeys};
+      if (!one_block()) ahead_.ask<2>(lines_per_ask_);
+      const ScoreProduct product = {q, panel, dim, scores(block) + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
   }
@@ -185,22 +236,17 @@ class ItemRunner {
     product.q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
     product.keys = keys;
     product.dim = shape_.dim;
-    product.scores = scratch_.scores + p * kPanelKeys;
+    product.scores = scores(block) + p * kPanelKeys;
     product.fp8_bytes = looks_up_keys_ ? &fp8_bytes(reader_.k_dtype) : nullptr;
     with_product_rows(product_rows(block.rows), product);
 #endif
   }
 
-  PanelRows panel_rows(int32_t first) const {
+  PanelRows panel_rows(int32_t first) {
     PanelRows keys;
     keys.rows = (unpacks_keys_ ? k_unpacked_ : here_.k) + first;
     keys.offset = unpacks_keys_ ? 0 : this_head() * reader_.k_head_bytes;
-    if (asks_by_halves_) {
-      keys.next = first == 0 ? reader_.keys_ahead(here_, kPanelKeys, kPanelKeys, this_head())
-                             : reader_.values_ahead(here_, 0, kPanelKeys, this_head());
-    } else if (one_block()) {
-      keys.next = reader_.keys_ahead(next_keys(), first, kPanelKeys, next_head());
-    }
+    keys.ahead = one_block() ? &ahead_ : nullptr;
     return keys;
   }
 
@@ -211,7 +257,7 @@ class ItemRunner {
     }
     float* rows = scratch_.k_rows + (values_in_k_rows_ ? first * row_floats_ : 0);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
-      if (one_block()) reader_.ask_for_key(next_keys(), first + n, next_head());
+      if (one_block()) ahead_.ask<3>(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64));
       float* to = rows + n * row_floats_;
       if (first + n < here_.begin || first + n >= here_.end) {
         for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
@@ -236,36 +282,9 @@ class ItemRunner {
     }
   }
 
-  // Memory is asked for one head of one tile ahead. With one block of rows that keeps the memory
-  // busy all the time: keys are asked for while keys are loaded, values while values are summed.
-  // f32 rows of a tile fill the first cache: there each half of the keys, then of the values, asks
-  // for the half that is read next (decode 24.5 instead of 22.5 GB/s on a Zen 5, 2026-11-22).
-  // With several blocks each product is preceded by its share.
   bool one_block() const { return shape_.rows <= kProductRows; }
 
-  const TileKeys& next_keys() const { return head_ + 1 < shape_.heads ? here_ : later_; }
-
-  int64_t next_head() const {
-    return item_.head_begin + (head_ + 1 < shape_.heads ? head_ + 1 : 0);
-  }
-
   int64_t this_head() const { return item_.head_begin + head_; }
-
-  // A few lines before each product: more at once would fill the line buffers that the products
-  // need. Into the second cache: rows of one head lie a power of two apart and would share few sets
-  // of the first.
-  void ask_ahead() {
-    const TileKeys& next = next_keys();
-    for (int32_t i = 0; i < lines_per_ask_ && ask_key_ < next.end; ++i) {
-      const bool value = ask_line_ >= k_lines_;
-      const char* row = value ? next.v[ask_key_] + next_head() * reader_.v_head_bytes
-                              : next.k[ask_key_] + next_head() * reader_.k_head_bytes;
-      __builtin_prefetch(row + 64 * (value ? ask_line_ - k_lines_ : ask_line_), 0, 2);
-      if (++ask_line_ < k_lines_ + v_lines_) continue;
-      ask_line_ = 0;
-      ++ask_key_;
-    }
-  }
 
   // Turns products into masked scores. Whole vectors around [begin, end) are valid afterwards.
   // Scores are to be multiplied by factor_, unless a cap or ALiBi has made them units of log2.
@@ -278,7 +297,7 @@ class ItemRunner {
     if (whole && !predicate && !changes_scores_) return;
     if (params_.alibi_slopes) load_key_positions(tile);
     for (int32_t r = 0; r < block.rows; ++r) {
-      float* scores = scratch_.scores + r * kTileKeys;
+      float* scores = this->scores(block) + r * kTileKeys;
       const RowBounds& row = scratch_.bounds[block.first + r];
       if (token_scales_) scale_scores(k_scales_, first, last, scores);
       if (params_.logit_cap > 0) cap_scores(factor_, params_.logit_cap, first, last, scores);
@@ -288,7 +307,7 @@ class ItemRunner {
                   scores);
       }
       if (!whole) hide_outside(row, tile, first, last, scores);
-      if (predicate) ask_each(block.first + r, tile, begin, end);
+      if (predicate) ask_each(block.first + r, tile, begin, end, scores);
     }
   }
 
@@ -304,20 +323,21 @@ class ItemRunner {
     return params_.alibi_slopes[q_head] * kLog2E;
   }
 
-  void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end) {
+  void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end, float* scores) {
     const RowBounds& row = scratch_.bounds[r];
     const int32_t token = (item_.row_begin + r) / shape_.group;
-    float* scores = scratch_.scores + r % kProductRows * kTileKeys;
     for (int32_t n = larger(begin, row.predicate_begin - tile); n < end; ++n) {
       if (!key_visible(mask_, tile + n, token)) scores[n] = -kInfinity;
     }
   }
 
   // Softmax of the block's scores, then its share of o.
-  void weigh(const RowBlock& block, int32_t begin, int32_t end) {
+  void weigh(int32_t tile, const RowBlock& block) {
+    const auto [begin, end] = seen_keys(block, tile);
+    if (begin >= end) return;
     alignas(64) float decay[kPadFloats];
     SoftmaxTile softmax;
-    softmax.scores = scratch_.scores;
+    softmax.scores = scores(block);
     softmax.begin = begin / kLanes;
     softmax.end = (end + kLanes - 1) / kLanes;
     softmax.rows = block.rows;
@@ -372,7 +392,7 @@ class ItemRunner {
 
   void add_strips(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
     StripProduct product;
-    product.weights = scratch_.scores;
+    product.weights = scores(block);
     product.strip = scratch_.v_strips;
     product.decay = decay;
     product.begin = begin;
@@ -381,7 +401,7 @@ class ItemRunner {
     product.o_stride = shape_.o_stride;
     for (product.columns = padded(shape_.dim_v); product.columns > 0;
          product.columns -= kStripColumns) {
-      if (!one_block()) ask_ahead();
+      if (!one_block()) ahead_.ask<2>(lines_per_ask_);
       with_product_rows(product_rows(block.rows), product);
       product.strip += kStripFloats;
       product.o += kStripColumns;
@@ -392,7 +412,7 @@ class ItemRunner {
   HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
                              int32_t end) {
     ValueProduct<T> product;
-    product.weights = scratch_.scores;
+    product.weights = scores(block);
     product.values = values_;
     product.decay = decay;
     product.begin = begin;
@@ -401,24 +421,7 @@ class ItemRunner {
     product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
     product.o_stride = shape_.o_stride;
     product.fp8_bytes = looks_up_values_ ? &fp8_bytes(reader_.v_dtype) : nullptr;
-    if (asks_by_halves_ && end - begin == kTileKeys) return add_halves(block, product);
-    if (one_block() && v_lines_ > 0) {
-      product.next = reader_.values_ahead(next_keys(), begin, end - begin, next_head());
-    }
-    with_product_rows(product_rows(block.rows), product);
-  }
-
-  template <class T>
-  HWY_INLINE void add_halves(const RowBlock& block, ValueProduct<T>& product) {
-    alignas(64) static constexpr float kNoDecay[] = {1, 1, 1, 1, 1, 1, 1, 1};
-    static_assert(std::size(kNoDecay) >= kDirectRows);
-    product.end = kPanelKeys;
-    product.next = reader_.values_ahead(here_, kPanelKeys, kPanelKeys, this_head());
-    with_product_rows(product_rows(block.rows), product);
-    product.begin = kPanelKeys;
-    product.end = kTileKeys;
-    product.decay = kNoDecay;
-    product.next = reader_.keys_ahead(next_keys(), 0, kPanelKeys, next_head());
+    product.ahead = one_block() && reader_.v_row_bytes > 0 ? &ahead_ : nullptr;
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -429,10 +432,10 @@ class ItemRunner {
   const MaskView mask_;
   const KeyReader reader_;
   AttentionState& state_;
+  LinesAhead ahead_;
   const int64_t panel_floats_;
   const int64_t row_floats_;
-  const int32_t k_lines_, v_lines_;  // of a row in the cache
-  int32_t lines_per_ask_;
+  int32_t rows_ahead_, lines_per_ask_;
   const bool few_rows_;
   bool token_scales_;
   bool changes_scores_;    // before the softmax
@@ -441,7 +444,6 @@ class ItemRunner {
   bool values_in_place_;
   bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
   bool unpacks_keys_, unpacks_values_;    // fp8 rows become bf16 in the scratch first
-  bool asks_by_halves_;                   // not a whole tile of a head ahead
 
   RowBlock blocks_[kMostRows / kProductRows];
 
@@ -451,7 +453,6 @@ class ItemRunner {
   float factor_ = 0;
   uint32_t packed_panels_ = 0;
   bool values_ready_ = false;
-  int32_t ask_key_ = 0, ask_line_ = 0;  // of the next keys, to be asked for
   const char* values_[kTileKeys];
   const char* k_unpacked_[kTileKeys];
   alignas(64) float k_scales_[kTileKeys];

@@ -17,17 +17,11 @@ struct TileKeys {
   int32_t begin, end;  // within the tile
   const char* k[kTileKeys];
   const char* v[kTileKeys];
-  int64_t slot[kTileKeys];
+  int64_t scale[kTileKeys];  // where the scales of the heads start
+  int32_t run[kTileKeys];    // keys from this one on in its page, or one after the other
 };
 
 constexpr int64_t kMlaFp8RowBytes = 656;
-
-// Rows of the cache to ask for while others are at work, as many; none where `rows` is null.
-struct RowsAhead {
-  const char* const* rows = nullptr;
-  int64_t offset = 0;  // bytes, to the head
-  int32_t element_bytes = 0;
-};
 
 // Reads addresses of one request's keys.
 class KeyReader {
@@ -50,6 +44,10 @@ class KeyReader {
     }
     k_row_bytes = fp8_rows ? kMlaFp8RowBytes : params.head_dim * element_bytes(k_dtype);
     v_row_bytes = v_in_k ? 0 : params.head_dim_v * element_bytes(v_dtype);
+    k_token_bytes = (keys_.page_table ? keys_.cache.k_token_stride : keys_.k.token_stride) *
+                    element_bytes(k_dtype);
+    v_token_bytes = (keys_.page_table ? keys_.cache.v_token_stride : keys_.v.token_stride) *
+                    element_bytes(v_dtype);
   }
 
   // Keys [begin, end) of the tile that starts at key `tile`.
@@ -63,46 +61,27 @@ class KeyReader {
     }
   }
 
-  // `count` rows of a head from `first` on; none unless the request owns them all.
-  RowsAhead keys_ahead(const TileKeys& tile, int32_t first, int32_t count, int64_t head) const {
-    if (first < tile.begin || first + count > tile.end) return {};
-    return {tile.k + first, head * k_head_bytes, static_cast<int32_t>(element_bytes(k_dtype))};
-  }
-  RowsAhead values_ahead(const TileKeys& tile, int32_t first, int32_t count, int64_t head) const {
-    if (first < tile.begin || first + count > tile.end) return {};
-    return {tile.v + first, head * v_head_bytes, static_cast<int32_t>(element_bytes(v_dtype))};
-  }
-
-  HWY_INLINE void ask_for_key(const TileKeys& tile, int32_t n, int64_t head) const {
-    if (n < tile.begin || n >= tile.end) return;
-    const char* row = tile.k[n] + head * k_head_bytes;
-    for (int64_t at = 0; at < k_row_bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-  }
-
   // Scales per token and head, from `head` on.
   void ask_for_scales(const TileKeys& tile, int64_t head) const {
     const KvLayerView& cache = keys_.cache;
     for (int32_t n = tile.begin; n < tile.end; ++n) {
-      const int64_t at = tile.slot[n] * kv_heads_ + head;
+      const int64_t at = tile.scale[n] + head;
       __builtin_prefetch(cache.k_scale + at, 0, 2);
       if (!v_in_k) __builtin_prefetch(cache.v_scale + at, 0, 2);
     }
   }
 
-  // Those of one head, [kTileKeys] each; values held in K share K's.
-  void load_scales(const TileKeys& tile, int64_t head, float* k_scales, float* v_scales) const {
-    const float* from = v_in_k ? keys_.cache.k_scale : keys_.cache.v_scale;
-    for (int32_t n = 0; n < kTileKeys; ++n) {
-      const bool owned = n >= tile.begin && n < tile.end;
-      const int64_t at = owned ? tile.slot[n] * kv_heads_ + head : 0;
-      k_scales[n] = owned ? keys_.cache.k_scale[at] : 0.0f;
-      v_scales[n] = owned ? from[at] : 0.0f;
-    }
+  // to[n] = the scale of key n of the tile and `head`; 0 for keys the request does not own.
+  void load_scales(const TileKeys& tile, int64_t head, const float* scales, float* to) const {
+    for (int32_t n = 0; n < tile.begin; ++n) to[n] = 0;
+    for (int32_t n = tile.begin; n < tile.end; ++n) to[n] = scales[tile.scale[n] + head];
+    for (int32_t n = tile.end; n < kTileKeys; ++n) to[n] = 0;
   }
 
   DType k_dtype, v_dtype;
   int64_t k_head_bytes, v_head_bytes;
   int64_t k_row_bytes, v_row_bytes;
+  int64_t k_token_bytes, v_token_bytes;
   bool fp8_rows = false;  // KvLayout::mla_fp8_rows
   bool v_in_k = false;    // v is the front of the k row
 
@@ -115,12 +94,14 @@ class KeyReader {
       const int32_t entry = (tile + n) / cache.page_size;
       int32_t in_page = (tile + n) % cache.page_size;
       const int64_t page = pages[entry];
-      for (; n < to.end && in_page < cache.page_size; ++n, ++in_page) {
+      const int32_t last = smaller(to.end, n + cache.page_size - in_page);
+      for (; n < last; ++n, ++in_page) {
+        to.run[n] = last - n;
         to.k[n] = cache.k + (page * cache.k_page_stride + in_page * cache.k_token_stride) * bytes;
         to.v[n] = v_in_k ? to.k[n]
                          : cache.v + (page * cache.v_page_stride + in_page * cache.v_token_stride) *
                                          bytes;
-        to.slot[n] = page * cache.page_size + in_page;
+        to.scale[n] = (page * cache.page_size + in_page) * kv_heads_;
       }
     }
   }
@@ -128,6 +109,7 @@ class KeyReader {
   void locate_packed(int32_t tile, TileKeys& to) const {
     const int64_t first = static_cast<int64_t>(keys_.kv_indptr[request_]) + tile;
     for (int32_t n = to.begin; n < to.end; ++n) {
+      to.run[n] = to.end - n;
       to.k[n] = static_cast<const char*>(keys_.k.data) +
                 (first + n) * keys_.k.token_stride * element_bytes(k_dtype);
       to.v[n] = static_cast<const char*>(keys_.v.data) +

@@ -3,6 +3,7 @@
 // registers, and meet the queries; through a panel, or at once where rows are few.
 #pragma once
 
+#include "kernels/cpu/simd/attention_ahead.h"
 #include "kernels/cpu/simd/attention_products.h"
 #include "kernels/cpu/simd/fp8.h"
 
@@ -70,11 +71,11 @@ HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]
   }
 }
 
-// Rows of keys in the cache, and the rows to ask for meanwhile.
+// Rows of keys in the cache, and what to ask for meanwhile.
 struct PanelRows {
   const char* const* rows;  // [kPanelKeys]
   int64_t offset;           // bytes, to the head
-  RowsAhead next;           // [kPanelKeys]
+  LinesAhead* ahead;        // or null
 };
 
 // What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
@@ -98,18 +99,17 @@ HWY_INLINE void store_dims(F32 lanes, float* to) {
   for (int i = 0; i < kDims; ++i) store(dim_of<kDims>(lanes, i), to + i * kPanelKeys);
 }
 
-// lanes[i] lane j: lane i from element d on of key first + j. Asks for the same of the rows ahead.
+// lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead.
 template <class T>
 HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t first, int32_t d,
                                 F32 (&lanes)[kLanes]) {
   const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
-  const int64_t next_at = keys.next.offset + d * keys.next.element_bytes;
   F32 blocks[kLanes / 4][4];
   for (int g = 0; g < kLanes / 4; ++g) {
+    if (keys.ahead) keys.ahead->ask<3>(kLanes / 4);
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
       const int32_t key = first + 4 * g + j;
-      if (keys.next.rows) __builtin_prefetch(keys.next.rows[key] + next_at, 0, 3);
       rows[j] = load_lanes(reinterpret_cast<const T*>(keys.rows[key] + at));
     }
     transpose_blocks(rows, blocks[g]);
@@ -199,7 +199,6 @@ struct DirectScoreProduct {
       const float* from = q;
       int32_t at = 0;
       for (int32_t d = 0; d < dim; d += kStepDims, from += kStepDims * R, at += kStepBytes) {
-        if (keys.next.rows) ask(d);
         add<R>(at, splitter, from, low, high);
       }
 #pragma GCC unroll 8
@@ -231,15 +230,6 @@ struct DirectScoreProduct {
     for (int r = 0; r < R; ++r) hn::Store(sum[r], kF32, scores + r * kTileKeys + first);
   }
 
-  // This step's share of the lines that come next.
-  HWY_INLINE void ask(int32_t d) const {
-    const int32_t lines = kPanelKeys * kStepDims * keys.next.element_bytes / 64;
-    const int32_t first = d / kStepDims * lines;
-    const char* const* next = keys.next.rows + first % kPanelKeys;
-    const int64_t offset = keys.next.offset + first / kPanelKeys * 64;
-    for (int32_t i = 0; i < lines; ++i) __builtin_prefetch(next[i] + offset, 0, 3);
-  }
-
   template <int R>
   HWY_INLINE void add(int32_t at, const DimSplitter<T>& splitter, const float* from, F32 (&low)[R],
                       F32 (&high)[R]) const {
@@ -256,6 +246,7 @@ struct DirectScoreProduct {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
+      if (keys.ahead) keys.ahead->ask<3>(kPanelKeys * kStepBytes / 64 / 8);
       F32 x[2][kDims];
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {

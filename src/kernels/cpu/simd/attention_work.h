@@ -59,7 +59,7 @@ struct AttentionScratch {
   void* k_unpacked;        // bf16 [kTileKeys, dim], of fp8 keys
   void* v_unpacked;        // bf16 [kTileKeys, dim_v], of fp8 values
   float* v_strips;         // [dim_v / 2 vectors, kTileKeys, 2 vectors]
-  float* scores;           // [kBlockRows, kTileKeys]
+  float* scores;           // [rows that may be split, kTileKeys]
   RowBounds* bounds;       // [rows]
   int32_t levels;
 };
