@@ -49,6 +49,7 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len, 
   scratch.v_unpacked = carver.take<uint16_t>(kTileKeys * dim_v);
   scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
   scratch.scores = carver.take<float>(split_row_capacity(shape) * kTileKeys);
+  scratch.scales = carver.take<float>(2 * shape.kv_heads * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);
   scratch.bounds = carver.take<RowBounds>(rows);

@@ -112,6 +112,7 @@ class ItemRunner {
     } else {
       ahead_.start(&later_, nullptr, 0);
     }
+    if (token_scales_) load_token_scales();
     if (!few_rows_) {
       start_keys(0);
       start_values(0);
@@ -139,9 +140,6 @@ class ItemRunner {
   void start_keys(int32_t head) {
     start_head(head);
     packed_panels_ = 0;
-    if (token_scales_) {
-      reader_.load_scales(here_, this_head(), params_.keys.cache.k_scale, k_scales_);
-    }
     if (unpacks_keys_) {
       unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, shape_.dim, k_bf16());
     }
@@ -150,11 +148,18 @@ class ItemRunner {
   void start_values(int32_t head) {
     start_head(head);
     values_ready_ = false;
-    if (!token_scales_) return;
-    const KvLayerView& cache = params_.keys.cache;
-    const float* scales = reader_.v_in_k ? cache.k_scale : cache.v_scale;
-    reader_.load_scales(here_, this_head(), scales, v_scales_);
   }
+
+  // Of the keys of the tile, then of their values; of all heads, as they lie next to each other.
+  void load_token_scales() {
+    const KvLayerView& cache = params_.keys.cache;
+    const float* v_scale = reader_.v_in_k ? cache.k_scale : cache.v_scale;
+    load_scales(here_, cache.k_scale + item_.head_begin, shape_.heads, scratch_.scales);
+    load_scales(here_, v_scale + item_.head_begin, shape_.heads,
+                scratch_.scales + shape_.heads * kTileKeys);
+  }
+  const float* k_scales() const { return scratch_.scales + head_ * kTileKeys; }
+  const float* v_scales() const { return k_scales() + shape_.heads * kTileKeys; }
 
   int32_t blocks() const { return (shape_.rows + kProductRows - 1) / kProductRows; }
 
@@ -299,7 +304,7 @@ class ItemRunner {
     for (int32_t r = 0; r < block.rows; ++r) {
       float* scores = this->scores(block) + r * kTileKeys;
       const RowBounds& row = scratch_.bounds[block.first + r];
-      if (token_scales_) scale_scores(k_scales_, first, last, scores);
+      if (token_scales_) scale_scores(k_scales(), first, last, scores);
       if (params_.logit_cap > 0) cap_scores(factor_, params_.logit_cap, first, last, scores);
       if (params_.alibi_slopes) {
         const float factor = params_.logit_cap > 0 ? 1.0f : factor_;
@@ -342,7 +347,7 @@ class ItemRunner {
     softmax.end = (end + kLanes - 1) / kLanes;
     softmax.rows = block.rows;
     softmax.factor = params_.logit_cap > 0 || params_.alibi_slopes ? 1.0f : factor_;
-    softmax.v_scales = token_scales_ ? v_scales_ : nullptr;
+    softmax.v_scales = token_scales_ ? v_scales() : nullptr;
     softmax.m = state_.m + place(block);
     softmax.l_lanes = scratch_.l_lanes + place(block) * kPadFloats;
     softmax.decay = decay;
@@ -455,8 +460,6 @@ class ItemRunner {
   bool values_ready_ = false;
   const char* values_[kTileKeys];
   const char* k_unpacked_[kTileKeys];
-  alignas(64) float k_scales_[kTileKeys];
-  alignas(64) float v_scales_[kTileKeys];
   alignas(64) float key_positions_[kTileKeys];
 };
 

@@ -39,6 +39,43 @@ inline RowBlock row_block(const RowBounds* bounds, int32_t first, int32_t rows) 
   return block;
 }
 
+// The scales of 4 heads for kLanes keys of the tile from `first` on; `scales`: those of the first
+// of the heads.
+HWY_INLINE void load_scales_of_4(const TileKeys& tile, int32_t first, const float* scales,
+                                 F32 (&heads)[4]) {
+  const hn::Rebind<int32_t, F32Tag> d32;
+  F32 keys[4];  // [j] block b: key 4 * b + j
+  for (int32_t j = 0; j < 4; ++j) {
+    const int64_t* at = tile.scale + first + j;
+    keys[j] = hn::LoadDup128(kF32, scales + at[0]);
+    for (int32_t b = 1; b < kLanes / 4; ++b) {
+      const auto from_b = hn::RebindMask(kF32, hn::Gt(hn::Iota(d32, 0), hn::Set(d32, 4 * b - 1)));
+      keys[j] = hn::IfThenElse(from_b, hn::LoadDup128(kF32, scales + at[4 * b]), keys[j]);
+    }
+  }
+  transpose_blocks(keys, heads);
+}
+
+// to[head * kTileKeys + n] = the scale of key n of the tile and a head, for `heads` of them, the
+// first at `scales`; 0 for keys the request does not own.
+inline void load_scales(const TileKeys& tile, const float* scales, int32_t heads, float* to) {
+  int32_t head = 0;
+  const bool whole = tile.begin == 0 && tile.end == kTileKeys;
+  for (; whole && head + 4 <= heads; head += 4) {
+    for (int32_t n = 0; n < kTileKeys; n += kLanes) {
+      F32 four[4];
+      load_scales_of_4(tile, n, scales + head, four);
+      for (int32_t i = 0; i < 4; ++i) store(four[i], to + (head + i) * kTileKeys + n);
+    }
+  }
+  for (; head < heads; ++head) {
+    for (int32_t n = 0; n < kTileKeys; ++n) {
+      const bool owned = n >= tile.begin && n < tile.end;
+      to[head * kTileKeys + n] = owned ? scales[tile.scale[n] + head] : 0.0f;
+    }
+  }
+}
+
 inline void scale_scores(const float* key_scales, int32_t first, int32_t last, float* scores) {
   for (int32_t v = first * kLanes; v < last * kLanes; v += kLanes) {
     store(hn::Mul(load(scores + v), load(key_scales + v)), scores + v);

@@ -71,13 +71,6 @@ class KeyReader {
     }
   }
 
-  // to[n] = the scale of key n of the tile and `head`; 0 for keys the request does not own.
-  void load_scales(const TileKeys& tile, int64_t head, const float* scales, float* to) const {
-    for (int32_t n = 0; n < tile.begin; ++n) to[n] = 0;
-    for (int32_t n = tile.begin; n < tile.end; ++n) to[n] = scales[tile.scale[n] + head];
-    for (int32_t n = tile.end; n < kTileKeys; ++n) to[n] = 0;
-  }
-
   DType k_dtype, v_dtype;
   int64_t k_head_bytes, v_head_bytes;
   int64_t k_row_bytes, v_row_bytes;

@@ -60,6 +60,7 @@ struct AttentionScratch {
   void* v_unpacked;        // bf16 [kTileKeys, dim_v], of fp8 values
   float* v_strips;         // [dim_v / 2 vectors, kTileKeys, 2 vectors]
   float* scores;           // [rows that may be split, kTileKeys]
+  float* scales;           // [2, heads, kTileKeys], of keys, then of values
   RowBounds* bounds;       // [rows]
   int32_t levels;
 };
