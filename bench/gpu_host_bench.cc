@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What plan() and forward() of the GPU backends cost around the attention kernels: time the host
 // spends in them, with an empty stream before every 32 calls, so that no call waits for the GPU;
-// and time of a plan on the GPU, alone in a graph of 64 (`gpu`) and as what it adds to the forward
-// behind it (`gpu_in_pass`).
+// time of a plan on the GPU, alone in a graph of 64 (`gpu`) and as what it adds to the forward
+// behind it (`gpu_in_pass`); and of calls of forward enqueued one by one (`gpu_eager`).
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -23,8 +23,8 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kMaxKvLen = 4096, kPage = 64, kPages = 1024;
-constexpr int kCalls = 32, kRounds = 300;
+constexpr int32_t kMaxKvLen = 4096, kPage = 64, kPages = 1024, kLayers = 4;
+constexpr int kCalls = 32, kRounds = 100;
 
 template <typename T>
 gpu::DeviceBuffer on_device(const std::vector<T>& values) {
@@ -34,13 +34,15 @@ gpu::DeviceBuffer on_device(const std::vector<T>& values) {
   return buffer;
 }
 
-// A decode of requests of 1 to 4096 keys, whose pages repeat.
+// Requests of up to 4096 keys, whose pages repeat. Calls of forward go round the layers.
 struct Setting {
   std::string name;
   int32_t requests = 64;
   AttentionKind kind = AttentionKind::mha;
   bool batch_invariant = false;
   int32_t prefix_levels = 0;
+  int32_t page_size = kPage;
+  int32_t q_len = 1;
 
   AttentionSpec spec() const {
     AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
@@ -60,43 +62,45 @@ struct Setting {
   KvCacheSpec cache() const {
     const AttentionSpec layers = spec();
     KvCacheSpec cache{.dtype = DType::bf16,
-                      .layers = 1,
+                      .layers = kLayers,
                       .kv_heads = layers.kv_heads,
                       .head_dim = layers.head_dim,
                       .head_dim_v = layers.head_dim_v,
-                      .page_size = kPage};
+                      .page_size = page_size};
     if (kind == AttentionKind::mla) cache.layout = KvLayout::mla;
     return cache;
   }
+  int32_t tokens() const { return requests * q_len; }
   BatchLimits limits() const {
     return {.max_requests = requests,
-            .max_tokens = requests,
-            .max_q_len = 1,
+            .max_tokens = tokens(),
+            .max_q_len = q_len,
             .max_kv_len = kMaxKvLen,
             .prefix_levels = prefix_levels};
   }
 };
 
-class Decode {
+class Pass {
  public:
-  Decode(const BackendEntry& entry, const Setting& setting) : setting_(setting) {
+  Pass(const BackendEntry& entry, const Setting& setting) : setting_(setting) {
     const int32_t requests = setting.requests;
     BackendContext context;
     context.spec = setting.spec();
     context.device = find_device("cuda").device();
-    pool_ = make_kv_pool(setting.cache(), kPages, context.device);
+    pool_ = make_kv_pool(setting.cache(), kPages * kPage / setting.page_size, context.device);
     context.kv = pool_.get();
     backend_ = entry.create(context);
     backend_->reserve(setting.limits());
     std::mt19937 random(1);
-    std::vector<int32_t> q_indptr(static_cast<size_t>(requests) + 1), rows, lens, shared;
-    std::iota(q_indptr.begin(), q_indptr.end(), 0);
-    std::vector<int64_t> out_slots;
+    std::vector<int32_t> q_indptr{0}, rows, lens, shared;
+    std::vector<int64_t> out_slots(static_cast<size_t>(setting.tokens()));
+    std::iota(out_slots.begin(), out_slots.end(), kPage);
     for (int32_t i = 0; i < requests; ++i) {
       rows.push_back(i);
-      lens.push_back(1 + static_cast<int32_t>(random() % kMaxKvLen));
+      q_indptr.push_back((i + 1) * setting.q_len);
+      lens.push_back(setting.q_len +
+                     static_cast<int32_t>(random() % (kMaxKvLen - setting.q_len + 1)));
       shared.push_back(i == 0 ? 0 : std::min(lens[static_cast<size_t>(i) - 1], lens.back()) - 1);
-      out_slots.push_back(kPage + i);
     }
     std::vector<int32_t> slots(static_cast<size_t>(requests) * kMaxKvLen);
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -108,10 +112,10 @@ class Decode {
     arrays_.push_back(on_device(slots));
     arrays_.push_back(on_device(out_slots));
     arrays_.push_back(on_device(shared));
-    batch_ = {.mode = ForwardMode::decode,
+    batch_ = {.mode = setting.q_len > 1 ? ForwardMode::extend : ForwardMode::decode,
               .requests = requests,
-              .tokens = requests,
-              .max_q_len = 1,
+              .tokens = setting.tokens(),
+              .max_q_len = setting.q_len,
               .max_kv_len = kMaxKvLen,
               .q_indptr = arrays_[0].data<int32_t>(),
               .kv_lens = arrays_[1].data<int32_t>(),
@@ -130,13 +134,17 @@ class Decode {
   }
 
   void plan(Stream stream) { backend_->plan(batch_, stream); }
-  void attend(Stream stream) { backend_->forward(attention_, stream); }
-  void store_and_attend(Stream stream) { backend_->forward(all_, stream); }
+  void attend(Stream stream) { forward(attention_, stream); }
+  void store_and_attend(Stream stream) { forward(all_, stream); }
   Stream stream() const { return stream_.get(); }
 
  private:
+  void forward(LayerTensors& tensors, Stream stream) {
+    tensors.layer = turn_++ % kLayers;
+    backend_->forward(tensors, stream);
+  }
   HeadRows rows_of(int32_t heads, int32_t width) {
-    arrays_.emplace_back(static_cast<size_t>(setting_.requests) *
+    arrays_.emplace_back(static_cast<size_t>(setting_.tokens()) *
                          static_cast<size_t>(heads * width) * 2);
     gpu::fill_bytes(arrays_.back().data(), 0, arrays_.back().bytes(), nullptr);
     gpu::synchronize(nullptr);
@@ -151,6 +159,7 @@ class Decode {
   std::vector<gpu::DeviceBuffer> arrays_;
   BatchView batch_;
   LayerTensors attention_, all_;  // without and with new k and v
+  int32_t turn_ = 0;
 };
 
 template <typename Call>
@@ -179,14 +188,14 @@ void time_launches(benchmark::State& state) {
 }
 
 void add_host(const std::string& name, const BackendEntry& entry, const Setting& setting,
-              void (Decode::*call)(Stream)) {
+              void (Pass::*call)(Stream)) {
   benchmark::RegisterBenchmark(name.c_str(),
                                [&entry, setting, call](benchmark::State& state) {
                                  try {
-                                   Decode decode(entry, setting);
-                                   decode.plan(decode.stream());
-                                   time_calls(state, decode.stream(),
-                                              [&] { (decode.*call)(decode.stream()); });
+                                   Pass pass(entry, setting);
+                                   pass.plan(pass.stream());
+                                   time_calls(state, pass.stream(),
+                                              [&] { (pass.*call)(pass.stream()); });
                                  } catch (const Error& error) {
                                    state.SkipWithError(error.what());
                                  }
@@ -201,18 +210,18 @@ void add_gpu(const std::string& name, const BackendEntry& entry, const Setting& 
       name.c_str(),
       [&entry, setting, in_pass](benchmark::State& state) {
         try {
-          Decode decode(entry, setting);
-          const auto plan = [&](int32_t, Stream stream) { decode.plan(stream); };
-          const auto attend = [&](int32_t, Stream stream) { decode.attend(stream); };
+          Pass pass(entry, setting);
+          const auto plan = [&](int32_t, Stream stream) { pass.plan(stream); };
+          const auto attend = [&](int32_t, Stream stream) { pass.attend(stream); };
           const auto both = [&](int32_t, Stream stream) {
-            decode.plan(stream);
-            decode.attend(stream);
+            pass.plan(stream);
+            pass.attend(stream);
           };
-          plan(0, decode.stream());
+          plan(0, pass.stream());
           for (auto _ : state) {
-            const double seconds = in_pass ? bench::graph_seconds(both, decode.stream()) -
-                                                 bench::graph_seconds(attend, decode.stream())
-                                           : bench::graph_seconds(plan, decode.stream());
+            const double seconds = in_pass ? bench::graph_seconds(both, pass.stream()) -
+                                                 bench::graph_seconds(attend, pass.stream())
+                                           : bench::graph_seconds(plan, pass.stream());
             state.SetIterationTime(std::max(seconds, 0.0));
           }
         } catch (const Error& error) {
@@ -221,6 +230,24 @@ void add_gpu(const std::string& name, const BackendEntry& entry, const Setting& 
       })
       ->UseManualTime()
       ->Iterations(3);
+}
+
+// Calls of forward one after the other, between two events.
+void add_eager(const std::string& name, const BackendEntry& entry, const Setting& setting) {
+  benchmark::RegisterBenchmark(
+      name.c_str(),
+      [&entry, setting](benchmark::State& state) {
+        try {
+          Pass pass(entry, setting);
+          pass.plan(pass.stream());
+          const auto attend = [&](int32_t, Stream stream) { pass.attend(stream); };
+          for (auto _ : state) state.SetIterationTime(bench::eager_seconds(attend, pass.stream()));
+        } catch (const Error& error) {
+          state.SkipWithError(error.what());
+        }
+      })
+      ->UseManualTime()
+      ->Iterations(20);
 }
 
 const bool kRegistered = [] {
@@ -232,6 +259,8 @@ const bool kRegistered = [] {
                               {"256", 256},
                               {"256_invariant", 256, AttentionKind::mha, true},
                               {"64_cascade", 64, AttentionKind::mha, false, 4},
+                              {"64_page_1", 64, AttentionKind::mha, false, 0, 1},
+                              {"16_extend", 16, AttentionKind::mha, false, 0, kPage, 64},
                               {"64_mla", 64, AttentionKind::mla},
                               {"256_mla", 256, AttentionKind::mla}};
   for (const BackendEntry& entry : registry.entries()) {
@@ -240,9 +269,10 @@ const bool kRegistered = [] {
                                    find_device("cuda")};
       if (!entry.reject(request).empty()) continue;
       const std::string name = entry.name + "/" + setting.name + "/";
-      add_host(name + "plan", entry, setting, &Decode::plan);
-      add_host(name + "forward", entry, setting, &Decode::attend);
-      add_host(name + "forward_storing", entry, setting, &Decode::store_and_attend);
+      add_host(name + "plan", entry, setting, &Pass::plan);
+      add_host(name + "forward", entry, setting, &Pass::attend);
+      add_host(name + "forward_storing", entry, setting, &Pass::store_and_attend);
+      add_eager(name + "forward/gpu_eager", entry, setting);
       add_gpu(name + "plan/gpu", entry, setting, false);
       add_gpu(name + "plan/gpu_in_pass", entry, setting, true);
     }

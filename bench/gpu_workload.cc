@@ -149,12 +149,13 @@ struct GpuWorkload::Setup {
     return int64_t{config.tokens()} * config.spec.q_heads * config.out_width();
   }
   DType out_dtype() const { return config.fp8_products() ? DType::bf16 : config.spec.q_dtype; }
+  // A layer's queries and results are where they were the last time, as in an engine.
   char* q_of(int32_t turn) const {
-    return q.data<char>() + turn % query_sets * query_elements() *
+    return q.data<char>() + turn % cache_sets % query_sets * query_elements() *
                                 static_cast<int64_t>(dtype_bytes(config.spec.q_dtype));
   }
   char* out_of(int32_t turn) const {
-    return out.data<char>() + turn % query_sets * out_elements() * 2;
+    return out.data<char>() + turn % cache_sets % query_sets * out_elements() * 2;
   }
   // Keys and values as the turn's call reads them.
   KvLayerView keys_of(int32_t turn) const;

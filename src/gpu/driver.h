@@ -63,6 +63,7 @@ namespace fovea::gpu {
   X(tensor_map_encode, "cuTensorMapEncodeTiled",                                                   \
     (void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,               \
      const uint32_t*, int, int, int, int))                                                         \
+  X(tensor_map_replace_address, "cuTensorMapReplaceAddress", (void*, void*))                       \
   X(function_set_attribute, "cuFuncSetAttribute", (CUfunction, CUfunction_attribute, int))         \
   X(max_active_clusters, "cuOccupancyMaxActiveClusters",                                           \
     (int*, CUfunction, const CUlaunchConfig*))                                                     \

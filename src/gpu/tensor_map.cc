@@ -3,6 +3,8 @@
 
 #include <fmt/ranges.h>
 
+#include <cstring>
+
 #include "core/check.h"
 #include "gpu/driver.h"
 
@@ -29,6 +31,20 @@ void encode_tensor_map(const TensorMapSpec& spec, void* map) {
       "the driver refuses a tensor map at {} of rank {}, {} elements, strides {}, boxes {}",
       spec.data, spec.rank, fmt::join(spec.sizes, " x "), fmt::join(spec.strides, ", "),
       fmt::join(spec.box, " x "));
+}
+
+void RepeatedTensorMap::encode(const TensorMapSpec& spec, void* map) {
+  if (spec != last_) {
+    TensorMapSpec moved = last_;
+    moved.data = spec.data;
+    const bool patched = last_.data != nullptr && spec == moved &&
+                         driver().tensor_map_replace_address(
+                             encoded_.data(), const_cast<void*>(spec.data)) == kCudaSuccess;
+    last_.data = nullptr;  // if the driver refuses the map
+    if (!patched) encode_tensor_map(spec, encoded_.data());
+    last_ = spec;
+  }
+  std::memcpy(map, encoded_.data(), encoded_.size());
 }
 
 }  // namespace fovea::gpu

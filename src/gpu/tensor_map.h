@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace fovea::gpu {
@@ -16,11 +17,25 @@ struct TensorMapSpec {
   std::array<uint64_t, 5> sizes{};    // elements
   std::array<uint64_t, 4> strides{};  // bytes, of dimensions 1 and up; multiples of 16
   std::array<uint32_t, 5> box{};      // elements; box[0] is 64
+
+  bool operator==(const TensorMapSpec&) const = default;
 };
 
 // Writes the driver's CUtensorMap to 128 bytes of host memory at `map`, 64-byte aligned; a kernel
 // takes them inside its parameters. Error{invalid_argument} when the driver refuses the
 // description.
 void encode_tensor_map(const TensorMapSpec& spec, void* map);
+
+// A map that every layer of a pass needs anew: where only the address is another one than last time
+// the driver puts that into the map it has encoded.
+class RepeatedTensorMap {
+ public:
+  // As encode_tensor_map().
+  void encode(const TensorMapSpec& spec, void* map);
+
+ private:
+  TensorMapSpec last_;  // data null: none yet
+  alignas(64) std::array<std::byte, 128> encoded_;
+};
 
 }  // namespace fovea::gpu

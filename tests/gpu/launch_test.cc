@@ -58,9 +58,11 @@ class LaunchGroups : public test::GpuKernelTest<::testing::Test> {
 TEST_F(LaunchGroups, RunInOrderWithTheParametersOfEachCall) {
   for (const int64_t bad : {3, 1000, 0, 77777}) {
     for (const int64_t count : {kCount, kCount / 2}) {
-      group.submit(stream(), [&] { enqueue(bad, count, stream()); });
-      gpu::synchronize(stream());
-      EXPECT_EQ(counted(), static_cast<uint64_t>(bad));
+      for (int turn = 0; turn < 2; ++turn) {
+        group.submit(stream(), [&] { enqueue(bad, count, stream()); });
+        gpu::synchronize(stream());
+        EXPECT_EQ(counted(), static_cast<uint64_t>(bad));
+      }
     }
   }
   // Many in flight, each with its own parameters.
@@ -80,6 +82,27 @@ TEST_F(LaunchGroups, OtherKernelsGetAnotherGraph) {
     });
     gpu::synchronize(stream());
     EXPECT_EQ(counted(), 18u);
+  }
+}
+
+TEST_F(LaunchGroups, TakeGridsOfEachCall) {
+  enqueue(kCount, kCount, stream());  // all are NaN
+  gpu::synchronize(stream());
+  before = to_host<uint64_t>(found, 1)[0];
+  // Two kernels that count the same values, then one.
+  for (const uint32_t blocks : {1u, 40u, 40u, 3u}) {
+    for (const int64_t count : {kCount, int64_t{1000}, int64_t{1000}}) {
+      for (const int kernels : {2, 1}) {
+        group.submit(stream(), [&] {
+          for (int i = 0; i < kernels; ++i) {
+            not_finite.launch(
+                {blocks}, NotFiniteParams{values.data(), count, found.data<uint64_t>()}, stream());
+          }
+        });
+        gpu::synchronize(stream());
+        EXPECT_EQ(counted(), static_cast<uint64_t>(kernels * count));
+      }
+    }
   }
 }
 

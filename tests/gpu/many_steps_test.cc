@@ -50,7 +50,8 @@ class DecodeSteps {
         not_finite_(load("measure/not_finite")) {
     test_.cache.page_size = kPage;
     test_.cache.layers = 1;
-    pool_ = make_kv_pool(test_.cache, 1 + kRequests * kMostKeys / kPage, device());
+    pool_ =
+        make_kv_pool(test::request_of(test_).cache, 1 + kRequests * kMostKeys / kPage, device());
     const AttentionSpec& spec = test_.spec;
     q_ = rows(kRequests, spec.q_heads * spec.head_dim);
     elements_ = int64_t{kRequests} * spec.q_heads * spec.head_dim_v;

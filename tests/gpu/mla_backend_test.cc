@@ -321,7 +321,7 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     test.spec.softmax_scale = 0;
     test.cache.page_size = split ? 3 : 64;
     test.split_q = test.strided = split;
-    test.requests = {{180, 900}, {3, 50}, {200, 1900}, {1, 500}, {20, 30}, {0, 0}, {170, 200}};
+    test.requests = {{170, 900}, {3, 50}, {175, 1200}, {1, 300}, {20, 30}, {0, 0}, {135, 165}};
     BackendEntry entry = *BackendRegistry::builtin().find(GetParam()->name);
     entry.workspace_bytes = [](const BackendRequest& request) {
       return mla_workspace_bytes(*GetParam(), request.spec, request.cache, request.device,
@@ -330,7 +330,7 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     entry.create = [](const BackendContext& context) {
       return make_mla_backend(*GetParam(), context, 1);
     };
-    EXPECT_EQ(mla_prefill_rows(test.spec, test::limits_of(test), 1), 574);
+    EXPECT_EQ(mla_prefill_rows(test.spec, test::limits_of(test), 1), 504);
     const test::CaseData data = make_data(test);
     const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
     size_t row = 0;

@@ -116,7 +116,8 @@ class CudaBackend final : public AttentionBackend {
   cuda::AttentionKernel* beside_ = nullptr;
   bool cascades_ = false;           // its prefixes are looked at
   cuda::AttentionParams params_{};  // of the planned batch; each layer adds its tensors
-  gpu::LaunchGroup plan_launches_, layer_launches_;
+  gpu::LaunchGroup plan_launches_;
+  std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer; one if there is no pool
 };
 
 CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context)
@@ -138,6 +139,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
     for (const KvLayerView& view : setup_.layers) layers_.push_back(cuda_layer(view, *pool_));
     cache_ = CudaCache(spec(), *pool_, setup_.sm, store);
   }
+  layer_launches_.resize(std::max<size_t>(layers_.size(), 1));
   prefill_ = prefill_of(table, setup_).load(setup_, store);
   if (const auto* decode = table.decode_of(setup_)) decode_ = decode->load(setup_, store);
 
@@ -238,7 +240,8 @@ void CudaBackend::forward(const LayerTensors& tensors, Stream stream) {
       !cached || (tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size())),
       "layer is {}, the pool has {}", tensors.layer, layers_.size());
   context_.bind();
-  layer_launches_.submit(stream, [&] { launch_layer(tensors, stream); });
+  layer_launches_[cached ? static_cast<size_t>(tensors.layer) : 0].submit(
+      stream, [&] { launch_layer(tensors, stream); });
 }
 
 void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {

@@ -112,7 +112,8 @@ class MlaBackend final : public AttentionBackend {
   // Of the planned batch.
   const cuda::MlaDecode* active_ = nullptr;
   bool up_projects_ = false;  // some requests, perhaps
-  gpu::LaunchGroup plan_launches_, layer_launches_;
+  gpu::LaunchGroup plan_launches_;
+  std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
 };
 
 MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
@@ -134,6 +135,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
     const KvLayerView view = pool.layer(i);
     layers_.push_back({mla_write(view, pool, spec()), mla_cache(view, spec())});
   }
+  layer_launches_.resize(layers_.size());
   gpu::KernelStore& store = cuda::kernel_store();
   cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
   for (const cuda::MlaDecodeSetup& decode : setup_.decode()) {
@@ -225,7 +227,8 @@ void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
   context_.bind();
   check_argument(tensors.layer >= 0 && tensors.layer < static_cast<int64_t>(layers_.size()),
                  "layer is {}, the pool has {}", tensors.layer, layers_.size());
-  layer_launches_.submit(stream, [&] { launch_layer(tensors, stream); });
+  layer_launches_[static_cast<size_t>(tensors.layer)].submit(
+      stream, [&] { launch_layer(tensors, stream); });
 }
 
 void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {

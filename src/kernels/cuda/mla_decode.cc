@@ -102,7 +102,7 @@ void MlaDecode::plan(const BatchParams& batch, const PlanCompany& company, Strea
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
   check_argument(work_.items != nullptr, "decode() before reserve()");
   if (batch_.requests == 0 || tensors.tokens == 0) return;
-  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_}, decode_, stream);
+  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_, maps_}, decode_, stream);
   list_settled_ = true;
   if (setup_.batch_invariant) return;
   const MlaMergeParams merge{

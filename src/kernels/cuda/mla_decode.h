@@ -12,6 +12,7 @@
 #include "fovea/batch.h"
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
+#include "gpu/tensor_map.h"
 #include "kernels/cuda/common/mla_params.h"
 #include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/family.h"
@@ -70,6 +71,11 @@ struct MlaDecodeTensors {
   float scale = 1;
 };
 
+// What a family encodes once per layer.
+struct MlaDecodeMaps {
+  gpu::RepeatedTensorMap cache, cache_rope, q_latent, q_rope;
+};
+
 // One layer of a planned batch.
 struct MlaPass {
   const MlaDecodeSetup& setup;
@@ -77,6 +83,7 @@ struct MlaPass {
   const BatchParams& batch;
   const MlaWorkList& work;
   bool list_settled;  // not the first layer of the plan
+  MlaDecodeMaps& maps;
 };
 
 // An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.
@@ -122,6 +129,7 @@ class MlaDecode {
   MlaWorkList work_{};
   BatchParams batch_{};
   mutable bool list_settled_ = false;  // a layer of the planned batch has been enqueued
+  mutable MlaDecodeMaps maps_;
 };
 
 }  // namespace fovea::kernels::cuda

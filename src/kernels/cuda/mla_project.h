@@ -4,6 +4,7 @@
 
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
+#include "gpu/tensor_map.h"
 #include "kernels/cuda/common/mla_project_params.h"
 #include "kernels/cuda/kernel.h"
 
@@ -46,6 +47,7 @@ class MlaProject {
  private:
   MlaProjectSetup setup_;
   Kernel kernel_;
+  mutable struct { gpu::RepeatedTensorMap latents, w_uk, w_uv; } maps_;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -53,9 +53,10 @@ void check(const MlaDecodeSetup& setup) {
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
 void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t columns, int64_t tokens,
-                    int64_t token_stride, int64_t head_stride, TensorMap& map) {
+                    int64_t token_stride, int64_t head_stride, gpu::RepeatedTensorMap& repeated,
+                    TensorMap& map) {
   const auto heads = static_cast<uint64_t>(setup.q_heads);
-  gpu::encode_tensor_map(
+  repeated.encode(
       {.data = data,
        .rank = 3,
        .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
@@ -72,8 +73,8 @@ uint32_t stage_tiles(const MlaDecodeSetup& setup) {
 }
 
 void encode_cache(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, int32_t box_keys,
-                  uint32_t box_tiles, TensorMap& map) {
-  gpu::encode_tensor_map(
+                  uint32_t box_tiles, gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+  repeated.encode(
       {.data = tensors.cache,
        .rank = 5,
        .sizes = {kColumns, kGroupKeys, static_cast<uint64_t>((setup.rank + setup.rope) / kColumns),
@@ -111,14 +112,15 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   MlaDecodeParams params{};
   if (loads_pages(setup)) {
     params.box_keys = std::min(setup.page_size, kTileKeys);
-    encode_cache(setup, tensors, params.box_keys, stage_tiles(setup), params.cache_map);
-    encode_cache(setup, tensors, params.box_keys, 1, params.cache_rope_map);
+    encode_cache(setup, tensors, params.box_keys, stage_tiles(setup), pass.maps.cache,
+                 params.cache_map);
+    encode_cache(setup, tensors, params.box_keys, 1, pass.maps.cache_rope, params.cache_rope_map);
   }
   encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens, tensors.q_latent_token_stride,
-                 tensors.q_latent_head_stride, params.q_latent_map);
+                 tensors.q_latent_head_stride, pass.maps.q_latent, params.q_latent_map);
   if (setup.rope > 0) {
     encode_queries(setup, tensors.q_rope, setup.rope, tensors.tokens, tensors.q_rope_token_stride,
-                   tensors.q_rope_head_stride, params.q_rope_map);
+                   tensors.q_rope_head_stride, pass.maps.q_rope, params.q_rope_map);
   }
   params.batch = pass.batch;
   params.cache = tensors.cache;

@@ -32,14 +32,15 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const auto row_tile = static_cast<uint32_t>(kernel_.row_tile());
   const auto rank = static_cast<uint64_t>(setup_.rank);
   MlaProjectParams params{};
-  gpu::encode_tensor_map({.data = tensors.latents,
-                          .rank = 2,
-                          .sizes = {rank, static_cast<uint64_t>(tensors.rows)},
-                          .strides = {bytes(setup_.rank)},
-                          .box = {kDepth, row_tile}},
-                         &params.latents);
-  const auto encode = [&](const void* data, int32_t width, int64_t head_stride, TensorMap& map) {
-    gpu::encode_tensor_map(
+  maps_.latents.encode({.data = tensors.latents,
+                        .rank = 2,
+                        .sizes = {rank, static_cast<uint64_t>(tensors.rows)},
+                        .strides = {bytes(setup_.rank)},
+                        .box = {kDepth, row_tile}},
+                       &params.latents);
+  const auto encode = [&](const void* data, int32_t width, int64_t head_stride,
+                          gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+    repeated.encode(
         {.data = data,
          .rank = 3,
          .sizes = {rank, static_cast<uint64_t>(width), static_cast<uint64_t>(setup_.heads)},
@@ -47,8 +48,8 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
          .box = {kDepth, kColumns, 1}},
         &map);
   };
-  encode(tensors.w_uk, setup_.nope_dim, tensors.w_uk_head_stride, params.w_uk);
-  encode(tensors.w_uv, setup_.v_dim, tensors.w_uv_head_stride, params.w_uv);
+  encode(tensors.w_uk, setup_.nope_dim, tensors.w_uk_head_stride, maps_.w_uk, params.w_uk);
+  encode(tensors.w_uv, setup_.v_dim, tensors.w_uv_head_stride, maps_.w_uv, params.w_uv);
   params.keys = tensors.keys;
   params.values = tensors.values;
   params.keys_token_stride = tensors.keys_token_stride;

@@ -40,8 +40,9 @@ bool always_general(const AttentionSpec& spec) {
 // Windows and chunks are measured on positions, which some batches give.
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
-// Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages of 16 boxes are
-// 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower (H200, 2026-11-22).
+// Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages
+// of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
+// (H200, 2026-11-22).
 constexpr int32_t kLeastBox = 16;
 
 DType stored(const AttentionSetup& setup) {
@@ -129,9 +130,9 @@ uint64_t bytes_of(int64_t elements, DType dtype) {
 }
 
 // [pages, places, heads, dim]; packed rows are one page.
-TensorMap key_map(const void* data, DType dtype, int64_t dim, int64_t heads, int64_t places,
-                  int64_t pages, int64_t head_stride, int64_t place_stride, int64_t page_stride,
-                  int32_t box_keys) {
+gpu::TensorMapSpec key_map(const void* data, DType dtype, int64_t dim, int64_t heads,
+                           int64_t places, int64_t pages, int64_t head_stride, int64_t place_stride,
+                           int64_t page_stride, int32_t box_keys) {
   gpu::TensorMapSpec spec;
   spec.data = data;
   spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(heads),
@@ -139,6 +140,10 @@ TensorMap key_map(const void* data, DType dtype, int64_t dim, int64_t heads, int
   spec.strides = {bytes_of(head_stride, dtype), bytes_of(place_stride, dtype),
                   bytes_of(page_stride, dtype)};
   spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
+  return spec;
+}
+
+TensorMap encoded(const gpu::TensorMapSpec& spec) {
   TensorMap map;
   gpu::encode_tensor_map(spec, &map);
   return map;
@@ -158,10 +163,11 @@ class Prefill {
     for (const KvLayerView& view : setup.layers) {
       const int64_t pages = view.slots / view.page_size;
       layers_.push_back(
-          {key_map(view.k, view.dtype, spec.head_dim, spec.kv_heads, view.page_size, pages,
-                   view.k_head_stride, view.k_token_stride, view.k_page_stride, box_keys_),
-           key_map(view.v, view.dtype, spec.head_dim_v, spec.kv_heads, view.page_size, pages,
-                   view.v_head_stride, view.v_token_stride, view.v_page_stride, box_keys_)});
+          {encoded(key_map(view.k, view.dtype, spec.head_dim, spec.kv_heads, view.page_size, pages,
+                           view.k_head_stride, view.k_token_stride, view.k_page_stride, box_keys_)),
+           encoded(key_map(view.v, view.dtype, spec.head_dim_v, spec.kv_heads, view.page_size,
+                           pages, view.v_head_stride, view.v_token_stride, view.v_page_stride,
+                           box_keys_))});
     }
   }
 
@@ -219,10 +225,12 @@ class HopperPrefill final : public AttentionKernel {
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
     params_.box_keys = active_->box_keys();
-    params_.q =
-        row_map(given.q, spec.q_dtype, spec.head_dim, given.q_head_stride, given.q_token_stride);
-    params_.out = row_map(given.out, activation_dtype(spec), spec.head_dim_v, given.out_head_stride,
-                          given.out_token_stride);
+    maps_.q.encode(
+        row_map(given.q, spec.q_dtype, spec.head_dim, given.q_head_stride, given.q_token_stride),
+        &params_.q);
+    maps_.out.encode(row_map(given.out, activation_dtype(spec), spec.head_dim_v,
+                             given.out_head_stride, given.out_token_stride),
+                     &params_.out);
     if (gathers(setup_)) {
       // Rows are found through given.keys.
     } else if (cached(spec)) {
@@ -232,12 +240,14 @@ class HopperPrefill final : public AttentionKernel {
       const KeyParams& keys = given.keys;
       const int64_t rows =
           keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
-      params_.k =
+      maps_.k.encode(
           key_map(keys.k, spec.q_dtype, spec.head_dim, spec.kv_heads, rows, 1, keys.k_head_stride,
-                  keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys);
-      params_.v =
+                  keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys),
+          &params_.k);
+      maps_.v.encode(
           key_map(keys.v, spec.q_dtype, spec.head_dim_v, spec.kv_heads, rows, 1, keys.v_head_stride,
-                  keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys);
+                  keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys),
+          &params_.v);
     }
     const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors)};
     if (params_.beside) {
@@ -249,8 +259,8 @@ class HopperPrefill final : public AttentionKernel {
 
  private:
   // Rows of a consumer: of [tokens, q_heads, dim].
-  TensorMap row_map(const void* data, DType dtype, int64_t dim, int64_t head_stride,
-                    int64_t token_stride) const {
+  gpu::TensorMapSpec row_map(const void* data, DType dtype, int64_t dim, int64_t head_stride,
+                             int64_t token_stride) const {
     gpu::TensorMapSpec spec;
     spec.rank = 3;
     spec.data = data;
@@ -259,9 +269,7 @@ class HopperPrefill final : public AttentionKernel {
     spec.strides = {bytes_of(head_stride, dtype), bytes_of(token_stride, dtype)};
     spec.box = {kBoxColumns, 1u << params_.heads_shift,
                 static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
-    TensorMap map;
-    gpu::encode_tensor_map(spec, &map);
-    return map;
+    return spec;
   }
 
   // Without window, chunk, spans and ALiBi nothing is measured on positions.
@@ -277,6 +285,9 @@ class HopperPrefill final : public AttentionKernel {
   const Prefill* active_ = nullptr;  // of the planned pass
   int32_t tokens_ = 0;               // of the planned pass at most
   PrefillParams params_{};           // what layers share; attend() adds the rest
+  struct {
+    gpu::RepeatedTensorMap q, out, k, v;
+  } maps_;
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
