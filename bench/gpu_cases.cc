@@ -248,10 +248,11 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
   append(cases, shared(64, 16 * kKilo, 512));
   append(cases, shared(8, 4 * kKilo, 512));
   append(cases, shared(256, kKilo, 512));
-  append(cases,
-         {invariant(prefill(4, 4 * kKilo)), invariant(extend(64)), invariant(decode(1, 4 * kKilo)),
-          invariant(decode(8, 4 * kKilo)), invariant(decode(32, 4 * kKilo)),
-          invariant(decode(128, kKilo)), invariant(log_uniform(64))});
+  append(cases, {invariant(prefill(16, kKilo)), invariant(prefill(4, 4 * kKilo)),
+                 invariant(extend(64)), invariant(decode(1, kKilo)),
+                 invariant(decode(1, 4 * kKilo)), invariant(decode(1, 16 * kKilo)),
+                 invariant(decode(8, 4 * kKilo)), invariant(decode(32, 4 * kKilo)),
+                 invariant(decode(128, kKilo)), invariant(log_uniform(64))});
   append(cases, mla_table());
   if (suite == GpuSuite::full) {
     for (const Heads heads : {kGrouped, kWide, kEqual}) {

@@ -248,7 +248,7 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
   }
   const Guarded<PrefillTile> tiles(bound);
   const Guarded<PrefillOrder> order(size_t{1});
-  const Kernel plan = load("sm90/prefill_order", {"1024"});
+  const Kernel plan = load("sm90/prefill_order", {"1024", "whole"});
   plan.launch({},
               PlanLaunch<PrefillOrderParams>{{.batch = params,
                                               .order = order.data(),
@@ -298,7 +298,7 @@ TEST_P(Planners, PageTableIsThatOfTheSlots) {
   const Guarded<int64_t> map_device(map);
   const Guarded<PrefillOrder> order(size_t{1});
   const Guarded<PrefillTile> tiles(static_cast<size_t>(q_indptr_host.back()));
-  const Kernel plan = load("sm90/prefill_order", {"1024"});
+  const Kernel plan = load("sm90/prefill_order", {"1024", "whole"});
   for (const auto& [page_size, blocks, mapped] :
        {std::tuple{1, 200, false}, std::tuple{16, 3, true}, std::tuple{24, 1, false}}) {
     SCOPED_TRACE(page_size);
@@ -339,6 +339,83 @@ TEST_P(Planners, PageTableIsThatOfTheSlots) {
     }
     EXPECT_EQ(table.read(), want);
   }
+}
+
+// Pieces of cut tiles have every segment of keys once, and room of their own for partial results.
+TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
+  constexpr int32_t kTokens = 64, kSegment = 512, kRoom = 256;
+  const auto requests = static_cast<size_t>(params.requests);
+  size_t bound = kRoom;
+  for (const auto& [q_len, kv_len] : batch().requests) {
+    bound += static_cast<size_t>((q_len + kTokens - 1) / kTokens);
+  }
+  const Guarded<PrefillTile> tiles(bound);
+  const Guarded<TileSegments> tile_segments(bound);
+  const Guarded<PrefillOrder> order(size_t{1});
+  const Guarded<int32_t> partials(requests);
+  const Guarded<int32_t> stored(requests * static_cast<size_t>(params.q_heads));
+  const Kernel plan = load("sm90/prefill_order", {"1024", "cut"});
+  plan.launch({},
+              PlanLaunch<PrefillOrderParams>{{.batch = params,
+                                              .order = order.data(),
+                                              .tiles = tiles.data(),
+                                              .tokens_per_tile = kTokens,
+                                              .heads_shift = 0,
+                                              .token_bytes = 512,
+                                              .segments = {.tiles = tile_segments.data(),
+                                                           .partials = partials.data(),
+                                                           .stored = stored.data()},
+                                              .segment_keys = kSegment,
+                                              .most_partials = kRoom,
+                                              .blocks = 132},
+                                             {},
+                                             0},
+              nullptr);
+  std::set<std::pair<int32_t, int32_t>> whole;     // request, first token
+  std::set<std::pair<int32_t, int32_t>> segments;  // request, segment
+  std::map<int32_t, int32_t> room;                 // request, where its partial results begin
+  const auto list = tiles.read();
+  const auto segment_list = tile_segments.read();
+  for (int32_t n = 0; n < order.read().front().tile_count; ++n) {
+    const PrefillTile tile = list[static_cast<size_t>(n)];
+    const TileSegments own = segment_list[static_cast<size_t>(n)];
+    const auto [q_len, kv_len] = batch().requests[static_cast<size_t>(tile.request)];
+    EXPECT_EQ(std::pair(own.q_len, own.kv_len), std::pair(q_len, kv_len));
+    if (own.partial < 0) {
+      EXPECT_TRUE(whole.insert({tile.request, tile.first_token}).second);
+      continue;
+    }
+    EXPECT_EQ(room.try_emplace(tile.request, own.partial).first->second, own.partial);
+    for (int32_t segment = own.begin; segment < own.end; ++segment) {
+      EXPECT_TRUE(segments.insert({tile.request, segment}).second)
+          << "request " << tile.request << " segment " << segment;
+    }
+  }
+  std::set<int32_t> taken;  // places for partial results
+  for (size_t i = 0; i < batch().requests.size(); ++i) {
+    const auto request = static_cast<int32_t>(i);
+    const int32_t q_len = batch().planned(i) ? batch().requests[i].first : 0;
+    if (!room.contains(request)) {
+      for (int32_t token = 0; token < q_len; token += kTokens) {
+        EXPECT_EQ(whole.erase({request, token}), 1u) << "request " << i << " token " << token;
+      }
+      continue;
+    }
+    ASSERT_LE(q_len, kTokens);
+    const auto [begin, end] = batch().keys(i, 0, q_len - 1);
+    int32_t place = room[request];
+    for (int32_t segment = begin / kSegment; segment * kSegment < end; ++segment) {
+      EXPECT_EQ(segments.erase({request, segment}), 1u)
+          << "request " << i << " segment " << segment;
+      for (int32_t token = 0; token < q_len; ++token, ++place) {
+        EXPECT_LT(place, kRoom);
+        EXPECT_TRUE(taken.insert(place).second) << "request " << i;
+      }
+    }
+  }
+  EXPECT_TRUE(whole.empty() && segments.empty()) << "tiles of nobody";
+  if (room.empty()) return;
+  for (const int32_t count : stored.read()) EXPECT_EQ(count, 0);
 }
 
 // The device finds the groups that the host finds.

@@ -105,6 +105,31 @@ void long_requests(Cases& cases) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{1, 1500}, {200, 700}, {1, 0}};
   });
+  const auto add_invariant = [&](std::string name, int32_t head_dim, auto&& change) {
+    add(fmt::format("invariant_{}", name), 8, 2, head_dim, [&](AttentionCase& test) {
+      test.spec.batch_invariant = true;
+      change(test);
+    });
+  };
+  add_invariant("mixed", 128, [](AttentionCase&) {});
+  add_invariant("fp16", 128,
+                [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
+  add_invariant("dim_80_64", 80, [](AttentionCase& test) { test.spec.head_dim_v = 64; });
+  add_invariant("dim_64", 64, [](AttentionCase&) {});
+  add_invariant("window", 128, [](AttentionCase& test) { test.spec.window = 1500; });
+  add_invariant("sinks_cap", 128, [](AttentionCase& test) {
+    test.spec.has_sinks = true;
+    test.spec.logit_cap = 30;
+  });
+  add_invariant("decode", 128, [](AttentionCase& test) {
+    test.mode = ForwardMode::decode;
+    test.requests = {{1, 9000}, {1, 3}, {1, 2500}, {1, 0}};
+  });
+  add_invariant("verify", 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{15, 3000}, {15, 15}, {15, 1400}};
+  });
   for (const KvScale scale : kScales) {
     const auto add_fp8 = [&](std::string name, int32_t head_dim, auto&& change) {
       name = fmt::format("fp8_{}{}", scale_name(scale), name);

@@ -20,7 +20,7 @@ BackendEntry flash_backend() {
   can.min_sm = can.max_sm = kHopper;
   can.q_dtypes = kQDtypes;
   can.max_head_dim = 256;
-  can.batch_invariant = true;  // tiles of keys lie the same whatever a batch holds
+  can.batch_invariant = true;  // tiles and segments of keys lie the same whatever a batch holds
   return cuda_entry(
       {.name = "flash",
        .role = "Hopper MHA and GQA: prefill by warpgroup products, decode by split keys",

@@ -7,10 +7,40 @@
 
 namespace fovea::kernels::cuda {
 
+// Where a row's keys are summed in segments, these are [n * length, (n + 1) * length): the whole key tiles that
+// kSegmentKeys hold (10 of 96, 8 of 128).
+constexpr int32_t kSegmentKeys = 1024;
+
 // Some tokens of one request. Rows of a tile are (token, q head) pairs, token-major.
 struct PrefillTile {
   int32_t request;
   int32_t first_token;
+};
+
+// Beside a PrefillTile, where keys are summed in segments.
+struct TileSegments {
+  int32_t q_begin, q_len, kv_len;  // of the request: a block that starts needs no second look-up
+  // Of a tile that is cut, which is all of its request's tokens: these of its segments, and where the partial results
+  // of all its segments lie, in (token, segment) pairs. Else partial is -1.
+  int32_t begin, end;
+  int32_t partial;
+};
+
+// Weights of a row are relative to 2^base; `total` is their sum.
+struct RowSums {
+  float base;
+  float total;
+};
+
+// Of cut tiles. Result of segment s of tokens [0, q_len), q heads [h, h + heads) of a tile: rows
+// ((partial + (s - first) * q_len) * q_heads + h * q_len) and on.
+struct SegmentBuffers {
+  TileSegments* tiles;  // as PrefillOrder::tiles
+  float* out;           // [(token, segment) pairs, q_heads, head_dim_v], relative to sums
+  RowSums* sums;        // [(token, segment) pairs, q_heads]
+  int32_t* partials;    // [requests], where the partial results of a cut request begin
+  // [requests, head blocks], zero before and after every launch of prefill.
+  int32_t* stored;
 };
 
 // What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests, those
@@ -33,6 +63,11 @@ struct PrefillOrderParams {
   int32_t tokens_per_tile;
   int32_t heads_shift;
   int32_t token_bytes;  // of K and V of one head
+  // Where keys are summed in segments:
+  SegmentBuffers segments;
+  int32_t segment_keys;
+  int32_t most_partials;  // (token, segment) pairs
+  int32_t blocks;         // of the launches that follow
 };
 
 struct alignas(64) PrefillParams {
@@ -50,6 +85,7 @@ struct alignas(64) PrefillParams {
   // results it does not need: blocks begin as SMs fall free, and the first outlasts that kernel.
   int32_t beside;
   int32_t box_keys;              // divides the key tile, and the page size or the reverse
+  SegmentBuffers segments;
 };
 
 }  // namespace fovea::kernels::cuda

@@ -41,6 +41,16 @@ struct TileSlot {
   RowsView rows[kMostConsumers];
 };
 
+// Where segments are summed: how a row tile is cut. Those of this block are the work's key tiles.
+struct TileCut {
+  int32_t first, count;  // segments of the row tile; count 0: it is not cut
+  int32_t own;           // of this block
+  int32_t partial_row;   // of the first one's partial result
+};
+struct CutSlot : TileSlot {
+  TileCut cut;
+};
+
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
 // the producer, which also widen fp8 values to f16.
 enum Loader : int { pages, rows };
@@ -49,7 +59,42 @@ enum Loader : int { pages, rows };
 // ALiBi, which cost registers and time.
 enum Scores : int { plain, general };
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
+// segments: the keys of a row are summed segment by segment, so that a row tile's segments may be computed
+// anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
+// which a second consumer would have none.
+enum Sums : int { whole, segments, few_rows };
+
+// Factors of two sums whose rows are relative to different bases.
+struct Join {
+  float later, earlier;
+};
+
+// A row of a row tile's segments so far, and how the last one is added to those before.
+struct SegmentRow {
+  RowSums sums;
+  Join join;
+};
+
+// What only sums of segments need in shared memory.
+template <int kConsumers>
+struct SegmentMemory {
+  SegmentRow rows[kConsumers][kGroupRows];
+  TransactionBarrier stored[kTileSlots];  // partial results
+};
+struct Nothing {};
+
+template <bool kFirst, class First, class Second>
+struct EitherOf {
+  using Type = First;
+};
+template <class First, class Second>
+struct EitherOf<false, First, Second> {
+  using Type = Second;
+};
+template <bool kFirst, class First, class Second>
+using Either = typename EitherOf<kFirst, First, Second>::Type;
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
 struct PrefillConfig {
   static_assert(kDim * type_bytes(kQuery) % kSwizzledBytes == 0);
   static_assert(kDimV * type_bytes(kQuery) % kSwizzledBytes == 0);
@@ -59,6 +104,8 @@ struct PrefillConfig {
   static constexpr Type kQ = kQuery;
   static constexpr bool kRows = kLoad == rows;
   static constexpr bool kGeneral = kScores == general;
+  static constexpr bool kSegments = kSums != whole;
+  static_assert(!kSegments || (kLoad == pages && type_bytes(kCache) == 2 && kDim <= 128));
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
   // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
   // way, because both operands of such a product run along the summed dimension.
@@ -78,10 +125,14 @@ struct PrefillConfig {
   static constexpr float kMostSum = kNarrow ? 448 : 4096;
   // Head dim 64 leaves registers for three, and its powers take as long as its products: 382 TFLOP/s with two,
   // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
-  // 2026-11-22). Threads that gather rows need more registers.
-  static constexpr int kConsumers = (kDim <= 64 || kNarrow) && !kGeneral && !kRows ? 3 : 2;
+  // 2026-11-22). Threads that gather rows need more registers, and so do sums of segments.
+  static constexpr int kConsumers = kSums == few_rows                                                ? 1
+                                    : (kDim <= 64 || kNarrow) && !kGeneral && !kRows && !kSegments ? 3
+                                                                                                   : 2;
+  // A consumer without another weighs scores while its own values are multiplied.
+  static constexpr bool kAlone = kConsumers == 1;
   // 3 to 6 % at head dim 128, nothing at 256.
-  static constexpr bool kTurns = kDim <= 128;
+  static constexpr bool kTurns = kDim <= 128 && kConsumers > 1;
   // Two stages of K and V beside queries and out fill 227 KB, and the accumulators of scores and out the
   // registers. Head dims 192/128: 705 TFLOP/s with 128 keys, 601 with 96, which pages of 64 cut into boxes of 32
   // (128 heads 4x4k, H200, 2026-11-22). Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of
@@ -96,6 +147,7 @@ struct PrefillConfig {
   static constexpr int kRawBytes = kDim > kDimV ? kDim : kDimV;
   // Scales of keys are copied when the tile kStages + 5 before is weighed for certain.
   static constexpr int kScaleSlots = kStages + 5;
+  static constexpr int kSegmentBlocks = kSegmentKeys / kKeys;  // key tiles of a segment
   // Scores from queries in registers: a quarter less traffic in shared memory, 2 to 7 % faster up to 4096
   // tokens (H200, 2026-11-21).
   static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && !kWiden && kConsumers == 2;
@@ -110,14 +162,18 @@ struct PrefillConfig {
   static constexpr int kProducerRegisters = kWiden && kDim > 128 ? 72
                                             : kRows || kNarrow   ? 56
                                             : kConsumers == 3    ? 32
+                                            : kConsumers == 1    ? 128
                                                                  : 40;
   static constexpr int kConsumerRegisters =
-      kConsumers == 3 ? (kNarrow ? 152 : 160) : 504 / 2 - kProducerRegisters / 2;
+      kConsumers == 3   ? (kNarrow ? 152 : 160)
+      : kConsumers == 1 ? 240
+                        : 504 / 2 - kProducerRegisters / 2;
   // These hold one row tile at a time: out is stored before the first softmax of the next.
   static constexpr bool kTight = kConsumerRegisters < 160;
 
   // The next tile's queries are loaded while this tile's are read, where there is room.
-  static constexpr int kQueryStages = kDim <= 128 && !kQueryRegisters && !kWiden ? 2 : 1;
+  static constexpr int kQueryStages =
+      kConsumers == 1 || (kDim <= (kSegments ? 64 : 128) && !kQueryRegisters && !kWiden) ? 2 : 1;
 
   static constexpr int kDimBlocks = kDim * kBytes / kSwizzledBytes;
   static constexpr int kDimVBlocks = kDimV * kBytes / kSwizzledBytes;
@@ -128,35 +184,50 @@ struct PrefillConfig {
   static constexpr bool kStageOut = !kWiden;
   static constexpr int kOutBlocks = kDim <= 128 ? kDimV / kSwizzledColumns : 1;
 
-  struct SharedMemory {
+  using Slot = Either<kSegments, CutSlot, TileSlot>;
+  struct Operands {
     // Blocks of 64 columns, swizzled rows of 128 bytes.
     alignas(1024) uint16_t q[kQueryStages][kConsumers][kDimBlocks][kGroupRows][kSwizzledColumns];
     alignas(1024) uint16_t k[kStages][kDimBlocks][kKeys][kSwizzledColumns];
     alignas(1024) uint16_t v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys]
                             [kSwizzledColumns];
+  };
+  struct OperandsAndRaw : Operands {
     // V as it lies in the cache, to be transposed.
     alignas(1024) uint16_t raw_v[kNarrow ? kStages : 1][kDimVBlocks][kNarrow ? kKeys : 1]
                                 [kSwizzledColumns];
-    alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks][kStageOut ? kGroupRows : 1]
-                              [kSwizzledColumns];
+  };
+  // Sums of segments leave no room for what they do not use.
+  struct SharedMemory : Either<kSegments, Operands, OperandsAndRaw> {
+    // Where segments are summed, their sum lies here before out is staged: `sum` below.
+    alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
+                              [kStageOut ? kGroupRows : 1][kSwizzledColumns];
     alignas(16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
-    float q_unit[kWiden ? kConsumers : 1][kGroupRows];  // what f16 queries are relative to
+    float q_unit[kWiden ? kConsumers : 1][kSegments ? 1 : kGroupRows];  // what f16 queries are relative to
     // The rows of some key tiles in memory, null: not the request's.
     const char* k_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
     const char* v_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
-    TileSlot tiles[kTileSlots];
+    Slot tiles[kTileSlots];
     // Keys of the current key tile that each row sees.
-    uint32_t seen[kGeneral ? kConsumers : 1][kGroupRows][(kKeys + 31) / 32];
+    uint32_t seen[kGeneral ? kConsumers : 1][kSegments && !kGeneral ? 1 : kGroupRows][(kKeys + 31) / 32];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kStages], k_empty[kStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
     TransactionBarrier raw_full[kStages], raw_empty[kStages];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
   };
+
+  // Sums of a row tile's segments, in the order of the accumulators.
+  using Sum = float4[kDimV / 8][kWarpgroupThreads];
+  static_assert(!kSegments || sizeof(Sum) <= sizeof(SharedMemory::out[0]));
+  __device__ __forceinline__ static Sum& sum(SharedMemory& shared, int consumer) {
+    return reinterpret_cast<Sum&>(shared.out[consumer]);
+  }
 
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {(kConsumers + 1) * kWarpgroupThreads,
@@ -181,7 +252,7 @@ struct Ring {
   }
 };
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
-using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>;
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
+using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>;
 
 }  // namespace fovea::kernels::cuda

@@ -6,6 +6,7 @@
 #include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
+#include "kernels/cuda/sm90/prefill/segments.cuh"
 #include "kernels/cuda/sm90/prefill/transpose.cuh"
 
 namespace fovea::kernels::cuda {
@@ -22,6 +23,12 @@ __device__ __forceinline__ const TileSlot* take_tile(typename Config::SharedMemo
   const TileSlot* slot = &shared.tiles[tiles.stage];
   tiles.advance();
   return slot;
+}
+
+// Of the row tile.
+template <class Config>
+__device__ __forceinline__ int slot_number(const typename Config::SharedMemory& shared, const RowTile& tile) {
+  return static_cast<int>(static_cast<const typename Config::Slot*>(tile.slot) - shared.tiles);
 }
 
 // The products of the last step have landed in out.
@@ -58,8 +65,19 @@ __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
                                               const typename Config::SharedMemory& shared,
                                               const TileSlot& slot, int consumer, float factor) {
   RowTile tile = row_tile(slot, consumer, factor);
+  if constexpr (Config::kSegments) keep_segment<Config>(tile, uniform(slot.work.block_end) - 1);
   scale_rows<Config>(params, shared, consumer, tile);
   return tile;
+}
+
+// What the segment before left in acc.out, under the scores that were just started.
+template <class Config>
+__device__ __forceinline__ void fold_left(typename Config::SharedMemory& shared, int consumer, Left& left,
+                                          const Accumulators<Config>& acc) {
+  if constexpr (Config::kSegments) {
+    if (uniform(left != Left::nothing)) fold_segment<Config>(shared, consumer, left, acc);
+    left = Left::nothing;
+  }
 }
 
 // Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst. Its
@@ -67,7 +85,7 @@ __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
 template <class Config, bool kFirst>
 __device__ __forceinline__ void step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
-                                     Ring<Config::kStages>& k, Accumulators<Config>& acc) {
+                                     Ring<Config::kStages>& k, Left& left, Accumulators<Config>& acc) {
   // Values lag scores by one key tile.
   const Ring<Config::kStages> v = k.previous();
   if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
@@ -76,9 +94,10 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   products_begin();
   start_scores<Config>(shared, consumer, q_stage, k.stage, acc);
   products_commit();
+  if constexpr (kFirst) fold_left<Config>(shared, consumer, left, acc);
   await_keys<Config>(shared.v_full[v.stage], v.phase);
   if constexpr (kFirst) {
-    const int columns = uniform(tile.slot->rows[consumer].columns);
+    const int columns = columns_of<Config>(tile, consumer);
     clear_last_keys<Config>(shared, v.stage, tile, columns, consumer);
     products_begin();
     start_first_values<Config>(shared, v.stage, columns, acc);
@@ -88,13 +107,17 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   products_commit();
   pass_turn<Config>(consumer);
   // Keys go back before the values have landed: 1 % in fp8, nothing elsewhere (H200, 2026-11-22).
-  products_wait<Config::kNarrow ? 1 : 0>();
+  products_wait<Config::kNarrow || Config::kAlone ? 1 : 0>();
   release(shared.k_empty[k.stage]);
-  finish_values<Config>(shared, v.stage, acc);
+  if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
   products_landed(acc.scores);
-  if (block == tile.block_begin) release_queries<Config>(shared, consumer, q_stage);
+  if (block == tile.block_begin && closes<Config>(tile)) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
   weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
+  if constexpr (Config::kAlone) {
+    finish_values<Config>(shared, v.stage, acc);
+    take_next_weights<Config>(acc);
+  }
 }
 
 template <class Config>
@@ -109,6 +132,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   Ring<kTileSlots> tiles;
   Ring<Config::kStages> k;  // of the next key tile whose scores are due
   Ring<Config::kQueryStages> q;
+  Left left = Left::nothing;
   if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
 
   const TileSlot* slot = take_tile<Config>(shared, tiles);
@@ -124,30 +148,37 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   products_landed(acc.scores);
   release(shared.k_empty[k.stage]);
   k.advance();
-  weigh_scores<Config, true>(params, shared, tile, consumer, last_block(tile), acc);
+  weigh_scores<Config, true>(params, shared, tile, consumer, last_block<Config>(tile), acc);
 
   while (true) {
-    int block = last_block(tile);
+    int block = last_block<Config>(tile);
     const bool single = block == tile.block_begin;
     if (!single) {
-      step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, acc);
+      step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, left, acc);
       while (block > tile.block_begin) {
-        step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, acc);
+        step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, left, acc);
       }
     }
     const Ring<Config::kStages> v = k.previous();
     if (single) {
       pack_weights<Config>(params, shared, acc);
-      release_queries<Config>(shared, consumer, q.stage);
+      if (closes<Config>(tile)) release_queries<Config>(shared, consumer, q.stage);
     }
-    q.advance();
-    slot = take_tile<Config>(shared, tiles);
+    const bool closing = closes<Config>(tile);
+    if (closing) {
+      q.advance();
+      slot = take_tile<Config>(shared, tiles);
+    }
     const bool more = uniform(slot->work.request >= 0);
     RowTile next = tile;
     if (more) {
-      shared.q_full[q.stage][consumer].wait(q.phase);
-      load_queries<Config>(shared, consumer, q.stage, acc);
-      if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
+      if (closing) {
+        shared.q_full[q.stage][consumer].wait(q.phase);
+        load_queries<Config>(shared, consumer, q.stage, acc);
+        if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
+      } else {
+        keep_segment<Config>(next, tile.block_begin - 1);
+      }
       await_keys<Config>(shared.k_full[k.stage], k.phase);
     }
     // Without a next tile these scores are of nothing, and nobody reads them.
@@ -155,6 +186,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     products_begin();
     start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
     products_commit();
+    if (single) fold_left<Config>(shared, consumer, left, acc);
     await_keys<Config>(shared.v_full[v.stage], v.phase);
     clear_first_keys<Config>(shared, v.stage, tile, consumer);
     if (single) clear_last_keys<Config>(shared, v.stage, tile, Config::kKeys, consumer);
@@ -166,11 +198,11 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       products_landed(acc.scores);
       release(shared.k_empty[k.stage]);
       k.advance();
-      weigh_scores<Config, true>(params, shared, of, consumer, last_block(of), acc);
+      weigh_scores<Config, true>(params, shared, of, consumer, last_block<Config>(of), acc);
     };
     const auto store_tile = [&](const float (&mean)[2]) {
       store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
-      release(shared.tile_empty[tile.slot - shared.tiles]);
+      release(shared.tile_empty[slot_number<Config>(shared, tile)]);
     };
     float mean[2];
     if constexpr (Config::kTight) {
@@ -180,6 +212,22 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (!more) break;
       tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
       first_weights(tile);
+    } else if constexpr (Config::kSegments) {
+      add_segment_rows<Config>(params, shared, tile, consumer, acc);
+      products_wait<1>();
+      if (more) first_weights(next);
+      finish_values<Config>(shared, v.stage, acc);
+      left = end_segment<Config>(params, shared, tile, consumer, acc);
+      if (closing) {
+        const int number = slot_number<Config>(shared, tile);
+        __syncwarp();
+        if (consumer == 0) release(shared.segments.stored[number]);
+        release(shared.tile_empty[number]);
+      }
+      if (!more) break;
+      tile = next;
+      tile.block_begin = uniform(tile.block_begin);
+      tile.last_block = uniform(tile.last_block);
     } else {
       finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
       products_wait<1>();
@@ -193,8 +241,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   wait_stores_read();
 }
 
-template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores>
-__device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
+__device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>::run(
     const PrefillParams& params) {
   using Config = PrefillConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
@@ -215,7 +263,8 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(kConsumers);
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : 2));
+      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments ? 3 : 2));
+      if constexpr (kSegments) shared.segments.stored[i].init(4);
     }
     for (int i = 0; i < kPlaceSlots; ++i) {
       shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
@@ -224,6 +273,10 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
     fence_barrier_init();
   }
   __syncthreads();
+  if constexpr (kSegments) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+  }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
@@ -236,6 +289,9 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores>::run(
         if (warp == 2) copy_tiles<Config, false, true>(params, shared);
       }
       if (warp == 1) take_tiles<Config>(params, shared);
+      if constexpr (kSegments) {
+        if (warp == 3) join_tiles<Config>(params, shared);
+      }
     } else if (warp == 1) {
       locate_rows<Config>(params, shared);
     } else if constexpr (kWiden) {

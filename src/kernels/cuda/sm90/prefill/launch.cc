@@ -21,6 +21,7 @@ constexpr int32_t kLeastRowTile = 128;
 constexpr int32_t kGroupRows = 64;  // of a warpgroup
 constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two values
 constexpr uint32_t kBoxColumns = 64;
+constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 
 // Head dims of the variants, least work first; others are padded with zeros by the copy engine.
 constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
@@ -29,6 +30,8 @@ constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
 struct Variants {
   gpu::KernelVariant order;
   std::optional<gpu::KernelVariant> plain, general;
+  // Of the same bits, for requests with few rows; where segments are summed.
+  std::optional<gpu::KernelVariant> few_plain, few_general;
 };
 
 bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
@@ -56,6 +59,15 @@ bool gathers(const AttentionSetup& setup) {
   return is_fp8(setup.cache.dtype) || setup.cache.page_size % kLeastBox != 0;
 }
 
+// Whether rows are summed segment by segment. Wider heads leave no room in shared memory for a
+// second sum, rows that threads gather none for the warps that join: their keys are summed in one
+// go.
+bool sums_segments(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  return spec.batch_invariant && !gathers(setup) && !is_fp8(spec.q_dtype) &&
+         std::max(spec.head_dim, spec.head_dim_v) <= 128;
+}
+
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
@@ -71,15 +83,21 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
       (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
     return std::nullopt;
   }
-  const auto variant = [&](const char* scores) {
+  const auto variant = [&](const char* scores, const char* sums) {
     return make_variant(family(kFolder),
                         {std::to_string(dims->first), std::to_string(dims->second), *q, *kv,
-                         gathers(setup) ? "rows" : "pages", scores},
+                         gathers(setup) ? "rows" : "pages", scores, sums},
                         setup.sm);
   };
-  Variants found{.order = make_variant(family(kOrderFolder), {"1024"}, setup.sm)};
-  if (!always_general(spec)) found.plain = variant("plain");
-  if (always_general(spec) || uses_positions(spec)) found.general = variant("general");
+  const bool plain = !always_general(spec);
+  const bool general = always_general(spec) || uses_positions(spec);
+  const bool segments = sums_segments(setup);
+  Variants found{
+      .order = make_variant(family(kOrderFolder), {"1024", segments ? "cut" : "whole"}, setup.sm)};
+  if (plain) found.plain = variant("plain", segments ? "segments" : "whole");
+  if (general) found.general = variant("general", segments ? "segments" : "whole");
+  if (plain && segments) found.few_plain = variant("plain", "few_rows");
+  if (general && segments) found.few_general = variant("general", "few_rows");
   return found;
 }
 
@@ -87,7 +105,7 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant : {found->plain, found->general}) {
+  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general}) {
     if (variant) list.push_back(*variant);
   }
   return list;
@@ -107,7 +125,18 @@ int32_t heads_shift(const AttentionSpec& spec) {
 struct Buffers {
   PrefillOrder* order;
   PrefillTile* tiles;
+  SegmentBuffers segments;
 };
+
+// (token, segment) pairs whose partial results a pass may keep; what finds no room is not cut.
+constexpr int64_t kMostPartials = 2048;
+
+int64_t most_partials(const AttentionSetup& setup, const BatchLimits& limits) {
+  if (!sums_segments(setup)) return 0;
+  const int64_t segments =
+      std::max(limits.max_kv_len, limits.max_encoder_len) / kLeastSegmentKeys + 1;
+  return std::min(segments * limits.max_tokens, kMostPartials);
+}
 
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
@@ -115,7 +144,19 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   Buffers buffers{};
   buffers.order = workspace.take<PrefillOrder>(1);
-  buffers.tiles = workspace.take<PrefillTile>((limits.max_tokens + filled * (tokens - 1)) / tokens);
+  const int64_t partials = most_partials(setup, limits);
+  const int64_t tiles = (limits.max_tokens + filled * (tokens - 1)) / tokens + partials;
+  buffers.tiles = workspace.take<PrefillTile>(tiles);
+  if (!sums_segments(setup)) return buffers;
+  const AttentionSpec& spec = setup.spec;
+  const int64_t width = spec.head_dim_v <= 64 && spec.head_dim <= 64 ? 64 : 128;  // of the variant
+  SegmentBuffers& segments = buffers.segments;
+  segments.tiles = workspace.take<TileSegments>(tiles);
+  segments.out = workspace.take<float>(partials * spec.q_heads * width);
+  segments.sums = workspace.take<RowSums>(partials * spec.q_heads);
+  segments.partials = workspace.take<int32_t>(limits.max_requests);
+  segments.stored = workspace.take<int32_t>(static_cast<int64_t>(limits.max_requests) *
+                                            (spec.q_heads >> heads_shift(spec)));
   return buffers;
 }
 
@@ -152,10 +193,11 @@ TensorMap encoded(const gpu::TensorMapSpec& spec) {
 // A loaded variant with the maps of every layer, whose boxes depend on its key tile.
 class Prefill {
  public:
-  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, gpu::KernelStore& store)
+  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t least_row_tile,
+          gpu::KernelStore& store)
       : kernel_(variant, store) {
-    check_argument(kernel_.row_tile() >= kLeastRowTile, "{} has row tiles of {}, the workspace {}",
-                   variant.name, kernel_.row_tile(), kLeastRowTile);
+    check_argument(kernel_.row_tile() >= least_row_tile, "{} has row tiles of {}, the workspace {}",
+                   variant.name, kernel_.row_tile(), least_row_tile);
     const AttentionSpec& spec = setup.spec;
     box_keys_ = kernel_.key_tile();
     if (!cached(spec) || gathers(setup)) return;
@@ -173,6 +215,8 @@ class Prefill {
 
   const Kernel& kernel() const { return kernel_; }
   int32_t box_keys() const { return box_keys_; }
+  // Of variants that sum segments.
+  int32_t segment_keys() const { return kSegmentKeys / kernel_.key_tile() * kernel_.key_tile(); }
   const TensorMap& k(int32_t layer) const { return layers_[static_cast<size_t>(layer)].k; }
   const TensorMap& v(int32_t layer) const { return layers_[static_cast<size_t>(layer)].v; }
 
@@ -190,15 +234,23 @@ class HopperPrefill final : public AttentionKernel {
  public:
   HopperPrefill(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
       : setup_(setup), order_(variants.order, store) {
-    if (variants.plain) plain_.emplace(setup, *variants.plain, store);
-    if (variants.general) general_.emplace(setup, *variants.general, store);
+    const auto load = [&](std::optional<Prefill>& to, const auto& variant, int32_t row_tile) {
+      if (variant) to.emplace(setup, *variant, row_tile, store);
+    };
+    load(plain_, variants.plain, kLeastRowTile);
+    load(general_, variants.general, kLeastRowTile);
+    // A request of theirs has one tile, as it would with tiles of kLeastRowTile.
+    load(few_plain_, variants.few_plain, kGroupRows);
+    load(few_general_, variants.few_general, kGroupRows);
     params_.heads_shift = heads_shift(setup.spec);
   }
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {
     WorkspaceCarver carver(workspace);
     buffers_ = carve(carver, setup_, limits);
+    most_partials_ = static_cast<int32_t>(most_partials(setup_, limits));
     params_.order = buffers_.order;
+    params_.segments = buffers_.segments;
   }
 
   void plan(const BatchParams& given, int32_t tokens, const PlanCompany& company,
@@ -207,7 +259,12 @@ class HopperPrefill final : public AttentionKernel {
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
     params_.beside = batch.most_q_len > 0;
-    active_ = plain_ && batch.mask.positions == nullptr ? &*plain_ : &*general_;
+    const bool plain = plain_ && batch.mask.positions == nullptr;
+    active_ = plain ? &*plain_ : &*general_;
+    if (sums_segments(setup_) && batch.max_q_len > 0 &&
+        batch.max_q_len <= kGroupRows >> params_.heads_shift) {
+      active_ = plain ? &*few_plain_ : &*few_general_;
+    }
     launch_plan(
         order_, 1,
         PrefillOrderParams{.batch = batch,
@@ -216,7 +273,11 @@ class HopperPrefill final : public AttentionKernel {
                            .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
                            .heads_shift = params_.heads_shift,
                            .token_bytes = static_cast<int32_t>(
-                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_)))},
+                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_))),
+                           .segments = buffers_.segments,
+                           .segment_keys = active_->segment_keys(),
+                           .most_partials = most_partials_,
+                           .blocks = setup_.multiprocessors},
         company, stream);
   }
 
@@ -250,7 +311,7 @@ class HopperPrefill final : public AttentionKernel {
           &params_.v);
     }
     const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors)};
-    if (params_.beside) {
+    if (params_.beside || sums_segments(setup_)) {
       active_->kernel().launch_overlapped(grid, params_, stream);
     } else {
       active_->kernel().launch(grid, params_, stream);
@@ -280,11 +341,12 @@ class HopperPrefill final : public AttentionKernel {
 
   AttentionSetup setup_;
   Kernel order_;
-  std::optional<Prefill> plain_, general_;
+  std::optional<Prefill> plain_, general_, few_plain_, few_general_;
   Buffers buffers_{};
   const Prefill* active_ = nullptr;  // of the planned pass
   int32_t tokens_ = 0;               // of the planned pass at most
-  PrefillParams params_{};           // what layers share; attend() adds the rest
+  int32_t most_partials_ = 0;
+  PrefillParams params_{};  // what layers share; attend() adds the rest
   struct {
     gpu::RepeatedTensorMap q, out, k, v;
   } maps_;

@@ -7,10 +7,22 @@
 
 namespace fovea::kernels::cuda {
 
+// Leaves of a cut row tile's key tiles those of its segments.
+template <class Config>
+__device__ TileCut cut_work(const BatchParams& batch, const TileSegments& tile, WorkTile& work) {
+  constexpr int kBlocks = Config::kSegmentBlocks;
+  if (tile.partial < 0) return {};
+  const int first = work.block_begin / kBlocks;
+  const int count = (work.block_end - 1) / kBlocks + 1 - first;
+  work.block_begin = max(work.block_begin, tile.begin * kBlocks);
+  work.block_end = min(work.block_end, tile.end * kBlocks);
+  return {first, count, tile.end - tile.begin, tile.partial * batch.q_heads + work.q_head * work.q_len};
+}
+
 // Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of a
 // tile the section's heads side by side.
 template <class Config>
-__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n) {
+__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n, TileCut& cut) {
   const int tiles = order.tile_count;
   WorkTile work = {};
   const BatchParams& batch = params.attention.batch;
@@ -22,7 +34,11 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   const int heads = min(order.section_heads, head_blocks - first_head);
   const int within = n - tiles * first_head;
   const PrefillTile tile = order.tiles[within / heads];
-  const RequestView view = request_view(batch, tile.request);
+  TileSegments segments = {};
+  if constexpr (Config::kSegments) segments = params.segments.tiles[within / heads];
+  const RequestView view = Config::kSegments
+                               ? RequestView{tile.request, segments.q_begin, segments.q_len, segments.kv_len}
+                               : request_view(batch, tile.request);
   work.request = tile.request;
   work.q_begin = view.q_begin;
   work.q_len = view.q_len;
@@ -39,6 +55,7 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   work.key_begin = keys.begin;
   work.block_begin = keys.begin / Config::kKeys;
   work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  if constexpr (Config::kSegments) cut = cut_work<Config>(batch, segments, work);
   return work;
 }
 
@@ -78,9 +95,13 @@ struct TileTaker {
   __device__ __forceinline__ const WorkTile& take() {
     const int lane = threadIdx.x % 32;
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
-    TileSlot& slot = shared.tiles[slots.stage];
-    const WorkTile work = work_at<Config>(params, *params.order, n);
-    if (lane == 0) slot.work = work;
+    typename Config::Slot& slot = shared.tiles[slots.stage];
+    TileCut cut;
+    const WorkTile work = work_at<Config>(params, *params.order, n, cut);
+    if (lane == 0) {
+      slot.work = work;
+      if constexpr (Config::kSegments) slot.cut = cut;
+    }
     __syncwarp();
     const bool more = work.request >= 0;
     if (lane < Config::kConsumers) {

@@ -114,7 +114,7 @@ __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shar
 template <class Config>
 __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& shared, int stage,
                                                 const RowTile& tile, int used, int consumer) {
-  const int first = tile.slot->work.kv_len - last_block(tile) * Config::kKeys;
+  const int first = tile.slot->work.kv_len - last_block<Config>(tile) * Config::kKeys;
   clear_values<Config>(shared, stage, max(first, 0), used, consumer);
 }
 

@@ -15,6 +15,7 @@ __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, val
 struct RowTile {
   const TileSlot* slot;
   int block_begin;
+  int last_block;  // where segments are summed: of the one at hand, as is block_begin
   Interval open;  // keys that every row of the warpgroup sees
   // From raw products of the thread's rows to scores: in units of log2, if general to natural ones.
   float factor[2];
@@ -23,14 +24,15 @@ struct RowTile {
 // `factor` is that of all rows; rows of fp8 have their own, which scale_rows finds.
 __device__ __forceinline__ RowTile row_tile(const TileSlot& slot, int consumer, float factor) {
   const RowsView& rows = slot.rows[consumer];
-  return {&slot, uniform(slot.work.block_begin),
+  return {&slot, uniform(slot.work.block_begin), 0,
           {uniform(rows.open_begin), uniform(rows.open_end)},
           {factor, factor}};
 }
 
 // The first key tile of a row tile is the one with its last keys.
+template <class Config>
 __device__ __forceinline__ int last_block(const RowTile& tile) {
-  return uniform(tile.slot->work.block_end) - 1;
+  return Config::kSegments ? tile.last_block : uniform(tile.slot->work.block_end) - 1;
 }
 
 // Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
@@ -60,6 +62,9 @@ struct Accumulators {
   float out[Config::kHeadDimV / 2];
   float scores[Config::kKeys / 2];
   uint32_t weights[Config::kKeys * Config::kBytes / 8];
+  // Alone: those of the key tile behind, and what out shrinks by before they are multiplied.
+  uint32_t next_weights[Config::kAlone ? Config::kKeys / 4 : 1];
+  float rescale[2];
   uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
   float base[2];  // power of two that weights are relative to
   float sum[2];   // of this thread's columns

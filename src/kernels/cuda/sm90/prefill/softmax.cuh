@@ -67,7 +67,9 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
     rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
     if (raised) acc.base[half] = base;
     acc.sum[half] *= rescale[half];
+    if constexpr (Config::kAlone) acc.rescale[half] = rescale[half];
   }
+  if constexpr (Config::kAlone) return;  // out is being multiplied
 #pragma unroll
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
 }
@@ -77,7 +79,7 @@ template <class Config>
 __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float (&held)[2][2],
                                           Accumulators<Config>& acc) {
   if constexpr (!Config::kNarrow) {
-    acc.weights[i] = pack_here<Config::kMath>(weight[0], weight[1]);
+    (Config::kAlone ? acc.next_weights : acc.weights)[i] = pack_here<Config::kMath>(weight[0], weight[1]);
   } else if (i % 4 < 2) {
     held[i % 2][0] = weight[0];
     held[i % 2][1] = weight[1];
@@ -87,16 +89,22 @@ __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float
   }
 }
 
-// A later key tile: weights, packed, of scores that stay; out has landed.
-template <class Config>
+// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the thread's rows, or of
+// both.
+template <class Config, int kHalves>
 __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config>& acc) {
   const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  if constexpr (Config::kAlone) acc.rescale[0] = acc.rescale[1] = 1;
 #pragma unroll 1
   for (bool raised = false;; raised = true) {
     float total[2][2] = {};
     float held[2][2];
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; ++i) {
+      if (i % 2 >= kHalves) {
+        acc.next_weights[i] = 0;
+        continue;
+      }
       float weight[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -110,7 +118,7 @@ __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] = total[half][0] + total[half][1];
-      outgrown[half] = !(sum[half] <= Config::kMostSum);
+      outgrown[half] = half < kHalves && !(sum[half] <= Config::kMostSum);
     }
     if (raised || !uniform(outgrown[0] || outgrown[1])) {
 #pragma unroll
@@ -118,6 +126,21 @@ __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config
       return;
     }
     raise_bases<Config>(factor, outgrown, acc);
+  }
+}
+
+// Values of the weights before have landed: what softmax left to do.
+template <class Config>
+__device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
+  if (uniform(acc.rescale[0] != 1 || acc.rescale[1] != 1)) {
+#pragma unroll
+    for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= acc.rescale[i / 2 % 2];
+  }
+  // Reads both: else the compiler puts both into the same registers, and serialises the products (C7513).
+  const int keep = uniform(0x3210);
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 4; ++i) {
+    acc.weights[i] = __byte_perm(acc.next_weights[i], acc.weights[i], keep);
   }
 }
 
@@ -146,7 +169,11 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
     first_softmax<Config>(tile, acc);
     if (scaled) acc.v_unit = values_unit<Config>(scales[1], 0);
   } else {
-    softmax<Config>(tile, acc);
+    if (Config::kAlone && uniform(tile.slot->work.q_len << params.heads_shift <= 8)) {
+      softmax<Config, 1>(tile, acc);
+    } else {
+      softmax<Config, 2>(tile, acc);
+    }
     if constexpr (Config::kWiden) {
       if (scaled) {
         const float unit = values_unit<Config>(scales[1], acc.v_unit);
