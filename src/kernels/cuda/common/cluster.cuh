@@ -10,11 +10,13 @@ namespace fovea::kernels::cuda {
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Arrives at the barrier in this place of block `rank`.
+// Arrives at the barrier in this place of block `rank`, behind reads that are complete; makes no
+// writes seen. A release to the cluster waits for all of the GPU to see what this thread wrote: MLA
+// decode over fp8 rows took 320 us with it, 283 without (2026-11-22).
 __device__ inline void arrive_in_cluster(TransactionBarrier& barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
           shared_address(&barrier)),
       "r"(rank)
       : "memory");

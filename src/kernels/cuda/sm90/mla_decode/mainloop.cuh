@@ -215,12 +215,20 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
     at.scores.advance();
     if (left == 0 && lane == 0) shared.q_empty.arrive();
     if (left < masked) hide_keys<C>(params, tile, left, state.scores);
-    float rescale[2] = {1, 1};
-    const bool moved = softmax(factor, state.rows, state.scores, rescale);
-
     const int slot = at.weights.stage;
-    shared.weights_empty[slot].wait(at.weights.phase ^ 1);
-    store_weights<C>(shared.weights[slot], state.scores);
+    float rescale[2] = {1, 1};
+    bool moved;
+    if constexpr (C::kFp8) {
+      shared.weights_empty[slot].wait(at.weights.phase ^ 1);
+      moved = weigh_unseen<C>(factor, left + 1 == tile.tiles, state.rows, state.scores,
+                              shared.weights[slot], rescale);
+    } else {
+      moved = softmax(factor, state.rows, state.scores, rescale);
+      shared.weights_empty[slot].wait(at.weights.phase ^ 1);
+      store_weights<C>(shared.weights[slot], [&](int i) {
+        return pack<C::kMath>(state.scores[2 * i], state.scores[2 * i + 1]);
+      });
+    }
     if (lane == 0) shared.rescaled[slot][threadIdx.x % kWarpgroupThreads / 32] = moved;
     if (moved && lane % 4 == 0) {
       shared.rescale[slot][thread_row(0)] = rescale[0];

@@ -125,20 +125,80 @@ __device__ __forceinline__ void store_matrices(void* shared, uint32_t r0, uint32
                : "memory");
 }
 
-template <class C>
+// Four groups of weights, of 16 keys each; weights(i): two neighbouring ones of group i / 4.
+template <class C, typename Weights>
 __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileColumns],
-                                              const float (&scores)[kTileKeys / 2]) {
+                                              Weights weights) {
   // Addresses kept over the loop would not fit beside a converting producer's registers.
   const uint32_t thread = C::kFp8 ? fresh(threadIdx.x) : threadIdx.x;
   const int lane = thread % 32;
   const int row = thread % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
   for (int pair = 0; pair < kTileKeys / 16; ++pair) {
-    const float* s = scores + 8 * pair;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = weights(4 * pair + i);
     const int chunk = (2 * pair + lane / 16) ^ (row % 8);
-    store_matrices(&to[row][chunk * 8], pack<C::kMath>(s[0], s[1]), pack<C::kMath>(s[2], s[3]),
-                   pack<C::kMath>(s[4], s[5]), pack<C::kMath>(s[6], s[7]));
+    store_matrices(&to[row][chunk * 8], words[0], words[1], words[2], words[3]);
   }
+}
+
+// The maxima of rows with `above` in one of their four lanes move up to the true ones.
+__device__ __forceinline__ void raise_maxima(float factor, const bool (&above)[2],
+                                             const float (&scores)[kTileKeys / 2],
+                                             ScoreRow (&rows)[2], float (&rescale)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most = -infinity();
+#pragma unroll
+    for (int i = 0; i < kTileKeys / 8; ++i) {
+      most = fmaxf(most, fmaxf(scores[4 * i + 2 * half], scores[4 * i + 2 * half + 1]));
+    }
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    const uint32_t lanes = __ballot_sync(~0u, above[half]) >> (threadIdx.x % 32 / 4 * 4);
+    const float next = lanes & 0xf ? fmaxf(most * factor, rows[half].most) : rows[half].most;
+    rescale[half] = exp2_fast(rows[half].most - next);
+    rows[half].most = next;
+    rows[half].sum *= rescale[half];
+  }
+}
+
+// softmax() and store_weights() at once, without a look at the scores' own maxima where those of
+// earlier tiles will do: till a thread's 16 weights of a row sum up to more than 2^kMaximumLag.
+// Over fp8 caches 3 % faster; over 16-bit ones 1 % slower, for products leave the exponentials no
+// time before the maxima would be known (2026-11-22).
+template <class C>
+__device__ __forceinline__ bool weigh_unseen(float factor, bool first, ScoreRow (&rows)[2],
+                                             const float (&scores)[kTileKeys / 2],
+                                             uint16_t (&to)[kTileRows][kTileColumns],
+                                             float (&rescale)[2]) {
+  constexpr float kMostSum = 1 << static_cast<int>(kMaximumLag);
+  bool above[2] = {first, first};
+  bool moved = false;
+  bool again = first;
+  float sums[2];
+  do {
+    if (again) {
+      raise_maxima(factor, above, scores, rows, rescale);
+      moved = true;
+    }
+    sums[0] = sums[1] = 0;
+    store_weights<C>(to, [&](int i) {
+      const int half = i % 2;
+      const float low = exp2_fast(fmaf(scores[2 * i], factor, -rows[half].most));
+      const float high = exp2_fast(fmaf(scores[2 * i + 1], factor, -rows[half].most));
+      sums[half] += low;
+      sums[half] += high;
+      return pack<C::kMath>(low, high);
+    });
+    above[0] = sums[0] > kMostSum;
+    above[1] = sums[1] > kMostSum;
+    again = !moved && __any_sync(~0u, above[0] || above[1]);
+  } while (again);
+  rows[0].sum += sums[0];
+  rows[1].sum += sums[1];
+  return moved;
 }
 
 }  // namespace fovea::kernels::cuda
