@@ -130,28 +130,32 @@ struct MlaMergeConfig {
 
   __device__ static void run(const Params& params) {
     __shared__ MlaMerge tiles[kMlaMaxWorkers];
-    __shared__ int tile_count, most_parts;
+    __shared__ int found[kWarps], largest[kWarps];
     __shared__ float sums[kWarps][kLaneColumns][32];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    if (warp == 0) {
-      int found = 0;
-      int most = 0;
-      for (int base = 0; base < params.work.workers; base += 32) {
-        const int at = base + lane;
-        MlaMerge merge = {};
-        if (at < params.work.workers) merge = planned_merge(params.work.merges[at]);
-        const unsigned mask = __ballot_sync(~0u, merge.count > 0);
-        if (merge.count > 0) tiles[found + __popc(mask & ((1u << lane) - 1))] = merge;
-        found += __popc(mask);
-        most = max(most, merge.count);
-      }
-      most = __reduce_max_sync(~0u, most);
-      if (lane == 0) {
-        tile_count = found;
-        most_parts = most;
-      }
+    // An entry a thread: a warp that looked at all in turn took 0.2 us for each 32 (2026-11-22).
+    static_assert(kMlaMaxWorkers <= kWarps * 32);
+    MlaMerge own = {};
+    if (static_cast<int>(threadIdx.x) < params.work.workers) {
+      own = planned_merge(params.work.merges[threadIdx.x]);
     }
+    const unsigned mask = __ballot_sync(~0u, own.count > 0);
+    const int most = __reduce_max_sync(~0u, own.count);
+    if (lane == 0) {
+      found[warp] = __popc(mask);
+      largest[warp] = most;
+    }
+    __syncthreads();
+    int tile_count = 0;
+    int most_parts = 0;
+    int before = __popc(mask & ((1u << lane) - 1));
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == warp) before += tile_count;
+      tile_count += found[w];
+      most_parts = max(most_parts, largest[w]);
+    }
+    if (own.count > 0) tiles[before] = own;
     allow_next_kernel();
     __syncthreads();
     wait_for_previous_kernel();
