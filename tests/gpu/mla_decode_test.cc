@@ -360,6 +360,22 @@ std::vector<Case> cases() {
   list.push_back({.name = "rank_256_heads_16", .requests = {{2, 700}}, .heads = 16, .rank = 256});
   list.push_back({.name = "no_rope", .requests = mixed, .rope = 0});
   list.push_back({.name = "f16", .requests = mixed, .dtype = DType::f16});
+  // Two workers a request: pairs of parts, one request with more of them, and some whole.
+  const auto pairs = [](int32_t length) {
+    std::vector<std::pair<int32_t, int32_t>> requests = {{1, 6000}, {1, 0}};
+    for (int32_t i = 2; i < 30; ++i) requests.emplace_back(1, length + i * 37 % 150);
+    return requests;
+  };
+  list.push_back({.name = "pairs", .requests = pairs(300)});
+  list.push_back({.name = "pairs_short", .requests = pairs(0)});
+  list.push_back({.name = "pairs_heads_72", .requests = pairs(300), .heads = 72});
+  list.push_back({.name = "pairs_f16", .requests = pairs(300), .dtype = DType::f16});
+  list.push_back({.name = "pairs_rank_256", .requests = pairs(300), .rank = 256});
+  list.push_back({.name = "pairs_no_rope", .requests = pairs(300), .rope = 0});
+  list.push_back({.name = "pairs_tree",
+                  .requests = std::vector<std::pair<int32_t, int32_t>>(28, {3, 500}),
+                  .heads = 40,
+                  .tree = true});
   // Some hundred pages over and over, for the row index goes beyond what fits memory.
   list.push_back({.name = "million", .requests = {{1, 999963}}, .heads = 5, .distinct_pages = 333});
   list.push_back({.name = "beyond_65536",

@@ -95,7 +95,10 @@ struct MlaFamily {
   int32_t (*row_tile)(const MlaDecodeSetup& setup) = nullptr;
   int32_t (*workers)(const MlaDecodeSetup& setup) = nullptr;
   DType (*parts)(const MlaDecodeSetup& setup) = nullptr;  // of MlaWorkList::partial_out: f32, f16
-  VariantValues (*values)(const MlaDecodeSetup& setup) = nullptr;  // of the folder's variant
+  // Of the folder's variant; pairs: of that which joins row tiles of two parts.
+  VariantValues (*values)(const MlaDecodeSetup& setup, bool pairs) = nullptr;
+  // Whether there is one that does. Null: no.
+  bool (*joins_pairs)(const MlaDecodeSetup& setup) = nullptr;
   void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
 };
 
@@ -125,9 +128,10 @@ class MlaDecode {
 
  private:
   MlaDecodeSetup setup_;
-  Kernel plan_, decode_, merge_;
+  Kernel plan_, decode_, merge_, decode_pairs_;
   MlaWorkList work_{};
   BatchParams batch_{};
+  bool pairs_ = false;                 // decode_pairs_ computes the planned batch
   mutable bool list_settled_ = false;  // a layer of the planned batch has been enqueued
   mutable MlaDecodeMaps maps_;
 };

@@ -20,8 +20,12 @@ struct alignas(16) MlaItem {
   int32_t first_row;  // of the request's packed rows
   int32_t key_begin;  // a multiple of kBlockKeys
   int32_t key_end;    // exclusive
-  int32_t partial;    // slot of the partial result, -1: the item is the whole row tile
+  int32_t partial;    // slot of the partial result, -1: the item is the whole row tile; kPaired
 };
+
+// Added to MlaItem::partial where the row tile has two parts and mla_decode joins them. Theirs are
+// the slots 2 w + 1 and 2 w + 2 of workers w and w + 1.
+constexpr int32_t kPaired = 1 << 30;
 
 // The parts of one row tile that several workers computed, in ascending order of keys: slot
 // `first`, then count - 1 slots from first + 1 in steps of two. count 0: nothing to do.
@@ -51,7 +55,9 @@ struct MlaWorkList {
   // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
   // of the columns.
   float* partial_units;
-  int32_t workers;  // at most kMlaMaxWorkers
+  // [workers, 2 blocks, 2 halves of the columns]: of pairs; 0 between launches.
+  uint32_t* arrivals;
+  int32_t workers;     // at most kMlaMaxWorkers
 };
 constexpr int32_t kMlaMaxWorkers = 160;
 
@@ -61,6 +67,7 @@ struct MlaPlanParams {
   MlaWorkList work;
   // Whatever the balance: the bits of a row then do not depend on the batch it is in.
   int32_t whole_tiles;
+  int32_t pairs;  // whether mla_decode joins row tiles of two parts: they are left out of merges
 };
 
 struct MlaMergeParams {

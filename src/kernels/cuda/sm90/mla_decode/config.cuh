@@ -54,10 +54,11 @@ struct RowTile {
   int rows;       // valid ones, 0..64
   int tiles;      // key tiles of the item; -1: no more work
   int masked;     // the last ones, with keys that some row may not see
+  bool paired;    // of a row tile of two parts, which are joined here
 };
 
 template <int kLatentRank, int kRopeDim, Type kQuery, Type kCache, Loader kKeyLoader,
-          int kRowsOfBlock, int kRowBlocks>
+          int kRowsOfBlock, int kRowBlocks, int kJoinsPairs>
 struct MlaDecodeConfig {
   using Params = MlaDecodeParams;
   static constexpr int kRank = kLatentRank;
@@ -72,6 +73,9 @@ struct MlaDecodeConfig {
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
   static constexpr int kBlocks = kRowBlocks;
+  // Whether blocks join row tiles of two parts (join.cuh) instead of leaving them to the merge.
+  static constexpr bool kPairs = kJoinsPairs;
+  static_assert(!kPairs || !kNarrow);
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
   // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
@@ -142,6 +146,7 @@ struct MlaDecodeConfig {
     float rescale[kSlots][kTileRows];
     float inverse_sum[kSlots][kTileRows];
     uint32_t rescaled[kSlots][4];  // by warp: some row's factor is not 1
+    uint32_t arrived[2];           // of a half: parts of the pair before this one
     TransactionBarrier weights_full[kSlots], weights_empty[kSlots];
     TransactionBarrier scores_done[2];
   };

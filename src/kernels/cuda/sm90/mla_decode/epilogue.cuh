@@ -23,11 +23,17 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
   w[3] = upper ? high[1] : far1;
 }
 
+// Four words of each of the four lanes of a row, to its next 64 bytes.
+__device__ __forceinline__ void store_words(uint16_t* to, bool valid, uint32_t (&words)[4]) {
+  transpose_quad(words);
+  if (!valid) return;
+  *reinterpret_cast<uint4*>(to + threadIdx.x % 4 * 8) = {words[0], words[1], words[2], words[3]};
+}
+
 // One row of a half's columns, exchanged among four lanes: a warp stores 64 bytes of each row at once.
 template <class C, Type kTo>
 __device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
                                           const float (&out)[C::kValueColumns / 2], float factor) {
-  to += threadIdx.x % 4 * 8;
 #pragma unroll
   for (int i = 0; i < C::kValueColumns / 8; i += 4) {
     uint32_t words[4];
@@ -36,8 +42,7 @@ __device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
       words[k] = pack<kTo>(out[4 * (i + k) + 2 * r] * factor,
                            out[4 * (i + k) + 2 * r + 1] * factor);
     }
-    transpose_quad(words);
-    if (valid) *reinterpret_cast<uint4*>(to + i * 8) = {words[0], words[1], words[2], words[3]};
+    store_words(to + i * 8, valid, words);
   }
 }
 
@@ -46,20 +51,25 @@ __device__ __forceinline__ uint32_t unit_bits(float most) {
   return min(max(__float_as_uint(most) & 0x7f800000u, 1u << 23), 253u << 23);
 }
 
-// One row of partial results as f16, in multiples of a unit.
+// The largest value of row r of the half, over the four lanes that have it.
 template <class C>
-__device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
-                                                  const RowTile& tile, int half, int r,
-                                                  const float (&out)[C::kValueColumns / 2],
-                                                  float inverse) {
+__device__ __forceinline__ float largest(const float (&out)[C::kValueColumns / 2], int r) {
   float most = 0;
 #pragma unroll
   for (int i = 0; i < C::kValueColumns / 8; ++i) {
     most = fmaxf(most, fmaxf(fabsf(out[4 * i + 2 * r]), fabsf(out[4 * i + 2 * r + 1])));
   }
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-  const uint32_t unit = unit_bits(most * inverse);
+  return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+}
+
+// One row of partial results as f16, in multiples of a unit.
+template <class C>
+__device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
+                                                  const RowTile& tile, int half, int r,
+                                                  const float (&out)[C::kValueColumns / 2],
+                                                  float inverse) {
+  const uint32_t unit = unit_bits(largest<C>(out, r) * inverse);
   const float factor = inverse * __uint_as_float((254u << 23) - unit);
   const int row = thread_row(r);
   const int64_t place = (static_cast<int64_t>(tile.item.partial) * C::kBlocks + block_rank<C>()) *
@@ -74,6 +84,16 @@ __device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
                     valid, r, out, factor);
 }
 
+// Where the columns of a half go.
+template <class C>
+__device__ __forceinline__ uint16_t* output_row(const MlaDecodeParams& params, const RowTile& tile,
+                                                int half, int row) {
+  const int packed = tile.first_row + row;
+  const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+  return static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+         packed % params.batch.q_heads * params.out_head_stride + half * C::kValueColumns;
+}
+
 template <class C>
 __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, const RowTile& tile,
                                                  int half, int r,
@@ -81,25 +101,7 @@ __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, 
                                                  float inverse) {
   const int row = thread_row(r);
   const bool valid = row < tile.rows;
-  const int packed = tile.first_row + (valid ? row : 0);
-  const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
-  store_row<C, C::kQ>(static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                          packed % params.batch.q_heads * params.out_head_stride +
-                          half * C::kValueColumns,
-                      valid, r, out, inverse);
-}
-
-template <class C>
-__device__ __forceinline__ void store_values(const MlaDecodeParams& params, const RowTile& tile,
-                                             int half, const float (&out)[C::kValueColumns / 2],
-                                             const float (&inverse)[2]) {
-  if (tile.item.partial >= 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
-  } else {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
-  }
+  store_row<C, C::kQ>(output_row<C>(params, tile, half, valid ? row : 0), valid, r, out, inverse);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -18,7 +18,7 @@
 // Blocks of 16 or 32 rows have other roles behind the producer: narrow.cuh.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
+#include "kernels/cuda/sm90/mla_decode/join.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow.cuh"
@@ -123,13 +123,14 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
     float out[C::kValueColumns / 2] = {};
     float inverse[2] = {};
     value_item<C>(shared, tile.tiles, half, at, out, inverse);
-    store_values<C>(params, tile, half, out, inverse);
+    store_values<C>(params, shared, tile, half, out, inverse);
     reader.give_back(shared);
   }
 }
 
-template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>
-__device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>::run(
+template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
+          int kJoins>
+__device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>::run(
     const MlaDecodeParams& params) {
   using C = MlaDecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
@@ -198,9 +199,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if constexpr (kShares) meet_cluster();  // the other block may still arrive at barriers here
 }
 
-template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks>
-using Config = Select<(kCache == f8e4m3 && kRows < kTileRows),
-                      NarrowFp8Config<kRank, kRope, kLoader, kRows>,
-                      MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks>>;
+template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
+          int kJoins>
+using Config =
+    Select<(kCache == f8e4m3 && kRows < kTileRows), NarrowFp8Config<kRank, kRope, kLoader, kRows>,
+           MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>>;
 
 }  // namespace fovea::kernels::cuda

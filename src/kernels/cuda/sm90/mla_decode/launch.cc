@@ -91,7 +91,12 @@ DType parts(const MlaDecodeSetup& setup) {
   return block_rows(setup) < kTileRows ? DType::f32 : DType::f16;
 }
 
-VariantValues values(const MlaDecodeSetup& setup) {
+// Blocks of 64 rows in pairs, whose pieces take longest to merge.
+bool joins_pairs(const MlaDecodeSetup& setup) {
+  return loads_pages(setup) && row_blocks(setup) == 2;
+}
+
+VariantValues values(const MlaDecodeSetup& setup, bool pairs) {
   const std::string type = *variant_type(setup.dtype);
   const bool fp8 = setup.cache != MlaCache::as_queries;
   const char* loader = loads_pages(setup)                  ? "pages"
@@ -103,7 +108,8 @@ VariantValues values(const MlaDecodeSetup& setup) {
           fp8 ? *variant_type(DType::f8e4m3) : type,
           loader,
           std::to_string(block_rows(setup)),
-          std::to_string(row_blocks(setup))};
+          std::to_string(row_blocks(setup)),
+          pairs ? "1" : "0"};
 }
 
 void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
@@ -153,6 +159,7 @@ const MlaFamily& hopper_mla() {
                                         .workers = workers,
                                         .parts = parts,
                                         .values = values,
+                                        .joins_pairs = joins_pairs,
                                         .attend = attend};
   return kFamily;
 }

@@ -42,6 +42,10 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
     const MaskParams& mask = params.batch.mask;
     const int heads = params.batch.q_heads;
     tile.item = *item;
+    if constexpr (C::kPairs) {
+      tile.paired = item->partial >= kPaired;
+      if (tile.paired) tile.item.partial -= kPaired;
+    }
     tile.view = {item->request, item->q_begin, item->q_len, item->kv_len};
     tile.first_row = item->first_row + block_rank<C>() * C::kRows;
     tile.rows = min(max(item->q_len * heads - tile.first_row, 0), C::kRows);

@@ -13,6 +13,7 @@ struct NarrowFp8Config {
   static constexpr int kRope = kRopeDim;
   static constexpr Type kQ = bf16;
   static constexpr int kRows = kRowsOfBlock;
+  static constexpr bool kPairs = false;
   static constexpr int kBlocks = 1;
   static constexpr bool kFp8 = true;
   static constexpr bool kScaled = kKeyLoader == scaled;
