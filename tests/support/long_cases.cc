@@ -45,7 +45,8 @@ void long_requests(Cases& cases) {
     for (int32_t i = 0; i < 300; ++i)
       test.requests.push_back({i % 7 == 6 ? 0 : 1, 1 + i * 37 % 500});
   });
-  // So many that a work item has several kv heads; fp8 with a scale a token and head.
+  // So many that a work item has several kv heads, and a block items without keys among others; fp8
+  // with a scale a token and head.
   for (const auto& [kv_heads, page_size] : {std::pair{2, 16}, {8, 1}, {8, 64}, {16, 16}}) {
     for (const DType stored : {DType::bf16, DType::f8e4m3}) {
       add(fmt::format("decode_of_many_{}_kv_heads_{}_page_{}", dtype_name(stored), kv_heads,
@@ -57,7 +58,7 @@ void long_requests(Cases& cases) {
             if (is_fp8(stored)) test.cache.scale = KvScale::per_token_head;
             test.requests.clear();
             for (int32_t i = 0; i < 100; ++i)
-              test.requests.push_back({i % 9 != 8, 1 + i * 37 % 400});
+              test.requests.push_back({i % 9 != 8, i % 13 == 5 ? 0 : 1 + i * 37 % 400});
           });
     }
   }

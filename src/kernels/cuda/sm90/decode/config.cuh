@@ -60,6 +60,7 @@ struct DecodeConfig {
     int is_last;
     int range_begin, range_end, in_cluster;  // of this CTA's DecodeRange
     TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
+    TransactionBarrier parts_full;  // of the cluster's tile
   };
   static constexpr int kStageBytes = sizeof(StageOf<DecodeConfig, kKPieces>) + sizeof(StageOf<DecodeConfig, kVPieces>);
   // As deep as it fits: while an item is finished the copies go on.
@@ -73,9 +74,10 @@ struct DecodeConfig {
   };
 
   static constexpr int kBlocksPerSm = 1;
-  // Ten warps could have 168 registers each. A whole warpgroup of copying warps, two of them idle, gives its
-  // own back.
+  // Twelve warps could have 168 registers each: the warpgroup that copies gives back what it does not need.
   static constexpr bool kMovesRegisters = kWarps == 8;
+  static constexpr int kCopierRegisters = kDim > 128 ? 120 : 104;  // these spill nothing
+  static constexpr int kConsumerRegisters = kDim > 128 ? 184 : 200;
   static constexpr int kCopiers = kMovesRegisters ? 128 : 64;
   static constexpr KernelTraits kTraits = {kConsumers + kCopiers, sizeof(SharedMemory), kRows, kTileKeys};
   __device__ static void run(const Params& params);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
+#include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/sm90/decode/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
@@ -19,19 +20,21 @@ __device__ inline float4 scaled(const float4& x, float factor) {
   return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
 }
 
-// Stores to where `here` is in the shared memory of another CTA of the cluster.
-__device__ inline void store_in_cluster(float* here, int rank, const float4& x) {
+// Stores to where `here` is in the shared memory of another CTA of the cluster, and counts the bytes at its `full`.
+__device__ inline void store_in_cluster(float* here, TransactionBarrier& full, int rank, const float4& x) {
   asm volatile(
-      "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n}" ::"r"(shared_address(here)),
-      "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+      "{\n.reg .u32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 full, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [full];\n}" ::"r"(
+          shared_address(here)),
+      "r"(shared_address(&full)), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
       : "memory");
 }
-__device__ inline void store_in_cluster(float* here, int rank, float x, float y) {
+__device__ inline void store_in_cluster(float* here, TransactionBarrier& full, int rank, float x, float y) {
   asm volatile(
-      "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "st.shared::cluster.v2.f32 [there], {%2, %3};\n}" ::"r"(shared_address(here)),
-      "r"(rank), "f"(x), "f"(y)
+      "{\n.reg .u32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 full, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [full];\n}" ::"r"(
+          shared_address(here)),
+      "r"(shared_address(&full)), "r"(rank), "f"(x), "f"(y)
       : "memory");
 }
 
@@ -153,8 +156,8 @@ __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   for (int base = threadIdx.x / 32 * kLanes; base < elements; base += C::kWarps * kLanes) {
     const int element = min(base + lane % kLanes, elements - 1);
     const int column = element % kQuads * 4;
-    const int head = element / kQuads / tile.rows;
-    const int row = element / kQuads % tile.rows;
+    const int head = quotient(element / kQuads, tile.rows);
+    const int row = element / kQuads - head * tile.rows;
     const bool live = column < params.head_dim_v;
     RowPart joined[2] = {{-infinity(), 0, {0, 0, 0, 0}}, {-infinity(), 0, {0, 0, 0, 0}}};
     for (int first = lane / kLanes; first < count; first += kSharers * kAtOnce) {
@@ -227,9 +230,9 @@ __device__ void send_part(const DecodeParams& params, const Tile& tile, int row,
   static_assert(sizeof(ClusterParts<C>) <= sizeof(shared.k) + sizeof(shared.v));
   const int first = tile.item.first_part / 2;
   auto& to = reinterpret_cast<ClusterParts<C>*>(&shared.k)->rows[blockIdx.x - first][row];
-  const int leader = first % params.list.cluster;
-  store_in_cluster(&to.out[column], leader, joined.out);
-  if (column == 0) store_in_cluster(&to.most, leader, joined.most, joined.sum);
+  const int leader = first & (params.list.cluster - 1);
+  store_in_cluster(&to.out[column], shared.parts_full, leader, joined.out);
+  if (column == 0) store_in_cluster(&to.most, shared.parts_full, leader, joined.most, joined.sum);
 }
 
 template <class C>
@@ -263,12 +266,18 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
                             bool in_cluster, typename C::SharedMemory& shared) {
   constexpr int kQuads = C::kHeadDimV / 4;
   const int heads = tile.item.heads;
-  if (in_cluster) cluster_arrive();  // this CTA's rings may be written over
+  const bool leads = in_cluster && tile.item.partial == tile.item.first_part;
+  if (leads && threadIdx.x == 0) {
+    const int row_bytes = ((params.head_dim_v + 3) / 4 * 4 + 2) * static_cast<int>(sizeof(float));
+    shared.parts_full.arrive_expecting(tile.item.parts * tile.rows * row_bytes);
+  }
   put_down_stats<C>(acc, shared);
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
     if (8 * n >= tile.rows) break;
     put_down_rows<C>(acc, n, shared);
+    // This CTA's rings may be written over: what was read from them is in the rows put down.
+    if (in_cluster && n == 0) cluster_arrive_relaxed();
     wait_for_consumers<C>();
     if (in_cluster && n == 0) cluster_wait();
     for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kConsumers) {
@@ -286,13 +295,13 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
         store_joined<C>(params, tile, head, row, column, joined);
       }
     }
-    wait_for_consumers<C>();
+    if (!in_cluster || 8 * (n + 1) < tile.rows) wait_for_consumers<C>();
   }
   if (tile.item.partial < 0) return;
   if (in_cluster) {
-    cluster_arrive();
-    cluster_wait();
-    if (tile.item.partial == tile.item.first_part) join_cluster<C>(params, tile, shared);
+    if (!leads) return;
+    shared.parts_full.wait(0);
+    join_cluster<C>(params, tile, shared);
     return;
   }
   if (threadIdx.x == 0) {

@@ -2,7 +2,7 @@
 // Attention of few query rows over many keys, for Hopper. One CTA works through its part of the planned
 // list; an item is up to 8 or 16 query rows of each of its kv heads against a range of keys. A step is one
 // tile of keys for each computing warp: the item's heads are dealt to the warps, a head's keys go round its
-// warps. Two more warps fill rings of steps with K and with V, across items:
+// warps. More warps fill rings of steps with K and with V, across items:
 //
 //   copy K    | step 0 | step 1 | step 2 | step 3 ...           waits for k_empty
 //   copy V    | step 0 | step 1 | step 2 | step 3 ...           waits for v_empty
@@ -23,10 +23,11 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
   const MaskParams& mask = params.batch.mask;
   const int first = tile.token_of(0);
   const int last = tile.token_of(tile.rows - 1);
+  const int first_key = Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);  // of the step
   return {max(tile.item.key_begin, visible_keys(mask, tile.view, last, last).begin),
           min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end), needs_predicate(mask),
           params.logit_cap > 0 || params.alibi_slopes != nullptr, head,
-          place_of_scale(params.batch, tile.item, static_cast<int>(threadIdx.x) / 32 / tile.item.heads * C::kTile, head)};
+          place_of_scale(params.batch, tile.item, first_key, head)};
 }
 
 template <class C>
@@ -49,16 +50,6 @@ __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int
   }
 }
 
-// From the L2.
-__device__ inline DecodeRange read_range(const DecodeRange* at) {
-  DecodeRange range;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(range) / sizeof(int4)); ++i) {
-    reinterpret_cast<int4*>(&range)[i] = __ldcg(reinterpret_cast<const int4*>(at) + i);
-  }
-  return range;
-}
-
 template <class C, bool kBoxes>
 __device__ void consume(const DecodeParams& params, const DecodeItem& first_item, typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
@@ -72,19 +63,19 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     return tile;
   };
   Tile tile = tile_of(first_item);
-  await_inputs();
+  RowCopier<C, !kBoxes> rows(params, first_item, shared);
+  wait_for_previous_kernel();
   Queries<C> queries;
   queries.read(params, tile);
-  RowCopier<C, !kBoxes> rows(params, first_item, shared);
-#pragma unroll 1
-  for (int s = 0; s < C::kStages && !kBoxes; ++s) rows.copy_next();
+  allow_next_kernel();
+  rows.begin();
 
   Ring<C> ring;
   for (int i = shared.range_begin;;) {
     const bool more = ++i < shared.range_end;
     DecodeItem next = tile.item;
     if (more) next = params.list.items[i];
-    const int head = warp % tile.item.heads;
+    const int head = Steps<C>(tile.item).head_of(warp);
     Factors<C> factors;
     settle_queries<C>(params, tile, head, queries, factors);
     const TileMask mask = tile_mask<C>(params, tile, head);
@@ -128,21 +119,22 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    const int arrivals = 1 + (copies_scales_singly<C>(params) ? 32 : 0);
+    const int arrivals = BoxCopier<C>::kSharers + (copies_scales_singly<C>(params) ? 32 : 0);
     for (int i = 0; i < kStages; ++i) {
       shared.k_full[i].init(arrivals);
       shared.v_full[i].init(arrivals);
       shared.k_empty[i].init(kWarps);
       shared.v_empty[i].init(kWarps);
     }
+    shared.parts_full.init(1);
     fence_barrier_init();
   }
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first attention waited for
   // list and page table before it let any. So they are complete in the L2 when a later attention starts, whatever
   // is launched between, and are read from there. What others write (q, keys) is promised only after the wait.
   if (!params.list_settled) wait_for_previous_kernel();
-  const DecodeRange range = read_range(params.list.ranges + blockIdx.x);
-  if (range.begin == range.end) return await_inputs();
+  const DecodeRange range = read_settled(params.list.ranges + blockIdx.x);
+  if (range.begin == range.end) return wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     shared.range_begin = range.begin;
     shared.range_end = range.end;
@@ -150,13 +142,14 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   }
   __syncthreads();
   if (warp >= kWarps) {
-    if constexpr (kMovesRegisters) give_registers<88>();
-    if (params.boxes && warp < kWarps + 2) {
-      BoxCopier<C>(params, side_of<C>(params, shared, warp == kWarps))
+    if constexpr (kMovesRegisters) give_registers<kCopierRegisters>();
+    if (params.boxes) {
+      constexpr int kSharers = BoxCopier<C>::kSharers;
+      BoxCopier<C>(params, side_of<C>(params, shared, warp < kWarps + kSharers), (warp - kWarps) % kSharers)
           .run(range.first, shared.range_begin, shared.range_end);
     }
   } else {
-    if constexpr (kMovesRegisters) take_registers<208>();
+    if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();
     if (params.boxes) {
       consume<C, true>(params, range.first, shared);
     } else {

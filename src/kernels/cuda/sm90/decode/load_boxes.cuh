@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V where pages hold whole boxes of 16 keys: two warps of their own copy them by the bulk copy engine.
+// K and V where pages hold whole boxes of 16 keys: warps of their own copy them by the bulk copy engine.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/load.cuh"
@@ -14,6 +14,12 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
+}
+
+__device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+               : "memory");
 }
 
 // Bytes that lie side by side, a multiple of 16.
@@ -61,107 +67,114 @@ __device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& sh
 template <class C>
 class BoxCopier {
  public:
-  __device__ BoxCopier(const DecodeParams& params, const Side& side)
-      : params_(params), side_(side), table_(params.keys), lane_(threadIdx.x % 32) {
-    box_ = lane_ / side.pieces;
-    piece_ = lane_ - box_ * side.pieces;
+  // Warps that share a side: a warp begins its copies one after the other.
+  static constexpr int kSharers = C::kCopiers / 64;
+
+  __device__ BoxCopier(const DecodeParams& params, const Side& side, int rank)
+      : params_(params), side_(side), lane_(threadIdx.x % 32), rank_(rank) {
+    const int number = lane_ * kSharers + rank;
+    box_ = number / side.pieces;
+    piece_ = number - box_ * side.pieces;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
   }
 
-  __device__ void run(DecodeItem item, int begin, const int& end) {
+  __device__ void run(const DecodeItem& first, int begin, const int& end) {
     if (lane_ == 0) prefetch_tensor_map(*side_.map);
-    const Steps<C> first(item);
-    const int first_key = box_key(first, first.first);
-    int entry = first_key < first.end ? table_.read_early(item, first_key) : 0;
-    await_inputs();
+    const auto key_of = [](const Steps<C>& steps, int step, int box) { return box_key(steps, step, box); };
+    PagedSteps<C, kBoxes, decltype(key_of)> walk(params_, first, begin, end, key_of);
+    if (params_.list_settled) {
+      // The first boxes to the L2, where later writes of theirs go too. Those of all stages made large batches slower.
+      const Box box = find_box(walk);
+      if (box.live) prefetch_box(*side_.map, policy_, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
+    }
+    wait_for_previous_kernel();
 #pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      // What is read here, an item or a step ahead of its use, takes as long as the copies before it do.
-      DecodeItem next = item;
-      if (i + 1 < end) next = params_.list.items[i + 1];
-      const Steps<C> steps(item);
-      if (steps.first >= steps.end) entry = first_entry(next);
-#pragma unroll 1
-      for (int step = steps.first; step < steps.end; step += steps.size()) {
-        side_.empty[stage_].wait(phase_ ^ 1);
-        copy(item, steps, step, entry);
-        const bool last = step + steps.size() >= steps.end;
-        entry = last ? first_entry(next) : entry_of(item, steps, step + steps.size());
-        if (++stage_ == C::kStages) {
-          stage_ = 0;
-          phase_ ^= 1;
-        }
+    for (; !walk.done(); walk.advance()) {
+      if (walk.empty()) continue;
+      copy(walk);
+      if (++stage_ == C::kStages) {
+        stage_ = 0;
+        phase_ ^= 1;
       }
-      item = next;
     }
     wait_copies<0>();
   }
 
  private:
   static constexpr int kTileBoxes = C::kTile / kBoxKeys;  // of a piece
-  static_assert(C::kWarps * kTileBoxes * C::kKPieces <= 32 && C::kKPieces >= C::kVPieces);
+  static constexpr int kBoxes = C::kWarps * kTileBoxes;   // of a step and a piece
+  static_assert(kBoxes * C::kKPieces <= 32 && C::kKPieces >= C::kVPieces);
 
   __device__ char* stage() const { return side_.stages + stage_ * side_.stage_bytes; }
   __device__ float* scales() const { return reinterpret_cast<float*>(stage() + side_.scale_offset); }
 
-  // A lane's box: kBoxKeys of the keys of a warp's tile, 128 bytes of each.
-  __device__ int box_key(const Steps<C>& steps, int step) const {
-    if (box_ >= C::kWarps * kTileBoxes) return steps.end;
-    return steps.key_of(step, box_ / kTileBoxes) + box_ % kTileBoxes * kBoxKeys;
-  }
-  __device__ int entry_of(const DecodeItem& item, const Steps<C>& steps, int step) const {
-    const int key = box_key(steps, step);
-    return key < steps.end ? table_.read(item, key) : 0;
-  }
-  __device__ int first_entry(const DecodeItem& item) const {
-    const Steps<C> steps(item);
-    return entry_of(item, steps, steps.first);
+  // The box_th box of a step begins with this key.
+  __device__ static int box_key(const Steps<C>& steps, int step, int box) {
+    return steps.key_of(step, box / kTileBoxes) + box % kTileBoxes * kBoxKeys;
   }
 
-  __device__ void copy(const DecodeItem& item, const Steps<C>& steps, int step, int entry) {
-    const int key = box_key(steps, step);
-    const int warp = box_ / kTileBoxes;
-    const bool live = key < steps.end;
+  // Where this lane's box is: kBoxKeys of the keys of a warp's tile, 128 bytes of each.
+  struct Box {
+    int key;
+    bool live;
+    int head, place, page;
+  };
+  template <typename Walk>
+  __device__ Box find_box(const Walk& walk) const {
+    const Steps<C> steps(walk.item());
+    const int key = box_key(steps, walk.step(), box_);
+    return {key, box_ < kBoxes && key < steps.end, walk.item().kv_head + steps.head_of(box_ / kTileBoxes),
+            walk.table().place_of(key), walk.page(box_ % kBoxes)};
+  }
+
+  template <typename Walk>
+  __device__ void copy(const Walk& walk) {
+    const Box box = find_box(walk);
     const bool singly = copies_scales_singly<C>(params_);
     // The first head's first piece brings along the scales of the box's keys.
-    const bool brings = has_token_scales<C>(params_) && !singly && live && piece_ == 0 && warp % steps.heads == 0;
+    const bool brings =
+        has_token_scales<C>(params_) && !singly && box.live && piece_ == 0 && box.head == walk.item().kv_head;
     const int scale_bytes = kBoxKeys * params_.batch.kv_heads * static_cast<int>(sizeof(float));
     TransactionBarrier& full = side_.full[stage_];
-    int bytes = __popc(__ballot_sync(~0u, live)) * kBoxKeys * kPieceBytes;
+    int bytes = __popc(__ballot_sync(~0u, box.live)) * kBoxKeys * kPieceBytes;
     if constexpr (C::kFp8) bytes += __popc(__ballot_sync(~0u, brings)) * scale_bytes;
+    const int row = (box_ / kTileBoxes * side_.pieces + piece_) * C::kTile + box_ % kTileBoxes * kBoxKeys;
+    char* to = stage() + row * kPieceBytes;
+    side_.empty[stage_].wait(phase_ ^ 1);
     if (lane_ == 0) full.arrive_expecting(bytes);
     __syncwarp();
-    if (live) {
-      char* to = stage() + ((warp * side_.pieces + piece_) * C::kTile + box_ % kTileBoxes * kBoxKeys) * kPieceBytes;
-      load_box(to, *side_.map, full, policy_, piece_ * (kPieceBytes / 2), item.kv_head + warp % steps.heads,
-               table_.place_of(key), entry);
+    if (box.live) {
+      load_box(to, *side_.map, full, policy_, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
     }
     if constexpr (C::kFp8) {
       if (brings) {
-        const int64_t slot = static_cast<int64_t>(entry) * params_.keys.page_size + table_.place_of(key);
-        load_bytes(scales() + (key - step) * params_.batch.kv_heads, side_.scale + slot * params_.batch.kv_heads,
+        const int64_t slot = static_cast<int64_t>(box.page) * params_.keys.page_size + box.place;
+        load_bytes(scales() + (box.key - walk.step()) * params_.batch.kv_heads, side_.scale + slot * params_.batch.kv_heads,
                    scale_bytes, full, policy_);
       }
-      if (singly) {
-        copy_scales_singly(item, steps, step, entry);
+      if (singly && rank_ == 0) {
+        copy_scales_singly(walk);
         full.arrive_after_copies();
       }
     }
   }
 
-  // Those of the item's heads; zeros for keys that are not the item's. A key's page is that of its box: read key by
-  // key the pages would be loads in turn.
-  __device__ void copy_scales_singly(const DecodeItem& item, const Steps<C>& steps, int step, int entry) {
+  // Those of the item's heads; zeros for keys that are not the item's. A key's page is that of its box.
+  template <typename Walk>
+  __device__ void copy_scales_singly(const Walk& walk) {
+    const DecodeItem& item = walk.item();
+    const Steps<C> steps(item);
+    const int step = walk.step();
     const KeyParams& keys = params_.keys;
 #pragma unroll
     for (int i = 0; i < C::kStepKeys / 32; ++i) {
       const int row = i * 32 + lane_;
       const int warp = row / C::kTile;
-      const int64_t page = __shfl_sync(~0u, entry, row / kBoxKeys * side_.pieces);
+      const int64_t page = walk.page(row / kBoxKeys);
       const int key = steps.key_of(step, warp) + row % C::kTile;
-      const int head = warp % steps.heads;
+      const int head = steps.head_of(warp);
       const bool live = key >= steps.begin && key < steps.end;
-      const int64_t slot = page * keys.page_size + table_.place_of(key);
+      const int64_t slot = page * keys.page_size + walk.table().place_of(key);
       copy_word_async(scales() + place_of_scale(params_.batch, item, key - step, head),
                       side_.scale + (live ? slot * keys.scale_slot_stride + item.kv_head + head : 0), live ? 4 : 0);
     }
@@ -169,8 +182,7 @@ class BoxCopier {
 
   const DecodeParams& params_;
   const Side side_;
-  const PageTable table_;
-  const int lane_;
+  const int lane_, rank_;
   int box_, piece_;
   uint64_t policy_;
   int stage_ = 0;

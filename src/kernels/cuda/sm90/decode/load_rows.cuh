@@ -19,50 +19,20 @@ __device__ inline void copy_async_16(void* shared, const void* global, int bytes
 template <class C, bool kUsed>
 class RowCopier {
  public:
+  // May come before the wait, begin() after it.
   __device__ RowCopier(const DecodeParams& params, const DecodeItem& first, typename C::SharedMemory& shared)
-      : params_(params), shared_(shared), table_(params.keys), item_(first), at_(shared.range_begin) {
-    if (!kUsed) return;
-    step_ = Steps<C>(item_).first;
-    read_entry();
+      : params_(params), shared_(shared), walk_(params, first, shared.range_begin, shared.range_end, {}) {}
+
+  __device__ void begin() {
+#pragma unroll 1
+    for (int s = 0; s < C::kStages; ++s) copy_next();
   }
 
   // Of the next step, whatever item it is of; one group of copies.
   __device__ void copy_next() {
-    if (at_ < shared_.range_end) {
-      const Steps<C> steps(item_);
-      const int warp = threadIdx.x / 32;
-      const int key = steps.key_of(step_, warp) + threadIdx.x % 32 % C::kTile;
-      const bool live = key >= steps.begin && key < steps.end;
-      const int head = item_.kv_head + warp % steps.heads;
-      const KeyParams& keys = params_.keys;
-      const bool paged = keys.page_table != nullptr;
-      const int64_t page = paged ? entry_ : 0;
-      const int64_t place = paged ? table_.place_of(key) : entry_ + key;
-      if (steps.key_of(step_, warp) < steps.end) {
-        auto& k = shared_.k[stage_];
-        auto& v = shared_.v[stage_];
-        copy_tile<C::kKPieces>(static_cast<const char*>(keys.k) + head * keys.k_head_stride * kBytes,
-                  live ? (page * keys.k_page_stride + place * keys.k_token_stride) * kBytes : -1,
-                  params_.head_dim * kBytes, k.tiles[warp][0][0]);
-        copy_tile<C::kVPieces>(static_cast<const char*>(keys.v) + head * keys.v_head_stride * kBytes,
-                  live ? (page * keys.v_page_stride + place * keys.v_token_stride) * kBytes : -1,
-                  params_.head_dim_v * kBytes, v.tiles[warp][0][0]);
-        if (has_token_scales<C>(params_) && threadIdx.x % 32 < C::kTile) {
-          const int64_t slot = page * keys.page_size + place;
-          const int64_t at =
-              live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
-          const int to = place_of_scale(params_.batch, item_, warp / steps.heads * C::kTile + threadIdx.x % 32,
-                                        warp % steps.heads);
-          copy_word_async(&k.scales[to], keys.k_scale + at, live ? 4 : 0);
-          copy_word_async(&v.scales[to], keys.v_scale + at, live ? 4 : 0);
-        }
-      }
-      step_ += steps.size();
-      if (step_ >= steps.end && ++at_ < shared_.range_end) {
-        item_ = params_.list.items[at_];
-        step_ = Steps<C>(item_).first;
-      }
-      read_entry();
+    for (bool copied = false; !copied && !walk_.done(); walk_.advance()) {
+      copied = !walk_.empty();
+      if (copied) copy();
     }
     commit_copies();
     stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
@@ -71,13 +41,37 @@ class RowCopier {
  private:
   static constexpr int kBytes = type_bytes(C::kKv);
 
-  // The page of this lane's key, one step ahead of its use; of packed keys where the request's begin.
-  __device__ void read_entry() {
-    const int key = Steps<C>(item_).key_of(step_, threadIdx.x / 32) + threadIdx.x % 32 % C::kTile;
-    if (!params_.keys.page_table) {
-      entry_ = params_.keys.kv_indptr[item_.request];
-    } else if (key < item_.key_end) {
-      entry_ = table_.read(item_, key);
+  struct KeyOf {
+    __device__ int operator()(const Steps<C>& steps, int step, int place) const {
+      return steps.key_of(step, threadIdx.x / 32) + place;
+    }
+  };
+
+  __device__ void copy() {
+    const DecodeItem& item = walk_.item();
+    const Steps<C> steps(item);
+    const int warp = threadIdx.x / 32;
+    const int key = steps.key_of(walk_.step(), warp) + threadIdx.x % 32 % C::kTile;
+    const int entry = walk_.page(threadIdx.x % C::kTile);
+    if (steps.key_of(walk_.step(), warp) >= steps.end) return;
+    const bool live = key >= steps.begin && key < steps.end;
+    const int head = item.kv_head + steps.head_of(warp);
+    const KeyParams& keys = params_.keys;
+    const bool paged = keys.page_table != nullptr;
+    const int64_t page = paged ? entry : 0;
+    const int64_t place = paged ? walk_.table().place_of(key) : entry + key;
+    copy_tile<C::kKPieces>(static_cast<const char*>(keys.k) + head * keys.k_head_stride * kBytes,
+              live ? (page * keys.k_page_stride + place * keys.k_token_stride) * kBytes : -1,
+              params_.head_dim * kBytes, shared_.k[stage_].tiles[warp][0][0]);
+    copy_tile<C::kVPieces>(static_cast<const char*>(keys.v) + head * keys.v_head_stride * kBytes,
+              live ? (page * keys.v_page_stride + place * keys.v_token_stride) * kBytes : -1,
+              params_.head_dim_v * kBytes, shared_.v[stage_].tiles[warp][0][0]);
+    if (has_token_scales<C>(params_) && threadIdx.x % 32 < C::kTile) {
+      const int64_t slot = page * keys.page_size + place;
+      const int64_t at = live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
+      const int to = place_of_scale(params_.batch, item, key - walk_.step(), steps.head_of(warp));
+      copy_word_async(&shared_.k[stage_].scales[to], keys.k_scale + at, live ? 4 : 0);
+      copy_word_async(&shared_.v[stage_].scales[to], keys.v_scale + at, live ? 4 : 0);
     }
   }
 
@@ -88,7 +82,7 @@ class RowCopier {
     constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that copy a row
     const int chunk = threadIdx.x % kLanes;
     const int sub = threadIdx.x % 32 / kLanes;
-    constexpr int kAtOnce = C::kRowTile == 8 ? 4 : 2;  // registers: 4 spilled with 16 rows and fp8
+    constexpr int kAtOnce = C::kRowTile > 8 || C::kHeadDim > 128 ? 2 : C::kFp8 ? 4 : 8;  // what registers allow
 #pragma unroll kAtOnce
     for (int i = 0; i < C::kTile; i += 32 / kLanes) {
       const int64_t at = __shfl_sync(~0u, offset, i + sub);
@@ -101,12 +95,17 @@ class RowCopier {
 
   const DecodeParams& params_;
   typename C::SharedMemory& shared_;
-  const PageTable table_;
-  DecodeItem item_;
-  int at_;
-  int step_;
-  int entry_ = 0;
+  PagedSteps<C, C::kTile, KeyOf> walk_;
   int stage_ = 0;
+};
+
+// Where the copying warps do all that.
+template <class C>
+class RowCopier<C, false> {
+ public:
+  __device__ RowCopier(const DecodeParams&, const DecodeItem&, typename C::SharedMemory&) {}
+  __device__ void begin() {}
+  __device__ void copy_next() {}
 };
 
 }  // namespace fovea::kernels::cuda

@@ -30,7 +30,7 @@ struct Queries {
   // values come out of a register.
   __device__ void read(const DecodeParams& params, const Tile& tile) {
     const int lane = threadIdx.x % 32;
-    const int head = static_cast<int>(threadIdx.x) / 32 % tile.item.heads;
+    const int head = Steps<C>(tile.item).head_of(static_cast<int>(threadIdx.x) / 32);
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
       const int row = n * 8 + lane / 4;
