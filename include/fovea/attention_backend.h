@@ -33,7 +33,7 @@ struct RotaryTensors {
   const float* cos = nullptr;  // [max_positions, rotary_dim / 2]
   const float* sin = nullptr;
   int32_t max_positions = 0;
-  int32_t rotary_dim = 0;    // leading values of a head that rotate, even
+  int32_t rotary_dim = 0;    // leading values of a head (mla: of its rotary part) that rotate, even
   bool interleaved = false;  // value 2i is paired with 2i + 1; else i with i + rotary_dim / 2
   // [tokens], in [0, max_positions); on a GPU others count as 0.
   const int32_t* positions = nullptr;

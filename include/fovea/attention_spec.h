@@ -63,6 +63,7 @@ struct AttentionSpec {
   bool has_sinks = false;   // one extra logit per head in the denominator
   bool has_alibi = false;   // s += slope[head] * (key position - query position)
   // q and k arrive without positions: forward() rotates q in place and k on its way to the cache.
+  // mla: the rotary part of q, and the rotary key.
   bool has_rope = false;
   bool needs_lse = false;  // log-sum-exp is read by the caller
   // The bits of a row depend on that row's own tokens only: not on the rest of the batch, on the

@@ -26,9 +26,9 @@ void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
   check_argument(rotary.positions != nullptr, "rotary.positions is null");
   check_argument(rotary.max_positions > 0, "rotary.max_positions is {}, must be positive",
                  rotary.max_positions);
-  check_argument(
-      rotary.rotary_dim > 0 && rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= spec.head_dim,
-      "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, spec.head_dim);
+  const int32_t most = spec.kind == AttentionKind::mla ? spec.rope_dim : spec.head_dim;
+  check_argument(rotary.rotary_dim > 0 && rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= most,
+                 "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, most);
 }
 
 }  // namespace

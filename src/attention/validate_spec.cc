@@ -76,7 +76,9 @@ void validate_linear(const AttentionSpec& spec) {
 
 void validate_rope(const AttentionSpec& spec) {
   if (!spec.has_rope) return;
-  check_argument(spec.kind == AttentionKind::mha, "has_rope needs kind mha");
+  check_argument(!is_linear(spec.kind), "has_rope needs kind mha or mla");
+  check_argument(spec.kind != AttentionKind::mla || spec.rope_dim > 0,
+                 "rope_dim is 0, has_rope needs a rotary key to turn");
   check_argument(
       spec.scope == AttentionScope::decoder || spec.scope == AttentionScope::encoder_cache,
       "has_rope needs scope decoder or encoder_cache: k is rotated on its way to the cache");

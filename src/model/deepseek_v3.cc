@@ -47,10 +47,14 @@ class LatentAttention : public Block {
     tensors.mla_weights = parts_.kv_b;
     device.prepare_heads({.norm = parts_.latent_norm}, tensors.k, pass.rows, 1, spec.kv_lora_rank,
                          nullptr);
-    device.prepare_heads({.rotary = parts_.rotary}, from_dim(tensors.q, spec.nope_dim), pass.rows,
-                         spec.q_heads, spec.rope_dim, pass.positions);
-    device.prepare_heads({.rotary = parts_.rotary}, tensors.v, pass.rows, 1, spec.rope_dim,
-                         pass.positions);
+    if (spec.has_rope) {
+      tensors.rotary = rotary_tensors(parts_.rotary, pass.positions);
+    } else {
+      device.prepare_heads({.rotary = parts_.rotary}, from_dim(tensors.q, spec.nope_dim), pass.rows,
+                           spec.q_heads, spec.rope_dim, pass.positions);
+      device.prepare_heads({.rotary = parts_.rotary}, tensors.v, pass.rows, 1, spec.rope_dim,
+                           pass.positions);
+    }
     pass.backends[static_cast<size_t>(parts_.slot.group)]->forward(tensors, device.stream());
     device.linear(parts_.o, scratch.out, out, pass.rows);
   }
@@ -172,7 +176,8 @@ std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpo
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
   const kernels::RopeSpec rope = read_rope(config, read_head_dim(config, "qk_rope_head_dim"));
-  const AttentionSpec spec = read_latent_spec(config, rope);
+  AttentionSpec spec = read_latent_spec(config, rope);
+  spec.has_rope = rotates_in_backend(*parts.device);
   const Rotary rotary =
       make_rotary(rope, parts,
                   config.boolean_or("rope_interleave", true) ? kernels::RopeLayout::interleaved

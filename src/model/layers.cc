@@ -57,14 +57,7 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   tensors.v = as_heads(scratch.v, spec.head_dim_v);
   tensors.out = as_heads(scratch.out, spec.head_dim_v);
   tensors.sinks = parts_.sinks.empty() ? nullptr : parts_.sinks.data();
-  if (const Rotary& rotary = parts_.in_backend) {
-    tensors.rotary = {rotary.table.cos,
-                      rotary.table.sin,
-                      rotary.table.max_positions,
-                      rotary.table.rotary_dim,
-                      rotary.layout == kernels::RopeLayout::interleaved,
-                      pass.positions};
-  }
+  if (parts_.in_backend) tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
   device.prepare_heads(parts_.q_steps, tensors.q, pass.rows, spec.q_heads, spec.head_dim,
                        pass.positions);
   device.prepare_heads(parts_.k_steps, tensors.k, pass.rows, spec.kv_heads, spec.head_dim,

@@ -81,6 +81,15 @@ inline bool rotates_in_backend(const ModelDevice& device) {
   return device.kind() == DeviceKind::cuda;
 }
 
+inline RotaryTensors rotary_tensors(const Rotary& rotary, const int32_t* positions) {
+  return {rotary.table.cos,
+          rotary.table.sin,
+          rotary.table.max_positions,
+          rotary.table.rotary_dim,
+          rotary.layout == kernels::RopeLayout::interleaved,
+          positions};
+}
+
 // Softmax attention with its projections.
 struct SelfAttentionParts {
   AttentionSpec spec;

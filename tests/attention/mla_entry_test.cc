@@ -98,12 +98,6 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
        [](auto& r) { r.spec.q_dtype = DType::f32; }},
       {RejectCode::kv_dtype, "cache dtype is fp16, accepted: q_dtype (bf16)",
        [](auto& r) { r.cache.dtype = DType::f16; }},
-      {RejectCode::kv_dtype, "cache dtype is fp8_e4m3, accepted: q_dtype (fp16)",
-       [](auto& r) {
-         r.spec.q_dtype = DType::f16;
-         r.cache.layout = KvLayout::mla_fp8_rows;
-         r.cache.dtype = DType::f8e4m3;
-       }},
       {RejectCode::kv_dtype, "cache dtype is fp8_e5m2",
        [](auto& r) { r.cache.dtype = DType::f8e5m2; }},
       {RejectCode::mask, "mask is custom", [](auto& r) { r.spec.mask = MaskKind::custom; }},
@@ -115,7 +109,6 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
       {RejectCode::sinks, "has_sinks", [](auto& r) { r.spec.has_sinks = true; }},
       {RejectCode::limits, "max_requests is 65536, at most 65535",
        [](auto& r) { r.limits.max_requests = 65536; }},
-      {RejectCode::rope, "has_rope", [](auto& r) { r.spec.has_rope = true; }},
   };
   if (!portable()) {
     cases.push_back({RejectCode::device, "device is sm_80, accepted: sm_90",
@@ -123,8 +116,6 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
     cases.push_back({RejectCode::device, "device is sm_100, accepted: sm_90",
                      [](auto& r) { r.device.sm = 100; }});
     cases.push_back({RejectCode::kv_scale, "cache scale is per_token_head", set_token_scales});
-    cases.push_back({RejectCode::kv_dtype, "cache dtype is fp8_e4m3, accepted: q_dtype (fp16)",
-                     set_f16_over_codes});
   }
   for (const Case& one : cases) {
     const std::vector<Reason> found = reasons(one.change);
@@ -170,12 +161,18 @@ TEST_P(MlaEntry, TakesWhatOtherKernelsRefuse) {
          r.cache.dtype = DType::f8e4m3;
        }},
       {"fp16", [](auto& r) { r.spec.q_dtype = r.cache.dtype = DType::f16; }},
+      {"e4m3 under fp16 queries", set_f16_over_codes},
+      {"rows of 656 bytes under fp16 queries",
+       [](auto& r) {
+         set_f16_over_codes(r);
+         r.cache.layout = KvLayout::mla_fp8_rows;
+       }},
+      {"rotary positions", [](auto& r) { r.spec.has_rope = true; }},
   };
   if (portable()) {
     cases.emplace_back("sm_80", [](auto& r) { r.device.sm = 80; });
     cases.emplace_back("sm_120", [](auto& r) { r.device.sm = 120; });
     cases.emplace_back("a scale for each token", set_token_scales);
-    cases.emplace_back("e4m3 under fp16 queries", set_f16_over_codes);
   }
   for (const auto& [what, change] : cases) {
     const std::vector<Reason> found = reasons(change);
@@ -189,6 +186,21 @@ TEST_P(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
                  : std::vector{"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla"};
   for (const char* name : aliases) EXPECT_EQ(registry_.find(name), &entry()) << name;
   EXPECT_EQ(entry().graphs, GraphSupport::always);
+}
+
+TEST(MlaSpec, RotationNeedsARotaryKey) {
+  BackendRequest request = deepseek();
+  set_latent(request, 512, 0);
+  request.spec.has_rope = true;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  try {
+    select_backend(registry, request);
+    ADD_FAILURE() << "a rotation of nothing was accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find("rope_dim is 0, has_rope needs"), std::string::npos)
+        << error.what();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Both, MlaEntry, ::testing::Values("mla", "portable_mla"),

@@ -126,9 +126,14 @@ void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   share(from.v, from.kv_len, to.v);
 }
 
+// Values of a head that may turn.
+int32_t rotary_width(const AttentionSpec& spec) {
+  return is_mla(spec) ? spec.rope_dim : spec.head_dim;
+}
+
 RotaryTable make_rotary_table(const AttentionCase& test) {
   RotaryTable table;
-  table.rotary_dim = test.rotary_dim > 0 ? test.rotary_dim : test.spec.head_dim;
+  table.rotary_dim = test.rotary_dim > 0 ? test.rotary_dim : rotary_width(test.spec);
   for (const RequestShape& shape : test.requests) {
     table.positions = std::max({table.positions, shape.kv_len, 1});
   }
@@ -142,8 +147,9 @@ RotaryTable make_rotary_table(const AttentionCase& test) {
   return table;
 }
 
-// Rows [tokens, heads, head_dim], each token at its position; rounded as RotaryTensors says.
-void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads,
+// The last values of rows [tokens, heads, width], each token at its position; rounded as
+// RotaryTensors says.
+void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads, int32_t width,
             const std::vector<int32_t>& positions, std::vector<float>& rows) {
   const int32_t pairs = table.rotary_dim / 2;
   const auto rounded = [&](float value) {
@@ -151,9 +157,9 @@ void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads,
     store_float(&stored, test.spec.q_dtype, 0, value);
     return load_float(&stored, test.spec.q_dtype, 0);
   };
-  float* head = rows.data();
+  float* head = rows.data() + width - rotary_width(test.spec);
   for (const int32_t position : positions) {
-    for (int32_t h = 0; h < heads; ++h, head += test.spec.head_dim) {
+    for (int32_t h = 0; h < heads; ++h, head += width) {
       for (int32_t pair = 0; pair < pairs; ++pair) {
         float& first = head[test.rope_interleaved ? 2 * pair : pair];
         float& second = head[test.rope_interleaved ? 2 * pair + 1 : pair + pairs];
@@ -168,16 +174,18 @@ void rotate(const AttentionCase& test, const RotaryTable& table, int32_t heads,
 }
 
 void rotate_request(const AttentionCase& test, const RotaryTable& table, RequestData& data) {
-  data.plain_q = data.q;
-  data.plain_k = data.k;
+  data.given_q = data.q;
+  data.given_k = data.k;
+  data.given_v = data.v;
   std::vector<int32_t> of_keys(static_cast<size_t>(data.kv_len)), of_queries;
   std::iota(of_keys.begin(), of_keys.end(), 0);
   for (int32_t token = 0; token < data.q_len; ++token) {
     of_queries.push_back(rotary_position(data, token));
     if (data.cached() + token >= 0) of_keys[data.cached() + token] = of_queries.back();
   }
-  rotate(test, table, test.spec.kv_heads, of_keys, data.k);
-  rotate(test, table, test.spec.q_heads, of_queries, data.q);
+  const AttentionSpec& spec = test.spec;
+  rotate(test, table, spec.kv_heads, rotary_width(spec), of_keys, is_mla(spec) ? data.v : data.k);
+  rotate(test, table, spec.q_heads, q_width(spec), of_queries, data.q);
 }
 
 }  // namespace

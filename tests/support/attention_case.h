@@ -27,7 +27,7 @@ struct AttentionCase {
   std::vector<RequestShape> requests;
   uint32_t seed = 1;
 
-  int32_t rotary_dim = 0;  // with spec.has_rope; 0: all of a head
+  int32_t rotary_dim = 0;  // with spec.has_rope; 0: all of a head; mla: of the rotary part
   bool rope_interleaved = false;
   bool split_q = false;           // mla: the rotary part of q is a tensor of its own
   bool strided = false;           // gaps between rows of every tensor and between pages
@@ -67,11 +67,12 @@ BatchLimits limits_of(const AttentionCase& test);
 // One request, contiguous, rounded to the dtypes of q, k and v.
 struct RequestData {
   int32_t q_len = 0, kv_len = 0;
-  std::vector<float> q;                            // [q_len, q_heads, q_width]
-  std::vector<float> q_scale;                      // fp8 q: [q_len, q_heads]
-  std::vector<float> k;                            // [kv_len, kv_heads, k_width]
-  std::vector<float> plain_q, plain_k;             // has_rope: the same before rotation
-  std::vector<float> v;                            // [kv_len, kv_heads, v_width]
+  std::vector<float> q;        // [q_len, q_heads, q_width]
+  std::vector<float> q_scale;  // fp8 q: [q_len, q_heads]
+  std::vector<float> k;        // [kv_len, kv_heads, k_width]
+  std::vector<float> v;        // [kv_len, kv_heads, v_width]
+  // has_rope: what forward() is given, before rotation; mla turns v, the rotary key.
+  std::vector<float> given_q, given_k, given_v;
   std::vector<int32_t> parents;                    // tree: [q_len], -1: follows the cached tokens
   std::vector<int32_t> positions;                  // tree: [q_len]
   std::vector<uint8_t> custom_mask;                // custom: [q_len, kv_len]

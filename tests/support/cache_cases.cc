@@ -215,6 +215,10 @@ void latent(Cases& cases) {
   test.cache.layout = KvLayout::mla_fp8_rows;
   test.cache.dtype = DType::f8e4m3;
   cases.push_back(test);
+  test.name = "mla_fp8_rows_fp16";
+  test.spec.q_dtype = DType::f16;
+  cases.push_back(test);
+  test.spec.q_dtype = DType::bf16;
   test.name = "mla_fp8_per_token";
   test.cache.layout = KvLayout::mla;
   test.cache.scale = KvScale::per_token_head;
@@ -253,6 +257,54 @@ void latent(Cases& cases) {
   cases.push_back(test);
 }
 
+// Kind mla turns its rotary key and the rotary part of q.
+void latent_rotations(Cases& cases) {
+  AttentionCase base = mla_case("", 4);
+  base.spec.has_rope = true;
+  base.mode = ForwardMode::mixed;
+  base.requests = {{1, 130}, {9, 30}, {0, 0}, {1, 1}, {17, 17}};
+  const auto add = [&](const char* name, auto&& change) {
+    AttentionCase test = base;
+    test.name = name;
+    change(test);
+    cases.push_back(test);
+  };
+  const auto as_is = [](AttentionCase&) {};
+  add("mla_rope", as_is);
+  add("mla_rope_prewritten", [](AttentionCase& test) { test.prewritten = true; });
+  add("mla_rope_skip_some_writes", [](AttentionCase& test) { test.skip_some_writes = true; });
+  add("mla_rope_tree", [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{8, 120}, {8, 8}};
+  });
+  base.spec.q_dtype = base.cache.dtype = DType::bf16;
+  base.rope_interleaved = true;
+  add("mla_rope_part_strided", [](AttentionCase& test) {
+    test.rotary_dim = 20;
+    test.strided = test.split_q = true;
+    test.cache.page_size = 16;
+  });
+  add("mla_rope_weights", [](AttentionCase& test) {
+    test.spec.nope_dim = test.spec.v_dim = 128;
+    test.spec.softmax_scale = 0;
+  });
+  base.cache.dtype = DType::f8e4m3;
+  add("mla_rope_fp8_per_token",
+      [](AttentionCase& test) { test.cache.scale = KvScale::per_token_head; });
+  add("mla_rope_fp8_per_tensor",
+      [](AttentionCase& test) { test.cache.scale = KvScale::per_tensor; });
+  base.cache.layout = KvLayout::mla_fp8_rows;
+  add("mla_rope_fp8_rows", as_is);
+  add("mla_rope_fp8_rows_split_prewritten",
+      [](AttentionCase& test) { test.split_q = test.prewritten = true; });
+  add("mla_rope_fp8_rows_fp16", [](AttentionCase& test) {
+    test.spec.q_dtype = DType::f16;
+    test.rotary_dim = 32;
+    test.rope_interleaved = false;
+  });
+}
+
 }  // namespace
 
 void add_cache_cases(Cases& cases) {
@@ -261,6 +313,7 @@ void add_cache_cases(Cases& cases) {
   storage(cases);
   rotations(cases);
   latent(cases);
+  latent_rotations(cases);
 }
 
 }  // namespace fovea::test

@@ -226,6 +226,19 @@ void long_latent(Cases& cases) {
     fp8_rows(test);
     with_weights(test);
   });
+  for (const int32_t heads : {5, 16, 64, 128}) {
+    add(fmt::format("fp8_rows_fp16_heads_{}", heads), heads,
+        heads > 16 ? std::vector<RequestShape>{{1, 1500}, {3, 300}, {1, 64}} : ragged,
+        [&](AttentionCase& test) {
+          fp8_rows(test);
+          test.spec.q_dtype = DType::f16;
+        });
+  }
+  add("fp8_rows_fp16_weights", 4, ragged, [&](AttentionCase& test) {
+    fp8_rows(test);
+    with_weights(test);
+    test.spec.q_dtype = DType::f16;
+  });
   add("fp8_per_tensor_weights", 4, ragged, [&](AttentionCase& test) {
     test.cache.dtype = DType::f8e4m3;
     test.cache.scale = KvScale::per_tensor;

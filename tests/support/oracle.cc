@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/float_types.h"
+#include "kernels/mla_row.h"
 #include "support/cache_format.h"
 #include "support/test_device.h"
 
@@ -27,7 +28,24 @@ struct Keys {
   int32_t heads = 0;  // 1 key head for mla; with weights every q head has its own
 };
 
-Keys stored_keys(const AttentionCase& test, const RequestData& request) {
+float as_f16(float value) { return f16_to_float(float_to_f16(value)); }
+
+// A row of 656 bytes as GPU kernels read it for products in f16: they round its scales, sixteen
+// times as large, before the values.
+std::vector<double> read_as_f16(const StoredRow& row) {
+  std::vector<double> values = row.values;
+  for (size_t d = 0; d < kernels::kMlaRowLatent; ++d) {
+    const size_t group = d / kernels::kMlaRowScaleGroup;
+    const float scale = load_float(row.bytes.data() + kernels::kMlaRowScaleOffset, DType::f32,
+                                   static_cast<int64_t>(group));
+    const float code = load_float(row.bytes.data(), DType::f8e4m3, static_cast<int64_t>(d));
+    values[d] = as_f16(code * as_f16(16 * scale)) / 16;
+  }
+  return values;
+}
+
+// rounded: as read_as_f16() where that applies.
+Keys stored_keys(const AttentionCase& test, const RequestData& request, bool rounded) {
   const AttentionSpec& spec = test.spec;
   Keys keys;
   keys.heads = spec.kv_heads;
@@ -40,10 +58,11 @@ Keys stored_keys(const AttentionCase& test, const RequestData& request) {
   for (int32_t token = 0; token < request.kv_len; ++token) {
     const StoredToken stored = store_token(spec, cache, request, token);
     for (const StoredRow& row : stored.k) {
-      keys.k.insert(keys.k.end(), row.values.begin(), row.values.end());
+      const std::vector<double> values = rounded ? read_as_f16(row) : row.values;
+      keys.k.insert(keys.k.end(), values.begin(), values.end());
       // mla: the value is the latent, the front of the key.
       if (is_mla(spec)) {
-        keys.v.insert(keys.v.end(), row.values.begin(), row.values.begin() + spec.head_dim_v);
+        keys.v.insert(keys.v.end(), values.begin(), values.begin() + spec.head_dim_v);
       }
     }
     for (const StoredRow& row : stored.v) {
@@ -227,15 +246,18 @@ void round_to(DType dtype, std::vector<double>& values) {
 
 OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t index) {
   const RequestData& request = data.requests[index];
-  const Keys stored = stored_keys(test, request);
+  const Keys stored = stored_keys(test, request, false);
   const bool up = has_mla_weights(test.spec);
   OracleResult result;
   result.exact = Softmax<double>(test, data, request,
                                  up ? up_projected<double>(test.spec, data, stored) : stored)
                      .run();
-  Keys plain = up ? up_projected<float>(test.spec, data, stored) : stored;
+  const bool fp8_rows = on_gpu() && test.cache.layout == KvLayout::mla_fp8_rows;
+  const Keys read =
+      fp8_rows && test.spec.q_dtype == DType::f16 ? stored_keys(test, request, true) : stored;
+  Keys plain = up ? up_projected<float>(test.spec, data, read) : read;
   // Projected by a GPU, or multiplied there by the scales of a row.
-  result.rounded_keys = on_gpu() && (up || test.cache.layout == KvLayout::mla_fp8_rows);
+  result.rounded_keys = fp8_rows || (on_gpu() && up);
   if (result.rounded_keys) {
     round_to(test.spec.q_dtype, plain.k);
     round_to(test.spec.q_dtype, plain.v);

@@ -206,8 +206,9 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
     const RequestData& request = data_.requests[piece.request];
     for (int32_t token = piece.begin; token < piece.end; ++token, ++row) {
       std::vector<float> front, back;
-      const std::vector<float>& all_q = spec.has_rope ? request.plain_q : request.q;
-      const std::vector<float>& all_k = spec.has_rope ? request.plain_k : request.k;
+      const std::vector<float>& all_q = spec.has_rope ? request.given_q : request.q;
+      const std::vector<float>& all_k = spec.has_rope ? request.given_k : request.k;
+      const std::vector<float>& all_v = spec.has_rope ? request.given_v : request.v;
       const float* q = &all_q[static_cast<size_t>(token) * spec.q_heads * q_size];
       for (int32_t head = 0; head < spec.q_heads; ++head, q += q_size) {
         front.insert(front.end(), q, q + q_size - rope);
@@ -226,7 +227,7 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
       if (is_cached(spec) && PagedStore::is_written_before(test_, request, key)) continue;
       const auto kv_row = static_cast<size_t>(key) * spec.kv_heads;
       k_.set_token(row, &all_k[kv_row * k_width(spec)]);
-      if (v_width(spec) > 0) v_.set_token(row, &request.v[kv_row * v_width(spec)]);
+      if (v_width(spec) > 0) v_.set_token(row, &all_v[kv_row * v_width(spec)]);
     }
   }
   append_wild(rotary_positions_, fill_);

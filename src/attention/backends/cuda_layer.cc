@@ -109,6 +109,7 @@ int64_t pool_slots(const KvPool& pool) {
 
 void validate_alignment(const LayerTensors& tensors) {
   check_aligned("q", tensors.q);
+  check_aligned("q_rope", tensors.q_rope);
   check_aligned("k", tensors.k);
   check_aligned("v", tensors.v);
   check_aligned("out", tensors.out);

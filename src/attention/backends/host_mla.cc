@@ -7,6 +7,8 @@
 #include "attention/backends/host_pages.h"
 #include "attention/backends/mla_absorbed.h"
 #include "attention/backends/mla_up_projected.h"
+#include "attention/backends/row_copy.h"
+#include "attention/validate_layer.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -14,6 +16,7 @@ namespace {
 
 struct MlaBuffers {
   PageTable pages;
+  HeadRows rotated_k;               // [max_tokens, 1, rope_dim], with has_rope
   int32_t* absorbed = nullptr;      // [max_requests] requests of the absorbed pass
   int32_t* up_projected = nullptr;  // [max_requests] the others
   int32_t* q_indptr = nullptr;      // [max_requests + 1] of the absorbed pass
@@ -26,6 +29,12 @@ MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const B
                      const MlaOptions& options) {
   MlaBuffers buffers;
   buffers.pages = carve_page_table(workspace, limits, shape.cache.page_size);
+  if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
+    const int64_t values = int64_t{limits.max_tokens} * spec.rope_dim;
+    const int64_t bytes = values * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+    buffers.rotated_k =
+        dense_rows(workspace.take<std::byte>(bytes), spec.q_dtype, 1, spec.rope_dim);
+  }
   buffers.absorbed = workspace.take<int32_t>(limits.max_requests);
   buffers.up_projected = workspace.take<int32_t>(limits.max_requests);
   buffers.q_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
@@ -104,7 +113,23 @@ class HostMla final : public HostBackend {
     }
   }
 
-  void run_layer(const LayerTensors& layer) override {
+  // Rotates the rotary part of q in place; returns the layer with its key rotated in the workspace.
+  LayerTensors rotated(LayerTensors layer) {
+    const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
+      kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().rope_dim},
+                            threads());
+    };
+    const HeadRows q = rotary_queries(layer, spec());
+    if (q) rotate(q, q, spec().q_heads);
+    if (stores(layer)) {
+      rotate(layer.v, buffers_.rotated_k, 1);
+      layer.v = buffers_.rotated_k;
+    }
+    return layer;
+  }
+
+  void run_layer(const LayerTensors& given) override {
+    const LayerTensors layer = spec().has_rope ? rotated(given) : given;
     const KvLayerView cache = pool()->layer(layer.layer);
     store(layer, cache, spec().kv_lora_rank, spec().rope_dim);
     if (!layer.q) return;

@@ -40,7 +40,7 @@ Capability capability() {
   can.kv_layouts = kKvLayouts;
   can.max_head_dim = kRanks.front() + kRopeDims.front();
   can.max_group = 128;
-  can.lse = true;
+  can.rope = can.lse = true;
   can.batch_invariant = true;  // whole tiles: keys lie the same whatever a batch holds
   return can;
 }
@@ -81,27 +81,24 @@ void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
   }
 }
 
-void check_types(bool codes_with_f16, const BackendRequest& request, std::vector<Reason>& reasons) {
+void check_types(const BackendRequest& request, std::vector<Reason>& reasons) {
   const AttentionSpec& spec = request.spec;
-  if (spec.kind != AttentionKind::mla) return;
   const DType stored = request.cache.dtype;
-  const bool codes = codes_with_f16 && request.cache.layout == KvLayout::mla;
-  if (stored == spec.q_dtype || (is_fp8(stored) && (codes || spec.q_dtype == DType::bf16))) return;
-  reasons.push_back({RejectCode::kv_dtype,
-                     fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3 with bf16{}",
-                                 dtype_name(stored), dtype_name(spec.q_dtype),
-                                 codes_with_f16 ? ", with f16 but for mla_fp8_rows" : "")});
+  if (spec.kind != AttentionKind::mla || stored == spec.q_dtype || is_fp8(stored)) return;
+  reasons.push_back(
+      {RejectCode::kv_dtype, fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3",
+                                         dtype_name(stored), dtype_name(spec.q_dtype))});
 }
 
-// What both rows have in common; `codes_with_f16`: e4m3 caches take f16 queries.
-BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels, const Capability& capability,
-                        bool codes_with_f16) {
+// What both rows have in common.
+BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
+                        const Capability& capability) {
   entry.name = kernels.name;
   entry.graphs = GraphSupport::always;
-  entry.reject = [&kernels, capability, codes_with_f16](const BackendRequest& request) {
+  entry.reject = [&kernels, capability](const BackendRequest& request) {
     std::vector<Reason> reasons = capability_reasons(capability, request);
     check_dims(request, reasons);
-    check_types(codes_with_f16, request, reasons);
+    check_types(request, reasons);
     append_limit_reasons(request.limits, reasons);
     if (reasons.empty()) {
       append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device),
@@ -144,13 +141,13 @@ BackendEntry mla_backend() {
       {.role =
            "Hopper MLA: absorbed over the latent cache, long extends up-projected to full heads",
        .aliases = {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"}},
-      mla_kernels(), hopper_capability(), false);
+      mla_kernels(), hopper_capability());
 }
 
 BackendEntry portable_mla_backend() {
   return entry_over({.role = "MLA on any NVIDIA GPU from Ampere, in the same two forms",
                      .aliases = {"triton_mla"}},
-                    portable_mla_kernels(), portable_capability(), true);
+                    portable_mla_kernels(), portable_capability());
 }
 
 }  // namespace fovea

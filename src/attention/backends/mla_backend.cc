@@ -8,6 +8,7 @@
 #include "attention/backends/cuda_cache.h"
 #include "attention/backends/mla_layer.h"
 #include "attention/backends/mla_prefill.h"
+#include "attention/backends/row_copy.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
@@ -233,7 +234,9 @@ void MlaBackend::forward(const LayerTensors& tensors, Stream stream) {
 
 void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   const Layer& layer = layers_[static_cast<size_t>(tensors.layer)];
-  if (stores(tensors)) cache_.store(tensors, layer.write, batch_, stream);
+  if (stores(tensors) || spec().has_rope) {
+    cache_.store(mla_written(tensors, spec(), setup_.cache.layout), layer.write, batch_, stream);
+  }
   if (!tensors.q) return;
   // The other form's rows are written over.
   if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
@@ -245,12 +248,7 @@ void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
 void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention,
                         Stream stream) const {
   const bool has_weights = spec().nope_dim > 0;
-  const int64_t rope_at = has_weights ? spec().nope_dim : spec().kv_lora_rank;
-  HeadRows rope = tensors.q_rope;
-  if (!rope) {
-    rope = tensors.q;
-    rope.data = static_cast<uint16_t*>(rope.data) + rope_at;
-  }
+  const HeadRows rope = rotary_queries(tensors, spec());
   attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
   attention.q_latent_token_stride = has_weights ? setup_.latent_values() : tensors.q.token_stride;
   attention.q_latent_head_stride = has_weights ? spec().kv_lora_rank : tensors.q.head_stride;

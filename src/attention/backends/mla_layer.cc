@@ -2,8 +2,10 @@
 #include "attention/backends/mla_layer.h"
 
 #include <limits>
+#include <utility>
 
 #include "attention/backends/mla_prefill.h"
+#include "attention/backends/row_copy.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 #include "kernels/cuda/head_gemm.h"
@@ -37,6 +39,11 @@ void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
                  dtype_name(weights.dtype), dtype_name(spec.q_dtype));
   check_weight("w_uk", weights.w_uk, weights.w_uk_head_stride);
   check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride);
+}
+
+// portable/kv_write turns what it takes for k; rows of 656 bytes have a kernel that knows the key.
+bool rotary_key_first(const AttentionSpec& spec, KvLayout layout) {
+  return spec.has_rope && layout == KvLayout::mla;
 }
 
 cuda::MlaCache cache_format(const KvCacheSpec& cache) {
@@ -100,7 +107,18 @@ cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
   write.v_place_stride = view.k_token_stride;
   write.head_dim = spec.kv_lora_rank;
   write.head_dim_v = spec.rope_dim;
+  if (rotary_key_first(spec, view.layout)) {
+    std::swap(write.k_cache, write.v_cache);
+    std::swap(write.head_dim, write.head_dim_v);
+  }
   return write;
+}
+
+LayerTensors mla_written(const LayerTensors& tensors, const AttentionSpec& spec, KvLayout layout) {
+  LayerTensors written = tensors;
+  written.q = rotary_queries(tensors, spec);
+  if (rotary_key_first(spec, layout)) std::swap(written.k, written.v);
+  return written;
 }
 
 cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& spec) {

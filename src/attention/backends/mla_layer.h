@@ -25,6 +25,8 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
 // rows are not 16-byte aligned.
 kernels::cuda::KvWriteParams mla_write(const KvLayerView& view, const KvPool& pool,
                                        const AttentionSpec& spec);
+// What that writes and, with has_rope, turns.
+LayerTensors mla_written(const LayerTensors& tensors, const AttentionSpec& spec, KvLayout layout);
 
 // The cache part of the tensors; the rest is the pass's and the caller's.
 kernels::cuda::MlaDecodeTensors mla_cache(const KvLayerView& view, const AttentionSpec& spec);

@@ -71,6 +71,13 @@ HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim) {
   return later;
 }
 
+HeadRows rotary_queries(const LayerTensors& layer, const AttentionSpec& spec) {
+  if (spec.kind != AttentionKind::mla || !layer.q) return layer.q;
+  return layer.q_rope
+             ? layer.q_rope
+             : rows_from(layer.q, 0, spec.nope_dim > 0 ? spec.nope_dim : spec.kv_lora_rank);
+}
+
 void copy_rows(const RowCopy& copy, ThreadPool& threads) {
   threads.parallel_for(copy.tokens, [&](int64_t token, int) {
     for (int32_t head = 0; head < copy.heads; ++head) {

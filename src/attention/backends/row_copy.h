@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "fovea/attention_backend.h"
 #include "fovea/kv_cache.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
@@ -12,6 +13,9 @@ namespace fovea {
 
 // The same array from a later token or dim on.
 HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim = 0);
+
+// What has_rope turns: q; of kind mla its rotary part, which is q_rope or the end of q.
+HeadRows rotary_queries(const LayerTensors& layer, const AttentionSpec& spec);
 
 struct RowCopy {
   HeadRows from, to;

@@ -4,39 +4,13 @@
 // further warps turn q in place: two launches of a layer less than by itself.
 #pragma once
 
-#include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/common/fp8_codes.cuh"
 #include "kernels/cuda/common/overlap.cuh"
-#include "kernels/cuda/common/rotary.cuh"
+#include "kernels/cuda/common/rotated_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
 constexpr int kWriteWarps = 8;
-
-// What a lane moves at once. Rows are 16-byte aligned and whole numbers of chunks long.
-constexpr int kChunk = 8;
-struct alignas(16) Chunk {
-  uint16_t values[kChunk];
-};
-
-// Chunk `index` of a row of one token, rotated and rounded.
-template <Type kType>
-__device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const uint16_t* row, int index,
-                                      int position) {
-  Chunk chunk = reinterpret_cast<const Chunk*>(row)[index];
-  const int64_t table = rotary_row(rotary, position);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const int at = index * kChunk + i;
-    if (at >= rotary.rotary_dim) break;
-    const RotaryPlace place = rotary_place(rotary, at);
-    const float value =
-        rotated(place, to_float<kType>(chunk.values[i]), to_float<kType>(row[place.other]),
-                rotary.cos[table + place.pair], rotary.sin[table + place.pair]);
-    chunk.values[i] = static_cast<uint16_t>(pack<kType>(value, 0.0f));
-  }
-  return chunk;
-}
 
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
@@ -123,18 +97,6 @@ struct KvWriteConfig {
     }
   }
 
-  // A head has at most a chunk for each lane (256 values); all have read before one writes.
-  __device__ static void rotate_query(const Params& params, int64_t token, int head) {
-    auto* const row = static_cast<uint16_t*>(params.q) + token * params.q_token_stride +
-                      head * params.q_head_stride;
-    const int index = threadIdx.x % 32;
-    const bool has_chunk = index < params.head_dim / kChunk;
-    Chunk chunk;
-    if (has_chunk) chunk = rotated_chunk<kNew>(params.rotary, row, index, params.positions[token]);
-    __syncwarp();
-    if (has_chunk) reinterpret_cast<Chunk*>(row)[index] = chunk;
-  }
-
   // Launched with overlap on sm_90 and later; the attention behind it waits before it reads new keys.
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
@@ -143,7 +105,7 @@ struct KvWriteConfig {
     const int64_t token = warp / heads;
     const int head = static_cast<int>(warp % heads);
     if (token >= params.q_indptr[params.requests]) return;
-    if (head >= params.kv_heads) return rotate_query(params, token, head - params.kv_heads);
+    if (head >= params.kv_heads) return rotate_query<kNew>(params, params.head_dim, token, head - params.kv_heads);
     if (params.k == nullptr) return;
     int64_t slot = params.slots[token];
     if (slot < 0 || slot >= params.slot_count) return;

@@ -32,7 +32,7 @@ struct MlaDecodeConfig {
   static constexpr bool kScaled = kLoader == scaled;
   static_assert(!kScaled || (kFp8 && kLatent == kMlaRowLatent && kRotary == kMlaRowRope));
   static_assert(kFp8 || kCache == kQuery);
-  // What is multiplied: fp8 as f16, but RoPE columns of scaled rows are bf16 and stay it.
+  // What is multiplied: fp8 as f16, but RoPE columns of scaled rows, which are bf16, as the queries are.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
 

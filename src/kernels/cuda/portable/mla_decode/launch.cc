@@ -14,8 +14,6 @@ constexpr int32_t kMostRows = 64;
 
 void check(const MlaDecodeSetup& setup) {
   check_argument(setup.sm >= kLeastSm, "sm is {}, at least {}", setup.sm, kLeastSm);
-  check_argument(setup.cache != MlaCache::fp8_rows || setup.dtype == DType::bf16,
-                 "dtype is {}, fp8_rows take bf16 queries", dtype_name(setup.dtype));
 }
 
 // Tiles of another height sum in another order, so batch-invariant rows meet one only.

@@ -3,6 +3,7 @@
 // nothing of another request, and no NaN of an unused slot, can reach a product.
 #pragma once
 
+#include "kernels/cuda/common/bf16_as.cuh"
 #include "kernels/cuda/common/fp8_values.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/visibility.cuh"
@@ -44,11 +45,12 @@ struct Queries {
   uint32_t of[C::kRowTiles][C::kSteps][4];
 };
 
-// Two values of q as kTo; the latent ones give scaled keys their factor back.
-template <class C, Type kTo>
+// Two values of q as they are multiplied; the latent ones give scaled keys their factor back.
+template <class C, bool kIsLatent>
 __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
-  if constexpr (kTo == C::kQ) return pair;
-  constexpr float kFactor = C::kScaled ? 1 / kKeyFactor : 1;
+  constexpr Type kTo = kIsLatent ? C::kMath : C::kRopeMath;
+  constexpr float kFactor = kIsLatent && C::kScaled ? 1 / kKeyFactor : 1;
+  if constexpr (kTo == C::kQ && kFactor == 1) return pair;
   return pack<kTo>(to_float<C::kQ>(static_cast<uint16_t>(pair)) * kFactor,
                    to_float<C::kQ>(static_cast<uint16_t>(pair >> 16)) * kFactor);
 }
@@ -88,7 +90,7 @@ __device__ __forceinline__ void load_queries(const PortableMlaParams& params, co
         for (int k = 0; k < 2; ++k) {
           const uint32_t pair = exists ? from[4 * k] : 0;
           queries.of[tile][step][half + 2 * k] =
-              is_latent ? query_pair<C, C::kMath>(pair) : query_pair<C, C::kRopeMath>(pair);
+              is_latent ? query_pair<C, true>(pair) : query_pair<C, false>(pair);
         }
       }
     }
@@ -213,7 +215,8 @@ class KeyLoader {
     if (piece < kRopeChunks) {
       if constexpr (C::kScaled) {
         *reinterpret_cast<uint4*>(chunk_of<C>(to, row, C::kRank / 8 + piece)) =
-            *reinterpret_cast<const uint4*>(&raw[kMlaRowRopeOffset + piece * 16]);
+            bf16_as<C::kRopeMath>(
+                *reinterpret_cast<const uint4*>(&raw[kMlaRowRopeOffset + piece * 16]));
       } else {
         const uint4 bytes = *reinterpret_cast<const uint4*>(&raw[C::kRank + piece * 16]);
         store_wide(to, row, C::kRank / 16 + piece, bytes, 0);

@@ -2,8 +2,9 @@
 // The operations, and what a warp copies at once. Copies move 16-bit elements of any type.
 #pragma once
 
-#include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/common/bf16_as.cuh"
 #include "kernels/cuda/common/fp8_values.cuh"
+#include "kernels/cuda/common/mla_prefill_params.h"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/mla_row.h"

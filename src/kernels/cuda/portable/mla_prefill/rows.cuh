@@ -54,7 +54,9 @@ struct CacheRow {
   }
   __device__ uint4 rope(int chunk) const {
     if constexpr (kCache == f8e4m3) {
-      if (params.fp8_rows) return reinterpret_cast<const uint4*>(row + kMlaRowRopeOffset)[chunk];
+      if (params.fp8_rows) {
+        return bf16_as<kTo>(reinterpret_cast<const uint4*>(row + kMlaRowRopeOffset)[chunk]);
+      }
     }
     return tail(params.kv_lora_rank / kChunk + chunk);
   }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores new tokens as rows of KvLayout::mla_fp8_rows: 512 e4m3 latent values, their four scales, 64
-// bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale.
+// bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale. With rotary positions
+// the key turns on the way, and further warps turn the rotary part of q in place.
 #pragma once
 
-#include "kernels/cuda/common/attention_params.h"
 #include "kernels/cuda/common/fp8_codes.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/common/rotated_rows.cuh"
 #include "kernels/mla_row.h"
 
 namespace fovea::kernels::cuda {
@@ -17,7 +18,6 @@ static_assert(kLaneValues == 16 && kScaleLanes == 8);
 
 template <Type kNew>
 struct MlaRowWriteConfig {
-  static_assert(kNew == bf16, "rotary keys are stored as they come");
   using Params = KvWriteParams;  // k: latents, v: rotary keys; strides of k_cache count bytes
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
@@ -40,9 +40,32 @@ struct MlaRowWriteConfig {
     return exact >= 0x1p-126f ? exact : 1.0f;
   }
 
+  // Eight values of the rotary key of token `token`.
+  __device__ static Chunk rope_chunk(const Params& params, int64_t token, int index, bool finite) {
+    const auto* const row = static_cast<const uint16_t*>(params.v) + token * params.v_token_stride;
+    Chunk chunk = params.rotary.cos
+                      ? rotated_chunk<kNew>(params.rotary, row, index, params.positions[token])
+                      : reinterpret_cast<const Chunk*>(row)[index];
+    for (uint16_t& value : chunk.values) {
+      if constexpr (kNew != bf16) {
+        value = static_cast<uint16_t>(pack<bf16>(to_float<kNew>(value), 0.0f));
+      }
+      if (finite) value = made_finite<bf16>(value);
+    }
+    return chunk;
+  }
+
+  // Launched as portable/kv_write.
   __device__ static void run(const Params& params) {
-    const int64_t token = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
+    wait_and_allow_next();
+    const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
+    const int heads = 1 + params.q_heads;
+    const int64_t token = warp / heads;
     if (token >= params.q_indptr[params.requests]) return;
+    if (const int head = static_cast<int>(warp % heads); head > 0) {
+      return rotate_query<kNew>(params, kMlaRowRope, token, head - 1);
+    }
+    if (params.k == nullptr) return;
     const int64_t slot = params.slots[token];
     if (slot < 0 || slot >= params.slot_count) return;
     const bool finite = slot < params.page_size;  // page 0
@@ -64,10 +87,9 @@ struct MlaRowWriteConfig {
     if (lane % kScaleLanes == 0) {
       reinterpret_cast<float*>(row + kMlaRowScaleOffset)[lane / kScaleLanes] = scale;
     }
-    const auto* const rope = static_cast<const uint16_t*>(params.v) + token * params.v_token_stride;
-    for (int i = lane; i < kMlaRowRope; i += 32) {
-      reinterpret_cast<uint16_t*>(row + kMlaRowRopeOffset)[i] =
-          finite ? made_finite<kNew>(rope[i]) : rope[i];
+    if (lane < kMlaRowRope / kChunk) {
+      reinterpret_cast<Chunk*>(row + kMlaRowRopeOffset)[lane] =
+          rope_chunk(params, token, lane, finite);
     }
   }
 };

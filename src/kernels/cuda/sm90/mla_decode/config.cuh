@@ -81,12 +81,12 @@ struct MlaDecodeConfig {
   // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
   static constexpr bool kShares = kFp8 && kBlocks == 2;
   static constexpr int kSharers = kShares ? 2 : 1;
-  // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled rows
-  // are bf16 and stay it.
+  // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled rows,
+  // which are bf16, as the queries are.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
   static_assert(!kFp8 || !kNarrow);  // NarrowFp8Config
-  static_assert(kFp8 ? kQuery == bf16 && kLoader != pages : kCache == kQuery && !kScaled);
+  static_assert(kFp8 ? kLoader != pages : kCache == kQuery && !kScaled);
 
   static constexpr int kValueColumns = kRank / 2;  // of one value warpgroup
   static constexpr int kHalfTiles = kValueColumns / kTileColumns;

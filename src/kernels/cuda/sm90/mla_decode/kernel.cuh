@@ -201,8 +201,8 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
 
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
           int kJoins>
-using Config =
-    Select<(kCache == f8e4m3 && kRows < kTileRows), NarrowFp8Config<kRank, kRope, kLoader, kRows>,
-           MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>>;
+using Config = Select<(kCache == f8e4m3 && kRows < kTileRows),
+                      NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>,
+                      MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>>;
 
 }  // namespace fovea::kernels::cuda

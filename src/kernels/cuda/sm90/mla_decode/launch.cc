@@ -45,8 +45,6 @@ int64_t element_bytes(const MlaDecodeSetup& setup) {
 
 void check(const MlaDecodeSetup& setup) {
   check_argument(setup.sm == 90, "sm is {}, mla_decode needs 90", setup.sm);
-  check_argument(setup.cache == MlaCache::as_queries || setup.dtype == DType::bf16,
-                 "dtype is {}, fp8 caches take bf16 queries", dtype_name(setup.dtype));
   check_argument(!setup.scale_per_token, "a scale for each token: mla_decode takes one for all");
 }
 

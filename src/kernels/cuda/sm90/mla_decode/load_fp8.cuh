@@ -3,6 +3,7 @@
 // the same threads. f16 takes two instructions for two values, bf16 took seven.
 #pragma once
 
+#include "kernels/cuda/common/bf16_as.cuh"
 #include "kernels/cuda/sm90/mla_decode/load.cuh"
 
 namespace fovea::kernels::cuda {
@@ -161,7 +162,8 @@ __device__ __forceinline__ void store_pieces(typename C::SharedMemory& shared,
     if (part + 2 < C::kLatentParts) return;
     if (first) shared.rope_empty.wait(rope_phase ^ 1);
     if constexpr (C::kScaled) {
-      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) = pieces.rope;
+      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) =
+          bf16_as<C::kRopeMath>(pieces.rope);
     } else if (place.piece < 4) {
       store_piece<false>(from.rows[place.row][C::kRopeOffset / 16 + place.piece], 0,
                          shared.rope.row(0, row), row, place.piece);

@@ -16,19 +16,24 @@ struct ScoreState {
   ScoreRow rows[2];
 };
 
-// Two bf16 of q as C::kMath. f16 has five bits of exponent: queries give scaled keys four of theirs.
+// Whether latent columns of q are multiplied as they come.
+template <class C>
+constexpr bool kPlainQueries = C::kMath == C::kQ && !C::kScaled;
+
+// Two latent values of q as C::kMath. f16 has five bits of exponent: queries give scaled keys four of
+// theirs.
 template <class C>
 __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
-  if constexpr (C::kMath == C::kQ) return pair;
+  if constexpr (kPlainQueries<C>) return pair;
   constexpr float kFactor = C::kScaled ? 1 / kKeyFactor : 1;
-  return pack<C::kMath>(__uint_as_float(pair << 16) * kFactor,
-                        __uint_as_float(pair & 0xffff0000) * kFactor);
+  return pack<C::kMath>(to_float<C::kQ>(static_cast<uint16_t>(pair)) * kFactor,
+                        to_float<C::kQ>(static_cast<uint16_t>(pair >> 16)) * kFactor);
 }
 
 // The tiles of q in shared memory, as query_pair. The score warpgroup, which meets here.
 template <class C>
 __device__ __forceinline__ void convert_queries(typename C::SharedMemory& shared) {
-  if constexpr (C::kMath == C::kQ) return;
+  if constexpr (kPlainQueries<C>) return;
   constexpr int kTiles = C::kQueryTiles - (C::kRopeMath == C::kQ ? C::kRopeTiles : 0);
   uint4* chunks = reinterpret_cast<uint4*>(shared.q);
 #pragma unroll 1

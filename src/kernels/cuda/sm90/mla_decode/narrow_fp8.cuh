@@ -71,8 +71,8 @@ __device__ __forceinline__ void score_keys(typename C::SharedMemory& shared,
         const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int step = 0; step < 4; ++step) {
-          at[4 * step + r] = words[2 * step];
-          at[4 * step + 2 + r] = words[2 * step + 1];
+          at[4 * step + r] = bf16_as<C::kRopeMath>(words[2 * step]);
+          at[4 * step + 2 + r] = bf16_as<C::kRopeMath>(words[2 * step + 1]);
         }
       }
     } else {
@@ -239,8 +239,8 @@ __device__ __forceinline__ void run_fp8(const MlaDecodeParams& params,
   }
 }
 
-template <int kRank, int kRope, Loader kLoader, int kRows>
-__device__ void NarrowFp8Config<kRank, kRope, kLoader, kRows>::run(const MlaDecodeParams& params) {
+template <int kRank, int kRope, Type kQuery, Loader kLoader, int kRows>
+__device__ void NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>::run(const MlaDecodeParams& params) {
   using C = NarrowFp8Config;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);

@@ -6,19 +6,19 @@
 
 namespace fovea::kernels::cuda {
 
-template <int kLatentRank, int kRopeDim, Loader kKeyLoader, int kRowsOfBlock>
+template <int kLatentRank, int kRopeDim, Type kQuery, Loader kKeyLoader, int kRowsOfBlock>
 struct NarrowFp8Config {
   using Params = MlaDecodeParams;
   static constexpr int kRank = kLatentRank;
   static constexpr int kRope = kRopeDim;
-  static constexpr Type kQ = bf16;
+  static constexpr Type kQ = kQuery;
   static constexpr int kRows = kRowsOfBlock;
   static constexpr bool kPairs = false;
   static constexpr int kBlocks = 1;
   static constexpr bool kFp8 = true;
   static constexpr bool kScaled = kKeyLoader == scaled;
   static constexpr Type kMath = f16;
-  static constexpr Type kRopeMath = kScaled ? bf16 : f16;
+  static constexpr Type kRopeMath = kScaled ? kQuery : f16;
   static_assert(kKeyLoader != pages);
 
   static constexpr int kLatentTiles = kRank / kTileColumns;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
 }
 
 // Queries in the order of columns in which lanes read keys: of each 64, lane q % 4 has 16 q to 16 q +
-// 15 and gives four of them to each product. As f16 but for bf16 RoPE columns. Both warpgroups.
+// 15 and gives four of them to each product. As they are multiplied. Both warpgroups.
 template <class C>
 __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared) {
   for (int i = threadIdx.x - kWarpgroupThreads; i < C::kQueryTiles * C::kRows;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared
     for (int c = 0; c < 8; ++c) {
       *reinterpret_cast<uint4*>(words + 4 * c) = chunks[c ^ row % 8];
     }
-    if (tile < C::kLatentTiles || C::kRopeMath != C::kQ) {
+    if (tile < C::kLatentTiles ? !kPlainQueries<C> : C::kRopeMath != C::kQ) {
 #pragma unroll
       for (uint32_t& word : words) word = query_pair<C>(word);
     }
