@@ -40,19 +40,18 @@ struct KeyRow {
   int64_t scale;
 };
 
-// A query row as masks see it.
+// A query row. One that does not exist has no keys and, as its address, that of all queries.
 struct QueryRow {
-  bool valid;
-  int token;
+  const char* q;
+  int token, head;
   int position;
   int first_key, end_key;  // without a predicate: exactly the visible ones
   float slope;             // ALiBi, in units of log2
 };
 
 // The keys that a warp's rows see, and those that all of them see, without a mask.
-struct WarpKeys {
-  Interval some, all;
-  bool predicate;
+struct alignas(16) WarpKeys {
+  Interval some, all;  // `all` is empty where masks need a predicate
 };
 
 // kRows query rows a block: with 16 its warps share them and split the keys of a tile, with 64 or
@@ -67,12 +66,15 @@ struct AttentionConfig {
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
   static constexpr bool kConvert = type_bytes(kCache) == 1;
+  // What is multiplied: fp8 as f16, which is one instruction for two values from sm_89 on and exact, so
+  // weights are f16 then and so are queries.
+  static constexpr Type kMath = kConvert ? f16 : kQuery;
   // Scales per token are folded into the weights, in units of this: scale * unit is about the row's
   // largest value, where the scale itself would make f16 weights subnormal.
   static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
   // How far scores may exceed the base of their exponents, in log2: weights reach 16 before sums are
-  // rescaled. In f16 those with scales of large values folded in might overflow.
-  static constexpr float kMaximumLag = kConvert && kQuery == f16 ? 0 : 4;
+  // rescaled. Those with scales of large values folded in might overflow f16.
+  static constexpr float kMaximumLag = kConvert ? 0 : 4;
 
   static constexpr int kRowTile = kRows;
   static constexpr bool kSplitsKeys = kRows == 16;

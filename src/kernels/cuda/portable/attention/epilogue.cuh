@@ -86,15 +86,16 @@ __device__ void join_warps(Accumulator<Config>& sum, typename Config::SharedMemo
 }
 
 template <class Config>
-__device__ void store_row(const AttentionParams& params, const Tile& tile, int row, float base,
-                          float total, const float (&values)[Config::kHeadDimV / 8][4], int low) {
+__device__ void store_row(const AttentionParams& params, const Tile& tile, const QueryRow& query, int row,
+                          float base, float total, const float (&values)[Config::kHeadDimV / 8][4],
+                          int low) {
   const int lane = threadIdx.x % 32;
   const bool stores_lse = lane % 4 == 0 && stores_columns<Config>(0);
   const bool empty = total == 0;
   float factor = empty ? 0.0f : value_scale<Config>(params.keys, tile.item.kv_head) / total;
   const float lse = empty ? -infinity() : (base + log2f(total)) * kLn2;
-  const int64_t token = tile.view.q_begin + tile.token_of(row);
-  const int head = tile.head_of(row);
+  const int64_t token = tile.view.q_begin + query.token;
+  const int head = query.head;
 
   const bool partial = tile.item.partial >= 0;
   if (partial || params.f32_out) {
@@ -136,7 +137,8 @@ __device__ void store_tile(const AttentionParams& params, const Tile& tile, Accu
     for (int half = 0; half < 2; ++half) {
       const int row = warp_row<Config>() + m * 16 + threadIdx.x % 32 / 4 + half * 8;
       if (row >= tile.rows) continue;
-      store_row<Config>(params, tile, row, sum.base[m][half], sum.sum[m][half], sum.out[m], 2 * half);
+      store_row<Config>(params, tile, shared.queries[row], row, sum.base[m][half], sum.sum[m][half],
+                        sum.out[m], 2 * half);
     }
   }
 }

@@ -24,29 +24,42 @@ __device__ WarpKeys warp_keys(const AttentionParams& params, const Tile& tile) {
   const WorkItem& item = tile.item;
   Interval some = visible_keys(mask, tile.view, first, last);
   some = {max(some.begin, item.key_begin), min(some.end, item.key_end)};
+  if (needs_predicate(mask)) return {some, {}};
   return {some,
           {max(item.key_begin, visible_keys(mask, tile.view, last, last).begin),
-           min(item.key_end, visible_keys(mask, tile.view, first, first).end)},
-          needs_predicate(mask)};
+           min(item.key_end, visible_keys(mask, tile.view, first, first).end)}};
+}
+
+// What a warp does in the steps of a tile that begins with key `first`, a bit each: whether it sees any
+// key, and from kMaskedStep on whether not all of its rows see all.
+constexpr int kMaskedStep = 8;
+template <class C>
+__device__ uint32_t plan_steps(const typename C::SharedMemory& shared, int first) {
+  constexpr int kSteps = C::kSplitsKeys ? 1 : C::kKeys / C::kWarpKeys;
+  static_assert(kSteps <= kMaskedStep);
+  const WarpKeys keys = shared.warp_keys[threadIdx.x / 32];
+  uint32_t steps = 0;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int begin = first + step * C::kWarpKeys + warp_key<C>();
+    const int end = begin + C::kWarpKeys;
+    if (begin < keys.some.end && end > keys.some.begin) steps |= 1u << step;
+    if (begin < keys.all.begin || end > keys.all.end) steps |= 1u << (kMaskedStep + step);
+  }
+  return steps;
 }
 
 // Keys [step, step + kWarpKeys) of the tile that begins with key `first`; those of all warps, where
 // they split them.
 template <class C>
-__device__ void attend_step(const AttentionParams& params, int first, int step, int stage,
+__device__ void attend_step(const AttentionParams& params, int first, int step, bool masked, int stage,
                             typename C::SharedMemory& shared, Accumulator<C>& sum) {
   const Tile& tile = shared.tile;
-  const WarpKeys& keys = shared.warp_keys[threadIdx.x / 32];
   first += step;
-  const int begin = first + warp_key<C>();
-  const int end = begin + C::kWarpKeys;
-  if (begin >= keys.some.end || end <= keys.some.begin) return;
   const int ready = C::kConvert ? 0 : stage;  // fp8 rows are widened into the first
   const int scale_stage = C::kConvert ? stage : 0;
   uint32_t hidden = 0;
-  if (keys.predicate || begin < keys.all.begin || end > keys.all.end) {
-    hidden = hidden_scores<C>(params, tile, shared.queries, first, keys.predicate);
-  }
+  if (masked) hidden = hidden_scores<C>(params, tile, shared.queries, first);
   Scores<C> scores;
   score_tile<C>(shared, ready, step, scores);
   const float factor = transform_scores<C>(params, tile, shared.queries,
@@ -65,9 +78,10 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
 #pragma unroll
   for (int t = 0; t < C::kStages; ++t) found[t] = find(t);
   Accumulator<C> sum;
-  load_queries<C>(params, tile, shared);
   if (threadIdx.x % 32 == 0) shared.warp_keys[threadIdx.x / 32] = warp_keys<C>(params, tile);
   if (threadIdx.x < C::kRowTile) shared.queries[threadIdx.x] = query_row(params, tile, threadIdx.x);
+  __syncthreads();
+  load_queries<C>(params, tile, shared);
 #pragma unroll
   for (int t = 0; t < C::kStages - 1; ++t) {
     store_row<C>(params, tile, found[t], shared.rows[t % 2]);
@@ -81,6 +95,7 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
   for (int t = 0; t < tiles; ++t) {
     wait_copies<C::kStages - 2>();
     __syncthreads();
+    if (t == 0) convert_queries<C>(shared);
     const int ahead = t + C::kStages - 1;
     if (ahead < tiles) {
       load_keys<C>(params, tile, begin + ahead * C::kKeys, shared.rows[ahead % 2],
@@ -90,9 +105,12 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
     const KeyPlace next = find(ahead + 1);
     if constexpr (C::kConvert) widen_tile<C>(stage, shared);
     constexpr int kSteps = C::kSplitsKeys ? 1 : C::kKeys / C::kWarpKeys;
+    const uint32_t steps = plan_steps<C>(shared, begin + t * C::kKeys);
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      attend_step<C>(params, begin + t * C::kKeys, step * C::kWarpKeys, stage, shared, sum);
+      if (!(steps >> step & 1)) continue;
+      const bool masked = steps >> (kMaskedStep + step) & 1;
+      attend_step<C>(params, begin + t * C::kKeys, step * C::kWarpKeys, masked, stage, shared, sum);
     }
     store_row<C>(params, tile, next, shared.rows[(ahead + 1) % 2]);
     if (++stage == C::kStages) stage = 0;

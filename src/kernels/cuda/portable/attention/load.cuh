@@ -3,27 +3,11 @@
 // of another request, and no NaN of an unused slot, can reach a product.
 #pragma once
 
+#include "kernels/cuda/common/bf16_as.cuh"
 #include "kernels/cuda/common/fp8_values.cuh"
 #include "kernels/cuda/portable/attention/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-template <class Config>
-__device__ void load_queries(const AttentionParams& params, const Tile& tile,
-                             typename Config::SharedMemory& shared) {
-  constexpr int kChunks = Config::kHeadDim / 8;
-  const auto* q = static_cast<const uint16_t*>(params.q);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < Config::kRowTile * kChunks; i += Config::kThreads) {
-    const int row = i / kChunks;
-    const int column = i % kChunks * 8;
-    const bool valid = row < tile.rows && column < params.head_dim;
-    const int64_t at = valid ? (tile.view.q_begin + tile.token_of(row)) * params.q_token_stride +
-                                   tile.head_of(row) * params.q_head_stride + column
-                             : 0;
-    copy_async(&shared.q[row][column], q + at, valid ? 16 : 0);
-  }
-}
 
 // The thread's key of a tile: its page, which is read long before it is needed, and place there; of
 // packed keys its row. -1: no key of the item.
@@ -38,7 +22,8 @@ __device__ KeyPlace find_key(const AttentionParams& params, const Tile& tile, in
   const int key = first + static_cast<int>(threadIdx.x);
   if (threadIdx.x >= Config::kKeys || key < tile.item.key_begin || key >= tile.item.key_end) return {};
   if (!keys.page_table) return {0, keys.kv_indptr[tile.view.request] + key};
-  const int page = key / keys.page_size;
+  const bool power = (keys.page_size & (keys.page_size - 1)) == 0;
+  const int page = power ? key >> (31 - __clz(keys.page_size)) : key / keys.page_size;
   return {keys.page_table[tile.view.request * keys.page_table_stride + page], key - page * keys.page_size};
 }
 
@@ -53,26 +38,79 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
   const auto row = [](const void* base, int64_t element) {
     return static_cast<const char*>(base) + element * type_bytes(Config::kKv);
   };
-  rows[threadIdx.x] = {
-      row(keys.k, page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride),
-      row(keys.v, page * keys.v_page_stride + place * keys.v_token_stride + head * keys.v_head_stride),
-      (page * keys.page_size + place) * keys.scale_slot_stride + head * keys.scale_head_stride};
+  KeyRow& to = rows[threadIdx.x];
+  const int64_t k = page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
+  to.k = row(keys.k, k);
+  const bool alike = keys.k_page_stride == keys.v_page_stride &&
+                     keys.k_token_stride == keys.v_token_stride &&
+                     keys.k_head_stride == keys.v_head_stride;
+  to.v = row(keys.v, alike ? k
+                           : page * keys.v_page_stride + place * keys.v_token_stride +
+                                 head * keys.v_head_stride);
+  if constexpr (Config::kConvert) {
+    to.scale = (page * keys.page_size + place) * keys.scale_slot_stride + head * keys.scale_head_stride;
+  }
 }
 
-// kRowBytes: of a row in shared memory that is filled; live_bytes: what the source row has. Of the
-// tile's keys those in `live` are copied, the others become zero.
-template <class Config, int kRowBytes>
-__device__ void copy_rows(const KeyRow* rows, const char* KeyRow::*row, const Interval& live,
-                          int live_bytes, char* to, int to_stride) {
+// Copies kRows rows whose addresses lie in shared memory: kRowBytes of each, of which the source has
+// live_bytes. Rows outside `live` become zero. Eight threads take a row, 128 bytes at a time.
+template <class Config, int kRows, int kRowBytes, class Row>
+__device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval& live, int live_bytes,
+                          void* to, int to_stride) {
   constexpr int kChunks = kRowBytes / 16;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < Config::kKeys * kChunks; i += Config::kThreads) {
-    const int key = i / kChunks;
-    const int byte = i % kChunks * 16;
-    const bool valid = key >= live.begin && key < live.end && byte < live_bytes;
-    const char* from = rows[key].*row;
-    copy_async(to + key * to_stride + byte, valid ? from + byte : from, valid ? 16 : 0);
+  constexpr int kLanes = kChunks < 8 ? kChunks : 8;
+  constexpr int kAtOnce = Config::kThreads / kLanes;
+  const int own = static_cast<int>(threadIdx.x);
+  const int first = own / kLanes;
+  const int byte = own % kLanes * 16;
+  char* const own_to = static_cast<char*>(to) + first * to_stride + byte;
+  if (live.begin <= 0 && live.end >= kRows && live_bytes == kRowBytes) {
+    // Addresses first: reads of shared memory behind a copy to it would wait for each other.
+    constexpr int kOwn = (kRows + kAtOnce - 1) / kAtOnce;
+    const char* from[kOwn];
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      if (kRows % kAtOnce != 0 && first + n * kAtOnce >= kRows) break;
+      from[n] = rows[first + n * kAtOnce].*row + byte;
+    }
+#pragma unroll
+    for (int n = 0; n < kOwn; ++n) {
+      if (kRows % kAtOnce != 0 && first + n * kAtOnce >= kRows) break;
+#pragma unroll
+      for (int j = 0; j < kChunks; j += kLanes) {
+        if (kChunks % kLanes != 0 && own % kLanes + j >= kChunks) break;
+        copy_async(own_to + n * kAtOnce * to_stride + j * 16, from[n] + j * 16, 16);
+      }
+    }
+    return;
   }
+#pragma unroll 1
+  for (int i = own; i < kRows * kChunks; i += Config::kThreads) {
+    const int n = i / kChunks;
+    const int at = i % kChunks * 16;
+    const bool valid = n >= live.begin && n < live.end && at < live_bytes;
+    const char* const from = rows[n].*row;
+    copy_async(static_cast<char*>(to) + n * to_stride + at, valid ? from + at : from, valid ? 16 : 0);
+  }
+}
+
+template <class Config>
+__device__ void load_queries(const AttentionParams& params, const Tile& tile,
+                             typename Config::SharedMemory& shared) {
+  copy_rows<Config, Config::kRowTile, Config::kHeadDim * 2>(
+      shared.queries, &QueryRow::q, {0, tile.rows}, params.head_dim * 2, shared.q, sizeof(shared.q[0]));
+}
+
+// Queries that have landed, as what is multiplied.
+template <class Config>
+__device__ void convert_queries(typename Config::SharedMemory& shared) {
+  if constexpr (Config::kMath == Config::kQ) return;
+  constexpr int kChunks = Config::kHeadDim / 8;
+  for (int i = threadIdx.x; i < Config::kRowTile * kChunks; i += Config::kThreads) {
+    auto& chunk = *reinterpret_cast<uint4*>(&shared.q[i / kChunks][i % kChunks * 8]);
+    chunk = bf16_as<Config::kMath>(chunk);
+  }
+  __syncthreads();
 }
 
 // Starts the copies of a located tile, whose first key is `first`.
@@ -102,9 +140,10 @@ __device__ void load_keys(const AttentionParams& params, const Tile& tile, int f
     k_stride = sizeof(shared.k[0][0]);
     v_stride = sizeof(shared.v[0][0]);
   }
-  copy_rows<Config, Config::kHeadDim * kBytes>(rows, &KeyRow::k, live, params.head_dim * kBytes, k, k_stride);
-  copy_rows<Config, Config::kHeadDimV * kBytes>(rows, &KeyRow::v, live, params.head_dim_v * kBytes, v,
-                                                v_stride);
+  copy_rows<Config, Config::kKeys, Config::kHeadDim * kBytes>(rows, &KeyRow::k, live,
+                                                              params.head_dim * kBytes, k, k_stride);
+  copy_rows<Config, Config::kKeys, Config::kHeadDimV * kBytes>(rows, &KeyRow::v, live,
+                                                               params.head_dim_v * kBytes, v, v_stride);
 }
 
 // 16-bit values of the rows that the thread's warp reads: its own where warps split keys, else all.
@@ -120,8 +159,12 @@ __device__ void widen_rows(const uint8_t (&raw)[Config::kKeys][kColumns],
     const int key = first + i / kChunks;
     const int column = i % kChunks * 8;
     const auto codes = *reinterpret_cast<const uint2*>(&raw[key][column]);
-    *reinterpret_cast<uint4*>(&to[key][column]) =
-        widen_chunk<Config::kKv, Config::kQ>(codes.x, codes.y);
+    uint4& values = *reinterpret_cast<uint4*>(&to[key][column]);
+    if constexpr (Config::kKv == f8e4m3) {
+      values = widen_to_f16<false>(codes.x, codes.y, 0);
+    } else {
+      values = widen_chunk<Config::kKv, f16>(codes.x, codes.y);
+    }
   }
 }
 

@@ -25,13 +25,18 @@ struct Accumulator {
 
 template <class Config>
 using Scores = float[Config::kRowFragments][Config::kWarpKeys / 8][4];
+
 __device__ inline QueryRow query_row(const AttentionParams& params, const Tile& tile, int row) {
-  if (row >= tile.rows) return {};
+  const auto* const q = static_cast<const char*>(params.q);
+  if (row >= tile.rows) return {q};
   const MaskParams& mask = params.batch.mask;
   const int token = tile.token_of(row);
+  const int head = tile.head_of(row);
   const Interval keys = visible_keys(mask, tile.view, token, token);
-  const float slope = params.alibi_slopes ? params.alibi_slopes[tile.head_of(row)] * kLog2E : 0.0f;
-  return {true, token, query_position(mask, tile.view, token), keys.begin, keys.end, slope};
+  const float slope = params.alibi_slopes ? params.alibi_slopes[head] * kLog2E : 0.0f;
+  const int64_t at = (tile.view.q_begin + token) * params.q_token_stride + head * params.q_head_stride;
+  const int position = query_position(mask, tile.view, token);
+  return {q + at * 2, token, head, position, keys.begin, keys.end, slope};
 }
 
 // The first row of the thread's warp, and its first key of a step of the tile.
@@ -67,8 +72,8 @@ __device__ void score_tile(const typename Config::SharedMemory& shared, int k_st
       load_matrices(k, &shared.k[k_stage][key][d + lane / 8 % 2 * 8]);
 #pragma unroll
       for (int m = 0; m < Config::kRowFragments; ++m) {
-        multiply_add<Config::kQ>(scores[m][n / 8], q[m], k[0], k[1]);
-        multiply_add<Config::kQ>(scores[m][n / 8 + 1], q[m], k[2], k[3]);
+        multiply_add<Config::kMath>(scores[m][n / 8], q[m], k[0], k[1]);
+        multiply_add<Config::kMath>(scores[m][n / 8 + 1], q[m], k[2], k[3]);
       }
     }
   }
@@ -104,17 +109,29 @@ __device__ int column_of_score(int number) {
 // A bit for each score of the thread, by number. Taken before there are scores, whose registers it needs.
 template <class Config>
 __device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& tile,
-                                  const QueryRow* queries, int first, bool predicate) {
+                                  const QueryRow* queries, int first) {
   constexpr int kScores = Config::kRowFragments * Config::kWarpKeys / 2;
   static_assert(kScores <= 32);
   uint32_t hidden = 0;
+  if (!needs_predicate(params.batch.mask)) {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const QueryRow& query = queries[row_of_score<Config>(i)];
+      const int from = max(tile.item.key_begin, query.first_key);
+      const int keys = min(tile.item.key_end, query.end_key) - from;
+      const int at = first + column_of_score<Config>(i) - from;
+      hidden |= static_cast<uint32_t>(at < 0 || at >= keys) << i |
+                static_cast<uint32_t>(at < -1 || at + 1 >= keys) << (i + 1);
+    }
+    return hidden;
+  }
 #pragma unroll 1
   for (int i = 0; i < kScores; ++i) {
     const QueryRow& query = queries[row_of_score<Config>(i)];
     const int key = first + column_of_score<Config>(i);
-    bool seen = query.valid && key >= max(tile.item.key_begin, query.first_key) &&
+    bool seen = key >= max(tile.item.key_begin, query.first_key) &&
                 key < min(tile.item.key_end, query.end_key);
-    if (predicate && seen) seen = inlined_visible(params.batch.mask, tile.view, query.token, key);
+    if (seen) seen = inlined_visible(params.batch.mask, tile.view, query.token, key);
     hidden |= static_cast<uint32_t>(!seen) << i;
   }
   return hidden;
@@ -161,41 +178,61 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
 __device__ inline float exponent_base(float base) { return base == -infinity() ? 0.0f : base; }
 
 // Scores times `factor` to weights relative to the row's base, which follows the running maximum once
-// that is kMaximumLag above it; only then is rescaled what was accumulated before.
+// that is kMaximumLag above it; only then is rescaled what was accumulated before. The rows of a thread
+// together: their shuffles wait beside each other, and one branch serves all.
 template <class Config>
 __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Config>& scores) {
+  constexpr int kRows = 2 * Config::kRowFragments;  // of a thread; row i: half i % 2 of fragment i / 2
+  float most[kRows];
 #pragma unroll
-  for (int i = 0; i < 2 * Config::kRowFragments; ++i) {
-    const int m = i / 2;
+  for (int i = 0; i < kRows; ++i) {
+    const auto& row = scores[i / 2];
     const int low = i % 2 * 2;
-    float& base = sum.base[m][i % 2];
-    float most = -infinity();
+    most[i] = fmaxf(row[0][low], row[0][low + 1]);
 #pragma unroll
-    for (auto& score : scores[m]) most = fmaxf(most, fmaxf(score[low], score[low + 1]));
-    // Four neighbouring lanes share a row.
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    most *= factor;
-    const bool moves = most > base + Config::kMaximumLag;
-    if (__any_sync(~0u, moves)) {
-      const float rescale = moves ? exp2_fast(base - most) : 1.0f;
-      if (moves) base = most;
-      sum.sum[m][i % 2] *= rescale;
+    for (int n = 1; n < Config::kWarpKeys / 8; ++n) {
+      most[i] = fmaxf(most[i], fmaxf(row[n][low], row[n][low + 1]));
+    }
+  }
+  // Four neighbouring lanes share a row.
 #pragma unroll
-      for (auto& out : sum.out[m]) {
-        out[low] *= rescale;
-        out[low + 1] *= rescale;
+  for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+    for (float& value : most) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+  }
+  bool moves = false;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    most[i] *= factor;
+    moves |= most[i] > sum.base[i / 2][i % 2] + Config::kMaximumLag;
+  }
+  if (__any_sync(~0u, moves)) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float& base = sum.base[i / 2][i % 2];
+      const bool own = most[i] > base + Config::kMaximumLag;
+      const float rescale = own ? exp2_fast(base - most[i]) : 1.0f;
+      if (own) base = most[i];
+      sum.sum[i / 2][i % 2] *= rescale;
+#pragma unroll
+      for (auto& out : sum.out[i / 2]) {
+        out[i % 2 * 2] *= rescale;
+        out[i % 2 * 2 + 1] *= rescale;
       }
     }
-    const float subtracted = exponent_base(base);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int low = i % 2 * 2;
+    const float subtracted = exponent_base(sum.base[i / 2][i % 2]);
     float total = 0;
 #pragma unroll
-    for (auto& score : scores[m]) {
+    for (auto& score : scores[i / 2]) {
       score[low] = exp2_fast(fmaf(score[low], factor, -subtracted));
       score[low + 1] = exp2_fast(fmaf(score[low + 1], factor, -subtracted));
       total += score[low] + score[low + 1];
     }
-    sum.sum[m][i % 2] += total;
+    sum.sum[i / 2][i % 2] += total;
   }
 }
 
@@ -217,7 +254,7 @@ __device__ void add_values(const AttentionParams& params,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float(&pair)[4] = weights[m][2 * n + i / 2];
-        p[m][i] = pack<Config::kQ>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+        p[m][i] = pack<Config::kMath>(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
       }
     }
 #pragma unroll
@@ -227,8 +264,8 @@ __device__ void add_values(const AttentionParams& params,
           v, &shared.v[v_stage][step + warp_key<Config>() + n * 16 + lane % 16][d + lane / 16 * 8]);
 #pragma unroll
       for (int m = 0; m < Config::kRowFragments; ++m) {
-        multiply_add<Config::kQ>(sum.out[m][d / 8], p[m], v[0], v[1]);
-        multiply_add<Config::kQ>(sum.out[m][d / 8 + 1], p[m], v[2], v[3]);
+        multiply_add<Config::kMath>(sum.out[m][d / 8], p[m], v[0], v[1]);
+        multiply_add<Config::kMath>(sum.out[m][d / 8 + 1], p[m], v[2], v[3]);
       }
     }
   }
