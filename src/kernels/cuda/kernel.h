@@ -44,8 +44,7 @@ class Kernel {
   // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
   template <typename Params>
   void launch(GridSize grid, const Params& params, Stream stream) const {
-    const Params clean = without_padding(params);
-    launch_with(grid, &clean, sizeof(clean), stream);
+    launch_with(grid, &params, sizeof(params), stream);
   }
 
   // As launch(), of a kernel that waits for the one before it in the stream itself
@@ -54,8 +53,7 @@ class Kernel {
   template <typename Params>
   void launch_overlapped(GridSize grid, const Params& params, Stream stream,
                          uint32_t cluster = 1) const {
-    const Params clean = without_padding(params);
-    launch_with(grid, &clean, sizeof(clean), stream, true, cluster);
+    launch_with(grid, &params, sizeof(params), stream, true, cluster);
   }
 
   // How many clusters of so many blocks run at the same time on the current GPU, 0 where they do
@@ -66,14 +64,6 @@ class Kernel {
   int key_tile() const { return key_tile_; }
 
  private:
-  // So that equal parameters are equal bytes, which LaunchGroup need not set again.
-  template <typename Params>
-  static Params without_padding(Params params) {
-#if __has_builtin(__builtin_clear_padding)
-    __builtin_clear_padding(&params);
-#endif
-    return params;
-  }
   void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
                    bool overlapped = false, uint32_t cluster = 1) const;
 
