@@ -42,14 +42,14 @@ class Kernel {
   }
 
   // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
+  // Neighbouring blocks form clusters of `cluster`, which divides grid.x.
   template <typename Params>
-  void launch(GridSize grid, const Params& params, Stream stream) const {
-    launch_with(grid, &params, sizeof(params), stream);
+  void launch(GridSize grid, const Params& params, Stream stream, uint32_t cluster = 1) const {
+    launch_with(grid, &params, sizeof(params), stream, false, cluster);
   }
 
   // As launch(), of a kernel that waits for the one before it in the stream itself
-  // (griddepcontrol): it is set up while that one still runs; before sm_90 not. Neighbouring blocks
-  // form clusters of `cluster`, which divides grid.x.
+  // (griddepcontrol): it is set up while that one still runs; before sm_90 not.
   template <typename Params>
   void launch_overlapped(GridSize grid, const Params& params, Stream stream,
                          uint32_t cluster = 1) const {

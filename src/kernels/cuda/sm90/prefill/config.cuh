@@ -51,9 +51,15 @@ struct CutSlot : TileSlot {
   TileCut cut;
 };
 
+// What the first block of a pair takes, for the second.
+struct PairMemory {
+  int32_t taken[kTileSlots];
+  TransactionBarrier taken_full[kTileSlots], taken_empty[kTileSlots];
+};
+
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
-// the producer, which also widen fp8 values to f16.
-enum Loader : int { pages, rows };
+// the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster.
+enum Loader : int { pages, rows, pairs };
 
 // plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
 // ALiBi, which cost registers and time.
@@ -103,6 +109,9 @@ struct PrefillConfig {
   static constexpr int kHeadDimV = kDimV;
   static constexpr Type kQ = kQuery;
   static constexpr bool kRows = kLoad == rows;
+  // Blocks of a cluster, which take neighbouring row tiles as one.
+  static constexpr bool kPairs = kLoad == pairs;
+  static constexpr int kBlocks = kPairs ? 2 : 1;
   static constexpr bool kGeneral = kScores == general;
   static constexpr bool kSegments = kSums != whole;
   static_assert(!kSegments || (kLoad == pages && type_bytes(kCache) == 2 && kDim <= 128));
@@ -118,6 +127,7 @@ struct PrefillConfig {
   static constexpr Type kKv = kCache;
   static constexpr Type kMath = kWiden ? f16 : kQuery;
   static_assert(kWiden ? kRows : kQuery == kCache);
+  static_assert(!kPairs || (kDim % 128 == 0 && kDimV % 128 == 0 && !kNarrow));
   // Weights of a row are relative to 2^-kBias of its largest score in its first key tile. It keeps this base
   // while a thread's weights of a key tile sum up to at most kMostSum, so that most key tiles need no
   // maximum: 8 to 10 % faster from 4096 tokens on (H200, 2026-11-21). f16 and e4m3 weights stay finite.
@@ -142,6 +152,11 @@ struct PrefillConfig {
                                : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
                                              : (kGeneral || kWiden ? 48 : 64);
   static constexpr int kStages = kDim <= 64 ? 3 : 2;
+  // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
+  // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
+  static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && !kSegments;
+  static constexpr int kKeyStages = kInPlace ? 3 : kStages;
+  static constexpr bool kOwnValueRing = kInPlace || kPairs;
   // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.
   static constexpr int kPieces = 3;
   static constexpr int kRawBytes = kDim > kDimV ? kDim : kDimV;
@@ -188,7 +203,7 @@ struct PrefillConfig {
   struct Operands {
     // Blocks of 64 columns, swizzled rows of 128 bytes.
     alignas(1024) uint16_t q[kQueryStages][kConsumers][kDimBlocks][kGroupRows][kSwizzledColumns];
-    alignas(1024) uint16_t k[kStages][kDimBlocks][kKeys][kSwizzledColumns];
+    alignas(1024) uint16_t k[kKeyStages][kDimBlocks][kKeys][kSwizzledColumns];
     alignas(1024) uint16_t v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys]
                             [kSwizzledColumns];
   };
@@ -214,12 +229,13 @@ struct PrefillConfig {
     // Keys of the current key tile that each row sees.
     uint32_t seen[kGeneral ? kConsumers : 1][kSegments && !kGeneral ? 1 : kGroupRows][(kKeys + 31) / 32];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
-    TransactionBarrier k_full[kStages], k_empty[kStages];
+    TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
     TransactionBarrier raw_full[kStages], raw_empty[kStages];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
+    Either<kPairs, PairMemory, Nothing> pair;
   };
 
   // Sums of a row tile's segments, in the order of the accumulators.
@@ -231,7 +247,7 @@ struct PrefillConfig {
 
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {(kConsumers + 1) * kWarpgroupThreads,
-                                           sizeof(SharedMemory), kConsumers * kGroupRows, kKeys};
+                                           sizeof(SharedMemory), kBlocks * kConsumers * kGroupRows, kKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);
 };

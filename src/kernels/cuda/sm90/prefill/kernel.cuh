@@ -6,13 +6,26 @@
 #include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
+#include "kernels/cuda/sm90/prefill/pair.cuh"
 #include "kernels/cuda/sm90/prefill/segments.cuh"
+#include "kernels/cuda/sm90/prefill/softmax_in_place.cuh"
 #include "kernels/cuda/sm90/prefill/transpose.cuh"
 
 namespace fovea::kernels::cuda {
 
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
+}
+
+// Of keys or values.
+template <class Config>
+__device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
+  if constexpr (Config::kPairs) {
+    const int lane = threadIdx.x % 32;
+    if (lane < Config::kBlocks) give_back_in_pair(empty, lane);
+  } else {
+    release(empty);
+  }
 }
 
 // The next tile's slot, which the consumer holds until it arrives at tile_empty.
@@ -37,7 +50,7 @@ __device__ __forceinline__ void finish_values(typename Config::SharedMemory& sha
                                               int stage, Accumulators<Config>& acc) {
   products_wait<0>();
   products_landed(acc.out);
-  release(shared.v_empty[stage]);
+  release_stage<Config>(shared.v_empty[stage]);
 }
 
 // Consumers issue their products in turns, so that the softmax of one runs under the products of another.
@@ -80,14 +93,25 @@ __device__ __forceinline__ void fold_left(typename Config::SharedMemory& shared,
   }
 }
 
+// The stage of the values that are due: values lag scores by one key tile.
+template <class Config>
+__device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::kKeyStages>& k,
+                                                            const Ring<Config::kStages>& v) {
+  if constexpr (Config::kOwnValueRing) {
+    return v;
+  } else {
+    return k.previous();
+  }
+}
+
 // Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst. Its
 // softmax runs under the products of the other warpgroups.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
-                                     Ring<Config::kStages>& k, Left& left, Accumulators<Config>& acc) {
-  // Values lag scores by one key tile.
-  const Ring<Config::kStages> v = k.previous();
+                                     Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
+                                     Left& left, Accumulators<Config>& acc) {
+  const Ring<Config::kStages> v = due_values<Config>(k, values);
   if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   take_turn<Config>(consumer);
@@ -107,13 +131,23 @@ __device__ __forceinline__ void step(const PrefillParams& params, typename Confi
   products_commit();
   pass_turn<Config>(consumer);
   // Keys go back before the values have landed: 1 % in fp8, nothing elsewhere (H200, 2026-11-22).
-  products_wait<Config::kNarrow || Config::kAlone ? 1 : 0>();
-  release(shared.k_empty[k.stage]);
+  products_wait<Config::kNarrow || Config::kAlone || Config::kInPlace ? 1 : 0>();
+  if constexpr (Config::kInPlace) {
+    products_landed(acc.scores);
+    mask_scores<Config>(params, shared, tile, consumer, block, acc);
+    softmax_in_place<Config, kFirst>(params, shared, tile, consumer, block, k.stage, acc);
+  }
+  release_stage<Config>(shared.k_empty[k.stage]);
   if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
-  products_landed(acc.scores);
+  if constexpr (!Config::kInPlace) products_landed(acc.scores);
   if (block == tile.block_begin && closes<Config>(tile)) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
-  weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
+  if constexpr (Config::kOwnValueRing) values.advance();
+  if constexpr (Config::kInPlace) {
+    pack_weights<Config>(params, shared, acc);
+  } else {
+    weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
+  }
   if constexpr (Config::kAlone) {
     finish_values<Config>(shared, v.stage, acc);
     take_next_weights<Config>(acc);
@@ -130,7 +164,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     asm volatile("" : "+f"(factor));  // else loaded and multiplied again for every key tile: 3 %
   }
   Ring<kTileSlots> tiles;
-  Ring<Config::kStages> k;  // of the next key tile whose scores are due
+  Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
+  Ring<Config::kStages> values;  // of the next whose values are
   Ring<Config::kQueryStages> q;
   Left left = Left::nothing;
   if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
@@ -146,7 +181,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   products_commit();
   products_wait<0>();
   products_landed(acc.scores);
-  release(shared.k_empty[k.stage]);
+  release_stage<Config>(shared.k_empty[k.stage]);
   k.advance();
   weigh_scores<Config, true>(params, shared, tile, consumer, last_block<Config>(tile), acc);
 
@@ -154,12 +189,12 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     int block = last_block<Config>(tile);
     const bool single = block == tile.block_begin;
     if (!single) {
-      step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, left, acc);
+      step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, values, left, acc);
       while (block > tile.block_begin) {
-        step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, left, acc);
+        step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, values, left, acc);
       }
     }
-    const Ring<Config::kStages> v = k.previous();
+    const Ring<Config::kStages> v = due_values<Config>(k, values);
     if (single) {
       pack_weights<Config>(params, shared, acc);
       if (closes<Config>(tile)) release_queries<Config>(shared, consumer, q.stage);
@@ -196,7 +231,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     pass_turn<Config>(consumer);
     const auto first_weights = [&](const RowTile& of) {
       products_landed(acc.scores);
-      release(shared.k_empty[k.stage]);
+      release_stage<Config>(shared.k_empty[k.stage]);
       k.advance();
       weigh_scores<Config, true>(params, shared, of, consumer, last_block<Config>(of), acc);
     };
@@ -233,6 +268,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
+      if constexpr (Config::kOwnValueRing) values.advance();
       store_tile(mean);
       if (!more) break;
       tile = next;
@@ -252,16 +288,24 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       shared.q_full[0][i].init(1);
       shared.q_empty[0][i].init(4);
     }
+    for (int i = kStages; i < kKeyStages; ++i) {
+      shared.k_full[i].init(1);
+      shared.k_empty[i].init(4 * kConsumers * kBlocks);
+    }
     for (int i = 0; i < kStages; ++i) {
       shared.k_full[i].init(kRows ? kLoaderThreads : 1);
-      shared.k_empty[i].init(4 * kConsumers);
+      shared.k_empty[i].init(4 * kConsumers * kBlocks);
       shared.v_full[i].init(kRows ? kLoaderThreads : kNarrow ? kTransposers : 1);
-      shared.v_empty[i].init(4 * kConsumers);
+      shared.v_empty[i].init(4 * kConsumers * kBlocks);
       shared.raw_full[i].init(1);
       shared.raw_empty[i].init(kTransposers);
     }
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(kConsumers);
+      if constexpr (kPairs) {
+        shared.pair.taken_full[i].init(1);
+        shared.pair.taken_empty[i].init(1);
+      }
       // Loaders of rows and transposers are done with a tile before consumers are.
       shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments ? 3 : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
@@ -273,6 +317,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
     fence_barrier_init();
   }
   __syncthreads();
+  meet_pair<Config>();  // the barriers of both are there
   if constexpr (kSegments) {
     wait_for_previous_kernel();
     allow_next_kernel();
@@ -303,6 +348,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
     take_registers<kConsumerRegisters>();
     consume<Config>(params, shared, warpgroup - 1);
   }
+  meet_pair<Config>();  // neither needs the other's shared memory
 }
 
 }  // namespace fovea::kernels::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/prefill/pair.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -50,8 +51,9 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
     work.first_key = params.attention.keys.kv_indptr[tile.request];
   }
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
-  const int last = min(tile.first_token + tokens, view.q_len) - 1;
+  const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
   const Interval keys = visible_keys(batch.mask, view, tile.first_token, last);
+  if constexpr (Config::kPairs) work.first_token += pair_rank() * tokens;
   work.key_begin = keys.begin;
   work.block_begin = keys.begin / Config::kKeys;
   work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
@@ -82,8 +84,8 @@ template <class Config>
 struct TileTaker {
   const PrefillParams& params;
   typename Config::SharedMemory& shared;
-  // Each block's first tile is its own, unless some begin late.
-  int n = params.beside ? next() : blockIdx.x;
+  // The first tile of each block or pair is its own, unless some begin late.
+  int n = params.beside ? next() : blockIdx.x / Config::kBlocks;
   Ring<kTileSlots> slots = {};
 
   __device__ __forceinline__ int next() const {
@@ -91,10 +93,30 @@ struct TileTaker {
     return __shfl_sync(~0u, taken, 0);
   }
 
+  // The first block of a pair takes for both.
+  __device__ __forceinline__ void share_taken() {
+    int32_t& taken = shared.pair.taken[slots.stage];
+    TransactionBarrier& full = shared.pair.taken_full[slots.stage];
+    TransactionBarrier& empty = shared.pair.taken_empty[slots.stage];
+    if (threadIdx.x % 32 == 0) {
+      if (pair_rank() == 0) {
+        empty.wait(slots.phase ^ 1);
+        send_in_pair(taken, 1, n, full);
+      } else {
+        full.arrive_expecting(sizeof(taken));
+        full.wait(slots.phase);
+        n = taken;
+        give_back_in_pair(empty, 0);
+      }
+    }
+    n = __shfl_sync(~0u, n, 0);
+  }
+
   // No request: that is the mark behind the last one. Lanes find what the consumers see.
   __device__ __forceinline__ const WorkTile& take() {
     const int lane = threadIdx.x % 32;
     shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
+    if constexpr (Config::kPairs) share_taken();
     typename Config::Slot& slot = shared.tiles[slots.stage];
     TileCut cut;
     const WorkTile work = work_at<Config>(params, *params.order, n, cut);
@@ -109,7 +131,9 @@ struct TileTaker {
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();
-    if (more) n = next() + (params.beside ? 0 : gridDim.x);
+    if (more && (!Config::kPairs || pair_rank() == 0)) {
+      n = next() + (params.beside ? 0 : gridDim.x / Config::kBlocks);
+    }
     return slot.work;
   }
 
@@ -192,9 +216,17 @@ __device__ __forceinline__ void load_key_tile(
   for (int box = lane; box * params.box_keys < Config::kKeys; box += 32) {
     if (box >= 32) place = box_place<Config>(params, tile, block, box);
     const int row = box * params.box_keys;
+    if constexpr (Config::kPairs) {
 #pragma unroll
-    for (int c = 0; c < kColumnBlocks; ++c) {
-      load_box(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+      for (int i = 0; i < kColumnBlocks; i += 2) {
+        const int c = i + pair_rank();
+        load_box_to_pair(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < kColumnBlocks; ++c) {
+        load_box(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+      }
     }
   }
 }
@@ -206,7 +238,7 @@ template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
   Ring<kTileSlots> slots;
-  Ring<Config::kStages> at;
+  Ring<kOfKeys ? Config::kKeyStages : Config::kStages> at;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
     const WorkTile& tile = shared.tiles[slots.stage].work;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// The softmax of a key tile in place of its scores, while the values of the key tile before are still being
+// multiplied: packed weights would have to wait for those that the products read.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/softmax.cuh"
+
+namespace fovea::kernels::cuda {
+
+__device__ __forceinline__ float weight_of(float score, float factor, float base) {
+  return exp2_fast(__fmaf_rn(score, factor, -base));
+}
+
+// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not depend on its
+// neighbours.
+__device__ __forceinline__ bool row_votes(bool value) {
+  return (__ballot_sync(~0u, value) & 0xfu << (threadIdx.x % 32 & ~3)) != 0;
+}
+
+// The rows get the largest score so far as their base, and what was accumulated shrinks.
+template <class Config>
+__device__ __forceinline__ void raise_rows(const float (&factor)[2], const bool (&rows)[2],
+                                            Accumulators<Config>& acc) {
+  float rescale[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
+    rescale[half] = rows[half] ? exp2_fast(acc.base[half] - base) : 1.0f;
+    if (rows[half]) acc.base[half] = base;
+    acc.sum[half] *= rescale[half];
+    if constexpr (Config::kAlone) acc.rescale[half] = rescale[half];
+  }
+  if constexpr (Config::kAlone) return;  // out is being multiplied
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
+}
+
+// Scores of a key tile once more, into those of the warp's rows that have outgrown their base: weights may have
+// overflowed in their place. By products of the warp, through local memory: others would make the compiler
+// serialise the warpgroup's or spill. Rare, and slow.
+template <class Config>
+__device__ __forceinline__ void score_again(const PrefillParams& params,
+                                            const typename Config::SharedMemory& shared, const RowTile& tile,
+                                            int consumer, int block, int stage, const bool (&rows)[2],
+                                            Accumulators<Config>& acc) {
+  static_assert(Config::kQueryRegisters);
+  const int lane = threadIdx.x % 32;
+  const int key = lane / 16 * 8 + lane % 8;
+  const int column = block * Config::kKeys + lane % 4 * 2;
+  Interval seen[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    seen[half] = row_keys(params, tile.slot->work, consumer, thread_row(half));
+  }
+  float again[Config::kKeys / 2];
+#pragma unroll 1
+  for (int first = 0; first < Config::kKeys; first += 16) {
+    float scores[2][4] = {};
+#pragma unroll
+    for (int step = 0; step < Config::kHeadDim / 16; ++step) {
+      const uint32_t(&q)[4] = reinterpret_cast<const uint32_t(&)[4]>(acc.queries[4 * step]);
+      const int chunk = (step % 4 * 2 + lane / 8 % 2) ^ key % 8;
+      uint32_t k[4];
+      load_matrices(k, &shared.k[stage][step / 4][first + key][chunk * 8]);
+      multiply_add<Config::kMath>(scores[0], q, k[0], k[1]);
+      multiply_add<Config::kMath>(scores[1], q, k[2], k[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int at = column + first + i / 4 * 8 + i % 2;
+      const Interval& keys = seen[i / 2 % 2];
+      again[first / 2 + i] = at >= keys.begin && at < keys.end ? scores[i / 4][i % 4] : -infinity();
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    if (rows[i / 2 % 2]) acc.scores[i] = again[i];
+  }
+}
+
+// Weights in place of the scores. `stage`: of the key tile's keys, which are still there. kSecond: of a row tile's
+// second key tile, the first that rows see which end before the last one.
+template <class Config, bool kSecond>
+__device__ __forceinline__ void softmax_in_place(const PrefillParams& params,
+                                                 const typename Config::SharedMemory& shared,
+                                                 const RowTile& tile, int consumer, int block, int stage,
+                                                 Accumulators<Config>& acc) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  if constexpr (kSecond) {
+    const bool nothing[2] = {acc.base[0] == kNothing, acc.base[1] == kNothing};
+    if (uniform(nothing[0] || nothing[1])) [[unlikely]] {
+      products_wait<0>();
+      products_landed(acc.out);
+      raise_rows<Config>(factor, nothing, acc);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    acc.scores[i] = weight_of(acc.scores[i], factor[i / 2 % 2], acc.base[i / 2 % 2]);
+  }
+  float total[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
+  const auto outgrown = [&](int half) { return !(total[half][0] + total[half][1] <= Config::kMostSum); };
+  if (uniform(outgrown(0) || outgrown(1))) [[unlikely]] {
+    products_wait<0>();
+    products_landed(acc.out);
+    const bool rows[2] = {row_votes(outgrown(0)), row_votes(outgrown(1))};
+    score_again<Config>(params, shared, tile, consumer, block, stage, rows, acc);
+    raise_rows<Config>(factor, rows, acc);
+    total[0][0] = total[0][1] = total[1][0] = total[1][1] = 0;
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i) {
+      const int half = i / 2 % 2;
+      if (rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
+      total[half][i % 2] += acc.scores[i];
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) acc.sum[half] += total[half][0] + total[half][1];
+}
+
+}  // namespace fovea::kernels::cuda
