@@ -67,6 +67,11 @@ __device__ inline void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// What becomes of the lines of the L2 that a copy reads: what createpolicy gives for all of them.
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+
 // One box of a tensor to shared memory; coordinates innermost first, outside ones give zeros.
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 int c0, int c1, int c2) {
@@ -77,11 +82,19 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       : "memory");
 }
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
-                                int c0, int c1, int c2, int c3) {
+                                uint64_t policy, int c0, int c1, int c2) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
-      "%4, %5}], [%6];" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                uint64_t policy, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 }
 

@@ -6,16 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-// load_box with a policy of createpolicy for the L2.
-__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
-                                uint64_t policy, int c0, int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
-      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
-      : "memory");
-}
-
 __device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)

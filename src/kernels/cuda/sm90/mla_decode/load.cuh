@@ -181,7 +181,6 @@ struct PageWindow {
 __device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& map,
                                                TransactionBarrier& barrier, int column_tile,
                                                int group, int page) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, "

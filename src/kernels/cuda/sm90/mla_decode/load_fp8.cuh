@@ -57,7 +57,6 @@ struct LanePlace {
 // Bytes that are read once, or twice at the same time, as load_cache_box.
 __device__ __forceinline__ void load_rows(void* shared, const char* from, int bytes,
                                          TransactionBarrier& barrier) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
       "%2, [%3], %4;" ::"r"(shared_address(shared)),

@@ -181,9 +181,11 @@ struct PrefillOrderConfig {
   // What the tiles of a batch with so many keys have in common.
   __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, int64_t keys) {
     const int64_t head_bytes = keys * params.token_bytes;
+    const bool beside = params.batch.most_q_len > 0;  // another kernel, which shares the L2
+    const int64_t section_bytes = kSectionBytes / (beside ? 2 : 1);
     const int64_t few = kSectionSequences / max(params.batch.requests << params.heads_shift, 1);
     const int64_t heads =
-        head_bytes > 0 ? max(kSectionBytes / head_bytes, min(2 * kSectionBytes / head_bytes, few)) : 1;
+        head_bytes > 0 ? max(section_bytes / head_bytes, min(2 * section_bytes / head_bytes, few)) : 1;
     // Rounded up to equal sections: a last one of few tiles would leave blocks without work.
     const int kv_heads = params.batch.kv_heads;
     const int sections = kv_heads / static_cast<int>(max(int64_t{1}, min(heads, int64_t{kv_heads})));
