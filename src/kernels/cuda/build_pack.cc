@@ -97,7 +97,7 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   ThreadPool threads(options.threads);
   std::mutex mutex;
   size_t done = 0;
-  threads.parallel_for(static_cast<int64_t>(missing.size()), [&](int64_t index, int) {
+  const auto compile = [&](int64_t index, int) {
     const KernelVariant& variant = *missing[static_cast<size_t>(index)];
     CompiledKernel kernel = gpu::compile(variant);
     const std::lock_guard lock(mutex);
@@ -107,7 +107,13 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
           fmt::format("[{}/{}] {} {:.1f} s", done, missing.size(), variant.name, kernel.seconds));
     }
     pack.set(variant, std::move(kernel));
-  });
+  };
+  try {
+    threads.parallel_for(static_cast<int64_t>(missing.size()), compile);
+  } catch (...) {
+    pack.save(options.pack_path);  // what compiled is not compiled again
+    throw;
+  }
   pack.save(options.pack_path);
 
   std::vector<KernelListing> listings;
