@@ -12,15 +12,51 @@ __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.r
 __device__ inline void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Arrives at the barrier in this place of block `rank`, behind reads that are complete; makes no
+__device__ inline int cluster_rank() {
+  int rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Arrives at the barrier in this place of block `rank`, maybe the own, behind reads that are complete; makes no
 // writes seen. A release to the cluster waits for all of the GPU to see what this thread wrote: MLA
-// decode over fp8 rows took 320 us with it, 283 without (2026-11-22).
+// decode over fp8 rows took 320 us with it, 283 without, and prefill by pairs of blocks lost a quarter
+// (2026-11-22).
 __device__ inline void arrive_in_cluster(TransactionBarrier& barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
           shared_address(&barrier)),
       "r"(rank)
+      : "memory");
+}
+
+// Puts `value` where `here` is in block `rank`, and counts its bytes at its `barrier`.
+__device__ inline void store_in_cluster(int32_t* here, uint32_t rank, int32_t value, TransactionBarrier& barrier) {
+  asm volatile(
+      "{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mapa.shared::cluster.u32 full, %3, %1;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %2, [full];\n}" ::"r"(
+          shared_address(here)),
+      "r"(rank), "r"(value), "r"(shared_address(&barrier))
+      : "memory");
+}
+__device__ inline void store_in_cluster(float* here, uint32_t rank, float2 value, TransactionBarrier& barrier) {
+  asm volatile(
+      "{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mapa.shared::cluster.u32 full, %4, %1;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [full];\n}" ::"r"(
+          shared_address(here)),
+      "r"(rank), "f"(value.x), "f"(value.y), "r"(shared_address(&barrier))
+      : "memory");
+}
+__device__ inline void store_in_cluster(float* here, uint32_t rank, const float4& value, TransactionBarrier& barrier) {
+  asm volatile(
+      "{\n.reg .b32 there, full;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mapa.shared::cluster.u32 full, %6, %1;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%2, %3, %4, %5}, [full];\n}" ::"r"(
+          shared_address(here)),
+      "r"(rank), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(shared_address(&barrier))
       : "memory");
 }
 

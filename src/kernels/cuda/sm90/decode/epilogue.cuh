@@ -20,24 +20,6 @@ __device__ inline float4 scaled(const float4& x, float factor) {
   return {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
 }
 
-// Stores to where `here` is in the shared memory of another CTA of the cluster, and counts the bytes at its `full`.
-__device__ inline void store_in_cluster(float* here, TransactionBarrier& full, int rank, const float4& x) {
-  asm volatile(
-      "{\n.reg .u32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 full, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [full];\n}" ::"r"(
-          shared_address(here)),
-      "r"(shared_address(&full)), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-      : "memory");
-}
-__device__ inline void store_in_cluster(float* here, TransactionBarrier& full, int rank, float x, float y) {
-  asm volatile(
-      "{\n.reg .u32 there, full;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 full, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [full];\n}" ::"r"(
-          shared_address(here)),
-      "r"(shared_address(&full)), "r"(rank), "f"(x), "f"(y)
-      : "memory");
-}
-
 constexpr int kConsumerBarrier = 1;
 
 template <class C>
@@ -231,8 +213,8 @@ __device__ void send_part(const DecodeParams& params, const Tile& tile, int row,
   const int first = tile.item.first_part / 2;
   auto& to = reinterpret_cast<ClusterParts<C>*>(&shared.k)->rows[blockIdx.x - first][row];
   const int leader = first & (params.list.cluster - 1);
-  store_in_cluster(&to.out[column], shared.parts_full, leader, joined.out);
-  if (column == 0) store_in_cluster(&to.most, shared.parts_full, leader, joined.most, joined.sum);
+  store_in_cluster(&to.out[column], leader, joined.out, shared.parts_full);
+  if (column == 0) store_in_cluster(&to.most, leader, float2{joined.most, joined.sum}, shared.parts_full);
 }
 
 template <class C>

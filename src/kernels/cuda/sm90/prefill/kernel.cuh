@@ -22,7 +22,7 @@ template <class Config>
 __device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
   if constexpr (Config::kPairs) {
     const int lane = threadIdx.x % 32;
-    if (lane < Config::kBlocks) give_back_in_pair(empty, lane);
+    if (lane < Config::kBlocks) arrive_in_cluster(empty, lane);
   } else {
     release(empty);
   }

@@ -53,7 +53,7 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
   const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
   const Interval keys = visible_keys(batch.mask, view, tile.first_token, last);
-  if constexpr (Config::kPairs) work.first_token += pair_rank() * tokens;
+  if constexpr (Config::kPairs) work.first_token += cluster_rank() * tokens;
   work.key_begin = keys.begin;
   work.block_begin = keys.begin / Config::kKeys;
   work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
@@ -99,14 +99,14 @@ struct TileTaker {
     TransactionBarrier& full = shared.pair.taken_full[slots.stage];
     TransactionBarrier& empty = shared.pair.taken_empty[slots.stage];
     if (threadIdx.x % 32 == 0) {
-      if (pair_rank() == 0) {
+      if (cluster_rank() == 0) {
         empty.wait(slots.phase ^ 1);
-        send_in_pair(taken, 1, n, full);
+        store_in_cluster(&taken, 1, n, full);
       } else {
         full.arrive_expecting(sizeof(taken));
         full.wait(slots.phase);
         n = taken;
-        give_back_in_pair(empty, 0);
+        arrive_in_cluster(empty, 0);
       }
     }
     n = __shfl_sync(~0u, n, 0);
@@ -131,7 +131,7 @@ struct TileTaker {
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();
-    if (more && (!Config::kPairs || pair_rank() == 0)) {
+    if (more && (!Config::kPairs || cluster_rank() == 0)) {
       n = next() + (params.beside ? 0 : gridDim.x / Config::kBlocks);
     }
     return slot.work;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void load_key_tile(
     if constexpr (Config::kPairs) {
 #pragma unroll
       for (int i = 0; i < kColumnBlocks; i += 2) {
-        const int c = i + pair_rank();
+        const int c = i + cluster_rank();
         load_box_to_pair(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
       }
     } else {
