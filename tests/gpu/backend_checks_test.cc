@@ -27,21 +27,8 @@ namespace {
 
 using test::AttentionCase;
 using test::Fill;
+using test::serves;
 using test::to_device;
-
-bool serves(const BackendEntry& entry, const char* name) {
-  return entry.reject(test::request_of(test::attention_case(name))).empty();
-}
-
-std::vector<BackendEntry> entries() {
-  std::vector<BackendEntry> list;
-  if (!test::on_gpu() || !test::why_no_test_device().empty()) return list;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    if (serves(entry, "mixed") || serves(entry, "mla_page_16")) list.push_back(entry);
-  }
-  return list;
-}
 
 class BackendChecks : public ::testing::TestWithParam<BackendEntry> {};
 
@@ -307,7 +294,7 @@ TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(BackendChecks);
-INSTANTIATE_TEST_SUITE_P(Builtin, BackendChecks, ::testing::ValuesIn(entries()),
+INSTANTIATE_TEST_SUITE_P(Builtin, BackendChecks, ::testing::ValuesIn(test::gpu_backends()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

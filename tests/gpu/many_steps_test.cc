@@ -28,15 +28,12 @@ static void PrintTo(const BackendEntry& entry, std::ostream* to) { *to << entry.
 namespace {
 
 namespace cuda = kernels::cuda;
+using test::serves;
 using test::to_device;
 using test::to_host;
 
 constexpr int32_t kSteps = 100;  // of a graph
 constexpr int32_t kRequests = 16, kMostKeys = 4096, kPage = 64;
-
-bool serves(const BackendEntry& entry, const char* name) {
-  return entry.reject(test::request_of(test::attention_case(name))).empty();
-}
 
 // One graph of decode passes over the same queries and keys, each with lengths and results of its
 // own.
@@ -192,16 +189,6 @@ int32_t random_length(std::mt19937& random) {
   return static_cast<int32_t>(std::exp(std::uniform_real_distribution<>(0, most)(random))) - 1;
 }
 
-std::vector<BackendEntry> entries() {
-  std::vector<BackendEntry> list;
-  if (!test::on_gpu() || !test::why_no_test_device().empty()) return list;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    if (serves(entry, "mixed") || serves(entry, "mla_page_16")) list.push_back(entry);
-  }
-  return list;
-}
-
 class ManySteps : public ::testing::TestWithParam<BackendEntry> {};
 
 TEST_P(ManySteps, AnyLengthsGiveFiniteResults) {
@@ -242,7 +229,7 @@ TEST_P(ManySteps, EqualLengthsGiveEqualBits) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ManySteps);
-INSTANTIATE_TEST_SUITE_P(Builtin, ManySteps, ::testing::ValuesIn(entries()),
+INSTANTIATE_TEST_SUITE_P(Builtin, ManySteps, ::testing::ValuesIn(test::gpu_backends()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "support/cases.h"
 #include "support/test_device.h"
 
 namespace fovea::test {
@@ -11,6 +12,20 @@ BackendRequest request_of(const AttentionCase& test, int threads) {
   BackendRequest request = {test.spec, complete_cache(test), limits_of(test), test_device()};
   if (!on_gpu()) request.device.cores = threads;
   return request;
+}
+
+bool serves(const BackendEntry& entry, const char* name) {
+  return entry.reject(request_of(attention_case(name))).empty();
+}
+
+std::vector<BackendEntry> gpu_backends() {
+  std::vector<BackendEntry> list;
+  if (!on_gpu() || !why_no_test_device().empty()) return list;
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    if (serves(entry, "mixed") || serves(entry, "mla_page_16")) list.push_back(entry);
+  }
+  return list;
 }
 
 BackendUnderTest::BackendUnderTest(const BackendEntry& entry, const AttentionCase& test,

@@ -13,6 +13,10 @@
 namespace fovea::test {
 
 BackendRequest request_of(const AttentionCase& test, int threads = 1);
+// Whether it takes the case of cases.h of this name.
+bool serves(const BackendEntry& entry, const char* name);
+// The backends of softmax attention that run on the test device if that is a GPU, else none.
+std::vector<BackendEntry> gpu_backends();
 
 class BackendUnderTest {
  public:
