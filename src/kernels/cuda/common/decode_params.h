@@ -48,7 +48,7 @@ struct DecodeWork {
   int32_t ctas;
   int32_t max_heads;    // of an item; divides kv_heads
   int32_t least_units;  // no more CTAs take part than have so many units of work each
-  int32_t cluster;      // CTAs of a cluster, a power of two, divides ctas; 1: they are launched without
+  int32_t cluster;  // CTAs of a cluster, a power of two, divides ctas; 1: they are launched without
 };
 
 // CTAs of a cluster at most. Of 16 only 7 clusters fit an H200, of 8 15: 7 of 8 multiprocessors and

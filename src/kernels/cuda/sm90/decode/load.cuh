@@ -91,9 +91,9 @@ __device__ T read_settled(const T* at) {
 }
 
 // The steps of a range in order, and the page ids that a warp needs in each: kPerStep of them, of the keys that
-// key_of(steps, step, place) names. Behind copies a load takes as long as they do, so items are read two ahead and ids a
-// window ahead, which is as many steps as 32 lanes have ids for (5 % at 8 x 16k with pages of 16, H200, 2026-11-22). All
-// lanes call everything together.
+// key_of(steps, step, place) names. Behind copies a load takes as long as they do, so items are read two ahead and
+// ids a window ahead, which is as many steps as 32 lanes have ids for (5 % at 8 x 16k with pages of 16, H200,
+// 2026-11-22). All lanes call everything together.
 template <class C, int kPerStep, typename KeyOf>
 class PagedSteps {
  public:

@@ -139,8 +139,8 @@ class BoxCopier {
     if constexpr (C::kFp8) {
       if (brings) {
         const int64_t slot = static_cast<int64_t>(box.page) * params_.keys.page_size + box.place;
-        load_bytes(scales() + (box.key - walk.step()) * params_.batch.kv_heads, side_.scale + slot * params_.batch.kv_heads,
-                   scale_bytes, full, policy_);
+        load_bytes(scales() + (box.key - walk.step()) * params_.batch.kv_heads,
+                   side_.scale + slot * params_.batch.kv_heads, scale_bytes, full, policy_);
       }
       if (singly && rank_ == 0) {
         copy_scales_singly(walk);

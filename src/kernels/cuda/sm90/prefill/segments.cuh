@@ -272,8 +272,8 @@ __device__ __forceinline__ void send_staged(const PrefillParams& params,
   if (first_thread) commit_stores();
 }
 
-// Behind a row tile's first segment: means to shared memory, from where the copy engine takes them. out is read where it is and
-// changed nowhere, else registers spill.
+// Behind a row tile's first segment: means to shared memory, from where the copy engine takes them. out is read
+// where it is and changed nowhere, else registers spill.
 template <class Config>
 __device__ __forceinline__ void store_joined(const PrefillParams& params,
                                              typename Config::SharedMemory& shared,
