@@ -72,6 +72,16 @@ constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
+// Bytes that lie side by side, a multiple of 16.
+__device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier,
+                                  uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
+
 // One box of a tensor to shared memory; coordinates innermost first, outside ones give zeros.
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 int c0, int c1, int c2) {

@@ -12,16 +12,6 @@ __device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c
                : "memory");
 }
 
-// Bytes that lie side by side, a multiple of 16.
-__device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier,
-                                  uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
-      : "memory");
-}
-
 // Scales of few heads come 16 keys at a time, of all heads; else one by one.
 template <class C>
 __device__ bool copies_scales_singly(const DecodeParams& params) {

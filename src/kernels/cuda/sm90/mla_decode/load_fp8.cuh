@@ -54,16 +54,6 @@ struct LanePlace {
   }
 };
 
-// Bytes that are read once, or twice at the same time, as load_cache_box.
-__device__ __forceinline__ void load_rows(void* shared, const char* from, int bytes,
-                                         TransactionBarrier& barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], "
-      "%2, [%3], %4;" ::"r"(shared_address(shared)),
-      "l"(from), "r"(bytes), "r"(shared_address(&barrier)), "l"(kEvictFirst)
-      : "memory");
-}
-
 // Of a key tile, the first row that this warp converts.
 template <class C>
 __device__ __forceinline__ uint32_t first_row() {
@@ -111,7 +101,7 @@ struct RowCopies {
     const bool joined = params.page_size % 4 == 0 && params.token_stride == C::kRowBytes;
     if (lane % 4 == 0) full.arrive_expecting(rows * C::kRowBytes);
     if (left > 0 && (lane % 4 == 0 || !joined)) {
-      load_rows(to.rows[lane % 4], row, (joined ? rows : 1) * C::kRowBytes, full);
+      load_bytes(to.rows[lane % 4], row, (joined ? rows : 1) * C::kRowBytes, full, kEvictFirst);
     }
   }
 };

@@ -45,8 +45,8 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (keys[i] == 0) continue;
-        load_rows(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i],
-                  keys[i] * C::kRowBytes, full);
+        load_bytes(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i],
+                  keys[i] * C::kRowBytes, full, kEvictFirst);
       }
       find(key + kTileKeys);
       ring.advance();
