@@ -105,6 +105,14 @@ struct EngineStats {
   int64_t kv_pages = 0, kv_pages_free = 0;  // of the full pools, without the reserved page
 };
 
+// What serves one layer group.
+struct GroupSelection {
+  std::string layers;  // "layers 0, 2, 4"
+  BackendRequest request;
+  Selection prefill;
+  std::optional<Selection> decode;  // unset: as prefill
+};
+
 // Not thread-safe: one thread calls it.
 class Engine {
  public:
@@ -140,8 +148,9 @@ class Engine {
   virtual int32_t vocabulary() const = 0;
   virtual int32_t max_context() const = 0;
   virtual const EngineStats& stats() const = 0;
-  // The selection of every layer group, as text.
-  virtual std::string explain() const = 0;
+  // One per layer group, valid as long as the engine.
+  virtual std::span<const GroupSelection> selections() const = 0;
+  virtual std::string explain() const = 0;  // the same as text
 };
 
 }  // namespace fovea

@@ -120,6 +120,7 @@ struct Candidate {
 struct Selection {
   const BackendEntry* chosen = nullptr;
   std::string asked;                  // the name or alias of the wish, empty for auto_
+  std::string fallback;               // prefer: why it does not serve, on one line; else empty
   size_t workspace_bytes = 0;         // of the chosen backend
   std::string notes;                  // of the chosen backend
   std::vector<Candidate> candidates;  // every backend, in order of preference

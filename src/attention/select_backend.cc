@@ -17,6 +17,17 @@ std::string reasons_text(const Candidate& candidate) {
   return text;
 }
 
+std::string fallback_text(const BackendWish& wish, std::string_view chosen,
+                          const Candidate& refused) {
+  std::string text = fmt::format("{} serves instead of the preferred {}", chosen, wish.name);
+  const char* separator = ": ";
+  for (const Reason& reason : refused.reasons) {
+    text += separator + reason.text;
+    separator = "; ";
+  }
+  return text;
+}
+
 const BackendEntry* accepted(const BackendRegistry& registry, const Candidate& candidate) {
   return candidate.reasons.empty() ? registry.find(candidate.name) : nullptr;
 }
@@ -105,8 +116,10 @@ std::string Selection::explain() const {
   std::string text = fmt::format("{}: chosen", chosen->name);
   if (asked.empty()) {
     text += ", the first that accepts";
-  } else {
+  } else if (fallback.empty()) {
     text += fmt::format(", asked for {}", asked);
+  } else {
+    text += fmt::format(", as the preferred {} is rejected", asked);
   }
   text += fmt::format(", workspace {} bytes\n", workspace_bytes);
   if (!chosen->role.empty()) text += fmt::format("  {}\n", chosen->role);
@@ -139,6 +152,7 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
       selection.chosen = wanted;
     } else if (wish.policy == Policy::prefer) {
       selection.chosen = first_accepted(registry, selection.candidates);
+      selection.fallback = fallback_text(wish, selection.chosen->name, *candidate);
     } else {
       throw Error(ErrorCode::unsupported, fmt::format("backend '{}' was required\n{}", wish.name,
                                                       reasons_text(*candidate)));

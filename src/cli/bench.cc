@@ -60,24 +60,22 @@ void run(const BenchFlags& flags) {
                   flags.one_case ? std::optional(one_case(flags)) : std::nullopt);
     return;
   }
-  std::string report;
+  std::vector<bench::AttentionResult> results;
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
     ThreadPool threads(count);
     show_progress("measuring this machine's ceilings");
     bench::CeilingProbe probe(threads);
-    std::vector<bench::AttentionResult> results;
     for (const bench::AttentionCase& config : chosen_cases(flags)) {
       results.push_back(bench::run_attention_case(config, probe, threads,
                                                   {.backend = flags.backend,
                                                    .seconds_per_case = flags.seconds,
                                                    .progress = show_progress}));
     }
-    report += flags.output == "md"    ? bench::to_markdown(results)
-              : flags.output == "csv" ? bench::to_csv(results)
-                                      : bench::to_json(results);
   }
   clear_progress();
-  fmt::print("{}", report);
+  fmt::print("{}", flags.output == "md"    ? bench::to_markdown(results)
+                   : flags.output == "csv" ? bench::to_csv(results)
+                                           : bench::to_json(results));
 }
 
 }  // namespace
@@ -109,9 +107,11 @@ void add_bench(CLI::App& program) {
                    "of q, the new k and v, and out; default fp32, on a GPU bf16")
       ->needs(kv_len);
   attention->add_option("--kv-dtype", flags->kv_dtype)->needs(kv_len);
-  attention->add_option("--threads", flags->threads, "comma-separated counts; default one per core")
+  add_list(*attention, "--threads", flags->threads, "comma-separated counts; default one per core")
       ->delimiter(',');
-  attention->add_option("--seconds", flags->seconds, "per case")->capture_default_str();
+  attention->add_option("--seconds", flags->seconds, "per case")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 3600.0));
   attention->add_flag("--quick", flags->quick, "on the CPU: small cases only");
   add_gpu_options(*attention, flags->gpu);
   attention->callback([flags, kv_len] {

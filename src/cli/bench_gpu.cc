@@ -108,13 +108,11 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
   attention.add_option("--suite", flags.suite, "cases on a GPU: quick, table or full")
       ->capture_default_str()
       ->check(CLI::IsMember({"quick", "table", "full"}));
-  attention
-      .add_option("--filter", flags.filters,
-                  "on a GPU: only cases whose name contains one of these")
+  add_list(attention, "--filter", flags.filters,
+           "on a GPU: only cases whose name contains one of these")
       ->delimiter(',');
-  attention
-      .add_option("--state", flags.states,
-                  "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both")
+  add_list(attention, "--state", flags.states,
+           "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"burst", "sustained"}));
   attention.add_flag("--peers", flags.peers,
@@ -134,7 +132,7 @@ void add_gpu_ceilings(CLI::App& bench) {
   CLI::App* ceilings = bench.add_subcommand(
       "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
   ceilings->add_option("--device", flags->device, "cuda or cuda:N")->capture_default_str();
-  ceilings->add_option("--state", flags->states, "burst (after an idle gap), sustained, or both")
+  add_list(*ceilings, "--state", flags->states, "burst (after an idle gap), sustained, or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"burst", "sustained"}));
   ceilings->callback([flags] {

@@ -3,10 +3,12 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "fovea/error.h"
 
 namespace fovea::cli {
 namespace {
@@ -19,6 +21,15 @@ struct CheckFlags {
   bool json = false;
 };
 
+std::string on_one_line(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  for (size_t at = 0; (at = text.find('\n', at)) != text.npos;) {
+    const size_t next = text.find_first_not_of("\n ", at);
+    text.replace(at, next - at, "; ");
+  }
+  return text;
+}
+
 void print_table(const std::vector<CheckRow>& rows) {
   fmt::print(
       "| backend | kv dtype | max logit difference | greedy tokens equal | perplexity | change | "
@@ -27,7 +38,7 @@ void print_table(const std::vector<CheckRow>& rows) {
   for (const CheckRow& row : rows) {
     if (!row.unsupported.empty()) {
       fmt::print("| {} | {} | | | | | refused: {} |\n", row.backend, dtype_name(row.kv_dtype),
-                 row.unsupported.substr(0, row.unsupported.find('\n')));
+                 on_one_line(row.unsupported));
       continue;
     }
     const std::string perplexity =
@@ -73,6 +84,13 @@ void run(const CheckFlags& flags) {
   options.progress = show_progress;
   const std::vector<CheckRow> rows = check_model(options);
   clear_progress();
+  const auto refused = [](const CheckRow& row) { return !row.unsupported.empty(); };
+  if (std::ranges::all_of(rows, refused)) {
+    throw Error(ErrorCode::unsupported,
+                rows.empty() ? "no backend serves this model with any of these KV dtypes; fovea "
+                               "explain --model says why"
+                             : rows.front().unsupported);
+  }
   flags.json ? print_json(rows) : print_table(rows);
   for (const CheckRow& row : rows) {
     if (row.unsupported.empty() && !row.pass) throw CLI::RuntimeError(1);
@@ -86,13 +104,11 @@ void add_check(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
       "check", "compare a checkpoint with its reference outputs, for every backend and KV dtype");
   add_engine_flags(*command, flags->engine);
-  command
-      ->add_option("--backends", flags->backends,
-                   "comma-separated; default all that accept the model")
+  add_list(*command, "--backends,--backend", flags->backends,
+           "comma-separated; default all that accept the model")
       ->delimiter(',');
-  command
-      ->add_option("--kv-dtypes", flags->kv_dtypes,
-                   "comma-separated; default fp32,bf16,fp16,fp8_e4m3")
+  add_list(*command, "--kv-dtypes,--kv-dtype", flags->kv_dtypes,
+           "comma-separated; default fp32,bf16,fp16,fp8_e4m3")
       ->delimiter(',');
   command->add_flag("--no-perplexity", flags->no_perplexity, "prompts only");
   command->add_flag("--json", flags->json);

@@ -24,18 +24,35 @@ struct EngineFlags {
   std::string backend = "auto";
   std::string decode_backend;
   std::string kv_dtype;  // empty: fp32, on a GPU bf16
+  std::string kv_memory;
   bool no_prefix_cache = false;
   bool no_cuda_graphs = false;
 
   EngineOptions parsed() const;
 };
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
+// --backend and --kv-dtype, which `check` varies.
+void add_choice_flags(CLI::App& command, EngineFlags& flags);
+
+// Takes one value each time it is given, or several with a delimiter: a list that takes whatever
+// follows would take the positional arguments too.
+template <typename T>
+CLI::Option* add_list(CLI::App& command, const std::string& names, std::vector<T>& values,
+                      const std::string& description) {
+  return command.add_option(names, values, description)->allow_extra_args(false);
+}
 
 // Error{invalid_argument} listing the known names.
 DType parse_dtype_flag(std::string_view flag, std::string_view value);
 
+// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
+// bits hold.
+size_t parse_size_flag(std::string_view flag, std::string_view value);
+
 // A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
 void show_progress(std::string_view what);
 void clear_progress();
+
+void flush_stdout();  // Error{io} when it, or something before it, could not be written
 
 }  // namespace fovea::cli

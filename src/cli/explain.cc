@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -80,12 +81,11 @@ void complete(ExplainFlags& flags) {
   flags.request.device = find_device(flags.device);
 }
 
-void print_json(const Selection& selection) {
-  nlohmann::ordered_json report{{"chosen", selection.chosen->name},
-                                {"asked", selection.asked},
-                                {"workspace_bytes", selection.workspace_bytes},
-                                {"notes", selection.notes},
-                                {"candidates", nlohmann::ordered_json::array()}};
+nlohmann::ordered_json to_json(const Selection& selection) {
+  nlohmann::ordered_json report{
+      {"chosen", selection.chosen->name}, {"asked", selection.asked},
+      {"fallback", selection.fallback},   {"workspace_bytes", selection.workspace_bytes},
+      {"notes", selection.notes},         {"candidates", nlohmann::ordered_json::array()}};
   for (const Candidate& candidate : selection.candidates) {
     nlohmann::ordered_json reasons = nlohmann::ordered_json::array();
     for (const Reason& reason : candidate.reasons) {
@@ -93,24 +93,59 @@ void print_json(const Selection& selection) {
     }
     report["candidates"].push_back({{"name", candidate.name}, {"reasons", std::move(reasons)}});
   }
+  return report;
+}
+
+void explain_model(const ExplainFlags& flags) {
+  EngineOptions options;
+  options.model_path = flags.model;
+  options.backend = parse_backend_wish(flags.backend);
+  options.device = flags.device;
+  options.kv_dtype = flags.cache_dtype();
+  options.page_size = flags.request.cache.page_size;
+  options.batch_invariant = flags.request.spec.batch_invariant;
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  if (!flags.json) {
+    fmt::print("{}", engine->explain());
+    return;
+  }
+  nlohmann::ordered_json report = nlohmann::ordered_json::array();
+  for (const GroupSelection& group : engine->selections()) {
+    nlohmann::ordered_json entry = to_json(group.prefill);
+    entry["layers"] = group.layers;
+    report.push_back(std::move(entry));
+  }
   fmt::print("{}\n", report.dump(2));
 }
 
-void run(ExplainFlags& flags) {
+// With --model the shape is the model's: a flag that contradicts it must not be passed over.
+void check_model_flags(const CLI::App& command) {
+  const std::set<std::string> accepted = {"--help",   "--model",          "--backend",
+                                          "--device", "--kv-dtype",       "--page-size",
+                                          "--json",   "--batch-invariant"};
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--{} is the model's where --model is given", option->get_lnames().front()));
+  }
+}
+
+void run(const CLI::App& command, ExplainFlags& flags) {
   if (!flags.model.empty()) {
-    EngineOptions options;
-    options.model_path = flags.model;
-    options.backend = parse_backend_wish(flags.backend);
-    options.device = flags.device;
-    options.kv_dtype = flags.cache_dtype();
-    fmt::print("{}", Engine::load(options)->explain());
+    check_model_flags(command);
+    explain_model(flags);
     return;
   }
   complete(flags);
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection =
       select_backend(registry, flags.request, parse_backend_wish(flags.backend));
-  flags.json ? print_json(selection) : fmt::print("{}", selection.explain());
+  if (flags.json) {
+    fmt::print("{}\n", to_json(selection).dump(2));
+  } else {
+    fmt::print("{}", selection.explain());
+  }
 }
 
 std::string graph_name(GraphSupport support) {
@@ -178,7 +213,7 @@ void add_explain(CLI::App& program) {
   command->add_option("--max-q-len", limits.max_q_len)->capture_default_str();
   command->add_option("--max-kv-len", limits.max_kv_len)->capture_default_str();
   command->add_flag("--json", flags->json);
-  command->callback([flags] { run(*flags); });
+  command->callback([command, flags] { run(*command, *flags); });
 }
 
 void add_backends(CLI::App& program) {

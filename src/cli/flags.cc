@@ -2,7 +2,14 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
 #include <cstdio>
+#include <limits>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -19,8 +26,28 @@ DType parse_dtype_flag(std::string_view flag, std::string_view value) {
   return *dtype;
 }
 
+size_t parse_size_flag(std::string_view flag, std::string_view value) {
+  size_t number = 0;
+  const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  std::string unit(rest, value.data() + value.size());
+  std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (unit.ends_with('b')) unit.pop_back();
+  if (unit.size() == 2 && unit.ends_with('i')) unit.pop_back();
+  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "m", "g", "t"};
+  const auto found = std::ranges::find(kUnits, unit);
+  if (error == std::errc{} && number > 0 && found != kUnits.end()) {
+    const auto shift = static_cast<int>(10 * (found - kUnits.begin()));
+    if (number <= std::numeric_limits<size_t>::max() >> shift) return number << shift;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is '{}', must be a positive number of bytes below 2^64, like 512MB "
+                          "(units: KB, MB, GB, TB)",
+                          flag, value));
+}
+
 EngineOptions EngineFlags::parsed() const {
   EngineOptions result = options;
+  if (!kv_memory.empty()) result.kv_memory_bytes = parse_size_flag("--kv-memory", kv_memory);
   result.backend = parse_backend_wish(backend);
   if (!decode_backend.empty()) result.decode_backend = parse_backend_wish(decode_backend);
   result.kv_dtype = kv_dtype.empty() ? (result.device == "cpu" ? DType::f32 : DType::bf16)
@@ -36,16 +63,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
       .add_option("model", options.model_path,
                   "folder with config.json, tokenizer.json and *.safetensors")
       ->required();
-  command.add_option("--backend", flags.backend, "auto, NAME, or prefer:NAME")
-      ->capture_default_str();
   command.add_option("--decode-backend", flags.decode_backend, "another backend for decode steps");
   command.add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
-  command.add_option("--kv-dtype", flags.kv_dtype,
-                     "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2; default fp32, on a GPU bf16");
-  command
-      .add_option("--kv-memory", options.kv_memory_bytes,
-                  "budget of all caches, e.g. 512MB; default half of the device's free memory")
-      ->transform(CLI::AsSizeValue(false));
+  command.add_option("--kv-memory", flags.kv_memory,
+                     "budget of all caches, e.g. 512MB; default half of the device's free memory");
   command.add_option("--page-size", options.page_size, "tokens of a page")->capture_default_str();
   command.add_option("--max-requests", options.max_requests, "running at once")
       ->capture_default_str();
@@ -61,6 +82,13 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                    "a request's bits do not depend on the rest of the batch");
 }
 
+void add_choice_flags(CLI::App& command, EngineFlags& flags) {
+  command.add_option("--backend", flags.backend, "auto, NAME, or prefer:NAME")
+      ->capture_default_str();
+  command.add_option("--kv-dtype", flags.kv_dtype,
+                     "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2; default fp32, on a GPU bf16");
+}
+
 namespace {
 
 bool progress_shown = false;
@@ -72,6 +100,11 @@ void show_progress(std::string_view what) {
   fmt::print(stderr, "\r\033[K{}", what);
   std::fflush(stderr);
   progress_shown = true;
+}
+
+void flush_stdout() {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return;
+  throw Error(ErrorCode::io, fmt::format("stdout: {}", std::generic_category().message(errno)));
 }
 
 void clear_progress() {

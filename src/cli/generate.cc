@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -24,9 +26,17 @@ struct GenerateFlags {
 };
 
 std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(ErrorCode::io, fmt::format("--prompt-file {}: cannot be read", path));
-  return {std::istreambuf_iterator<char>(file), {}};
+  // By the calls of C: a stream of C++ throws for a folder. Pipes are welcome.
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  std::string text;
+  std::array<char, 1 << 16> block;
+  for (size_t size = 0; file && (size = std::fread(block.data(), 1, block.size(), file.get())) > 0;)
+    text.append(block.data(), size);
+  if (!file || std::ferror(file.get())) {
+    throw Error(ErrorCode::io,
+                fmt::format("--prompt-file {}: {}", path, std::generic_category().message(errno)));
+  }
+  return text;
 }
 
 std::vector<GenerateRequest> make_requests(const GenerateFlags& flags) {
@@ -92,11 +102,27 @@ void print_stats(const EngineStats& stats) {
       static_cast<double>(stats.workspace_bytes) / 1e6, stats.steps, stats.preemptions);
 }
 
+// A backend that was preferred and does not serve is never passed over in silence.
+void print_fallbacks(std::span<const GroupSelection> selections) {
+  for (const GroupSelection& group : selections) {
+    const auto print = [&](const Selection& selection) {
+      if (selection.fallback.empty()) return;
+      fmt::print(stderr, "fovea: {}: {}\n", group.layers, selection.fallback);
+    };
+    print(group.prefill);
+    if (group.decode) print(*group.decode);
+  }
+}
+
 void run(const GenerateFlags& flags) {
   const std::vector<GenerateRequest> requests = make_requests(flags);
+  if (!flags.json && (flags.sampling.logprobs >= 0 || flags.sampling.prompt_logprobs)) {
+    throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
+  }
   show_progress("loading " + flags.engine.options.model_path);
   const std::unique_ptr<Engine> engine = Engine::load(flags.engine.parsed());
   clear_progress();
+  print_fallbacks(engine->selections());
   // One prompt streams; several are printed whole, in their order.
   const bool stream = requests.size() == 1 && !flags.json;
   bool started = false;
@@ -106,7 +132,7 @@ void run(const GenerateFlags& flags) {
         if (!started && !requests[0].prompt.empty()) fmt::print("{}", requests[0].prompt);
         started = true;
         fmt::print("{}", event.text);
-        std::fflush(stdout);
+        flush_stdout();
       });
   for (size_t i = 0; i < results.size(); ++i) {
     if (flags.json) {
@@ -117,7 +143,7 @@ void run(const GenerateFlags& flags) {
       fmt::print("[{}] {}{}\n", i, requests[i].prompt, results[i].text);
     }
   }
-  std::fflush(stdout);
+  flush_stdout();
   if (flags.stats) print_stats(engine->stats());
 }
 
@@ -127,20 +153,26 @@ void add_generate(CLI::App& program) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = program.add_subcommand("generate", "text from a checkpoint");
   add_engine_flags(*command, flags->engine);
-  command->add_option("--prompt,-p", flags->prompts, "text to continue; repeat it for a batch");
+  add_choice_flags(*command, flags->engine);
+  add_list(*command, "--prompt,-p", flags->prompts, "text to continue; repeat it for a batch");
   command->add_option("--prompt-file", flags->prompt_file, "text to continue, from a file");
-  command->add_option("--tokens", flags->tokens, "token ids to continue, comma-separated")
+  add_list(*command, "--tokens", flags->tokens, "token ids to continue, comma-separated")
       ->delimiter(',');
   SamplingParams& sampling = flags->sampling;
-  command->add_option("--max-new-tokens,-n", sampling.max_new_tokens)->capture_default_str();
+  command->add_option("--max-new-tokens,-n", sampling.max_new_tokens, "of each prompt")
+      ->capture_default_str();
   command->add_option("--temperature", sampling.temperature, "0 is greedy")->capture_default_str();
   command->add_option("--top-k", sampling.top_k, "0 is off")->capture_default_str();
-  command->add_option("--top-p", sampling.top_p)->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "least likely tokens beyond this mass are dropped")
+      ->capture_default_str();
   command->add_option("--min-p", sampling.min_p, "relative to the most likely token")
       ->capture_default_str();
-  command->add_option("--seed", sampling.seed)->capture_default_str();
-  command->add_option("--stop", sampling.stop, "text that ends generation; repeatable");
-  command->add_flag("--ignore-eos", sampling.ignore_eos);
+  command
+      ->add_option("--seed", sampling.seed,
+                   "of every prompt: the same prompt, flags and seed give the same text")
+      ->capture_default_str();
+  add_list(*command, "--stop", sampling.stop, "text that ends generation; repeatable");
+  command->add_flag("--ignore-eos", sampling.ignore_eos, "go on after an end-of-sequence token");
   command->add_option("--logprobs", sampling.logprobs,
                       "with --json: log-probabilities and this many alternatives");
   command->add_flag("--prompt-logprobs", sampling.prompt_logprobs,

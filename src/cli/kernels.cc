@@ -109,7 +109,7 @@ void add_kernels(CLI::App& program) {
   CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
   command->require_subcommand(1);
   CLI::App* list = command->add_subcommand("list", "the baked set and what a pack has of it");
-  list->add_option("--pack", flags->build.pack_path, "kernel pack");
+  list->add_option("--pack", flags->build.pack_path, "kernel pack")->check(CLI::ExistingFile);
   list->add_flag("--json", flags->json);
   list->callback([flags] {
     const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
@@ -118,7 +118,7 @@ void add_kernels(CLI::App& program) {
 
   CLI::App* report = command->add_subcommand(
       "report", "registers, spills, shared memory, blocks an SM and size of every packed kernel");
-  report->add_option("--pack", flags->build.pack_path, "kernel pack");
+  report->add_option("--pack", flags->build.pack_path, "kernel pack")->check(CLI::ExistingFile);
   report->add_flag("--json", flags->json);
   report->callback([flags] {
     const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -49,6 +50,7 @@ int main(int argc, char** argv) {
   try {
     check_command(program, argc, argv);
     program.parse(argc, argv);
+    fovea::cli::flush_stdout();
     return 0;
   } catch (const CLI::ParseError& error) {
     // Help and version arrive here too, with exit code 0. CLI::RuntimeError carries a command's
@@ -59,6 +61,10 @@ int main(int argc, char** argv) {
                  command_line(program).c_str());
     return kBadInput;
   } catch (const fovea::Error& error) {
+    fovea::cli::clear_progress();
+    std::fprintf(stderr, "fovea: %s\n", error.what());
+    return kBadInput;
+  } catch (const std::system_error& error) {  // fmt: stdout took only a part
     fovea::cli::clear_progress();
     std::fprintf(stderr, "fovea: %s\n", error.what());
     return kBadInput;

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/check.h"
 #include "engine/text_engine.h"
 
 namespace fovea {
@@ -26,6 +27,17 @@ void append(GenerateResult& result, const TokenEvent& event, bool logprobs) {
   result.prompt_logprobs = event.prompt_logprobs;
 }
 
+// add() whose errors say which of several requests they are about.
+int64_t add_numbered(Engine& engine, std::span<const GenerateRequest> requests, size_t i) {
+  try {
+    return engine.add(requests[i]);
+  } catch (const Error& error) {
+    if (requests.size() == 1) throw;
+    throw Error(error.code(),
+                fmt::format("request {} of {}: {}", i + 1, requests.size(), error.what()));
+  }
+}
+
 }  // namespace
 
 std::vector<GenerateResult> TextEngine::generate(
@@ -36,7 +48,7 @@ std::vector<GenerateResult> TextEngine::generate(
   std::vector<TokenEvent> foreign;  // of requests that add() queued before
   try {
     for (size_t i = 0; i < requests.size(); ++i) {
-      results[i].request = add(requests[i]);
+      results[i].request = add_numbered(*this, requests, i);
       index_of[results[i].request] = i;
     }
     for (size_t unfinished = requests.size(); unfinished > 0;) {

@@ -18,14 +18,6 @@ namespace fovea {
 // {invalid_argument} naming the option that a group cannot follow.
 std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options);
 
-// What serves one layer group.
-struct GroupSelection {
-  std::string layers;  // "layers 0, 2, 4"
-  BackendRequest request;
-  Selection prefill;
-  std::optional<Selection> decode;  // unset: as prefill
-};
-
 // One per group, in their order. The registry outlives the result. Throws as select_backend, and
 // Error{invalid_argument} where batch_invariant contradicts two different backends.
 std::vector<GroupSelection> select_group_backends(const ModelInfo& model,

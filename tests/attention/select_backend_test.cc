@@ -154,6 +154,12 @@ TEST(SelectBackend, PreferFallsBackAndSaysSo) {
       select_backend(registry, gqa_request(), {Policy::prefer, "FLASH_ATTN"});
   EXPECT_EQ(preferred.chosen, automatic.chosen);
   EXPECT_NE(preferred.explain().find("FLASH_ATTN"), std::string::npos) << preferred.explain();
+  // Every reason, on one line.
+  for (const char* text : {preferred.chosen->name.c_str(), "FLASH_ATTN", "NVIDIA GPUs", "q_dtype"})
+    EXPECT_NE(preferred.fallback.find(text), std::string::npos) << preferred.fallback;
+  EXPECT_EQ(preferred.fallback.find('\n'), std::string::npos);
+  EXPECT_EQ(automatic.fallback, "");
+  EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::prefer, "torch_native"}).fallback, "");
   EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::prefer, "torch_native"}).chosen->name,
             "reference");
 }

@@ -26,6 +26,11 @@ ProgramResult fovea(std::vector<std::string> arguments) {
   return run_program(arguments);
 }
 
+// Its standard output goes where the shell's `redirection` says.
+ProgramResult fovea_redirected(const std::string& arguments, const std::string& redirection) {
+  return run_program({"/bin/sh", "-c", "'" FOVEA_CLI "' " + arguments + " " + redirection});
+}
+
 // Bad input: exit code 2, one line on stderr, nothing on stdout.
 void expect_refused(const ProgramResult& result, const std::vector<std::string>& mentions) {
   EXPECT_EQ(result.exit_code, 2) << result.err;
@@ -180,6 +185,122 @@ TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
   }
 }
 
+TEST(Cli, RefusesSizesThatAreNone) {
+  for (const std::string size :
+       {"0", "-5", "5XB", "MB", "1.5GB", "99999999999999999999999", "20000000TB", "1000 000"}) {
+    SCOPED_TRACE(size);
+    const ProgramResult result =
+        fovea({"generate", kModels + "llama", "-p", "x", "-n", "1", "--kv-memory=" + size});
+    expect_refused(result, {"--kv-memory", "'" + size + "'", "512MB"});
+    expect_one_line(result);
+  }
+  for (const std::string size : {"4194304", "4mb", "4M", "4MiB", "4096k", "1Gb"}) {
+    EXPECT_EQ(
+        fovea({"generate", kModels + "llama", "-p", "x", "-n", "1", "--kv-memory", size}).exit_code,
+        0)
+        << size;
+  }
+}
+
+// Lists take one value a flag, so that the model may follow them.
+TEST(Cli, TheModelMayComeLast) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"generate", "-n", "2", "-p", "And God said", kModels + "llama"},
+           {"generate", "-n", "2", "--tokens", "5,6", kModels + "llama"},
+           {"generate", "-n", "2", "-p", "And", "--stop", "x", kModels + "llama"},
+           {"check", "--no-perplexity", "--backends", "cpu", "--kv-dtypes", "fp32",
+            kModels + "llama"},
+       }) {
+    const ProgramResult result = fovea(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out, "");
+  }
+}
+
+TEST(Cli, SaysWhenOutputIsLost) {
+  const std::string generate = "generate " + kModels + "llama -p x -n 4";
+  for (const std::string& arguments : {generate, generate + " --json", std::string("explain"),
+                                       std::string("backends --json"), std::string("env")}) {
+    SCOPED_TRACE(arguments);
+    const ProgramResult full = fovea_redirected(arguments, "> /dev/full");
+    EXPECT_EQ(full.exit_code, 2);
+    EXPECT_NE(full.err.find("No space left"), std::string::npos) << full.err;
+    expect_one_line(full);
+    EXPECT_EQ(fovea_redirected(arguments, ">&-").exit_code, 2);
+  }
+  // A reader that has read enough ends the program quietly.
+  const ProgramResult enough = run_program(
+      {"/bin/sh", "-c", "'" FOVEA_CLI "' " + generate + "000 --ignore-eos | head -c 5"});
+  EXPECT_EQ(enough.out.size(), 5u);
+  EXPECT_EQ(enough.err, "");
+}
+
+TEST(Cli, NamesThePromptFileThatCannotBeRead) {
+  for (const std::string file : {"/nonexistent", "/"}) {
+    const ProgramResult result = fovea({"generate", kModels + "llama", "--prompt-file", file});
+    expect_refused(result, {"--prompt-file", file});
+    expect_one_line(result);
+  }
+}
+
+TEST(Cli, NamesThePromptOfSeveralThatIsWrong) {
+  const ProgramResult result = fovea({"generate", kModels + "llama", "-p", "x", "-p", ""});
+  expect_refused(result, {"request 2 of 2", "0 tokens"});
+  expect_one_line(result);
+}
+
+TEST(Cli, SaysThatAPreferredBackendDoesNotServe) {
+  const std::vector<std::string> command = {
+      "generate", kModels + "llama", "-p", "And God said", "-n", "4", "--backend"};
+  std::vector<std::string> granted = command, refused = command;
+  granted.push_back("prefer:torch_native");
+  refused.push_back("prefer:fa3");
+  EXPECT_EQ(fovea(granted).err, "");
+  const ProgramResult result = fovea(refused);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, fovea(granted).out);
+  expect_one_line(result);
+  for (const char* text : {"cpu", "fa3", "NVIDIA GPUs of sm_90", "q_dtype"})
+    EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+}
+
+TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
+  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--logprobs", "2"}), {"--json"});
+  expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
+                 {"--window", "--model"});
+  expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
+  expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
+}
+
+TEST(Cli, ChecksOnlyWhatWasNamed) {
+  const std::string llama = kModels + "llama";
+  const ProgramResult one = fovea(
+      {"check", llama, "--no-perplexity", "--json", "--backend", "cpu", "--kv-dtype", "bf16"});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  ASSERT_EQ(nlohmann::json::parse(one.out).size(), 1u);
+  expect_refused(fovea({"check", llama, "--no-perplexity", "--backends", "flash"}),
+                 {"flash", "sm_90", "q_dtype"});
+  const ProgramResult some =
+      fovea({"check", llama, "--no-perplexity", "--backends", "cpu,flash", "--kv-dtypes", "bf16"});
+  EXPECT_EQ(some.exit_code, 0) << some.err;
+  EXPECT_NE(some.out.find("| flash | bf16 | | | | | refused: "), std::string::npos) << some.out;
+  EXPECT_NE(some.out.find("sm_90"), std::string::npos) << some.out;
+}
+
+TEST(Cli, OneDocumentForAllThreadCounts) {
+  std::vector<std::string> command = {"bench", "attention", "--kv-len", "64", "--seconds",
+                                      "0.01",  "--threads", "1,2",      "-o"};
+  command.push_back("json");
+  const ProgramResult json = fovea(command);
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const nlohmann::json rows = nlohmann::json::parse(json.out)["results"];
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1]["threads"], 2);
+  command.back() = "csv";
+  const std::string csv = fovea(command).out;
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3) << csv;
+}
+
 TEST(Cli, TablesAndJson) {
   const ProgramResult environment = fovea({"env", "--json"});
   EXPECT_EQ(environment.exit_code, 0);
@@ -190,6 +311,9 @@ TEST(Cli, TablesAndJson) {
   const ProgramResult explain = fovea({"explain", "--window", "128", "--sinks", "--json"});
   EXPECT_EQ(explain.exit_code, 0) << explain.err;
   EXPECT_TRUE(nlohmann::json::parse(explain.out).contains("chosen"));
+  const ProgramResult model = fovea({"explain", "--model", kModels + "gemma2", "--json"});
+  EXPECT_EQ(model.exit_code, 0) << model.err;
+  EXPECT_EQ(nlohmann::json::parse(model.out).at(1).at("chosen"), "cpu");
   EXPECT_EQ(fovea({"--help"}).exit_code, 0);
   EXPECT_EQ(fovea({"--version"}).exit_code, 0);
 }

@@ -94,6 +94,7 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   }
   pack.retain_only([&](std::string_view name) { return names.contains(name); });
 
+  pack.save(options.pack_path);  // a path that cannot be written is refused before the compiling
   ThreadPool threads(options.threads);
   std::mutex mutex;
   size_t done = 0;
