@@ -10,6 +10,8 @@ namespace {
 
 // A third of the first cache of today's cores.
 constexpr int64_t kBytesAhead = 16 << 10;
+// Of groups of values after the first one of a tile.
+alignas(64) constexpr float kNoDecay[kPadFloats] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 class ItemRunner {
  public:
@@ -21,18 +23,19 @@ class ItemRunner {
         mask_(mask_view(params_, item.request)),
         reader_(params_, item.request),
         state_(scratch.states[0]),
-        ahead_(reader_, item.head_begin, item.head_end),
+        keys_in_place_(!reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
+                       shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0),
+        direct_(keys_in_place_ && one_block() && shape_.rows <= kDirectRows),
+        group_keys_(direct_ && reader_.k_dtype == DType::f32 ? kLanes : kTileKeys),
+        ahead_(reader_, item.head_begin, item.head_end, group_keys_),
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
         row_floats_(padded(shape_.dim) + kPadFloats),
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
     changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
-    keys_in_place_ = !reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
-                     shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0;
     const bool by_table = has_look_up();
-    const bool direct = one_block() && shape_.rows <= kDirectRows;
-    looks_up_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && by_table && direct;
+    looks_up_keys_ = is_fp8(reader_.k_dtype) && by_table && direct_;
     unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && !looks_up_keys_;
     values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
     // Many rows read values often enough to pay for a copy that is f32 and dense.
@@ -104,8 +107,10 @@ class ItemRunner {
     if (token_scales_) reader_.ask_for_scales(to, item_.head_begin);
   }
 
-  // All rows against one tile. Few rows of many heads meet the keys of all heads first, then the
-  // values, so that each is read as it lies; of many rows there is one head.
+  // All rows against one tile. Few rows of many heads meet a group of keys of every head, then the
+  // next group, then the values in the same way, so that pages are read as they lie: f32 in groups
+  // of 16 instead of 64 gets 0.84 instead of 0.79 of the read bandwidth (2026-11-22). Of many rows
+  // there is one head.
   void attend(int32_t tile) {
     if (one_block()) {
       ahead_.start(&here_, &later_, rows_ahead_);
@@ -114,39 +119,59 @@ class ItemRunner {
     }
     if (token_scales_) load_token_scales();
     if (!few_rows_) {
-      start_keys(0);
+      start_keys(0, here_.begin, here_.end);
       start_values(0);
       for (int32_t b = 0; b < blocks(); ++b) {
-        score(tile, blocks_[b]);
-        weigh(tile, blocks_[b]);
+        const auto [begin, end] = seen_keys(blocks_[b], tile);
+        if (begin >= end) continue;
+        multiply_keys(blocks_[b], begin, end);
+        weigh(tile, blocks_[b], begin, end);
+        add(blocks_[b], decay_, begin, end);
       }
       return;
     }
-    for (int32_t head = 0; head < shape_.heads; ++head) {
-      start_keys(head);
-      for (int32_t b = 0; b < blocks(); ++b) score(tile, blocks_[b]);
+    for (int32_t group = 0; group < here_.end; group += group_keys_) {
+      for (int32_t head = 0; head < shape_.heads; ++head) score_group(tile, head, group);
     }
-    for (int32_t head = 0; head < shape_.heads; ++head) {
-      start_values(head);
-      for (int32_t b = 0; b < blocks(); ++b) weigh(tile, blocks_[b]);
+    const int32_t keys = values_in_place_ && !unpacks_values_ ? group_keys_ : kTileKeys;
+    for (int32_t group = 0; group < here_.end; group += keys) {
+      for (int32_t head = 0; head < shape_.heads; ++head) add_group(tile, head, group, keys);
     }
   }
 
-  void start_head(int32_t head) {
+  void score_group(int32_t tile, int32_t head, int32_t group) {
+    const int32_t end = group + group_keys_;
+    start_keys(head, larger(group, here_.begin), smaller(end, here_.end));
+    for (int32_t b = 0; b < blocks(); ++b) {
+      const Range seen = seen_keys(blocks_[b], tile);
+      multiply_keys(blocks_[b], larger(group, seen.begin), smaller(end, seen.end));
+    }
+  }
+
+  void add_group(int32_t tile, int32_t head, int32_t group, int32_t keys) {
+    start_values(head);
+    for (int32_t b = 0; b < blocks(); ++b) {
+      const Range seen = seen_keys(blocks_[b], tile);
+      const int32_t begin = larger(group, seen.begin);
+      const int32_t end = smaller(group + keys, seen.end);
+      if (begin >= end) continue;
+      const bool first = begin == seen.begin;
+      if (first) weigh(tile, blocks_[b], seen.begin, seen.end);
+      add(blocks_[b], first ? decay_ : kNoDecay, begin, end);
+    }
+  }
+
+  void start_keys(int32_t head, int32_t begin, int32_t end) {
     head_ = head;
-    factor_ = score_factor(params_, item_.head_begin + head);
-  }
-
-  void start_keys(int32_t head) {
-    start_head(head);
     packed_panels_ = 0;
     if (unpacks_keys_) {
-      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, shape_.dim, k_bf16());
+      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, begin, end, shape_.dim,
+             k_bf16());
     }
   }
 
   void start_values(int32_t head) {
-    start_head(head);
+    head_ = head;
     values_ready_ = false;
   }
 
@@ -178,19 +203,14 @@ class ItemRunner {
     return {larger(block.begin - tile, here_.begin), smaller(block.end - tile, here_.end)};
   }
 
-  void score(int32_t tile, const RowBlock& block) {
-    const auto [begin, end] = seen_keys(block, tile);
-    if (begin >= end) return;
-    multiply_keys(block, begin, end);
-    adjust(block, tile, begin, end);
-  }
-
   void multiply_keys(const RowBlock& block, int32_t begin, int32_t end) {
+    if (begin >= end) return;
     const float* q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
     const int32_t dim = (shape_.dim + 3) / 4 * 4;
     for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
-      if (direct_keys(p)) {
-        score_from_cache(block, p);
+      const Range direct = direct_keys(p, begin, end);
+      if (direct.begin < direct.end) {
+        score_from_cache(block, p, direct);
         continue;
       }
       // With one block of rows a panel is used once, and its place stays in the first cache.
@@ -205,42 +225,52 @@ class ItemRunner {
     }
   }
 
-  bool direct_keys(int32_t p) const {
-    return keys_in_place_ && one_block() && shape_.rows <= kDirectRows &&
-           p * kPanelKeys >= here_.begin && (p + 1) * kPanelKeys <= here_.end;
+  // The keys of a panel around [begin, end) that can be multiplied as they lie, or none.
+  Range direct_keys(int32_t p, int32_t begin, int32_t end) const {
+    Range keys = {p * kPanelKeys, (p + 1) * kPanelKeys};
+    if (reader_.k_dtype == DType::f32) {
+      keys.begin = larger(keys.begin, begin / kLanes * kLanes);
+      keys.end = smaller(keys.end, (end + kLanes - 1) / kLanes * kLanes);
+    }
+    const bool direct = direct_ && keys.begin >= here_.begin && keys.end <= here_.end;
+    return direct ? keys : Range{0, 0};
   }
 
-  // fp8 rows of the tile as bf16.
-  void unpack(DType dtype, const char* const* rows, int64_t offset, int32_t dim, Bf16* to) const {
+  // fp8 rows of keys of the tile as bf16.
+  void unpack(DType dtype, const char* const* rows, int64_t offset, int32_t begin, int32_t end,
+              int32_t dim, Bf16* to) const {
     if (dtype == DType::f8e4m3) {
-      unpack_fp8<F8E4m3>(rows, offset, here_.begin, here_.end, dim, to);
+      unpack_fp8<F8E4m3>(rows, offset, begin, end, dim, to);
     } else {
-      unpack_fp8<F8E5m2>(rows, offset, here_.begin, here_.end, dim, to);
+      unpack_fp8<F8E5m2>(rows, offset, begin, end, dim, to);
     }
   }
 
   Bf16* k_bf16() const { return static_cast<Bf16*>(scratch_.k_unpacked); }
   Bf16* v_bf16() const { return static_cast<Bf16*>(scratch_.v_unpacked); }
 
-  void score_from_cache(const RowBlock& block, int32_t p) {
+  void score_from_cache(const RowBlock& block, int32_t p, Range range) {
     const PanelRows keys = panel_rows(p * kPanelKeys);
     if (looks_up_keys_) {
-      score_directly(static_cast<const Fp8ByTable*>(nullptr), block, keys, p);
+      score_directly(static_cast<const Fp8ByTable*>(nullptr), block, keys, p, range);
     } else if (reader_.k_dtype == DType::f32) {
-      score_directly(static_cast<const float*>(nullptr), block, keys, p);
+      score_directly(static_cast<const float*>(nullptr), block, keys, p, range);
     } else {
-      score_directly(static_cast<const Bf16*>(nullptr), block, keys, p);
+      score_directly(static_cast<const Bf16*>(nullptr), block, keys, p, range);
     }
   }
 
   template <class T>
   void score_directly(const T*, [[maybe_unused]] const RowBlock& block,
-                      [[maybe_unused]] const PanelRows& keys, [[maybe_unused]] int32_t p) {
+                      [[maybe_unused]] const PanelRows& keys, [[maybe_unused]] int32_t p,
+                      [[maybe_unused]] Range range) {
 #if HWY_TARGET == HWY_AVX3
     DirectScoreProduct<T> product;
     product.q = scratch_.q + static_cast<int64_t>(place(block)) * padded(shape_.dim);
     product.keys = keys;
     product.dim = shape_.dim;
+    product.begin = range.begin - p * kPanelKeys;
+    product.end = range.end - p * kPanelKeys;
     product.scores = scores(block) + p * kPanelKeys;
     product.fp8_bytes = looks_up_keys_ ? &fp8_bytes(reader_.k_dtype) : nullptr;
     with_product_rows(product_rows(block.rows), product);
@@ -336,11 +366,10 @@ class ItemRunner {
     }
   }
 
-  // Softmax of the block's scores, then its share of o.
-  void weigh(int32_t tile, const RowBlock& block) {
-    const auto [begin, end] = seen_keys(block, tile);
-    if (begin >= end) return;
-    alignas(64) float decay[kPadFloats];
+  // Turns the block's products with the keys [begin, end) into weights, and sets decay_.
+  void weigh(int32_t tile, const RowBlock& block, int32_t begin, int32_t end) {
+    factor_ = score_factor(params_, item_.head_begin + head_);
+    adjust(block, tile, begin, end);
     SoftmaxTile softmax;
     softmax.scores = scores(block);
     softmax.begin = begin / kLanes;
@@ -350,8 +379,12 @@ class ItemRunner {
     softmax.v_scales = token_scales_ ? v_scales() : nullptr;
     softmax.m = state_.m + place(block);
     softmax.l_lanes = scratch_.l_lanes + place(block) * kPadFloats;
-    softmax.decay = decay;
+    softmax.decay = decay_;
     softmax_tile(softmax);
+  }
+
+  // Adds the weighted values of keys [begin, end) to o, times decay.
+  void add(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
     if (!values_ready_) prepare_values();
 #if HWY_TARGET == HWY_AVX3
     if (looks_up_values_) {
@@ -374,20 +407,20 @@ class ItemRunner {
   // Where the values of the tile are read from: the cache, the unpacked K rows, or strips.
   void prepare_values() {
     values_ready_ = true;
+    if (values_in_place_ && !unpacks_values_) return;
     if (unpacks_values_) {
-      unpack(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, shape_.dim_v, v_bf16());
+      unpack(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, here_.begin, here_.end,
+             shape_.dim_v, v_bf16());
       for (int32_t n = here_.begin; n < here_.end; ++n) {
         values_[n] = reinterpret_cast<const char*>(v_bf16() + n * shape_.dim_v);
       }
       return;
     }
     for (int32_t n = here_.begin; n < here_.end; ++n) {
-      const char* from = here_.v[n] + this_head() * reader_.v_head_bytes;
-      if (values_in_place_) {
-        values_[n] = from;
-      } else if (values_in_k_rows_) {
+      if (values_in_k_rows_) {
         values_[n] = reinterpret_cast<const char*>(scratch_.k_rows + n * row_floats_);
       } else {
+        const char* from = here_.v[n] + this_head() * reader_.v_head_bytes;
         with_type(from, reader_.v_dtype, [&](const auto* typed) {
           load_into_strips(typed, shape_.dim_v, n, scratch_.v_strips);
         });
@@ -418,7 +451,9 @@ class ItemRunner {
                              int32_t end) {
     ValueProduct<T> product;
     product.weights = scores(block);
-    product.values = values_;
+    const bool in_place = values_in_place_ && !unpacks_values_;
+    product.values = in_place ? here_.v : values_;
+    product.offset = in_place ? this_head() * reader_.v_head_bytes : 0;
     product.decay = decay;
     product.begin = begin;
     product.end = end;
@@ -437,6 +472,9 @@ class ItemRunner {
   const MaskView mask_;
   const KeyReader reader_;
   AttentionState& state_;
+  const bool keys_in_place_;  // transposed straight from the cache
+  const bool direct_;         // and multiplied at once
+  const int32_t group_keys_;  // that few rows meet before those of the next head
   LinesAhead ahead_;
   const int64_t panel_floats_;
   const int64_t row_floats_;
@@ -444,7 +482,6 @@ class ItemRunner {
   const bool few_rows_;
   bool token_scales_;
   bool changes_scores_;    // before the softmax
-  bool keys_in_place_;     // transposed straight from the cache
   bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
   bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
@@ -458,6 +495,7 @@ class ItemRunner {
   float factor_ = 0;
   uint32_t packed_panels_ = 0;
   bool values_ready_ = false;
+  alignas(64) float decay_[kPadFloats];
   const char* values_[kTileKeys];
   const char* k_unpacked_[kTileKeys];
   alignas(64) float key_positions_[kTileKeys];

@@ -94,6 +94,7 @@ template <class T>
 struct ValueProduct {
   const float* weights;       // [R, kTileKeys]
   const char* const* values;  // [kTileKeys] rows of T
+  int64_t offset;             // bytes, to the head
   const float* decay;         // [R]
   int32_t begin, end;
   int32_t width;  // multiple of kLanes
@@ -159,7 +160,7 @@ struct ValueProduct {
       }
     }
     for (int32_t key = begin; key < end; ++key) {
-      const T* row = reinterpret_cast<const T*>(values[key]) + column;
+      const T* row = reinterpret_cast<const T*>(values[key] + offset) + column;
       if (ahead) ahead->ask<3>(kLines);
       F32 x[kVectors];
       loader.load_vectors(row, x);

@@ -179,7 +179,8 @@ template <class T>
 struct DirectScoreProduct {
   const float* q;  // [dim, R]
   PanelRows keys;
-  int32_t dim;  // multiple of kStepDims
+  int32_t dim;         // multiple of kStepDims
+  int32_t begin, end;  // keys of the panel; of types other than f32 all
   float* scores;
   const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
@@ -190,7 +191,7 @@ struct DirectScoreProduct {
   template <int R>
   void run() const {
     if constexpr (R <= kDirectRows && sizeof(T) == sizeof(float)) {
-      for (int32_t first = 0; first < kPanelKeys; first += kLanes) whole_lines<R>(first);
+      for (int32_t first = begin; first < end; first += kLanes) whole_lines<R>(first);
     } else if constexpr (R <= kDirectRows) {
       F32 low[R], high[R];
 #pragma GCC unroll 8
