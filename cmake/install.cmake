@@ -1,0 +1,12 @@
+# `cmake --install build --prefix DIR`: headers, libraries, the command, and what find_package(fovea) reads.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fovea)
+
+install(TARGETS fovea fovea_options fovea_core fovea_gpu fovea_kernels fovea_kvcache fovea_attention fovea_model
+        fovea_engine EXPORT fovea ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/fovea DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT fovea NAMESPACE fovea:: DESTINATION ${package_dir} FILE targets.cmake)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/foveaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES cmake/foveaConfig.cmake cmake/dependencies.cmake ${PROJECT_BINARY_DIR}/foveaConfigVersion.cmake
+        DESTINATION ${package_dir})
