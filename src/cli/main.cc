@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <system_error>
 
@@ -62,7 +63,13 @@ int main(int argc, char** argv) {
     return kBadInput;
   } catch (const fovea::Error& error) {
     fovea::cli::clear_progress();
-    std::fprintf(stderr, "fovea: %s\n", error.what());
+    std::string text = error.what();  // reasons end with a line break of their own
+    while (text.ends_with('\n')) text.pop_back();
+    std::fprintf(stderr, "fovea: %s\n", text.c_str());
+    return kBadInput;
+  } catch (const std::bad_alloc&) {
+    fovea::cli::clear_progress();
+    std::fputs("fovea: out of memory\n", stderr);
     return kBadInput;
   } catch (const std::system_error& error) {  // fmt: stdout took only a part
     fovea::cli::clear_progress();

@@ -50,10 +50,6 @@ std::optional<CacheLease> CacheSet::admit(const CachedText& text, bool reuse, in
     release(lease);
     return std::nullopt;
   }
-  if (reuse && prefix_) {
-    stats_.prefix_queries += static_cast<int64_t>(text.tokens.size());
-    stats_.prefix_hits += lease.cached_tokens;
-  }
   return lease;
 }
 

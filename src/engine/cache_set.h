@@ -47,10 +47,6 @@ struct CachedText {
   std::string_view salt;
 };
 
-struct CacheSetStats {
-  int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
-};
-
 // The full pools of all groups share one slot numbering. A page with several owners is never in a
 // range handed out for writing.
 class CacheSet {
@@ -85,7 +81,6 @@ class CacheSet {
   StatePool* state(size_t group) const;                  // null: not linear
   RequestTable& table() { return table_; }
   const PageAllocator& pages() const { return pages_; }
-  const CacheSetStats& stats() const { return stats_; }
   int32_t page_size() const { return options_.page_size; }
   bool prefix_cache() const { return prefix_ != nullptr; }
   bool has_state() const { return state_ != nullptr; }
@@ -114,8 +109,7 @@ class CacheSet {
   std::vector<WindowPages> windows_;  // of window_pools_
   std::unique_ptr<StatePool> state_;
   std::unique_ptr<PrefixCache> prefix_;
-  std::vector<KvPool*> kv_;  // per group
-  CacheSetStats stats_;
+  std::vector<KvPool*> kv_;            // per group
   std::vector<int64_t> slots_, held_;  // scratch
 };
 

@@ -77,6 +77,10 @@ bool Scheduler::admit(Request& request) {
   const Chunk chunk = next_chunk(request);
   if (caches_.extend(request.lease, chunk.begin, chunk.end)) {
     accept(chunk);
+    if (caches_.prefix_cache() && !request.scores_prompt()) {
+      prefix_queries_ += request.length();
+      prefix_hits_ += request.computed;
+    }
     return true;
   }
   caches_.release(request.lease);

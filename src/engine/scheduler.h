@@ -50,6 +50,9 @@ class Scheduler {
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
   int64_t preemptions() const { return preemptions_; }
+  // Tokens of the requests admitted, and how many of them the prefix cache served.
+  int64_t prefix_queries() const { return prefix_queries_; }
+  int64_t prefix_hits() const { return prefix_hits_; }
 
  private:
   void schedule_running(bool decodes);
@@ -66,7 +69,7 @@ class Scheduler {
   std::vector<Chunk> chunks_;
   int32_t tokens_left_ = 0;
   int32_t prompt_rows_left_ = 0;
-  int64_t preemptions_ = 0;
+  int64_t preemptions_ = 0, prefix_queries_ = 0, prefix_hits_ = 0;
 };
 
 }  // namespace fovea

@@ -267,8 +267,8 @@ std::string TextEngine::decode(std::span<const int32_t> tokens) const {
 }
 
 const EngineStats& TextEngine::stats() const {
-  stats_.prefix_queries = parts_.caches->stats().prefix_queries;
-  stats_.prefix_hits = parts_.caches->stats().prefix_hits;
+  stats_.prefix_queries = scheduler_.prefix_queries();
+  stats_.prefix_hits = scheduler_.prefix_hits();
   stats_.preemptions = scheduler_.preemptions();
   stats_.kv_pages = parts_.caches->pages().pages() - 1;
   stats_.kv_pages_free = parts_.caches->pages().free_pages();

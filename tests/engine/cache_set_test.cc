@@ -105,8 +105,6 @@ TEST(CacheSet, OtherSaltsShareNothing) {
     EXPECT_EQ(lease->cached_tokens, same ? 8 : 0);
     caches.release(*lease);
   }
-  EXPECT_EQ(caches.stats().prefix_hits, 8);
-  EXPECT_EQ(caches.stats().prefix_queries, 27);
 }
 
 TEST(CacheSet, FailedAdmissionTakesNothing) {
@@ -252,7 +250,7 @@ class Churn {
     while (!active_.empty()) release(0);
     caches_.clear();
     EXPECT_TRUE(caches_.empty());
-    EXPECT_GT(caches_.stats().prefix_hits, 0);
+    EXPECT_GT(hits_, 0);
     EXPECT_GT(refused_, 0) << "the pools were never full";
   }
 
@@ -285,6 +283,7 @@ class Churn {
     }
     request.lease = std::move(*lease);
     request.computed = request.lease.cached_tokens;
+    hits_ += request.computed;
     if (caches_.has_state() && request.computed > 0) {
       EXPECT_EQ(state(request),
                 static_cast<float>(content(request.tokens, request.computed - 1) % 65536));
@@ -362,6 +361,7 @@ class Churn {
   std::vector<Active> active_;
   std::map<int64_t, uint64_t> full_, window_;
   int refused_ = 0;
+  int64_t hits_ = 0;
 };
 
 TEST(CacheSet, RandomRequestsReadTheirOwnTokens) {

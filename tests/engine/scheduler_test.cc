@@ -76,6 +76,19 @@ TEST(Scheduler, AdmitsInOrder) {
   EXPECT_EQ(chunks[0].request->id, 1);
 }
 
+// A request that waits is asked for room at every pass; it is looked up in the cache for good once.
+TEST(Scheduler, CountsEachAdmissionOnce) {
+  CacheSet caches(tiny_cache_options({.pages = 100, .window_pages = 4}));
+  Scheduler scheduler(caches, {4, 64, 8});
+  scheduler.add(make_request(1, 9, 6));
+  scheduler.add(make_request(2, 9, 6));  // no window pages beside the first
+  ASSERT_EQ(scheduler.schedule().size(), 1u);
+  while (!scheduler.idle()) run_pass(scheduler, caches);
+  EXPECT_EQ(scheduler.preemptions(), 0);
+  EXPECT_EQ(scheduler.prefix_queries(), 18);
+  EXPECT_EQ(scheduler.prefix_hits(), 8);
+}
+
 TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
   CacheSet caches(tiny_cache_options({.pages = 100}));
   Scheduler scheduler(caches, {4, 64, 5});
