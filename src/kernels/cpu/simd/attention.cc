@@ -8,8 +8,9 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// A third of the first cache of today's cores.
+// A third of the first cache of today's cores; half of that where a second stream runs before.
 constexpr int64_t kBytesAhead = 16 << 10;
+constexpr int64_t kBytesFarAhead = 32 << 10;
 // Of groups of values after the first one of a tile.
 alignas(64) constexpr float kNoDecay[kPadFloats] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -27,7 +28,8 @@ class ItemRunner {
                        shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0),
         direct_(keys_in_place_ && one_block() && shape_.rows <= kDirectRows),
         group_keys_(direct_ && reader_.k_dtype == DType::f32 ? kLanes : kTileKeys),
-        ahead_(reader_, item.head_begin, item.head_end, group_keys_),
+        ahead_{{reader_, item.head_begin, item.head_end, group_keys_},
+               {reader_, item.head_begin, item.head_end, group_keys_}},
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
         row_floats_(padded(shape_.dim) + kPadFloats),
         few_rows_(shape_.head_rows <= kBlockRows) {
@@ -62,7 +64,9 @@ class ItemRunner {
     }
     const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
     const auto lines = static_cast<int32_t>((reader_.k_row_bytes + reader_.v_row_bytes) / 64);
-    rows_ahead_ = static_cast<int32_t>(kBytesAhead / reader_.k_row_bytes);
+    const int64_t near = reader_.k_dtype == DType::f32 ? kBytesAhead / 2 : kBytesAhead;
+    rows_near_ = static_cast<int32_t>(near / reader_.k_row_bytes);
+    rows_far_ = static_cast<int32_t>(kBytesFarAhead / reader_.k_row_bytes);
     lines_per_ask_ = kTileKeys * lines / (products * blocks()) + 1;
   }
 
@@ -113,9 +117,10 @@ class ItemRunner {
   // there is one head.
   void attend(int32_t tile) {
     if (one_block()) {
-      ahead_.start(&here_, &later_, rows_ahead_);
+      ahead_.near.start(&here_, &later_, rows_near_);
+      ahead_.far.start(&here_, &later_, rows_far_);
     } else {
-      ahead_.start(&later_, nullptr, 0);
+      ahead_.near.start(&later_, nullptr, 0);
     }
     if (token_scales_) load_token_scales();
     if (!few_rows_) {
@@ -219,7 +224,7 @@ class ItemRunner {
         pack_panel(p, dim, panel);
         packed_panels_ |= 1u << p;
       }
-      if (!one_block()) ahead_.ask<2>(lines_per_ask_);
+      if (!one_block()) ahead_.near.ask<2>(lines_per_ask_);
       const ScoreProduct product = {q, panel, dim, scores(block) + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
@@ -292,7 +297,7 @@ class ItemRunner {
     }
     float* rows = scratch_.k_rows + (values_in_k_rows_ ? first * row_floats_ : 0);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
-      if (one_block()) ahead_.ask<3>(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64));
+      if (one_block()) ahead_.near.ask<3>(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64));
       float* to = rows + n * row_floats_;
       if (first + n < here_.begin || first + n >= here_.end) {
         for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
@@ -439,7 +444,7 @@ class ItemRunner {
     product.o_stride = shape_.o_stride;
     for (product.columns = padded(shape_.dim_v); product.columns > 0;
          product.columns -= kStripColumns) {
-      if (!one_block()) ahead_.ask<2>(lines_per_ask_);
+      if (!one_block()) ahead_.near.ask<2>(lines_per_ask_);
       with_product_rows(product_rows(block.rows), product);
       product.strip += kStripFloats;
       product.o += kStripColumns;
@@ -475,10 +480,10 @@ class ItemRunner {
   const bool keys_in_place_;  // transposed straight from the cache
   const bool direct_;         // and multiplied at once
   const int32_t group_keys_;  // that few rows meet before those of the next head
-  LinesAhead ahead_;
+  LinesOfFewRows ahead_;
   const int64_t panel_floats_;
   const int64_t row_floats_;
-  int32_t rows_ahead_, lines_per_ask_;
+  int32_t rows_near_, rows_far_, lines_per_ask_;
   const bool few_rows_;
   bool token_scales_;
   bool changes_scores_;    // before the softmax

@@ -49,6 +49,22 @@ class LinesAhead {
     if (left_ <= 0) advance();
   }
 
+  // The same, by a branch on what is left of the run instead of its minimum with each line: fp8 and
+  // bf16 then take 1 to 3 % less time, f32 3 % more (2026-11-22).
+  template <int kLocality>
+  HWY_INLINE void ask_early(int32_t count) {
+    if (left_ > count) {
+      for (int32_t i = 0; i < count; ++i) __builtin_prefetch(line_ + 64 * i, 0, kLocality);
+      line_ += 64 * count;
+      left_ -= count;
+      return;
+    }
+    if (left_ <= 0) return;
+    for (int32_t i = 0; i < left_; ++i) __builtin_prefetch(line_ + 64 * i, 0, kLocality);
+    left_ = 0;
+    advance();
+  }
+
  private:
   void start_group(int32_t key) {
     group_ = key_ = key;
@@ -102,6 +118,23 @@ class LinesAhead {
   int32_t key_ = 0;                    // the next one of the head
   const char* line_ = nullptr;
   int32_t left_ = 0;  // lines from line_ on
+};
+
+// The streams of lines that a product of few rows asks for: into the first cache, and of f32, whose
+// products leave most of the time to memory, earlier into the second: where two threads get 57 GB/s
+// that is 0.82 instead of 0.78 of them (2026-11-22).
+struct LinesOfFewRows {
+  LinesAhead near, far;
+
+  template <class T>
+  HWY_INLINE void ask(int32_t count) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      near.ask<3>(count);
+      far.ask<2>(count);
+    } else {
+      near.ask_early<3>(count);
+    }
+  }
 };
 
 }  // namespace

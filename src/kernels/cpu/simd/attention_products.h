@@ -100,7 +100,7 @@ struct ValueProduct {
   int32_t width;  // multiple of kLanes
   float* o;       // [R, o_stride]
   int64_t o_stride;
-  LinesAhead* ahead;           // or null
+  LinesOfFewRows* ahead;       // or null
   const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
   template <int R>
@@ -161,7 +161,7 @@ struct ValueProduct {
     }
     for (int32_t key = begin; key < end; ++key) {
       const T* row = reinterpret_cast<const T*>(values[key] + offset) + column;
-      if (ahead) ahead->ask<3>(kLines);
+      if (ahead) ahead->template ask<T>(kLines);
       F32 x[kVectors];
       loader.load_vectors(row, x);
 #pragma GCC unroll 12

@@ -75,7 +75,7 @@ HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]
 struct PanelRows {
   const char* const* rows;  // [kPanelKeys]
   int64_t offset;           // bytes, to the head
-  LinesAhead* ahead;        // or null
+  LinesOfFewRows* ahead;    // or null
 };
 
 // What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
@@ -106,7 +106,7 @@ HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t first, int32_t d,
   const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
   F32 blocks[kLanes / 4][4];
   for (int g = 0; g < kLanes / 4; ++g) {
-    if (keys.ahead) keys.ahead->ask<3>(kLanes / 4);
+    if (keys.ahead) keys.ahead->template ask<T>(kLanes / 4);
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
       const int32_t key = first + 4 * g + j;
@@ -247,7 +247,7 @@ struct DirectScoreProduct {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-      if (keys.ahead) keys.ahead->ask<3>(kPanelKeys * kStepBytes / 64 / 8);
+      if (keys.ahead) keys.ahead->template ask<T>(kPanelKeys * kStepBytes / 64 / 8);
       F32 x[2][kDims];
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
