@@ -27,7 +27,7 @@ class ItemRunner {
         keys_in_place_(!reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
                        shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0),
         direct_(keys_in_place_ && one_block() && shape_.rows <= kDirectRows),
-        group_keys_(direct_ && reader_.k_dtype == DType::f32 ? kLanes : kTileKeys),
+        group_keys_(group_keys()),
         ahead_{{reader_, item.head_begin, item.head_end, group_keys_},
                {reader_, item.head_begin, item.head_end, group_keys_}},
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
@@ -64,7 +64,8 @@ class ItemRunner {
     }
     const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
     const auto lines = static_cast<int32_t>((reader_.k_row_bytes + reader_.v_row_bytes) / 64);
-    const int64_t near = reader_.k_dtype == DType::f32 ? kBytesAhead / 2 : kBytesAhead;
+    const bool two_streams = keys_in_place_ && !is_fp8(reader_.k_dtype);
+    const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;
     rows_near_ = static_cast<int32_t>(near / reader_.k_row_bytes);
     rows_far_ = static_cast<int32_t>(kBytesFarAhead / reader_.k_row_bytes);
     lines_per_ask_ = kTileKeys * lines / (products * blocks()) + 1;
@@ -113,8 +114,8 @@ class ItemRunner {
 
   // All rows against one tile. Few rows of many heads meet a group of keys of every head, then the
   // next group, then the values in the same way, so that pages are read as they lie: f32 in groups
-  // of 16 instead of 64 gets 0.84 instead of 0.79 of the read bandwidth (2026-11-22). Of many rows
-  // there is one head.
+  // of 16 instead of 64 gets 0.84 instead of 0.79 of the read bandwidth (2026-11-22), fp8, bound by
+  // instructions, 0.68 both ways. Of many rows there is one head.
   void attend(int32_t tile) {
     if (one_block()) {
       ahead_.near.start(&here_, &later_, rows_near_);
@@ -142,6 +143,11 @@ class ItemRunner {
     for (int32_t group = 0; group < here_.end; group += keys) {
       for (int32_t head = 0; head < shape_.heads; ++head) add_group(tile, head, group, keys);
     }
+  }
+
+  int32_t group_keys() const {
+    if (!direct_ || is_fp8(reader_.k_dtype)) return kTileKeys;
+    return reader_.k_dtype == DType::f32 ? kLanes : kPanelKeys;
   }
 
   void score_group(int32_t tile, int32_t head, int32_t group) {
