@@ -107,14 +107,26 @@ def code_point_goldens(base, styles):
     result = {}
     for name in ["gpt2", "llama3", "gpt4o", "deepseek"]:
         tokenizer = Tokenizer.from_str(dump({**data, "pre_tokenizer": styles[name]["pre_tokenizer"]}))
-        checks = []
-        for first in range(0, 0x110000, CODE_POINT_BLOCK):
-            points = [p for p in range(first, first + CODE_POINT_BLOCK) if not 0xd800 <= p < 0xe000]
-            encoded = tokenizer.encode_batch([code_point_text(p) for p in points])
-            checks.append(zlib.crc32(b"".join(struct.pack(f"<{len(e.ids)}i", *e.ids)
-                                              for e in encoded)))
-        result[name] = checks
+        result[name] = block_checks(tokenizer, code_point_text)
     return result
+
+
+def marked_text(point):
+    """Shows by its ids whether the character is a mark, what it is composed with, and where it goes
+    among marks; the C++ test builds the same."""
+    c = chr(point)
+    return f"e{c}\u0301 a\u0301{c}\u0334 \u1100{c} \U00011935{c}"
+
+
+def block_checks(tokenizer, text_of):
+    """CRC-32 of the ids of every block of code points."""
+    checks = []
+    for first in range(0, 0x110000, CODE_POINT_BLOCK):
+        points = [p for p in range(first, first + CODE_POINT_BLOCK) if not 0xd800 <= p < 0xe000]
+        encoded = tokenizer.encode_batch([text_of(p) for p in points])
+        checks.append(zlib.crc32(b"".join(struct.pack(f"<{len(e.ids)}i", *e.ids)
+                                          for e in encoded)))
+    return checks
 
 
 def byte_letters():
@@ -169,6 +181,7 @@ def main():
         pairs = zip(strings, goldens["decoded"][name])
         goldens["decoded"][name] = {str(i): d for i, (t, d) in enumerate(pairs) if t != d}
     goldens["code_points"] = code_point_goldens(base, styles)
+    goldens["marks"] = block_checks(Tokenizer.from_file(str(OUT / "qwen.json")), marked_text)
     text = json.dumps(goldens, ensure_ascii=True, separators=(",", ":"))
     (OUT / "goldens.json").write_text(text.replace('],[', '],\n[') + "\n", encoding="utf-8")
 

@@ -116,28 +116,44 @@ uint32_t crc32(uint32_t crc, std::span<const int32_t> values) {
   return crc;
 }
 
-// Every character between others shows by the tokens across its borders what the pattern takes it
-// for. make_tokenizer_goldens.py has the same text and the same blocks.
-TEST(Tokenizer, EveryCodePointIsSplitAsByTheReference) {
+// The ids of a text around every character have the checksums of the reference's.
+template <typename Text>
+void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& text_of) {
   constexpr uint32_t kBlock = 16384;
   // Behind plane 3 nothing but a few format characters is assigned.
   const uint32_t blocks = std::getenv("FOVEA_TEST_SCALE") ? 0x110000 / kBlock : 0x34000 / kBlock;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    uint32_t crc = ~0u;
+    for (uint32_t point = block * kBlock; point < (block + 1) * kBlock; ++point) {
+      if (point >= 0xD800 && point < 0xE000) continue;
+      crc = crc32(crc, tokenizer.encode(text_of(utf8(point))));
+    }
+    EXPECT_EQ(~crc, checks[block].get<uint32_t>()) << "block " << block;
+  }
+}
+
+// Every character between others shows by the tokens across its borders what the pattern takes it
+// for. make_tokenizer_goldens.py has the same text and the same blocks.
+TEST(Tokenizer, EveryCodePointIsSplitAsByTheReference) {
   const json goldens = read_json("tokenizer/goldens.json");
   ASSERT_GE(goldens["code_points"].size(), 4u);
   for (const auto& [style, checks] : goldens["code_points"].items()) {
     json document = read_json("tokenizer/codepoints.json");
     document["pre_tokenizer"] = read_json(fmt::format("tokenizer/{}.json", style))["pre_tokenizer"];
-    const auto tokenizer = Tokenizer::parse(document.dump(), style);
-    for (uint32_t block = 0; block < blocks; ++block) {
-      uint32_t crc = ~0u;
-      for (uint32_t point = block * kBlock; point < (block + 1) * kBlock; ++point) {
-        if (point >= 0xD800 && point < 0xE000) continue;
-        const std::string c = utf8(point);
-        crc = crc32(crc, tokenizer.encode(fmt::format("a{0}A{0}{0} {0}1{0}!{0}\n{0}", c)));
-      }
-      EXPECT_EQ(~crc, checks[block].get<uint32_t>()) << style << ", block " << block;
-    }
+    SCOPED_TRACE(style);
+    expect_blocks(Tokenizer::parse(document.dump(), style), checks, [](const std::string& c) {
+      return fmt::format("a{0}A{0}{0} {0}1{0}!{0}\n{0}", c);
+    });
   }
+}
+
+// Whether it is a mark, what it is composed with, where it goes among marks.
+TEST(Tokenizer, EveryCodePointIsNormalisedAsByTheReference) {
+  const Tokenizer tokenizer =
+      Tokenizer::open(std::string(FOVEA_SOURCE_DIR) + "/testdata/tokenizer/qwen.json");
+  expect_blocks(tokenizer, read_json("tokenizer/goldens.json")["marks"], [](const std::string& c) {
+    return fmt::format("e{0}\u0301 a\u0301{0}\u0334 \u1100{0} \U00011935{0}", c);
+  });
 }
 
 TEST(Tokenizer, EveryCodePointComesBack) {
