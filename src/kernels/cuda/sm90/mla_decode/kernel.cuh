@@ -141,7 +141,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
       shared.empty[i].init(4 * kSharers);
     }
     shared.rope_full.init(kFullArrivals);
-    shared.rope_empty.init(4 * kSharers);
+    shared.rope_empty.init(kNarrow ? 8 : 4 * kSharers);
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(4 * kConsumers + kKeyWarps);

@@ -32,26 +32,22 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
     }
     own.advance();
   }
-  if constexpr (C::kRopeTiles > 0) {
-    if (half == 1) {
-      shared.rope_full.wait(rope_phase);
-      see_copied_rows<C>();
-      const uint64_t rope = rows_descriptor(shared_address(&shared.rope));
-      const uint64_t rope_queries =
-          rows_descriptor(shared_address(shared.q[2 * C::kHalfTiles]));
-      products_begin();
+  if constexpr (C::kRopeTiles > 0) {  // half of these too: products of one half alone serialise all
+    shared.rope_full.wait(rope_phase);
+    see_copied_rows<C>();
+    const uint64_t rope = rows_descriptor(shared_address(&shared.rope)) + half * 4;
+    const uint64_t rope_queries =
+        rows_descriptor(shared_address(shared.q[2 * C::kHalfTiles])) + half * 4;
+    products_begin();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        Scores::template run<C::kQ, false>(scores, rope + step * 2, rope_queries + step * 2, true);
-      }
+    for (int step = 0; step < 2; ++step) {
+      Scores::template run<C::kQ, false>(scores, rope + step * 2, rope_queries + step * 2, true);
     }
   }
   products_commit();
   products_wait<0>();
   products_landed(scores);
-  if constexpr (C::kRopeTiles > 0) {
-    if (half == 1) release(shared.rope_empty);
-  }
+  if constexpr (C::kRopeTiles > 0) release(shared.rope_empty);
 }
 
 // hide_keys with keys as rows.
