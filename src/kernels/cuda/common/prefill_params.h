@@ -84,6 +84,9 @@ struct alignas(64) PrefillParams {
   // Launched with programmatic serialization right behind a kernel that holds other SMs and whose
   // results it does not need: blocks begin as SMs fall free, and the first outlasts that kernel.
   int32_t beside;
+  // The list and the page table are complete when the kernel starts: an attention launched before this one has
+  // waited for them.
+  int32_t list_settled;
   int32_t box_keys;              // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
 };

@@ -67,8 +67,8 @@ enum Scores : int { plain, general };
 
 // segments: the keys of a row are summed segment by segment, so that a row tile's segments may be computed
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
-// which a second consumer would have none.
-enum Sums : int { whole, segments, few_rows };
+// which a second consumer would have none. eight_rows: for up to eight, by another kernel.
+enum Sums : int { whole, segments, few_rows, eight_rows };
 
 // Factors of two sums whose rows are relative to different bases.
 struct Join {
@@ -267,8 +267,5 @@ struct Ring {
     return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};
   }
 };
-
-template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>;
 
 }  // namespace fovea::kernels::cuda

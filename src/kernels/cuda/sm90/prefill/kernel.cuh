@@ -2,6 +2,7 @@
 // Attention of many new tokens over paged or packed keys on Hopper. One persistent block per SM.
 #pragma once
 
+#include "kernels/cuda/sm90/prefill/eight_rows.cuh"
 #include "kernels/cuda/sm90/prefill/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
@@ -350,5 +351,9 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
   }
   meet_pair<Config>();  // neither needs the other's shared memory
 }
+
+template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
+using Config = Either<kSums == eight_rows, EightRowsConfig<kDim, kQuery>,
+                      PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>>;
 
 }  // namespace fovea::kernels::cuda

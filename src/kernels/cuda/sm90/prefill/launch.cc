@@ -19,6 +19,7 @@ constexpr std::string_view kOrderFolder = "sm90/prefill_order";
 constexpr int kHopper = 90;
 constexpr int32_t kLeastRowTile = 128;
 constexpr int32_t kGroupRows = 64;  // of a warpgroup
+constexpr int32_t kEightRows = 8;   // as columns of a product of one warp
 constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two values
 constexpr uint32_t kBoxColumns = 64;
 constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
@@ -36,6 +37,7 @@ struct Variants {
   std::optional<gpu::KernelVariant> plain, general;
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
+  std::optional<gpu::KernelVariant> eight_plain;  // for requests with up to kEightRows
   std::optional<gpu::KernelVariant> pairs;  // as plain
 };
 
@@ -106,6 +108,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (general) found.general = variant(loader, "general", sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, "general", "few_rows");
+  if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
   if (plain && paired && !segments && !gathers(setup) && !is_fp8(spec.q_dtype)) {
     found.pairs = variant("pairs", "plain", sums);
   }
@@ -116,8 +119,8 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant :
-       {found->plain, found->general, found->few_plain, found->few_general, found->pairs}) {
+  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
+                              found->eight_plain, found->pairs}) {
     if (variant) list.push_back(*variant);
   }
   return list;
@@ -254,6 +257,7 @@ class HopperPrefill final : public AttentionKernel {
     // A request of theirs has one tile, as it would with tiles of kLeastRowTile.
     load(few_plain_, variants.few_plain, kGroupRows);
     load(few_general_, variants.few_general, kGroupRows);
+    load(eight_plain_, variants.eight_plain, kGroupRows);
     load(pairs_, variants.pairs, kPair * kLeastRowTile);
     // Every multiprocessor must have a partner.
     if (pairs_ && pairs_->kernel().active_clusters(kPair) * kPair < setup.multiprocessors) {
@@ -275,12 +279,14 @@ class HopperPrefill final : public AttentionKernel {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
+    params_.list_settled = 0;
     params_.beside = batch.most_q_len > 0;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
     if (sums_segments(setup_) && batch.max_q_len > 0 &&
         batch.max_q_len <= kGroupRows >> params_.heads_shift) {
       active_ = plain ? &*few_plain_ : &*few_general_;
+      if (plain && batch.max_q_len << params_.heads_shift <= kEightRows) active_ = &*eight_plain_;
     }
     if (plain && in_pairs(batch)) active_ = &*pairs_;
     launch_plan(
@@ -335,6 +341,7 @@ class HopperPrefill final : public AttentionKernel {
     } else {
       active_->kernel().launch(grid, params_, stream, static_cast<uint32_t>(cluster));
     }
+    params_.list_settled = 1;
   }
 
  private:
@@ -370,7 +377,7 @@ class HopperPrefill final : public AttentionKernel {
 
   AttentionSetup setup_;
   Kernel order_;
-  std::optional<Prefill> plain_, general_, few_plain_, few_general_, pairs_;
+  std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, pairs_;
   Buffers buffers_{};
   const Prefill* active_ = nullptr;  // of the planned pass
   int32_t tokens_ = 0;               // of the planned pass at most
