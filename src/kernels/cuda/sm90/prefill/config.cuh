@@ -114,7 +114,7 @@ struct PrefillConfig {
   static constexpr int kBlocks = kPairs ? 2 : 1;
   static constexpr bool kGeneral = kScores == general;
   static constexpr bool kSegments = kSums != whole;
-  static_assert(!kSegments || (kLoad == pages && type_bytes(kCache) == 2 && kDim <= 128));
+  static_assert(!kSegments || (kLoad != rows && type_bytes(kCache) == 2 && kDim <= 128));
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
   // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
   // way, because both operands of such a product run along the summed dimension.

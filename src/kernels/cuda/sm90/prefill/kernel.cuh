@@ -253,6 +253,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
+      if constexpr (Config::kOwnValueRing) values.advance();
       left = end_segment<Config>(params, shared, tile, consumer, acc);
       if (closing) {
         const int number = slot_number<Config>(shared, tile);

@@ -27,6 +27,8 @@ constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up 
 constexpr int32_t kPair = 2;
 // Without a group of q heads, half a key tile more for each row tile pays from so many on.
 constexpr int32_t kLeastPairedTiles = 64;
+// Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a request.
+constexpr int32_t kLeastPairedTokens = 512;
 
 // Head dims of the variants, least work first; others are padded with zeros by the copy engine.
 constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
@@ -109,7 +111,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, "general", "few_rows");
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
-  if (plain && paired && !segments && !gathers(setup) && !is_fp8(spec.q_dtype)) {
+  if (plain && paired && !gathers(setup) && !is_fp8(spec.q_dtype)) {
     found.pairs = variant("pairs", "plain", sums);
   }
   return found;
@@ -300,7 +302,7 @@ class HopperPrefill final : public AttentionKernel {
                                bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_))),
                            .segments = buffers_.segments,
                            .segment_keys = active_->segment_keys(),
-                           .most_partials = most_partials_,
+                           .most_partials = pairs_ && active_ == &*pairs_ ? 0 : most_partials_,
                            .blocks = setup_.multiprocessors},
         company, stream);
   }
@@ -337,7 +339,7 @@ class HopperPrefill final : public AttentionKernel {
     const int32_t cluster = pairs_ && active_ == &*pairs_ ? kPair : 1;
     const GridSize grid{static_cast<uint32_t>(setup_.multiprocessors / cluster * cluster)};
     if (params_.beside || sums_segments(setup_)) {
-      active_->kernel().launch_overlapped(grid, params_, stream);
+      active_->kernel().launch_overlapped(grid, params_, stream, static_cast<uint32_t>(cluster));
     } else {
       active_->kernel().launch(grid, params_, stream, static_cast<uint32_t>(cluster));
     }
@@ -365,6 +367,7 @@ class HopperPrefill final : public AttentionKernel {
   // fall free.
   bool in_pairs(const BatchParams& batch) const {
     if (!pairs_ || params_.beside) return false;
+    if (sums_segments(setup_) && tokens_ / kLeastPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
     return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= kLeastPairedTiles;
   }
