@@ -16,6 +16,21 @@ __device__ inline int32_t page_of(const PageTableParams& params, int64_t slot) {
   return static_cast<int32_t>(slot) / params.page_size;
 }
 
+__device__ inline bool is_aligned(const int32_t* at) { return reinterpret_cast<uint64_t>(at) % sizeof(int4) == 0; }
+
+// Pages of 1 are slots: four at a time.
+__device__ inline void write_slots(const PageTableParams& params, const int32_t* slots, int pages, int entries,
+                                   int32_t* row, int first, int step) {
+  const auto page = [&](int slot) { return slot >= 0 && slot < params.slots ? slot : 0; };
+  const int whole = pages / 4;
+#pragma unroll 4
+  for (int i = first; i < whole; i += step) {
+    const int4 four = reinterpret_cast<const int4*>(slots)[i];
+    reinterpret_cast<int4*>(row)[i] = {page(four.x), page(four.y), page(four.z), page(four.w)};
+  }
+  for (int i = whole * 4 + first; i < entries; i += step) row[i] = i < pages ? page(slots[i]) : 0;
+}
+
 // The row of a request, by threads `first`, `first + step`, ...
 __device__ inline void write_page_row(const PageTableParams& params, int64_t request, int first, int step) {
   const int64_t size = params.page_size;
@@ -25,6 +40,10 @@ __device__ inline void write_page_row(const PageTableParams& params, int64_t req
   const int64_t padded = ((kv_len + kTableKeys - 1) / kTableKeys * kTableKeys + size - 1) / size;
   const int entries = static_cast<int>(min(padded, params.page_table_stride));
   int32_t* row = params.page_table + request * params.page_table_stride;
+  if (size == 1 && !params.slot_map && is_aligned(slots) && is_aligned(row)) {
+    write_slots(params, slots, pages, entries, row, first, step);
+    return;
+  }
 #pragma unroll 4
   for (int page = first; page < entries; page += step) {
     row[page] = page < pages ? page_of(params, slots[min((page + 1) * size, kv_len) - 1]) : 0;

@@ -59,6 +59,8 @@ struct PrefillOrderConfig {
     int longest;
     int placed;  // (token, segment) pairs
     int piece_keys;
+    int any_few;                            // whether a request has so few rows that it may be cut
+    int partials[kTiles == cut ? kThreads : 1];  // of requests that are all at hand
   };
   static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, 0};
 
@@ -67,13 +69,23 @@ struct PrefillOrderConfig {
   __device__ static int tiles_of(int64_t sum) { return static_cast<int>(sum >> kKeyBits); }
   __device__ static int64_t keys_of(int64_t sum) { return sum & ((int64_t{1} << kKeyBits) - 1); }
 
+  __device__ static bool at_hand(const PrefillOrderParams& params) { return params.batch.requests <= kThreads; }
+  __device__ static bool has_few_rows(const PrefillOrderParams& params, const RequestView& view) {
+    return view.q_len > 0 && view.q_len <= 64 >> params.heads_shift;
+  }
+
   // Views and first tiles of the requests from `first` on; returns the sum of their tiles and keys.
   __device__ static int64_t load_requests(const PrefillOrderParams& params, int first, SharedMemory& shared) {
     const int request = first + static_cast<int>(threadIdx.x);
     RequestView view = {request, 0, 0, 0};
-    if (request < params.batch.requests) view = planned_view(params.batch, request);
+    if (shared.piece_keys > 0 && at_hand(params)) {
+      view = shared.views[threadIdx.x];  // the second time
+    } else if (request < params.batch.requests) {
+      view = planned_view(params.batch, request);
+    }
     const int longest = __reduce_max_sync(~0u, max(view.kv_len, 0));
     if (threadIdx.x % 32 == 0) atomicMax(&shared.longest, longest);
+    if (kCut && has_few_rows(params, view)) shared.any_few = 1;
     int64_t tiles = (view.q_len + params.tokens_per_tile - 1) / params.tokens_per_tile;
     if (is_cut(params, view, shared)) tiles = cut_of(params, view, shared.piece_keys).pieces();
     int64_t total;
@@ -106,24 +118,27 @@ struct PrefillOrderConfig {
   __device__ static void place_partials(const PrefillOrderParams& params, SharedMemory& shared) {
     const int head_blocks = params.batch.q_heads >> params.heads_shift;
     for (int request = threadIdx.x; request < params.batch.requests; request += kThreads) {
-      const RequestView view = planned_view(params.batch, request);
+      const RequestView view = at_hand(params) ? shared.views[request] : planned_view(params.batch, request);
       int partial = -1;
-      if (view.q_len > 0 && view.q_len <= 64 >> params.heads_shift) {
+      if (has_few_rows(params, view)) {
         const Cut cut = cut_of(params, view, shared.piece_keys);
         const int needed = view.q_len * (cut.end - cut.first);
         if (cut.pieces() > 1) partial = atomicAdd(&shared.placed, needed);
         if (partial + needed > params.most_partials) partial = -1;
       }
-      params.segments.partials[request] = partial;
+      (at_hand(params) ? shared.partials : params.segments.partials)[request] = partial;
       for (int i = 0; i < head_blocks; ++i) params.segments.stored[request * head_blocks + i] = 0;
     }
     __syncthreads();
   }
 
-  // Whether place_partials has found room for the request.
+  // Where place_partials has found room for the request, or -1.
+  __device__ static int partial_of(const PrefillOrderParams& params, int request, const SharedMemory& shared) {
+    return (at_hand(params) ? shared.partials : params.segments.partials)[request];
+  }
   __device__ static bool is_cut(const PrefillOrderParams& params, const RequestView& view,
                                 const SharedMemory& shared) {
-    return kCut && shared.piece_keys > 0 && view.q_len > 0 && params.segments.partials[view.request] >= 0;
+    return kCut && shared.piece_keys > 0 && view.q_len > 0 && partial_of(params, view.request, shared) >= 0;
   }
 
   // Tile number `number` of the 1024 requests at hand and its bucket.
@@ -147,7 +162,7 @@ struct PrefillOrderConfig {
       const Cut cut = cut_of(params, view, shared.piece_keys);
       segments.begin = cut.first + own * cut.piece;
       segments.end = min(segments.begin + cut.piece, cut.end);
-      segments.partial = params.segments.partials[view.request];
+      segments.partial = partial_of(params, view.request, shared);
       const int keys = (segments.end - segments.begin) * params.segment_keys;
       return {{view.request, 0}, segments, min(keys >> shift, kBuckets - 1)};
     }
@@ -198,12 +213,12 @@ struct PrefillOrderConfig {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     shared.next[threadIdx.x] = 0;
-    if (threadIdx.x == 0) shared.longest = shared.placed = shared.piece_keys = 0;
+    if (threadIdx.x == 0) shared.longest = shared.placed = shared.piece_keys = shared.any_few = 0;
     __syncthreads();
     int64_t sum = load_all(params, shared);
     if constexpr (kCut) {
       const int piece_keys = piece_keys_of(params, tiles_of(sum), keys_of(sum), shared.longest);
-      if (piece_keys > 0) {
+      if (shared.any_few && piece_keys > 0) {
         if (threadIdx.x == 0) shared.piece_keys = piece_keys;
         __syncthreads();
         place_partials(params, shared);
