@@ -67,6 +67,44 @@ void fp8_products(Cases& cases) {
   });
 }
 
+// fp8 caches of wide pages: what copies whole pages of them also finds scales by page.
+void fp8_pages(Cases& cases) {
+  const auto add = [&](std::string name, auto&& change) {
+    AttentionCase test = mixed_case("fp8_pages_" + name, 4, 2, 128);
+    test.spec.q_dtype = DType::bf16;
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.page_size = 16;
+    test.requests = {{70, 300}, {33, 33}, {1, 200}, {129, 130}, {64, 257}};
+    change(test);
+    cases.push_back(test);
+  };
+  for (const KvScale scale : kScales) {
+    add(scale_name(scale), [scale](AttentionCase& test) { test.cache.scale = scale; });
+  }
+  add("scaled_64", [](AttentionCase& test) {
+    test.cache.page_size = 64;
+    test.cache.scale = KvScale::per_token_head;
+  });
+  add("scaled_48_hnd", [](AttentionCase& test) {
+    test.cache.page_size = 48;
+    test.cache.scale = KvScale::per_token_head;
+    test.cache.order = KvOrder::hnd;
+  });
+  add("e5m2_head_dim_96", [](AttentionCase& test) {
+    test.cache.dtype = DType::f8e5m2;
+    test.spec.head_dim = test.spec.head_dim_v = 96;
+  });
+  add("window", [](AttentionCase& test) {
+    test.spec.window = 40;
+    test.cache.scale = KvScale::per_token_head;
+  });
+  add("cap_alibi", [](AttentionCase& test) {
+    test.spec.logit_cap = 8;
+    test.spec.has_alibi = true;
+    test.cache.scale = KvScale::per_token_head;
+  });
+}
+
 void storage(Cases& cases) {
   AttentionCase test = mixed_case("strided", 4, 2, 80);
   test.strided = true;
@@ -310,6 +348,7 @@ void latent_rotations(Cases& cases) {
 void add_cache_cases(Cases& cases) {
   formats(cases);
   fp8_products(cases);
+  fp8_pages(cases);
   storage(cases);
   rotations(cases);
   latent(cases);

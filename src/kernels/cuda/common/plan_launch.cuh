@@ -16,19 +16,14 @@ __device__ inline int32_t page_of(const PageTableParams& params, int64_t slot) {
   return static_cast<int32_t>(slot) / params.page_size;
 }
 
-__device__ inline bool is_aligned(const int32_t* at) { return reinterpret_cast<uint64_t>(at) % sizeof(int4) == 0; }
-
-// Pages of 1 are slots: four at a time.
+// Pages of 1 are slots: many to read, and nothing to look up.
 __device__ inline void write_slots(const PageTableParams& params, const int32_t* slots, int pages, int entries,
                                    int32_t* row, int first, int step) {
-  const auto page = [&](int slot) { return slot >= 0 && slot < params.slots ? slot : 0; };
-  const int whole = pages / 4;
-#pragma unroll 4
-  for (int i = first; i < whole; i += step) {
-    const int4 four = reinterpret_cast<const int4*>(slots)[i];
-    reinterpret_cast<int4*>(row)[i] = {page(four.x), page(four.y), page(four.z), page(four.w)};
+#pragma unroll 16
+  for (int page = first; page < entries; page += step) {
+    const int slot = page < pages ? slots[page] : 0;
+    row[page] = slot >= 0 && slot < params.slots ? slot : 0;
   }
-  for (int i = whole * 4 + first; i < entries; i += step) row[i] = i < pages ? page(slots[i]) : 0;
 }
 
 // The row of a request, by threads `first`, `first + step`, ...
@@ -40,7 +35,7 @@ __device__ inline void write_page_row(const PageTableParams& params, int64_t req
   const int64_t padded = ((kv_len + kTableKeys - 1) / kTableKeys * kTableKeys + size - 1) / size;
   const int entries = static_cast<int>(min(padded, params.page_table_stride));
   int32_t* row = params.page_table + request * params.page_table_stride;
-  if (size == 1 && !params.slot_map && is_aligned(slots) && is_aligned(row)) {
+  if (size == 1 && !params.slot_map) {
     write_slots(params, slots, pages, entries, row, first, step);
     return;
   }

@@ -58,8 +58,9 @@ struct PairMemory {
 };
 
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
-// the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster.
-enum Loader : int { pages, rows, pairs };
+// the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster. boxes: as pages, fp8
+// values, which threads widen.
+enum Loader : int { pages, rows, pairs, boxes };
 
 // plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
 // ALiBi, which cost registers and time.
@@ -108,7 +109,8 @@ struct PrefillConfig {
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDimV;
   static constexpr Type kQ = kQuery;
-  static constexpr bool kRows = kLoad == rows;
+  static constexpr bool kBoxes = kLoad == boxes;
+  static constexpr bool kRows = kLoad == rows || kBoxes;  // threads write K and V
   // Blocks of a cluster, which take neighbouring row tiles as one.
   static constexpr bool kPairs = kLoad == pairs;
   static constexpr int kBlocks = kPairs ? 2 : 1;
@@ -127,6 +129,7 @@ struct PrefillConfig {
   static constexpr Type kKv = kCache;
   static constexpr Type kMath = kWiden ? f16 : kQuery;
   static_assert(kWiden ? kRows : kQuery == kCache);
+  static_assert(!kBoxes || (kWiden && kDim == kSwizzledBytes && kDimV == kSwizzledBytes));
   static_assert(!kPairs || (kDim % 128 == 0 && kDimV % 128 == 0 && !kNarrow));
   // Weights of a row are relative to 2^-kBias of its largest score in its first key tile. It keeps this base
   // while a thread's weights of a key tile sum up to at most kMostSum, so that most key tiles need no
@@ -174,7 +177,7 @@ struct PrefillConfig {
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.
-  static constexpr int kProducerRegisters = kWiden && kDim > 128 ? 72
+  static constexpr int kProducerRegisters = kWiden && (kDim > 128 || (kBoxes && kGeneral)) ? 72
                                             : kRows || kNarrow   ? 56
                                             : kConsumers == 3    ? 32
                                             : kConsumers == 1    ? 128
@@ -217,13 +220,13 @@ struct PrefillConfig {
     // Where segments are summed, their sum lies here before out is staged: `sum` below.
     alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
                               [kStageOut ? kGroupRows : 1][kSwizzledColumns];
-    alignas(16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
+    alignas(kBoxes ? 1024 : 16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
     float q_unit[kWiden ? kConsumers : 1][kSegments ? 1 : kGroupRows];  // what f16 queries are relative to
     // The rows of some key tiles in memory, null: not the request's.
-    const char* k_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
-    const char* v_places[kRows ? kPlaceSlots : 1][kRows ? kKeys : 1];
+    const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
+    const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
     Slot tiles[kTileSlots];
     // Keys of the current key tile that each row sees.
@@ -231,7 +234,7 @@ struct PrefillConfig {
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
-    TransactionBarrier raw_full[kStages], raw_empty[kStages];
+    TransactionBarrier raw_full[kPieces], raw_empty[kPieces];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;

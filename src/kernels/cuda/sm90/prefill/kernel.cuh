@@ -5,6 +5,7 @@
 #include "kernels/cuda/sm90/prefill/eight_rows.cuh"
 #include "kernels/cuda/sm90/prefill/epilogue.cuh"
 #include "kernels/cuda/sm90/prefill/load.cuh"
+#include "kernels/cuda/sm90/prefill/load_fp8.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
@@ -290,17 +291,17 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       shared.q_full[0][i].init(1);
       shared.q_empty[0][i].init(4);
     }
-    for (int i = kStages; i < kKeyStages; ++i) {
-      shared.k_full[i].init(1);
+    for (int i = 0; i < kKeyStages; ++i) {
+      shared.k_full[i].init(kRows ? kLoaderThreads : 1);
       shared.k_empty[i].init(4 * kConsumers * kBlocks);
     }
     for (int i = 0; i < kStages; ++i) {
-      shared.k_full[i].init(kRows ? kLoaderThreads : 1);
-      shared.k_empty[i].init(4 * kConsumers * kBlocks);
       shared.v_full[i].init(kRows ? kLoaderThreads : kNarrow ? kTransposers : 1);
       shared.v_empty[i].init(4 * kConsumers * kBlocks);
+    }
+    for (int i = 0; i < kPieces; ++i) {
       shared.raw_full[i].init(1);
-      shared.raw_empty[i].init(kTransposers);
+      shared.raw_empty[i].init(kNarrow ? kTransposers : kLoaderWarps);
     }
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(kConsumers);
@@ -338,6 +339,12 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       if (warp == 1) take_tiles<Config>(params, shared);
       if constexpr (kSegments) {
         if (warp == 3) join_tiles<Config>(params, shared);
+      }
+    } else if constexpr (kBoxes) {
+      if (warp == 1) {
+        load_raw<Config>(params, shared);
+      } else {
+        widen_boxes<Config>(params, shared);
       }
     } else if (warp == 1) {
       locate_rows<Config>(params, shared);

@@ -61,11 +61,21 @@ DType stored(const AttentionSetup& setup) {
   return cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
 }
 
-// Whether threads gather the keys: from such pages, and where they are widened on the way. fp8
-// products have the copy engine only.
+// Whether threads widen fp8 keys on their way.
+bool widens(const AttentionSetup& setup) {
+  return cached(setup.spec) && !is_fp8(setup.spec.q_dtype) && is_fp8(setup.cache.dtype);
+}
+// Whether the copy engine brings keys that are widened: rows of 128 bytes.
+bool widens_boxes(const AttentionSetup& setup) {
+  const auto& [head_dim, head_dim_v] = std::pair(setup.spec.head_dim, setup.spec.head_dim_v);
+  return widens(setup) && setup.cache.page_size % kLeastBox == 0 &&
+         std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
+}
+// Whether threads gather the keys: from other pages, and where other rows are widened. fp8 products
+// have the copy engine only.
 bool gathers(const AttentionSetup& setup) {
-  if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype)) return false;
-  return is_fp8(setup.cache.dtype) || setup.cache.page_size % kLeastBox != 0;
+  if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype) || widens_boxes(setup)) return false;
+  return widens(setup) || setup.cache.page_size % kLeastBox != 0;
 }
 
 // Whether rows are summed segment by segment. Wider heads leave no room in shared memory for a
@@ -73,7 +83,7 @@ bool gathers(const AttentionSetup& setup) {
 // go.
 bool sums_segments(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
-  return spec.batch_invariant && !gathers(setup) && !is_fp8(spec.q_dtype) &&
+  return spec.batch_invariant && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype) &&
          std::max(spec.head_dim, spec.head_dim_v) <= 128;
 }
 
@@ -102,7 +112,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const bool general = always_general(spec) || uses_positions(spec);
   const bool segments = sums_segments(setup);
   const bool paired = dims->first == dims->second && dims->first % 128 == 0;
-  const char* loader = gathers(setup) ? "rows" : "pages";
+  const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
   const char* sums = segments ? "segments" : "whole";
   Variants found{
       .order = make_variant(family(kOrderFolder), {"1024", segments ? "cut" : "whole"}, setup.sm)};
@@ -111,7 +121,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, "general", "few_rows");
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
-  if (plain && paired && !gathers(setup) && !is_fp8(spec.q_dtype)) {
+  if (plain && paired && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype)) {
     found.pairs = variant("pairs", "plain", sums);
   }
   return found;

@@ -227,20 +227,22 @@ __device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes]
   return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
 }
 
-// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time.
+// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled, and rows outside of `live`
+// become zeros.
 template <class Config, int kBytes>
 __device__ __forceinline__ void widen_piece(
     uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
-    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns]) {
+    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live = {}) {
   constexpr int kGroups = Config::kKeys / 8;
   constexpr int kBatch = 3;  // loaded before the first is stored
   const int lane = threadIdx.x % 32;
   const int warp = loader_thread() / 32;
-  const int row = warp * 8 + lane / 4;
+  const int row = warp * 8 + (Config::kBoxes ? lane % 8 : lane / 4);
 #pragma unroll 1
   for (int quad = 0; quad < kBytes / 64; ++quad) {
-    const int chunk = quad * 4 + lane % 4;
-    const uint8_t* from = raw_chunk(piece, kBytes, row, chunk);
+    const int chunk = quad * 4 + (Config::kBoxes ? lane / 8 : lane % 4);
+    const uint8_t* from =
+        Config::kBoxes ? &piece[row][(chunk ^ row % 8) * 16] : raw_chunk(piece, kBytes, row, chunk);
     uint16_t* first = swizzled(to, row, 2 * chunk);
     uint16_t* second = swizzled(to, row, 2 * chunk + 1);
 #pragma unroll
@@ -255,7 +257,8 @@ __device__ __forceinline__ void widen_piece(
       for (int i = 0; i < kBatch; ++i) {
         const int at = group + i * kLoaderWarps;
         if (at + warp >= kGroups) break;
-        const uint4 w = words[i];
+        uint4 w = words[i];
+        if (Config::kBoxes && (row + at * 8 < live.begin || row + at * 8 >= live.end)) w = {};
         *reinterpret_cast<uint4*>(first + at * 8 * kSwizzledColumns) = {
             widen<Config::kKv>(w.x), widen<Config::kKv>(w.x >> 16), widen<Config::kKv>(w.y),
             widen<Config::kKv>(w.y >> 16)};

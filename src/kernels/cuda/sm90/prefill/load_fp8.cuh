@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// The producer of fp8 caches in pages of multiples of 16: the copy engine brings rows as they lie, two pieces (K or V
+// of a key tile) ahead, and three warps widen them to f16. Keys that are not the request's, or have left its window,
+// become zeros.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/load_rows.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Starts to copy the scales that each key has; `place` is that of the lane's box.
+template <class Config>
+__device__ __forceinline__ void copy_scales(const PrefillParams& params, typename Config::SharedMemory& shared,
+                                            const WorkTile& tile, int block, const BoxPlace& place, int slot) {
+  const KeyParams& keys = params.attention.keys;
+  if (keys.scale_slot_stride == 0) return;
+#pragma unroll
+  for (int n = static_cast<int>(threadIdx.x) % 32; n < Config::kKeys; n += 32) {
+    const int box = n / params.box_keys;
+    const int64_t page = __shfl_sync(~0u, place.page, box);
+    const int within = __shfl_sync(~0u, place.place, box) + n - box * params.box_keys;
+    const int key = block * Config::kKeys + n;
+    const bool live = key >= max(tile.key_begin, tile.block_begin * Config::kKeys) && key < tile.kv_len;
+    const int64_t at = live ? (page * keys.page_size + within) * keys.scale_slot_stride +
+                                  tile.kv_head * keys.scale_head_stride
+                            : 0;
+    copy_async_4(&shared.scales[slot][0][n], keys.k_scale + at, live ? 4 : 0);
+    copy_async_4(&shared.scales[slot][1][n], keys.v_scale + at, live ? 4 : 0);
+  }
+}
+
+// Warp 1: takes tiles and starts their boxes.
+template <class Config>
+__device__ void load_raw(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  static_assert(Config::kKeys <= 32 * 16 && Config::kKeys % 32 == 0);
+  const int lane = threadIdx.x % 32;
+  TileTaker<Config> taker{params, shared};
+  Ring<kPlaceSlots> places;
+  Ring<Config::kScaleSlots> scales;
+  Ring<Config::kPieces> pieces;
+  const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block, const BoxPlace& place) {
+    shared.raw_empty[pieces.stage].wait(pieces.phase ^ 1);
+    auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(shared.raw[pieces.stage]);
+    load_key_tile<Config>(params, map, tile, block, place, lane, params.beside ? kEvictLast : kEvictNormal, to,
+                          shared.raw_full[pieces.stage]);
+    pieces.advance();
+  };
+  while (true) {
+    int begun = taker.slots.stage;
+    const WorkTile tile = taker.take();
+    if (tile.request < 0) begun = kNoMoreTiles;
+    int block = tile.block_end - 1;
+    BoxPlace place;
+    if (begun != kNoMoreTiles) place = box_place<Config>(params, tile, block, lane);
+    do {
+      shared.places_empty[places.stage].wait(places.phase ^ 1);
+      if (begun != kNoMoreTiles) copy_scales<Config>(params, shared, tile, block, place, scales.stage);
+      if (lane == 0) shared.begun[places.stage] = begun;
+      shared.places_full[places.stage].arrive_after_copies();
+      shared.places_full[places.stage].arrive();
+      places.advance();
+      scales.advance();
+      if (begun == kNoMoreTiles) break;
+      begun = kSameTile;
+      const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
+      load_piece(params.k, tile, block, place);
+      load_piece(params.v, tile, block, place);
+      place = next;
+    } while (--block >= tile.block_begin);
+    if (begun == kNoMoreTiles) break;
+  }
+  wait_copies<0>();
+  taker.finish();
+}
+
+// The three other warps.
+template <class Config>
+__device__ void widen_boxes(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  Ring<Config::kStages> stages;
+  Ring<Config::kQueryStages> q;
+  Ring<Config::kPieces> pieces;
+  Ring<kPlaceSlots> places;
+  Interval live = {};  // keys of the request, from the key tile's first
+  const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty) {
+    shared.raw_full[pieces.stage].wait(pieces.phase);
+    empty.wait(stages.phase ^ 1);
+    widen_piece<Config, Config::kHeadDim>(shared.raw[pieces.stage], to, live);
+    full.arrive();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.raw_empty[pieces.stage].arrive();
+    pieces.advance();
+  };
+  while (true) {
+    shared.places_full[places.stage].wait(places.phase);
+    const int begun = shared.begun[places.stage];
+    release_places<Config>(shared, places.stage);
+    places.advance();
+    if (begun == kNoMoreTiles) return;
+    if (begun == kSameTile) {
+      live = {live.begin + Config::kKeys, live.end + Config::kKeys};
+    } else {
+      const WorkTile& work = shared.tiles[begun].work;
+      const int first = (work.block_end - 1) * Config::kKeys;
+      live = {work.key_begin - first, work.kv_len - first};
+    }
+    widen_next(shared.k[stages.stage], shared.k_full[stages.stage], shared.k_empty[stages.stage]);
+    if (begun != kSameTile && threadIdx.x < 32) {
+      load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
+    }
+    widen_next(shared.v[stages.stage], shared.v_full[stages.stage], shared.v_empty[stages.stage]);
+    stages.advance();
+  }
+}
+
+}  // namespace fovea::kernels::cuda
