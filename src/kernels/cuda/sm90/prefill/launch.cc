@@ -27,7 +27,8 @@ constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up 
 constexpr int32_t kPair = 2;
 // Without a group of q heads, half a key tile more for each row tile pays from so many on.
 constexpr int32_t kLeastPairedTiles = 64;
-// Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a request.
+// Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
+// request.
 constexpr int32_t kLeastPairedTokens = 512;
 
 // Head dims of the variants, least work first; others are padded with zeros by the copy engine.
@@ -40,7 +41,7 @@ struct Variants {
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
   std::optional<gpu::KernelVariant> eight_plain;  // for requests with up to kEightRows
-  std::optional<gpu::KernelVariant> pairs;  // as plain
+  std::optional<gpu::KernelVariant> pairs;        // as plain
 };
 
 bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
