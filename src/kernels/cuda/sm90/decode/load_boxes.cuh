@@ -55,7 +55,6 @@ class BoxCopier {
     const int number = lane_ * kSharers + rank;
     box_ = number / side.pieces;
     piece_ = number - box_ * side.pieces;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy_));
   }
 
   __device__ void run(const DecodeItem& first, int begin, const int& end) {
@@ -65,7 +64,7 @@ class BoxCopier {
     if (params_.list_settled) {
       // The first boxes to the L2, where later writes of theirs go too. Those of all stages made large batches slower.
       const Box box = find_box(walk);
-      if (box.live) prefetch_box(*side_.map, policy_, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
+      if (box.live) prefetch_box(*side_.map, kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
     }
     wait_for_previous_kernel();
 #pragma unroll 1
@@ -124,13 +123,13 @@ class BoxCopier {
     if (lane_ == 0) full.arrive_expecting(bytes);
     __syncwarp();
     if (box.live) {
-      load_box(to, *side_.map, full, policy_, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
+      load_box(to, *side_.map, full, kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
     }
     if constexpr (C::kFp8) {
       if (brings) {
         const int64_t slot = static_cast<int64_t>(box.page) * params_.keys.page_size + box.place;
         load_bytes(scales() + (box.key - walk.step()) * params_.batch.kv_heads,
-                   side_.scale + slot * params_.batch.kv_heads, scale_bytes, full, policy_);
+                   side_.scale + slot * params_.batch.kv_heads, scale_bytes, full, kEvictFirst);
       }
       if (singly && rank_ == 0) {
         copy_scales_singly(walk);
@@ -164,7 +163,6 @@ class BoxCopier {
   const Side side_;
   const int lane_, rank_;
   int box_, piece_;
-  uint64_t policy_;
   int stage_ = 0;
   uint32_t phase_ = 0;
 };
