@@ -119,10 +119,10 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    const int arrivals = BoxCopier<C>::kSharers + (copies_scales_singly<C>(params) ? 32 : 0);
+    const int of_scales = copies_scales_singly<C>(params) ? 32 : 0;
     for (int i = 0; i < kStages; ++i) {
-      shared.k_full[i].init(arrivals);
-      shared.v_full[i].init(arrivals);
+      shared.k_full[i].init(kKSharers + of_scales);
+      shared.v_full[i].init(kVSharers + of_scales);
       shared.k_empty[i].init(kWarps);
       shared.v_empty[i].init(kWarps);
     }
@@ -143,9 +143,10 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   __syncthreads();
   if (warp >= kWarps) {
     if constexpr (kMovesRegisters) give_registers<kCopierRegisters>();
-    if (params.boxes) {
-      constexpr int kSharers = BoxCopier<C>::kSharers;
-      BoxCopier<C>(params, side_of<C>(params, shared, warp < kWarps + kSharers), (warp - kWarps) % kSharers)
+    const int copier = warp - kWarps;
+    const bool is_k = copier < kKSharers;
+    if (params.boxes && copier < kKSharers + kVSharers) {
+      BoxCopier<C>(params, side_of<C>(params, shared, is_k), is_k ? copier : copier - kKSharers)
           .run(range.first, shared.range_begin, shared.range_end);
     }
   } else {

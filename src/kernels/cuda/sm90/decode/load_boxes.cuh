@@ -25,6 +25,7 @@ struct Side {
   const TensorMap* map;
   const float* scale;
   int pieces;
+  int sharers;  // warps
   char* stages;
   int stage_bytes, scale_offset;
   TransactionBarrier* full;
@@ -34,10 +35,10 @@ struct Side {
 template <class C>
 __device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& shared, bool is_k) {
   if (is_k) {
-    return {&params.k_map, params.keys.k_scale, C::kKPieces, reinterpret_cast<char*>(shared.k),
+    return {&params.k_map, params.keys.k_scale, C::kKPieces, C::kKSharers, reinterpret_cast<char*>(shared.k),
             sizeof(shared.k[0]), sizeof(shared.k[0].tiles), shared.k_full, shared.k_empty};
   }
-  return {&params.v_map, params.keys.v_scale, C::kVPieces, reinterpret_cast<char*>(shared.v),
+  return {&params.v_map, params.keys.v_scale, C::kVPieces, C::kVSharers, reinterpret_cast<char*>(shared.v),
           sizeof(shared.v[0]), sizeof(shared.v[0].tiles), shared.v_full, shared.v_empty};
 }
 
@@ -47,12 +48,10 @@ __device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& sh
 template <class C>
 class BoxCopier {
  public:
-  // Warps that share a side: a warp begins its copies one after the other.
-  static constexpr int kSharers = C::kCopiers / 64;
-
+  // Number `rank` of the warps that share the side.
   __device__ BoxCopier(const DecodeParams& params, const Side& side, int rank)
       : params_(params), side_(side), lane_(threadIdx.x % 32), rank_(rank) {
-    const int number = lane_ * kSharers + rank;
+    const int number = lane_ * side.sharers + rank;
     box_ = number / side.pieces;
     piece_ = number - box_ * side.pieces;
   }
