@@ -219,16 +219,13 @@ INSTANTIATE_TEST_SUITE_P(Cases, Refused, ::testing::ValuesIn(test::attention_cas
                          [](const auto& param) { return param.param.name; });
 
 // Every shared case has at least one backend, so that none passes by being refused everywhere.
-// On a GPU MLA's rows and fp8 queries over keys with a scale each and caches of another 16-bit type
-// than the queries' are not.
+// On a GPU caches of another 16-bit type than the queries' are not.
 TEST(Contract, EveryCaseIsServed) {
   if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
   const BackendRegistry registry = BackendRegistry::builtin();
   for (const AttentionCase& test : test::attention_cases()) {
     const bool same_type = test.cache.dtype == test.spec.q_dtype || is_fp8(test.cache.dtype);
-    const bool key_scales = test.cache.scale == KvScale::per_token_head &&
-                            (test::is_mla(test.spec) || is_fp8(test.spec.q_dtype));
-    if (test::on_gpu() && (key_scales || !same_type)) continue;
+    if (test::on_gpu() && !same_type) continue;
     EXPECT_NO_THROW(select_backend(registry, test::request_of(test))) << test.name;
   }
 }

@@ -40,7 +40,7 @@ BackendRequest served() {
 
 class CudaEntry : public ::testing::Test {
  protected:
-  const BackendEntry& entry() const { return *registry_.find("portable"); }
+  const BackendEntry& entry(const char* name = "portable") const { return *registry_.find(name); }
   const BackendRegistry registry_ = BackendRegistry::builtin();
 };
 
@@ -62,9 +62,6 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
     std::string text;
     std::function<void(BackendRequest&)> change;
   };
-  const auto fp8_queries = [](BackendRequest& r) {
-    r.spec.q_dtype = r.cache.dtype = DType::f8e4m3;
-  };
   const std::vector<Case> cases = {
       {RejectCode::device, "device is the CPU", [](auto& r) { r.device = cpu_device(); }},
       {RejectCode::device, "sm_75", [](auto& r) { r.device.sm = 75; }},
@@ -73,17 +70,6 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
       {RejectCode::head_dim, "320", [](auto& r) { r.spec.head_dim = r.cache.head_dim = 320; }},
       {RejectCode::head_dim, "multiples of 16",
        [](auto& r) { r.spec.head_dim = r.cache.head_dim = 100; }},
-      {RejectCode::q_dtype, "fp8_e4m3", fp8_queries},
-      {RejectCode::kv_scale, "with fp8 queries accepted",
-       [&](auto& r) {
-         fp8_queries(r);
-         r.cache.scale = KvScale::per_token_head;
-       }},
-      {RejectCode::head_dim, "with fp8 queries at most 128",
-       [&](auto& r) {
-         fp8_queries(r);
-         r.spec.head_dim = r.cache.head_dim = 192;
-       }},
       {RejectCode::limits, "65535", [](auto& r) { r.limits.max_requests = 65536; }},
       {RejectCode::window, "mask tree",
        [](auto& r) {
@@ -101,6 +87,27 @@ TEST_F(CudaEntry, EveryLimitIsNamed) {
     EXPECT_TRUE(found) << reject_code_name(one.code) << ": " << one.text;
     EXPECT_THROW(entry().workspace_bytes(request), Error);
   }
+}
+
+// Products of fp8 have limits that fp8 queries multiplied as 16-bit values do not.
+TEST_F(CudaEntry, FP8ProductsAreLimitedWhereTheyAreComputed) {
+  BackendRequest request = served();
+  request.spec.q_dtype = request.cache.dtype = DType::f8e4m3;
+  BackendRequest scaled = request, wide = request;
+  scaled.cache.scale = KvScale::per_token_head;
+  wide.spec.head_dim = wide.cache.head_dim = 192;
+  const auto reasons = [&](const char* name, const BackendRequest& given) {
+    std::string text;
+    for (const Reason& reason : entry(name).reject(given)) {
+      if (reason.code != RejectCode::kernels) text += reason.text;  // there is no pack
+    }
+    return text;
+  };
+  EXPECT_EQ(reasons("flash", request), "");
+  EXPECT_NE(reasons("flash", scaled).find("with fp8 queries accepted"), std::string::npos);
+  EXPECT_NE(reasons("flash", wide).find("with fp8 queries at most 128"), std::string::npos);
+  for (const BackendRequest& given : {request, scaled, wide})
+    EXPECT_EQ(reasons("portable", given), "");
 }
 
 TEST_F(CudaEntry, NoReasonIsGivenTwice) {

@@ -27,7 +27,7 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
   int32_t q_heads = 8, kv_heads = 2, head_dim = 128, head_dim_v = 128;
   int32_t page_size = 16;
-  std::string cache = "bf16";
+  std::string cache = "bf16", query = "bf16";
   int32_t window = 0, chunk = 0;
   float logit_cap = 0;
   bool sinks = false, alibi = false, tree = false;
@@ -48,7 +48,10 @@ struct HostBatch {
   explicit HostBatch(const Case& test);
   // Element (row of new token t of all, head) of a dense [tokens, heads, dim] array.
   float q_at(int64_t row, int32_t head, int32_t d) const {
-    return bf16_to_float(q[static_cast<size_t>((row * test.q_heads + head) * test.head_dim + d)]);
+    const int64_t at = row * test.q_heads + head;
+    const auto element = static_cast<size_t>(at * test.head_dim + d);
+    if (q_codes.empty()) return bf16_to_float(q[element]);
+    return f8e4m3_to_float(q_codes[element]) * q_scale[static_cast<size_t>(at)];
   }
   bool visible(int32_t request, int32_t token, int32_t key) const;
   // fp64 attention of one row from the cache as `cached` reads it.
@@ -60,6 +63,8 @@ struct HostBatch {
   std::vector<int64_t> all_slots;  // of every key of every request, in order
   std::vector<uint64_t> tree;
   std::vector<uint16_t> q, k, v;      // k and v: [all_keys, kv_heads, dim]
+  std::vector<uint8_t> q_codes;       // instead of q where queries are fp8
+  std::vector<float> q_scale;         // theirs: [tokens, q_heads]
   std::vector<float> k_read, v_read;  // what the cache gives back
   std::vector<float> sinks, slopes;
 };
@@ -98,6 +103,13 @@ HostBatch::HostBatch(const Case& c) : test(c) {
   q = random_bf16(static_cast<size_t>(tokens) * c.q_heads * c.head_dim, random);
   k = random_bf16(static_cast<size_t>(all_keys) * c.kv_heads * c.head_dim, random);
   v = random_bf16(static_cast<size_t>(all_keys) * c.kv_heads * c.head_dim_v, random);
+  if (c.query != "bf16") {
+    for (size_t i = 0; i < q.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(c.head_dim);
+      if (row == q_scale.size()) q_scale.push_back(0.004f * static_cast<float>(1 + row % 5));
+      q_codes.push_back(float_to_f8e4m3(bf16_to_float(q[i]) / q_scale[row]));
+    }
+  }
   for (int32_t h = 0; h < c.q_heads; ++h) {
     sinks.push_back(0.3f * static_cast<float>(h) - 1);
     slopes.push_back(std::exp2(-static_cast<float>(h + 1) / 2));
@@ -183,6 +195,7 @@ TEST_P(PortableKernels, MatchFp64) {
   const gpu::DeviceBuffer k_scale(static_cast<size_t>(slots) * c.kv_heads * 4);
   const gpu::DeviceBuffer v_scale(static_cast<size_t>(slots) * c.kv_heads * 4);
   const auto k = to_device(run.k), v = to_device(run.v), q = to_device(run.q);
+  const auto q_codes = to_device(run.q_codes), q_scale = to_device(run.q_scale);
   const auto all_slots = to_device(run.all_slots);
   const auto kv_begin = to_device(run.kv_begin), kv_lens = to_device(run.kv_lens);
   const auto q_indptr = to_device(run.q_indptr), rows = to_device(run.rows);
@@ -232,7 +245,7 @@ TEST_P(PortableKernels, MatchFp64) {
   table.page_size = c.page_size;
 
   Kernel attention = load("portable/attention", {std::to_string(c.head_dim),
-                                                 std::to_string(c.head_dim_v), "bf16", c.cache,
+                                                 std::to_string(c.head_dim_v), c.query, c.cache,
                                                  decode                ? "16"
                                                  : c.head_dim_v <= 128 ? "128"
                                                                        : "64"});
@@ -272,7 +285,10 @@ TEST_P(PortableKernels, MatchFp64) {
     params.keys.scale_slot_stride = c.kv_heads;
     params.keys.scale_head_stride = 1;
   }
-  params.q = q.data();
+  params.q = run.q_codes.empty() ? q.data() : q_codes.data();
+  if (!run.q_scale.empty()) params.q_scale = q_scale.data<float>();
+  params.q_scale_token_stride = c.q_heads;
+  params.q_scale_head_stride = 1;
   params.q_token_stride = int64_t{c.q_heads} * c.head_dim;
   params.q_head_stride = c.head_dim;
   const size_t out_count = static_cast<size_t>(run.tokens) * c.q_heads * c.head_dim_v;
@@ -361,6 +377,7 @@ std::vector<Case> cases() {
                   .head_dim = 64,
                   .head_dim_v = 64,
                   .cache = "f8e4m3"});
+  list.push_back({.name = "fp8_queries", .requests = mixed, .cache = "f8e4m3", .query = "f8e4m3"});
   list.push_back({.name = "window", .requests = mixed, .window = 100});
   list.push_back({.name = "chunk", .requests = mixed, .chunk = 128});
   list.push_back({.name = "cap", .requests = mixed, .logit_cap = 5});
@@ -371,6 +388,8 @@ std::vector<Case> cases() {
       {30, 30}, {1, 150}, {0, 0}, {5, 80}, {1, 1}};
   list.push_back({.name = "small_mixed", .requests = small});
   list.push_back({.name = "small_fp8", .requests = small, .page_size = 1, .cache = "f8e4m3"});
+  list.push_back(
+      {.name = "small_fp8_queries", .requests = small, .cache = "f8e4m3", .query = "f8e4m3"});
   list.push_back({.name = "small_window_cap", .requests = small, .window = 20, .logit_cap = 5});
   list.push_back({.name = "small_sinks", .requests = small, .page_size = 64, .sinks = true});
   list.push_back({.name = "small_parts", .requests = {{5, 700}, {1, 650}, {20, 30}}});

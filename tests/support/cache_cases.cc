@@ -50,6 +50,10 @@ void fp8_products(Cases& cases) {
   }
   add("page_3", [](AttentionCase& test) { test.cache.page_size = 3; });
   add("head_dim_64", [](AttentionCase& test) { test.spec.head_dim = test.spec.head_dim_v = 64; });
+  add("head_dim_192_112", [](AttentionCase& test) {
+    test.spec.head_dim = 192;
+    test.spec.head_dim_v = 112;
+  });
   add("group_7", [](AttentionCase& test) { test.spec.q_heads = 14; });
   add("window", [](AttentionCase& test) { test.spec.window = 20; });
   add("chunk_hnd", [](AttentionCase& test) {
@@ -61,6 +65,11 @@ void fp8_products(Cases& cases) {
     test.spec.has_sinks = test.spec.has_alibi = true;
   });
   add("custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
+  add("cascade", [](AttentionCase& test) {
+    test.requests = {{1, 700}, {1, 609}, {3, 850}, {1, 640}, {20, 700}};
+    test.shared_prefix = 608;
+    test.prefix_levels = 1;
+  });
   add("decode", [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
     test.requests = {{1, 97}, {1, 1}, {1, 40}};

@@ -104,6 +104,7 @@ class CudaBackend final : public AttentionBackend {
   KvPool* pool_;
   BatchRules rules_;
   std::unique_ptr<cuda::AttentionKernel> prefill_, decode_;
+  int32_t most_decode_tokens_ = 0;
   CudaCache cache_;
   std::vector<CudaLayer> layers_;
   WorkspaceMemory own_memory_;
@@ -142,6 +143,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   layer_launches_.resize(std::max<size_t>(layers_.size(), 1));
   prefill_ = prefill_of(table, setup_).load(setup_, store);
   if (const auto* decode = table.decode_of(setup_)) decode_ = decode->load(setup_, store);
+  most_decode_tokens_ = most_decode_tokens(table, setup_);
 
   params_.batch.q_heads = spec().q_heads;
   params_.batch.kv_heads = spec().kv_heads;
@@ -177,7 +179,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
 // with. In a mixed batch every request goes to the kernel that suits its length, by the lengths on
 // the device.
 void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
-  const int32_t most = most_decode_tokens(table_, setup_);
+  const int32_t most = most_decode_tokens_;
   int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
   active_ = longest <= most ? decode_.get() : prefill_.get();
@@ -281,7 +283,7 @@ const cuda::AttentionFamily* CudaKernels::prefill_of(const cuda::AttentionSetup&
 }
 
 const cuda::AttentionFamily* CudaKernels::decode_of(const cuda::AttentionSetup& setup) const {
-  return is_fp8(setup.spec.q_dtype) ? nullptr : decode;
+  return decode != nullptr && !decode->variants(setup).empty() ? decode : nullptr;
 }
 
 size_t cuda_workspace_bytes(const CudaKernels& table, const cuda::AttentionSetup& setup,

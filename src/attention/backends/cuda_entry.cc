@@ -22,7 +22,7 @@ constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::e
                                       AttentionScope::encoder_cache, AttentionScope::cross};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
                                MaskKind::prefix_spans, MaskKind::multi_item};
-constexpr DType kQDtypes[] = {DType::f16, DType::bf16};
+constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
 constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
                                  KvScale::per_token_head};
@@ -64,9 +64,9 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
   append_limit_reasons(request.limits, reasons);
 }
 
-constexpr int32_t kMostFp8HeadDim = 128;  // of fp8 queries
+constexpr int32_t kMostFp8HeadDim = 128;  // of fp8 products
 
-void check_fp8_queries(const BackendRequest& request, std::vector<Reason>& reasons) {
+void check_fp8_products(const BackendRequest& request, std::vector<Reason>& reasons) {
   if (!is_fp8(request.spec.q_dtype)) return;
   if (request.cache.scale == KvScale::per_token_head) {
     reasons.push_back(
@@ -153,7 +153,7 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
   entry.reject = [capability, &kernels](const BackendRequest& request) {
     std::vector<Reason> reasons = capability_reasons(capability, request);
     check_rows(request, reasons);
-    check_fp8_queries(request, reasons);
+    if (kernels.fp8_products) check_fp8_products(request, reasons);
     if (reasons.empty()) check_kernels(kernels, request, reasons);
     return reasons;
   };

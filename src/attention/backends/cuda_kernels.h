@@ -20,11 +20,13 @@ struct CudaKernels {
   const kernels::cuda::AttentionFamily* decode = nullptr;
   // Attends to shared prefixes: many rows over keys that it splits, results in f32.
   const kernels::cuda::AttentionFamily* groups = nullptr;
+  // fp8 queries are multiplied as fp8: keys cannot have a scale each, heads are 128 wide at most.
+  bool fp8_products = false;
 
   // Null: no family has variants.
   const kernels::cuda::AttentionFamily* prefill_of(
       const kernels::cuda::AttentionSetup& setup) const;
-  // Null: prefill serves all batches. No decode kernel reads fp8 queries.
+  // Null: prefill serves all batches.
   const kernels::cuda::AttentionFamily* decode_of(const kernels::cuda::AttentionSetup& setup) const;
 };
 

@@ -10,13 +10,12 @@ namespace cuda = kernels::cuda;
 
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
                       const BatchLimits& limits) {
-  const bool serves = table.groups != nullptr && shares_prefixes(spec) && !is_fp8(spec.q_dtype);
-  return serves ? limits.prefix_levels : 0;
+  return table.groups != nullptr && shares_prefixes(spec) ? limits.prefix_levels : 0;
 }
 
 std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
-  const auto type = cuda::variant_type(spec.q_dtype);
-  check_argument(type.has_value(), "no kernel writes {}", dtype_name(spec.q_dtype));
+  const auto type = cuda::variant_type(activation_dtype(spec));
+  check_argument(type.has_value(), "no kernel writes {}", dtype_name(activation_dtype(spec)));
   return {cuda::make_variant(cuda::family("portable/prefix_plan"), {"256"}, sm),
           cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
 }

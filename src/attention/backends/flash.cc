@@ -9,16 +9,15 @@ const CudaKernels& flash_kernels() {
   static const CudaKernels kernels = {.name = "flash",
                                       .prefill = {&kernels::cuda::hopper_prefill()},
                                       .decode = &kernels::cuda::hopper_decode(),
-                                      .groups = &kernels::cuda::portable_prefill()};
+                                      .groups = &kernels::cuda::portable_prefill(),
+                                      .fp8_products = true};
   return kernels;
 }
 
 BackendEntry flash_backend() {
   constexpr int kHopper = 90;
-  static constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
   Capability can = cuda_capability();
   can.min_sm = can.max_sm = kHopper;
-  can.q_dtypes = kQDtypes;
   can.max_head_dim = 256;
   can.batch_invariant = true;  // tiles and segments of keys lie the same whatever a batch holds
   return cuda_entry(

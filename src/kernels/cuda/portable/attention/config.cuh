@@ -13,10 +13,11 @@ constexpr int kPad = 8;
 
 // Shared memory of a block: two blocks fit an SM of Hopper. Of the GPUs that run sm_80 code, sm_86 and
 // sm_89 have 99 KB, as sm_120; sm_100's compiler spills with the larger tiles of more.
+constexpr int kLeastSharedLimit = 99 << 10;
 #if __CUDA_ARCH__ == 900
 constexpr int kSharedLimit = 113 << 10;
 #else
-constexpr int kSharedLimit = 99 << 10;
+constexpr int kSharedLimit = kLeastSharedLimit;
 #endif
 
 // What one CTA works on: the item, and where its rows are.
@@ -49,6 +50,14 @@ struct QueryRow {
   float slope;             // ALiBi, in units of log2
 };
 
+// Of fp8 queries, a row each: what makes its products scores.
+template <bool kFp8Queries, int kRows>
+struct QueryScales {
+  float query_scale[kRows];
+};
+template <int kRows>
+struct QueryScales<false, kRows> {};
+
 // The keys that a warp's rows see, and those that all of them see, without a mask.
 struct alignas(16) WarpKeys {
   Interval some, all;  // `all` is empty where masks need a predicate
@@ -65,7 +74,9 @@ struct AttentionConfig {
   static constexpr int kHeadDimV = kDimV;
   static constexpr Type kQ = kQuery;
   static constexpr Type kKv = kCache;
+  static constexpr Type kOut = type_bytes(kQuery) == 1 ? bf16 : kQuery;
   static constexpr bool kConvert = type_bytes(kCache) == 1;
+  static_assert(type_bytes(kQuery) == 2 || kConvert, "fp8 queries become f16 as fp8 caches do");
   // What is multiplied: fp8 as f16, which is one instruction for two values from sm_89 on and exact, so
   // weights are f16 then and so are queries.
   static constexpr Type kMath = kConvert ? f16 : kQuery;
@@ -82,7 +93,7 @@ struct AttentionConfig {
   static constexpr int kRowFragments = kRows == 128 ? 2 : 1;
 
   template <int kKeys, int kStages>
-  struct Memory {
+  struct Memory : QueryScales<kQuery == f8e4m3, kRows> {
     static constexpr int kParts = kSplitsKeys ? kKeys / 16 : 1;
     alignas(16) uint16_t q[kRows][kDim + kPad];
     union {
@@ -110,7 +121,8 @@ struct AttentionConfig {
   };
   template <int kKeys, int kStages>
   static constexpr bool fits() {
-    return sizeof(Memory<kKeys, kStages>) <= kSharedLimit;
+    // Under fp8 queries sm_90's compiler spills with the larger tiles too.
+    return sizeof(Memory<kKeys, kStages>) <= (kQuery == f8e4m3 ? kLeastSharedLimit : kSharedLimit);
   }
 
   static constexpr int kKeys = fits<64, 2>() ? 64 : fits<32, 2>() ? 32 : 16;

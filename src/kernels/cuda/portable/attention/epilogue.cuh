@@ -122,7 +122,7 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
     const int column = d * 8 + lane % 4 * 2;
     if (column >= params.head_dim_v || !stores_columns<Config>(d)) continue;
     *reinterpret_cast<uint32_t*>(to + column) =
-        pack<Config::kQ>(values[d][low] * factor, values[d][low + 1] * factor);
+        pack<Config::kOut>(values[d][low] * factor, values[d][low + 1] * factor);
   }
 }
 

@@ -62,8 +62,8 @@ __device__ void attend_step(const AttentionParams& params, int first, int step, 
   if (masked) hidden = hidden_scores<C>(params, tile, shared.queries, first);
   Scores<C> scores;
   score_tile<C>(shared, ready, step, scores);
-  const float factor = transform_scores<C>(params, tile, shared.queries,
-                                           &shared.k_scale[scale_stage][step], first, hidden, scores);
+  const float factor = transform_scores<C>(params, tile, shared, &shared.k_scale[scale_stage][step],
+                                           first, hidden, scores);
   softmax_tile<C>(sum, factor, scores);
   add_values<C>(params, shared, ready, step, &shared.v_scale[scale_stage][step], scores, sum);
 }
@@ -79,7 +79,15 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
   for (int t = 0; t < C::kStages; ++t) found[t] = find(t);
   Accumulator<C> sum;
   if (threadIdx.x % 32 == 0) shared.warp_keys[threadIdx.x / 32] = warp_keys<C>(params, tile);
-  if (threadIdx.x < C::kRowTile) shared.queries[threadIdx.x] = query_row(params, tile, threadIdx.x);
+  if (threadIdx.x < C::kRowTile) {
+    const QueryRow row = query_row<C>(params, tile, threadIdx.x);
+    shared.queries[threadIdx.x] = row;
+    if constexpr (C::kQ == f8e4m3) {
+      const int64_t token = tile.view.q_begin + row.token;
+      const int64_t at = token * params.q_scale_token_stride + row.head * params.q_scale_head_stride;
+      shared.query_scale[threadIdx.x] = score_unit(params) * (params.q_scale ? params.q_scale[at] : 1.0f);
+    }
+  }
   __syncthreads();
   load_queries<C>(params, tile, shared);
 #pragma unroll

@@ -34,13 +34,14 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const bool cached = spec.scope != AttentionScope::encoder;
   const DType stored = cached ? setup.cache.dtype : spec.q_dtype;
   const auto kv = variant_type(stored);
-  const bool types = q && kv && !is_fp8(spec.q_dtype) && (stored == spec.q_dtype || is_fp8(stored));
+  const auto out = variant_type(activation_dtype(spec));
+  const bool types = q && kv && out && (stored == spec.q_dtype || is_fp8(stored));
   if (!types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim) return std::nullopt;
   const std::string tile = std::to_string(row_tile<kDecode>(spec));
   const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv, tile});
   return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),
                   make_variant(family(kFolder), values, setup.sm),
-                  make_variant(family("portable/merge"), {tile, *q}, setup.sm)};
+                  make_variant(family("portable/merge"), {tile, *out}, setup.sm)};
 }
 
 template <bool kDecode>

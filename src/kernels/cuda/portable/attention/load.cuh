@@ -97,18 +97,41 @@ __device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval
 template <class Config>
 __device__ void load_queries(const AttentionParams& params, const Tile& tile,
                              typename Config::SharedMemory& shared) {
-  copy_rows<Config, Config::kRowTile, Config::kHeadDim * 2>(
-      shared.queries, &QueryRow::q, {0, tile.rows}, params.head_dim * 2, shared.q, sizeof(shared.q[0]));
+  constexpr int kBytes = type_bytes(Config::kQ);
+  copy_rows<Config, Config::kRowTile, Config::kHeadDim * kBytes>(shared.queries, &QueryRow::q,
+                                                                 {0, tile.rows}, params.head_dim * kBytes,
+                                                                 shared.q, sizeof(shared.q[0]));
+}
+
+// Codes at the front of their rows become the rows: a warp has read all of one before it writes.
+template <class Config>
+__device__ void widen_queries(typename Config::SharedMemory& shared) {
+  constexpr int kChunks = Config::kHeadDim / 8;
+  static_assert(kChunks <= 32);
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < Config::kRowTile; row += Config::kWarps) {
+    uint2 codes = {};
+    if (lane < kChunks) codes = reinterpret_cast<const uint2*>(shared.q[row])[lane];
+    __syncwarp();
+    if (lane < kChunks) {
+      reinterpret_cast<uint4*>(shared.q[row])[lane] = widen_to_f16<false>(codes.x, codes.y, 0);
+    }
+  }
 }
 
 // Queries that have landed, as what is multiplied.
 template <class Config>
 __device__ void convert_queries(typename Config::SharedMemory& shared) {
   if constexpr (Config::kMath == Config::kQ) return;
-  constexpr int kChunks = Config::kHeadDim / 8;
-  for (int i = threadIdx.x; i < Config::kRowTile * kChunks; i += Config::kThreads) {
-    auto& chunk = *reinterpret_cast<uint4*>(&shared.q[i / kChunks][i % kChunks * 8]);
-    chunk = bf16_as<Config::kMath>(chunk);
+  if constexpr (Config::kQ == f8e4m3) {
+    widen_queries<Config>(shared);
+  } else {
+    constexpr int kChunks = Config::kHeadDim / 8;
+    for (int i = threadIdx.x; i < Config::kRowTile * kChunks; i += Config::kThreads) {
+      auto& chunk = *reinterpret_cast<uint4*>(&shared.q[i / kChunks][i % kChunks * 8]);
+      chunk = bf16_as<Config::kMath>(chunk);
+    }
   }
   __syncthreads();
 }

@@ -26,7 +26,8 @@ struct Accumulator {
 template <class Config>
 using Scores = float[Config::kRowFragments][Config::kWarpKeys / 8][4];
 
-__device__ inline QueryRow query_row(const AttentionParams& params, const Tile& tile, int row) {
+template <class Config>
+__device__ QueryRow query_row(const AttentionParams& params, const Tile& tile, int row) {
   const auto* const q = static_cast<const char*>(params.q);
   if (row >= tile.rows) return {q};
   const MaskParams& mask = params.batch.mask;
@@ -36,7 +37,7 @@ __device__ inline QueryRow query_row(const AttentionParams& params, const Tile& 
   const float slope = params.alibi_slopes ? params.alibi_slopes[head] * kLog2E : 0.0f;
   const int64_t at = (tile.view.q_begin + token) * params.q_token_stride + head * params.q_head_stride;
   const int position = query_position(mask, tile.view, token);
-  return {q + at * 2, token, head, position, keys.begin, keys.end, slope};
+  return {q + at * type_bytes(Config::kQ), token, head, position, keys.begin, keys.end, slope};
 }
 
 // The first row of the thread's warp, and its first key of a step of the tile.
@@ -137,17 +138,29 @@ __device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& til
   return hidden;
 }
 
+// Of products: before a cap natural, else log2.
+__device__ inline float score_unit(const AttentionParams& params) {
+  return params.logit_cap > 0 ? params.scale : params.scale * kLog2E;
+}
+
 // What makes scores in log2 units of products: returned where a factor does, applied where there is
-// more: cache scales, cap, ALiBi. Hidden scores become -inf.
+// more: scales of the queries and the cache, cap, ALiBi. Hidden scores become -inf.
 template <class Config>
 __device__ float transform_scores(const AttentionParams& params, const Tile& tile,
-                                  const QueryRow* queries, const float* k_scale, int first,
-                                  uint32_t hidden, Scores<Config>& scores) {
-  float factor = params.logit_cap > 0 ? params.scale : params.scale * kLog2E;
+                                  const typename Config::SharedMemory& shared, const float* k_scale,
+                                  int first, uint32_t hidden, Scores<Config>& scores) {
+  float factor = 1;
   const bool scaled = Config::kConvert && params.keys.k_scale;
-  if (scaled || params.logit_cap > 0 || params.alibi_slopes || factor <= 0) {
-    for_each_score<Config>(scores, [&](float& score, int, int) { score *= factor; });
-    factor = 1;
+  if constexpr (Config::kQ == f8e4m3) {
+    for_each_score<Config>(scores, [&](float& score, int number, int) {
+      score *= shared.query_scale[row_of_score<Config>(number)];
+    });
+  } else {
+    factor = score_unit(params);
+    if (scaled || params.logit_cap > 0 || params.alibi_slopes || factor <= 0) {
+      for_each_score<Config>(scores, [&](float& score, int, int) { score *= factor; });
+      factor = 1;
+    }
   }
   if (scaled) {
     for_each_score<Config>(scores, [&](float& score, int, int column) { score *= k_scale[column]; });
@@ -160,7 +173,7 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
   }
   if (params.alibi_slopes) {
     for_each_score<Config>(scores, [&](float& score, int number, int column) {
-      const QueryRow& query = queries[row_of_score<Config>(number)];
+      const QueryRow& query = shared.queries[row_of_score<Config>(number)];
       const int at = key_position(params.batch.mask, tile.view, first + column);
       score += query.slope * static_cast<float>(at - query.position);
     });
