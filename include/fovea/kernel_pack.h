@@ -37,8 +37,8 @@ struct KernelBuildOptions {
 // Error{unsupported} without NVRTC, or naming the kernel and the compiler's log.
 std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options);
 
-// The baked set, with figures where the pack at `pack_path` has them. An empty or missing pack is
-// legal.
+// The baked set, with figures where the pack at `pack_path` has them; empty: there is none.
+// Error{io} where there is no such file.
 std::vector<KernelListing> list_kernels(const std::string& pack_path);
 
 // Where this process takes GPU kernels from, in this order: the pack, the cache folder, the

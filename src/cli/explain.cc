@@ -74,6 +74,9 @@ void complete(ExplainFlags& flags) {
     if (is_fp8(cache.dtype) && cache.scale == KvScale::none) cache.layout = KvLayout::mla_fp8_rows;
   }
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
+  BatchLimits& limits = flags.request.limits;
+  if (spec.scope == cross && limits.max_encoder_len == 0)
+    limits.max_encoder_len = limits.max_kv_len;
   cache.layers = 1;
   cache.kv_heads = spec.kv_heads;
   cache.head_dim = spec.head_dim;
@@ -212,6 +215,9 @@ void add_explain(CLI::App& program) {
   command->add_option("--max-tokens", limits.max_tokens)->capture_default_str();
   command->add_option("--max-q-len", limits.max_q_len)->capture_default_str();
   command->add_option("--max-kv-len", limits.max_kv_len)->capture_default_str();
+  command->add_option("--max-encoder-len", limits.max_encoder_len,
+                      "scope cross; default --max-kv-len");
+  command->add_option("--prefix-levels", limits.prefix_levels, "of shared prefixes; 0 is off");
   command->add_flag("--json", flags->json);
   command->callback([command, flags] { run(*command, *flags); });
 }

@@ -172,9 +172,43 @@ std::string KernelStore::cache_file(const KernelVariant& variant) const {
                      nvrtc_version());
 }
 
+std::optional<CompiledKernel> KernelStore::find_cached(const KernelVariant& variant) const {
+  if (options_.cache_path.empty()) return std::nullopt;
+  const std::string file = cache_file(variant);
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) return std::nullopt;
+  try {
+    const KernelPack one = KernelPack::open(file);
+    if (const CompiledKernel* kernel = one.find(variant)) return *kernel;
+  } catch (const Error& error) {
+    announce(fmt::format("the kernel cache is damaged: {}", error.what()));
+  }
+  return std::nullopt;
+}
+
+void KernelStore::keep_cached(const KernelVariant& variant, const CompiledKernel& kernel) const {
+  if (options_.cache_path.empty()) return;
+  KernelPack one;
+  one.set(variant, kernel);
+  std::error_code problem;
+  std::filesystem::create_directories(options_.cache_path, problem);
+  try {
+    one.save(cache_file(variant));
+  } catch (const Error& error) {
+    announce(fmt::format("the kernel is not cached: {}", error.what()));
+  }
+}
+
+void KernelStore::announce(const std::string& line) const {
+  if (options_.announce) options_.announce(line);
+}
+
 std::string KernelStore::why_not(const KernelVariant& variant) const {
-  if (pack_.find(variant)) return {};
-  if (!options_.cache_path.empty() && std::filesystem::exists(cache_file(variant))) return {};
+  if (pack_.find(variant) || find_cached(variant)) return {};
+  return why_not_compiled(variant);
+}
+
+std::string KernelStore::why_not_compiled(const KernelVariant& variant) const {
   const std::string missing =
       fmt::format("{} for sm_{} is not in the kernel pack", variant.name, variant.sm);
   if (!options_.allow_compile) return missing + " and compiling at run time is forbidden";
@@ -185,28 +219,14 @@ std::string KernelStore::why_not(const KernelVariant& variant) const {
 
 CompiledKernel KernelStore::get(const KernelVariant& variant) {
   if (const CompiledKernel* packed = pack_.find(variant)) return *packed;
-  const bool cached = !options_.cache_path.empty();
-  if (cached) {
-    const std::string file = cache_file(variant);
-    if (std::filesystem::exists(file)) {
-      const KernelPack one = KernelPack::open(file);
-      if (const CompiledKernel* kernel = one.find(variant)) return *kernel;
-    }
-  }
-  if (const std::string reason = why_not(variant); !reason.empty()) {
+  if (auto cached = find_cached(variant)) return *std::move(cached);
+  if (const std::string reason = why_not_compiled(variant); !reason.empty()) {
     fail(ErrorCode::unsupported, "{}", reason);
   }
-  if (options_.announce) {
-    options_.announce(
-        fmt::format("compiling {} for sm_{} (not in the kernel pack)", variant.name, variant.sm));
-  }
+  announce(
+      fmt::format("compiling {} for sm_{} (not in the kernel pack)", variant.name, variant.sm));
   CompiledKernel kernel = compile(variant);
-  if (cached) {
-    std::filesystem::create_directories(options_.cache_path);
-    KernelPack one;
-    one.set(variant, kernel);
-    one.save(cache_file(variant));
-  }
+  keep_cached(variant, kernel);
   return kernel;
 }
 

@@ -67,7 +67,8 @@ struct KernelStoreOptions {
   std::string pack_path;   // empty: no pack
   std::string cache_path;  // folder; empty: nothing is cached on disk
   bool allow_compile = true;
-  std::function<void(std::string_view line)> announce;  // one line for each variant compiled
+  // One line for each variant compiled, and where the folder fails: kernels are then compiled anew.
+  std::function<void(std::string_view line)> announce;
 };
 
 class KernelStore {
@@ -81,6 +82,11 @@ class KernelStore {
 
  private:
   std::string cache_file(const KernelVariant& variant) const;
+  // Nothing where the file is absent or damaged.
+  std::optional<CompiledKernel> find_cached(const KernelVariant& variant) const;
+  void keep_cached(const KernelVariant& variant, const CompiledKernel& kernel) const;
+  std::string why_not_compiled(const KernelVariant& variant) const;
+  void announce(const std::string& line) const;
 
   KernelStoreOptions options_;
   KernelPack pack_;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -316,6 +317,66 @@ TEST(Cli, TablesAndJson) {
   EXPECT_EQ(nlohmann::json::parse(model.out).at(1).at("chosen"), "cpu");
   EXPECT_EQ(fovea({"--help"}).exit_code, 0);
   EXPECT_EQ(fovea({"--version"}).exit_code, 0);
+}
+
+TEST(Cli, ExplainsEveryScope) {
+  for (const char* scope : {"decoder", "encoder", "encoder_cache", "cross"}) {
+    const ProgramResult result = fovea({"explain", "--scope", scope, "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(nlohmann::json::parse(result.out)["chosen"], "cpu") << scope;
+  }
+  expect_refused(fovea({"explain", "--prefix-levels", "9"}), {"prefix_levels is 9"});
+}
+
+TEST(Cli, ListsTheKernelsAndNamesAMissingPack) {
+  const ProgramResult result = fovea({"kernels", "list", "--json", "--pack", ""});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::set<std::string> names, families;
+  for (const nlohmann::json& kernel : nlohmann::json::parse(result.out)) {
+    EXPECT_TRUE(names.insert(kernel["name"]).second) << kernel["name"];
+    families.insert(kernel["family"]);
+    EXPECT_FALSE(kernel["packed"]);
+  }
+  for (const char* family : {"sm90/decode", "sm90/prefill", "sm90/mla_decode", "portable/attention",
+                             "portable/mla_decode"}) {
+    EXPECT_TRUE(families.contains(family)) << family;
+  }
+  for (const char* what : {"list", "report"}) {
+    expect_refused(fovea({"kernels", what, "--pack", "/nowhere/kernels.pack"}),
+                   {"/nowhere/kernels.pack"});
+  }
+}
+
+// Needs NVRTC and no GPU; without it the reason is said.
+TEST(Cli, BuildsKernelsOnceAndReportsThem) {
+  const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";
+  const std::vector<std::string> build = {"kernels", "build",         "--pack", pack,
+                                          "--only",  "measure/empty", "--json"};
+  const nlohmann::json environment = nlohmann::json::parse(fovea({"env", "--json"}).out);
+  if (environment["kernel_compiler"] != "NVRTC") {
+    expect_refused(fovea(build), {environment["kernel_compiler"]});
+    return;
+  }
+  const auto bytes = [&] {
+    std::ifstream file(pack, std::ios::binary);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  ASSERT_EQ(fovea(build).exit_code, 0);
+  const std::string built = bytes();
+  ASSERT_EQ(fovea(build).exit_code, 0);
+  EXPECT_EQ(bytes(), built) << "compiled again what was there";  // compilation times are in it
+  const ProgramResult report = fovea({"kernels", "report", "--json", "--pack", pack});
+  int packed = 0;
+  for (const nlohmann::json& kernel : nlohmann::json::parse(report.out)) {
+    if (!kernel["packed"]) continue;
+    ++packed;
+    EXPECT_EQ(kernel["family"], "measure/empty");
+    EXPECT_GT(kernel["registers"], 0);
+    EXPECT_GT(kernel["cubin_bytes"], 0);
+    EXPECT_EQ(kernel["spill_bytes"], 0);
+  }
+  EXPECT_GT(packed, 0);
+  fs::remove(pack);
 }
 
 TEST(Cli, ChecksAModel) {

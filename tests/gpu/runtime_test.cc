@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 
 #include "fovea/error.h"
 #include "fovea/gpu.h"
+#include "fovea/kv_cache.h"
 #include "gpu/gpu.h"
 
 namespace fovea::gpu {
@@ -85,6 +87,30 @@ TEST_F(Runtime, GraphsReplayWhatWasCaptured) {
     synchronize(stream.get());
     EXPECT_EQ(got, values);
   }
+}
+
+// What does not fit is an error that says how much, and the next allocation works.
+TEST_F(Runtime, MoreMemoryThanThereIsIsNamed) {
+  const size_t bytes = 2 * context_->info().memory_bytes;
+  const auto expect_named = [&](const char* what, const std::function<void()>& allocate) {
+    try {
+      allocate();
+      ADD_FAILURE() << what << ": allocated " << bytes << " bytes";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << what;
+      EXPECT_NE(std::string(error.what()).find("are free"), std::string::npos) << error.what();
+    }
+  };
+  expect_named("buffer", [&] { const DeviceBuffer buffer(bytes); });
+  const KvCacheSpec spec = {.dtype = DType::bf16,
+                            .layers = 1,
+                            .kv_heads = 8,
+                            .head_dim = 128,
+                            .head_dim_v = 128,
+                            .page_size = 64};
+  const auto pages = static_cast<int64_t>(bytes / kv_pool_bytes(spec, 1));
+  expect_named("pool", [&] { make_kv_pool(spec, pages, context_->info().device()); });
+  EXPECT_NE(DeviceBuffer(1 << 20).data(), nullptr);
 }
 
 // What throws inside a capture ends it: the stream is as good as before.

@@ -90,6 +90,78 @@ TEST_F(KernelPackFile, AForbiddenCompilationSaysWhatIsMissing) {
   EXPECT_THROW(store.get(one_), Error);
 }
 
+TEST_F(KernelPackFile, AMissingPackIsNamed) {
+  try {
+    KernelStore store(
+        {.pack_path = path_, .cache_path = {}, .allow_compile = true, .announce = {}});
+    FAIL() << "opened " << path_;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::io);
+    EXPECT_NE(std::string(error.what()).find(path_), std::string::npos);
+  }
+}
+
+// What the disk cache of compiled kernels can be; the folder is path_.
+class KernelCache : public KernelPackFile {
+ protected:
+  ~KernelCache() override { std::filesystem::remove_all(path_); }
+  KernelStore store(bool allow_compile) {
+    return KernelStore({.pack_path = {},
+                        .cache_path = path_,
+                        .allow_compile = allow_compile,
+                        .announce = [&](std::string_view line) { lines_ += line; }});
+  }
+  std::string file() const {
+    return path_ + "/" + content_hash(one_) + "-nvrtc" + nvrtc_version() + ".pack";
+  }
+  void put(const std::string& bytes) const {
+    std::filesystem::create_directories(path_);
+    std::ofstream(file(), std::ios::binary) << bytes;
+  }
+
+  const KernelVariant real_{.name = "a/real",
+                            .program = "extern \"C\" __global__ void s() {}",
+                            .symbol = "s",
+                            .headers = {},
+                            .sm = 90};
+  std::string lines_;
+};
+
+TEST_F(KernelCache, ServesWhereCompilingIsForbidden) {
+  std::filesystem::create_directories(path_);
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
+  pack.save(file());
+  EXPECT_EQ(store(false).why_not(one_), "");
+  EXPECT_EQ(store(false).get(one_).cubin, "machine code");
+}
+
+TEST_F(KernelCache, DamagedFilesCountAsAbsent) {
+  put("no pack");
+  EXPECT_NE(store(false).why_not(one_).find("forbidden"), std::string::npos);
+  EXPECT_NE(lines_.find(file()), std::string::npos) << lines_;
+  try {
+    store(false).get(one_);
+    FAIL() << "took a damaged kernel";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  }
+}
+
+TEST_F(KernelCache, AFolderThatCannotBeWrittenCostsTheCacheOnly) {
+  if (!why_no_nvrtc().empty()) GTEST_SKIP() << why_no_nvrtc();
+  write("a file where the folder should be");
+  EXPECT_FALSE(store(true).get(real_).cubin.empty());
+  EXPECT_NE(lines_.find("is not cached: " + path_), std::string::npos) << lines_;
+}
+
+TEST_F(KernelCache, KeepsWhatWasCompiled) {
+  if (!why_no_nvrtc().empty()) GTEST_SKIP() << why_no_nvrtc();
+  const std::string cubin = store(true).get(real_).cubin;
+  EXPECT_NE(lines_.find("compiling a/real for sm_90"), std::string::npos) << lines_;
+  EXPECT_EQ(store(false).get(real_).cubin, cubin);
+}
+
 TEST(ResourceReport, BelongsToItsEntryPoint) {
   const std::string log =
       "ptxas info    : Compiling entry function 'other' for 'sm_90a'\n"

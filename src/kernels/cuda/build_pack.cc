@@ -36,10 +36,6 @@ std::vector<Baked> baked_set() {
   return variants;
 }
 
-KernelPack open_or_empty(const std::string& path) {
-  return path.empty() || !std::filesystem::exists(path) ? KernelPack() : KernelPack::open(path);
-}
-
 // CUDA C Programming Guide, technical specifications per compute capability.
 int shared_bytes_of_sm(int sm) {
   constexpr int kKilobyte = 1024;
@@ -84,7 +80,8 @@ KernelListing describe(const Baked& baked, const KernelPack& pack) {
 std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) {
   check_argument(!options.pack_path.empty(), "pack_path is empty");
   const std::vector<Baked> variants = baked_set();
-  KernelPack pack = open_or_empty(options.pack_path);
+  KernelPack pack;
+  if (std::filesystem::exists(options.pack_path)) pack = KernelPack::open(options.pack_path);
   std::set<std::string, std::less<>> names;
   std::vector<const KernelVariant*> missing;
   for (const auto& [family, variant] : variants) {
@@ -123,7 +120,7 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
 }
 
 std::vector<KernelListing> list_kernels(const std::string& pack_path) {
-  const KernelPack pack = open_or_empty(pack_path);
+  const KernelPack pack = pack_path.empty() ? KernelPack() : KernelPack::open(pack_path);
   std::vector<KernelListing> listings;
   for (const Baked& variant : baked_set()) listings.push_back(describe(variant, pack));
   return listings;
