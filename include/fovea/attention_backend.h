@@ -106,7 +106,8 @@ class AttentionBackend {
   virtual void forward(const LayerTensors& layer, Stream stream = nullptr) = 0;
 };
 
-// What a backend is built from. Exactly one of kv and state is set; encoder scope needs neither.
+// What a backend is built from. Exactly one of kv and state is set; the scopes ragged and encoder
+// need neither.
 struct BackendContext {
   AttentionSpec spec;
   KvPool* kv = nullptr;           // outlives the backend

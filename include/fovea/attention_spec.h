@@ -19,10 +19,20 @@ enum class AttentionKind : uint8_t {
 // Which keys a query may see, before windows, chunks and masks narrow it.
 enum class AttentionScope : uint8_t {
   decoder,        // causal over the request's own cache, aligned to its last token
+  ragged,         // causal among the request's own new tokens; keys are the batch's own, uncached
   encoder,        // every token of the request sees every other; keys are the batch's own, uncached
   encoder_cache,  // encoder self-attention whose keys are also written to a cache
   cross,          // every encoder token of the request, from a cache written once
 };
+
+// Whether keys are the batch's own k and v, and no cache holds them.
+constexpr bool is_packed(AttentionScope scope) {
+  return scope == AttentionScope::ragged || scope == AttentionScope::encoder;
+}
+// Whether tokens see none behind them.
+constexpr bool is_causal(AttentionScope scope) {
+  return scope == AttentionScope::decoder || scope == AttentionScope::ragged;
+}
 
 // Masks whose content arrives with the batch. They combine with window, chunk and causality.
 enum class MaskKind : uint8_t {
@@ -54,7 +64,7 @@ struct AttentionSpec {
   int32_t conv_width = 0;  // taps of the causal convolution in front; 0: none
 
   // Of q, of the new k and v, and of out. fp8 (kind mha, an e4m3 cache): of q alone; the others are
-  // bf16, weights are rounded to e4m3 too, and products run at the rate of fp8.
+  // bf16. `flash` rounds weights to e4m3 too, and its products run at the rate of fp8.
   DType q_dtype = DType::f32;
   float softmax_scale = 0;  // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
   float logit_cap = 0;      // s <- cap * tanh(s / cap); 0: off

@@ -19,7 +19,7 @@ namespace fovea {
 enum class RejectCode : uint8_t {
   device,  // wrong processor, or hardware this build has no kernels for
   kind,    // attention kind
-  scope,   // encoder or cross attention
+  scope,   // ragged, encoder or cross attention
   mask,
   heads,  // head counts or group size
   head_dim,
@@ -51,7 +51,7 @@ struct Reason {
 // G-7: which batches a backend can serve from a captured graph.
 enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
 
-// Everything selection looks at. `cache` is ignored for linear kinds and uncached encoders. On the
+// Everything selection looks at. `cache` is ignored for linear kinds and uncached scopes. On the
 // CPU device.cores is the size of the thread pool the backend will get; a GPU's device is one of
 // gpu_devices().
 struct BackendRequest {

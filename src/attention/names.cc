@@ -21,6 +21,8 @@ std::string_view name_of(AttentionScope scope) {
   switch (scope) {
     case AttentionScope::decoder:
       return "decoder";
+    case AttentionScope::ragged:
+      return "ragged";
     case AttentionScope::encoder:
       return "encoder";
     case AttentionScope::encoder_cache:

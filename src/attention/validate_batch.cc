@@ -109,14 +109,14 @@ void check_tree(const BatchView& batch) {
   }
 }
 
-void check_custom(const BatchView& batch, bool encoder) {
+void check_custom(const BatchView& batch, bool packed) {
   need(batch.custom_mask, "custom_mask");
   need(batch.custom_mask_indptr, "custom_mask_indptr");
   check_argument(batch.custom_mask_indptr[0] >= 0,
                  "custom_mask_indptr[0] is {}, must not be negative", batch.custom_mask_indptr[0]);
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int64_t q_len = q_len_of(batch, request);
-    const int64_t kv_len = encoder ? q_len : batch.kv_lens[request];
+    const int64_t kv_len = packed ? q_len : batch.kv_lens[request];
     // Unsigned, because wild entries may be further apart than int64 holds.
     const auto length =
         static_cast<int64_t>(static_cast<uint64_t>(batch.custom_mask_indptr[request + 1]) -
@@ -163,7 +163,7 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
     case MaskKind::tree:
       return check_tree(batch);
     case MaskKind::custom:
-      return check_custom(batch, spec.scope == AttentionScope::encoder);
+      return check_custom(batch, is_packed(spec.scope));
     case MaskKind::prefix_spans:
       return check_spans(batch);
     case MaskKind::multi_item:
@@ -221,7 +221,7 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   }
   check_query_lengths(batch, limits);
   const AttentionSpec& spec = rules.spec;
-  if (spec.scope != AttentionScope::encoder) check_kv_lengths(batch, rules);
+  if (!is_packed(spec.scope)) check_kv_lengths(batch, rules);
   if (spec.scope == AttentionScope::cross) {
     check_encoder(batch, limits);
   } else if (uses_kv_cache(spec)) {

@@ -37,7 +37,7 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
                     bool cached) {
   const DType dtype = activation_dtype(spec);
   check_argument(layer.q || stores(layer), "q is null and there is no k to store");
-  if (stores(layer) || (spec.scope == AttentionScope::encoder && layer.q)) {
+  if (stores(layer) || (is_packed(spec.scope) && layer.q)) {
     check_rows(layer.k, dtype, "k");
     if (spec.kind != AttentionKind::mla || spec.rope_dim > 0) check_rows(layer.v, dtype, "v");
   }

@@ -99,12 +99,12 @@ void validate_mask(const AttentionSpec& spec) {
   check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
   check_argument(spec.chunk >= 0, "chunk is {}, must not be negative", spec.chunk);
   if (spec.scope == AttentionScope::decoder) return;
-  check_argument(spec.window == 0 && spec.chunk == 0,
-                 "window {} and chunk {} need scope decoder: they look back only", spec.window,
-                 spec.chunk);
+  check_argument(is_causal(spec.scope) || (spec.window == 0 && spec.chunk == 0),
+                 "window {} and chunk {} need scope decoder or ragged: they look back only",
+                 spec.window, spec.chunk);
   check_argument(spec.mask == MaskKind::none ||
                      (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
-                 "the mask needs scope decoder; encoders take custom masks only");
+                 "the mask needs scope decoder; ragged and encoders take custom masks only");
   check_argument(!spec.has_alibi || spec.scope != AttentionScope::cross,
                  "has_alibi: distances have no meaning in scope cross");
 }

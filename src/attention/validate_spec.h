@@ -10,9 +10,9 @@ constexpr bool is_linear(AttentionKind kind) {
   return kind == AttentionKind::gated_delta_net || kind == AttentionKind::mamba2;
 }
 
-// Whether the layers keep their keys in a KvPool. Linear layers and uncached encoders do not.
+// Whether the layers keep their keys in a KvPool. Linear layers and packed scopes do not.
 constexpr bool uses_kv_cache(const AttentionSpec& spec) {
-  return !is_linear(spec.kind) && spec.scope != AttentionScope::encoder;
+  return !is_linear(spec.kind) && !is_packed(spec.scope);
 }
 
 // The scale in use: the spec's, or the default of its kind.

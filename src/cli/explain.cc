@@ -49,6 +49,7 @@ void complete(ExplainFlags& flags) {
       {{"mha", mha}, {"mla", mla}, {"gated_delta_net", gated_delta_net}, {"mamba2", mamba2}});
   spec.scope = named<AttentionScope>("--scope", flags.scope,
                                      {{"decoder", decoder},
+                                      {"ragged", ragged},
                                       {"encoder", encoder},
                                       {"encoder_cache", encoder_cache},
                                       {"cross", cross}});
@@ -184,7 +185,7 @@ void add_explain(CLI::App& program) {
   command->add_option("--device", flags->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--kind", flags->kind, "mha, mla, gated_delta_net or mamba2")
       ->capture_default_str();
-  command->add_option("--scope", flags->scope, "decoder, encoder, encoder_cache or cross")
+  command->add_option("--scope", flags->scope, "decoder, ragged, encoder, encoder_cache or cross")
       ->capture_default_str();
   command->add_option("--mask", flags->mask, "none, tree, custom, prefix_spans or multi_item")
       ->capture_default_str();

@@ -39,7 +39,8 @@ std::vector<AttentionCase> invariant_cases() {
   for (const char* name :
        {"mixed", "q_bf16_kv_bf16", "q_fp32_kv_fp8_e4m3_per_token_head", "window_16", "chunk_48",
         "sinks_window", "alibi", "logit_cap", "prefix_spans", "group_7", "group_28",
-        "head_dim_192_128", "mla_page_16", "mla_bf16", "mla_weights"}) {
+        "head_dim_192_128", "q_fp8_per_head", "mla_fp8_rows", "mla_page_16", "mla_bf16",
+        "mla_weights"}) {
     AttentionCase test = test::attention_case(name);
     test.spec.batch_invariant = true;
     test.mode = ForwardMode::mixed;
@@ -197,6 +198,9 @@ TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
   request.q_len = 21;
   const size_t q_row = request.q.size() / 130;
   request.q.erase(request.q.begin(), request.q.begin() + static_cast<int64_t>(q_row * 109));
+  const size_t scales = request.q_scale.size() / 130;
+  request.q_scale.erase(request.q_scale.begin(),
+                        request.q_scale.begin() + static_cast<int64_t>(scales * 109));
   const Output hit = run_case(entry(), warm, tail);
 
   const std::vector<Piece> pieces = {{0, 0, 109}, {0, 109, 130}};

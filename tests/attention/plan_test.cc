@@ -71,7 +71,7 @@ struct Fixture {
   }
 
   void create() {
-    if (spec.scope != AttentionScope::encoder) pool = make_kv_pool(cache, kPages);
+    if (!is_packed(spec.scope)) pool = make_kv_pool(cache, kPages);
     backend = reference_backend().create({spec, pool.get(), nullptr, &threads});
     backend->reserve(limits);
   }

@@ -320,7 +320,7 @@ TEST(Cli, TablesAndJson) {
 }
 
 TEST(Cli, ExplainsEveryScope) {
-  for (const char* scope : {"decoder", "encoder", "encoder_cache", "cross"}) {
+  for (const char* scope : {"decoder", "ragged", "encoder", "encoder_cache", "cross"}) {
     const ProgramResult result = fovea({"explain", "--scope", scope, "--json"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(nlohmann::json::parse(result.out)["chosen"], "cpu") << scope;

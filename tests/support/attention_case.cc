@@ -192,7 +192,7 @@ void rotate_request(const AttentionCase& test, const RotaryTable& table, Request
 
 bool is_mla(const AttentionSpec& spec) { return spec.kind == AttentionKind::mla; }
 bool has_mla_weights(const AttentionSpec& spec) { return is_mla(spec) && spec.nope_dim > 0; }
-bool is_cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+bool is_cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
 
 int32_t q_width(const AttentionSpec& spec) {
   return has_mla_weights(spec) ? spec.nope_dim + spec.rope_dim : spec.head_dim;

@@ -177,6 +177,31 @@ void scores(Cases& cases) {
 }
 
 void scopes(Cases& cases) {
+  const auto ragged = [&](std::string name, auto&& change) {
+    AttentionCase test = mha_case("ragged" + name, 4, 2, 64);
+    test.spec.scope = AttentionScope::ragged;
+    test.mode = ForwardMode::extend;
+    test.requests = {{0, 0}, {1, 1}, {17, 17}, {64, 64}, {129, 129}};
+    change(test);
+    cases.push_back(test);
+  };
+  ragged("", [](AttentionCase&) {});
+  ragged("_strided_window_sinks", [](AttentionCase& test) {
+    test.spec.window = 20;
+    test.spec.has_sinks = true;
+    test.strided = true;
+  });
+  ragged("_chunk_cap_alibi", [](AttentionCase& test) {
+    test.spec.chunk = 16;
+    test.spec.logit_cap = 5;
+    test.spec.has_alibi = true;
+  });
+  ragged("_custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
+  ragged("_decode", [](AttentionCase& test) {
+    test.mode = ForwardMode::decode;
+    test.requests = {{1, 1}, {0, 0}, {1, 1}};
+  });
+
   AttentionCase test = mha_case("encoder", 4, 2, 64);
   test.spec.scope = AttentionScope::encoder;
   test.mode = ForwardMode::extend;

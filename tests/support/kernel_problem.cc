@@ -89,7 +89,7 @@ kernels::AttentionParams KernelProblem::attention_params() {
   params.alibi_slopes = tensors.alibi_slopes;
 
   kernels::AttentionMask& mask = params.mask;
-  mask.causal = spec.scope == AttentionScope::decoder;
+  mask.causal = is_causal(spec.scope);
   mask.window = spec.window;
   mask.chunk = spec.chunk;
   mask.positions = view.positions;

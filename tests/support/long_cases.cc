@@ -102,6 +102,11 @@ void long_requests(Cases& cases) {
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
+  add("ragged", 8, 2, 128, [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::ragged;
+    test.mode = ForwardMode::extend;
+    test.requests = {{500, 500}, {1, 1}, {300, 300}};
+  });
   add("cross", 8, 2, 128, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{1, 1500}, {200, 700}, {1, 0}};

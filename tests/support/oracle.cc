@@ -213,7 +213,7 @@ std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& req
     for (int32_t node = token; node >= 0; node = request.parents[node]) {
       visible[request.cached() + node] = true;
     }
-  } else if (spec.scope == AttentionScope::decoder) {
+  } else if (is_causal(spec.scope)) {
     hide([&](int32_t key) { return key > request.cached() + token; });
   }
   if (spec.window > 0) hide([&](int32_t key) { return here - at(key) >= spec.window; });

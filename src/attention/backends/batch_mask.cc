@@ -5,7 +5,7 @@ namespace fovea {
 
 kernels::AttentionMask batch_mask(const BatchView& batch, const AttentionSpec& spec) {
   kernels::AttentionMask mask;
-  mask.causal = spec.scope == AttentionScope::decoder;
+  mask.causal = is_causal(spec.scope);
   mask.window = spec.window;
   mask.chunk = spec.chunk;
   if (spec.scope == AttentionScope::decoder) mask.positions = batch.positions;

@@ -18,8 +18,9 @@ namespace {
 namespace cuda = kernels::cuda;
 
 constexpr AttentionKind kKinds[] = {AttentionKind::mha};
-constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::encoder,
-                                      AttentionScope::encoder_cache, AttentionScope::cross};
+constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::ragged,
+                                      AttentionScope::encoder, AttentionScope::encoder_cache,
+                                      AttentionScope::cross};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
                                MaskKind::prefix_spans, MaskKind::multi_item};
 constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};

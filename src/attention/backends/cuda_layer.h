@@ -18,7 +18,7 @@ struct CudaLayer {
 // Error{invalid_argument} where a lent pool's rows are not 16-byte aligned.
 CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
 
-// Scope encoder: the keys are the layer's own k and v.
+// Packed scopes: the keys are the layer's own k and v.
 kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);
 
 // What slots of a batch are counted in: those of the full pool where there is a slot map.

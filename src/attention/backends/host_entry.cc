@@ -16,8 +16,9 @@ namespace {
 
 constexpr AttentionKind kKinds[] = {AttentionKind::mha, AttentionKind::mla,
                                     AttentionKind::gated_delta_net, AttentionKind::mamba2};
-constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::encoder,
-                                      AttentionScope::encoder_cache, AttentionScope::cross};
+constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::ragged,
+                                      AttentionScope::encoder, AttentionScope::encoder_cache,
+                                      AttentionScope::cross};
 constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
                                MaskKind::prefix_spans, MaskKind::multi_item};
 constexpr DType kQDtypes[] = {DType::f32, DType::f16, DType::bf16};

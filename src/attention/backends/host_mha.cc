@@ -14,7 +14,7 @@ namespace {
 
 struct MhaBuffers {
   PageTable pages;             // of cached keys
-  int32_t* kv_lens = nullptr;  // scope encoder: q_len of each request
+  int32_t* kv_lens = nullptr;  // packed scopes: q_len of each request
   HeadRows rotated_k;          // [max_tokens, kv_heads, head_dim], with has_rope
   std::span<std::byte> schedule;
   HostPrefixes prefixes;
@@ -34,7 +34,7 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
 
 // The most keys one request can have.
 int32_t max_keys(const AttentionSpec& spec, const BatchLimits& limits) {
-  if (spec.scope == AttentionScope::encoder) return limits.max_q_len;
+  if (is_packed(spec.scope)) return limits.max_q_len;
   if (spec.scope == AttentionScope::cross) return limits.max_encoder_len;
   return limits.max_kv_len;
 }

@@ -31,7 +31,7 @@ template <bool kDecode>
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
-  const bool cached = spec.scope != AttentionScope::encoder;
+  const bool cached = !is_packed(spec.scope);
   const DType stored = cached ? setup.cache.dtype : spec.q_dtype;
   const auto kv = variant_type(stored);
   const auto out = variant_type(activation_dtype(spec));

@@ -38,7 +38,7 @@ struct Variant {
   gpu::KernelVariant plan, attention;
 };
 
-bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
 
 std::vector<Variant> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;

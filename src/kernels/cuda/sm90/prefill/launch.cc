@@ -44,7 +44,7 @@ struct Variants {
   std::optional<gpu::KernelVariant> pairs;        // as plain
 };
 
-bool cached(const AttentionSpec& spec) { return spec.scope != AttentionScope::encoder; }
+bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
 
 // What one interval of keys per row and a softmax of scaled products cannot express.
 bool always_general(const AttentionSpec& spec) {
