@@ -101,7 +101,8 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
       {RejectCode::kv_dtype, "cache dtype is fp8_e5m2",
        [](auto& r) { r.cache.dtype = DType::f8e5m2; }},
       {RejectCode::mask, "mask is custom", [](auto& r) { r.spec.mask = MaskKind::custom; }},
-      {RejectCode::window, "window is 128, accepted: 0", [](auto& r) { r.spec.window = 128; }},
+      {RejectCode::window, "cache window is 128, accepted: 0",
+       [](auto& r) { r.spec.window = r.cache.window = 128; }},
       {RejectCode::chunk, "chunk is 128, accepted: 0", [](auto& r) { r.spec.chunk = 128; }},
       {RejectCode::logit_cap, "logit_cap is 30, accepted: 0",
        [](auto& r) { r.spec.logit_cap = 30; }},
@@ -116,6 +117,8 @@ TEST_P(MlaEntry, RefusesEveryLimitByName) {
     cases.push_back({RejectCode::device, "device is sm_100, accepted: sm_90",
                      [](auto& r) { r.device.sm = 100; }});
     cases.push_back({RejectCode::kv_scale, "cache scale is per_token_head", set_token_scales});
+    cases.push_back(
+        {RejectCode::window, "window is 128, accepted: 0", [](auto& r) { r.spec.window = 128; }});
   }
   for (const Case& one : cases) {
     const std::vector<Reason> found = reasons(one.change);
@@ -173,6 +176,11 @@ TEST_P(MlaEntry, TakesWhatOtherKernelsRefuse) {
     cases.emplace_back("sm_80", [](auto& r) { r.device.sm = 80; });
     cases.emplace_back("sm_120", [](auto& r) { r.device.sm = 120; });
     cases.emplace_back("a scale for each token", set_token_scales);
+    cases.emplace_back("a window", [](auto& r) { r.spec.window = 128; });
+    cases.emplace_back("a window over drafts in trees", [](auto& r) {
+      r.spec.window = 128;
+      r.spec.mask = MaskKind::tree;
+    });
   }
   for (const auto& [what, change] : cases) {
     const std::vector<Reason> found = reasons(change);

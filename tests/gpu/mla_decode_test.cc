@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -36,7 +37,8 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
   int32_t heads = 128, rank = 512, rope = 64, page_size = 64;
   bool tree = false, batch_invariant = false;
-  float spread = 1;  // of the keys: large ones move the maxima of the softmax
+  int32_t window = 0;  // kernels of portable_mla
+  float spread = 1;    // of the keys: large ones move the maxima of the softmax
   DType dtype = DType::bf16;
   MlaCache cache = MlaCache::as_queries;
   bool scale_per_token = false;
@@ -76,6 +78,7 @@ struct Problem {
   int32_t tokens = 0, max_q_len = 0;
   int64_t pages = 1, table_stride = 1;
   std::vector<int32_t> q_indptr{0}, kv_lens, page_table;
+  std::vector<int32_t> positions;  // drafts of a tree share them
   std::vector<uint64_t> tree;
   std::vector<uint16_t> q;
   std::vector<uint8_t> cache;
@@ -146,6 +149,7 @@ Problem::Problem(const Case& c) : test(c) {
     for (int32_t t = 0; t < q_len; ++t) {  // a binary tree: the parent of draft t is (t - 1) / 2
       const uint64_t parent = t > 0 ? tree[tree.size() - static_cast<size_t>(t - (t - 1) / 2)] : 0;
       tree.push_back(parent | 1ull << t);
+      positions.push_back(kv_len - q_len + std::popcount(parent));
     }
   }
   if (c.distinct_pages > 0) pages = c.distinct_pages + 1;
@@ -173,6 +177,10 @@ Problem::Problem(const Case& c) : test(c) {
 
 bool Problem::visible(size_t request, int32_t token, int32_t key) const {
   const int32_t prefix = kv_lens[request] - test.requests[request].first;
+  const auto at = [&](int32_t n) {
+    return test.tree && n >= prefix ? positions[q_indptr[request] + n - prefix] : n;
+  };
+  if (test.window > 0 && at(key) <= at(prefix + token) - test.window) return false;
   if (test.tree && key >= prefix) return tree[q_indptr[request] + token] >> (key - prefix) & 1;
   return key <= prefix + token;
 }
@@ -226,6 +234,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                 .dtype = c.dtype,
                                 .cache = c.cache,
                                 .scale_per_token = c.scale_per_token,
+                                .windowed = c.window > 0,
                                 .page_size = c.page_size,
                                 .max_q_len = problem.max_q_len,
                                 .batch_invariant = c.batch_invariant,
@@ -241,7 +250,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   const auto q = to_device(problem.q), cache = to_device(problem.cache);
   const auto q_indptr = to_device(problem.q_indptr), kv_lens = to_device(problem.kv_lens);
   const auto page_table = to_device(problem.page_table);
-  const auto tree = to_device(problem.tree);
+  const auto tree = to_device(problem.tree), positions = to_device(problem.positions);
   const size_t rows = static_cast<size_t>(problem.tokens) * c.heads;
   const gpu::DeviceBuffer out(std::max<size_t>(rows * c.rank, 1) * 2);
   const gpu::DeviceBuffer lse(std::max<size_t>(rows, 1) * 4);
@@ -256,6 +265,8 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   batch.kv_heads = 1;
   batch.mask.causal = 1;
   if (c.tree) batch.mask.tree = tree.data<uint64_t>();
+  if (c.tree && c.window > 0) batch.mask.positions = positions.data<int32_t>();
+  batch.mask.window = c.window;
   const int64_t columns = problem.columns();
   const int64_t row_elements = problem.row_bytes() / (c.cache == MlaCache::as_queries ? 2 : 1);
   const auto cache_scale = to_device(problem.scales);
@@ -450,6 +461,21 @@ std::vector<Case> cases() {
     test.scale_per_token = true;
     list.push_back(test);
   }
+  const auto add_window = [&](std::string name, Case test, int32_t window) {
+    test.name = "portable_" + name;
+    test.family = &portable_mla();
+    test.window = window;
+    list.push_back(test);
+  };
+  add_window("window", {.requests = mixed}, 500);
+  add_window("window_fp8_rows", {.requests = mixed, .heads = 16, .cache = MlaCache::fp8_rows}, 70);
+  add_window("window_tree", {.requests = {{15, 300}, {15, 2000}}, .heads = 20, .tree = true}, 3);
+  for (const int32_t heads : {5, 16, 20}) {
+    add_window("small_window_heads_" + std::to_string(heads), {.requests = small, .heads = heads},
+               65);
+  }
+  add_window("small_window_1", {.requests = {{1, 700}, {3, 130}}, .heads = 16, .page_size = 3}, 1);
+  add_window("small_window_tree", {.requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true}, 2);
   return list;
 }
 

@@ -282,6 +282,16 @@ void latent(Cases& cases) {
   test.spec.mask = MaskKind::tree;
   cases.push_back(test);
 
+  test.name = "mla_tree_window";
+  test.spec.window = 3;
+  cases.push_back(test);
+  test = mixed_case("", 2, 1, 64);
+  const std::vector<RequestShape> mixed = test.requests;
+  test = mla_case("mla_window", 8);
+  test.requests = mixed;
+  test.spec.window = 20;
+  cases.push_back(test);
+
   test = mla_case("mla_256_64", 8);
   test.spec.kv_lora_rank = test.spec.head_dim_v = 256;
   test.spec.head_dim = 320;

@@ -57,6 +57,7 @@ Capability portable_capability() {
   constexpr int kAmpereSm = 80;
   Capability can = capability();
   can.min_sm = kAmpereSm;
+  can.window = true;
   return can;
 }
 
@@ -90,6 +91,13 @@ void check_types(const BackendRequest& request, std::vector<Reason>& reasons) {
                                          dtype_name(stored), dtype_name(spec.q_dtype))});
 }
 
+void check_pool(const BackendRequest& request, std::vector<Reason>& reasons) {
+  if (request.spec.kind != AttentionKind::mla || request.cache.window == 0) return;
+  reasons.push_back({RejectCode::window, fmt::format("cache window is {}, accepted: 0: latents "
+                                                     "that left a window are kept",
+                                                     request.cache.window)});
+}
+
 // What both rows have in common.
 BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
                         const Capability& capability) {
@@ -99,6 +107,7 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
     std::vector<Reason> reasons = capability_reasons(capability, request);
     check_dims(request, reasons);
     check_types(request, reasons);
+    check_pool(request, reasons);
     append_limit_reasons(request.limits, reasons);
     if (reasons.empty()) {
       append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device),

@@ -22,6 +22,9 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
+// New tokens of a request whose positions a window can be measured on: a bit each, as of drafts.
+constexpr int32_t kMostPlaced = 64;
+
 struct Buffers {
   CudaPages pages;
   std::byte* work = nullptr;  // of the absorbed kernels; one plan is valid at a time
@@ -191,7 +194,6 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
   batch_ = batch;
   if (batch.mode == ForwardMode::idle || batch.requests == 0) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) {
-    // Positions decide nothing here: there is no window, chunk or bias.
     cuda::BatchParams params{};
     params.q_indptr = batch.q_indptr;
     params.kv_lens = batch.kv_lens;
@@ -201,6 +203,13 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.mask.causal = 1;
     params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
     const int32_t longest = most_q_len(batch);
+    if (spec().window > 0) {
+      check_argument(batch.positions == nullptr || longest <= kMostPlaced,
+                     "positions are given and max_q_len is {}: with a window of {} at most {}",
+                     longest, spec().window, kMostPlaced);
+      params.mask.window = spec().window;
+      params.mask.positions = batch.positions;
+    }
     up_projects_ = prefill_ && longest >= kMinUpProjected;
     const int64_t rows = int64_t{longest} * spec().q_heads;
     size_t chosen = 0;

@@ -42,6 +42,7 @@ struct MlaDecodeSetup {
   DType dtype = DType::bf16;  // of queries and output: bf16 or f16
   MlaCache cache = MlaCache::as_queries;
   bool scale_per_token = false;  // of an e4m3 cache; portable/mla_decode only
+  bool windowed = false;         // masks may have a window; portable/mla_decode only
   int32_t page_size = 64;
   int32_t max_q_len = 1;  // of most batches; with q_heads it decides the row tile
   // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
@@ -119,7 +120,8 @@ class MlaDecode {
   // decode().
   void reserve(const BatchLimits& limits, std::byte* workspace);
 
-  // Once per pass: from lengths on the device to the work of all layers. Masks: causal and tree.
+  // Once per pass: from lengths on the device to the work of all layers. Masks: causal, tree and,
+  // where the setup says so, window, with positions of at most 64 new tokens a request.
   // skip: [requests] on the device, 1: a request without work, whose rows stay untouched; or null.
   void plan(const BatchParams& batch, const PlanCompany& company, Stream stream,
             const uint8_t* skip = nullptr);

@@ -37,6 +37,8 @@ struct MlaDecodeConfig {
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
 
   static constexpr int kRows = kRowTile;
+  // Whether masks may have a window: 64 rows have no register for where it begins (12 bytes spilled).
+  static constexpr bool kWindows = kRows == 16;
   static constexpr int kKeys = kSharedLimit > 99 << 10 ? 32 : 16;
   // A warp has one or two m16 tiles of rows. The warps that share rows share their products out:
   // scores by quarters of the columns, and by keys; values by columns.

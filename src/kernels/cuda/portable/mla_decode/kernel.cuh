@@ -18,7 +18,8 @@ namespace fovea::kernels::cuda {
 template <class C>
 __device__ void run_item(const PortableMlaParams& params, int index, float cache_scale,
                          typename C::SharedMemory& shared) {
-  const MlaItem item = params.work.items[index];
+  MlaItem item = params.work.items[index];
+  item.key_begin = first_tile_key<C>(params, item);
   const bool scaled_keys = C::kFp8 && params.cache_scale_stride != 0;
   KeyLoader<C> loader(params, shared, item);
   Queries<C> queries;

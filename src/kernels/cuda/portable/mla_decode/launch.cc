@@ -19,6 +19,7 @@ void check(const MlaDecodeSetup& setup) {
 // Tiles of another height sum in another order, so batch-invariant rows meet one only.
 int32_t row_tile(const MlaDecodeSetup& setup) {
   const int64_t rows = int64_t{setup.max_q_len} * setup.q_heads;
+  if (setup.windowed) return 16;  // MlaDecodeConfig::kWindows
   if (setup.batch_invariant) return kMostRows;
   return rows <= 16 ? 16 : rows <= 32 ? 32 : kMostRows;
 }

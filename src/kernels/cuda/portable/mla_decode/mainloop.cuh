@@ -19,18 +19,31 @@ constexpr float kScaleUnit = 256;
 
 // A row of the softmax; kRowThreads neighbouring lanes have the same.
 struct SoftmaxRow {
-  int key_end;    // exclusive, of keys it sees; 0: the row does not exist
+  int key_begin;  // of keys it sees, with kWindows; else 0
+  int key_end;    // exclusive; 0: the row does not exist
   int prefix;     // drafts of a tree from here on
   uint64_t tree;  // the drafts it sees
   float most;     // what weights refer to, in powers of two
   float sum;      // of this thread's keys
 };
 
+// A window measured on given positions, which no more than 64 new tokens have.
+__device__ inline void limit_to_recent(const MaskParams& mask, const RequestView& view, int token,
+                                       SoftmaxRow& row) {
+  const int first = mask.positions[view.q_begin + token] - mask.window + 1;
+  if (!mask.tree) row.tree = ~0ull >> (63 - token);
+  for (int j = 0; j < view.q_len; ++j) {
+    if (mask.positions[view.q_begin + j] < first) row.tree &= ~(1ull << j);
+  }
+  row.prefix = view.prefix();
+  row.key_begin = max(min(first, row.prefix), 0);
+}
+
 template <class C>
 __device__ __forceinline__ SoftmaxRow softmax_row(const PortableMlaParams& params,
                                                   const MlaItem& item) {
   const int row = threadIdx.x / C::kRowThreads;
-  SoftmaxRow found = {0, item.kv_len, 0, kLowest, 0};
+  SoftmaxRow found = {0, 0, item.kv_len, 0, kLowest, 0};
   if (row >= live_rows<C>(params, item)) return found;
   const MaskParams& mask = params.batch.mask;
   const RequestView view = {item.request, item.q_begin, item.q_len, item.kv_len};
@@ -40,7 +53,22 @@ __device__ __forceinline__ SoftmaxRow softmax_row(const PortableMlaParams& param
     found.prefix = view.prefix();
     found.tree = mask.tree[view.q_begin + token];
   }
+  if constexpr (C::kWindows) {
+    found.key_begin = visible_keys(mask, view, token, token).begin;
+    if (mask.window > 0 && mask.positions) limit_to_recent(mask, view, token, found);
+  }
   return found;
+}
+
+// The item's first key that any of its rows sees, at a tile's begin: what a window hides before it is
+// not computed.
+template <class C>
+__device__ __forceinline__ int first_tile_key(const PortableMlaParams& params, const MlaItem& item) {
+  if (!C::kWindows || params.batch.mask.window == 0) return item.key_begin;
+  const RequestView view = {item.request, item.q_begin, item.q_len, item.kv_len};
+  const int token = item.first_row / params.batch.q_heads;
+  const int begin = visible_keys(params.batch.mask, view, token, token).begin;
+  return max(item.key_begin, begin / kBlockKeys * kBlockKeys);
 }
 
 template <class C>
@@ -138,7 +166,8 @@ __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, f
   for (int i = 0; i < C::kOwnKeys; ++i) {
     const int key = first + begin + i;
     if (C::kFp8 && scaled_keys) scores.of[i] *= shared.key_scale[tile % 2][begin + i];
-    const bool seen = key < row.key_end && (key < row.prefix || (row.tree >> (key - row.prefix) & 1));
+    const bool seen = (!C::kWindows || key >= row.key_begin) && key < row.key_end &&
+                      (key < row.prefix || (row.tree >> (key - row.prefix) & 1));
     scores.of[i] = seen ? scores.of[i] * factor : -infinity();
     most = fmaxf(most, scores.of[i]);
   }

@@ -46,6 +46,7 @@ int64_t element_bytes(const MlaDecodeSetup& setup) {
 void check(const MlaDecodeSetup& setup) {
   check_argument(setup.sm == 90, "sm is {}, mla_decode needs 90", setup.sm);
   check_argument(!setup.scale_per_token, "a scale for each token: mla_decode takes one for all");
+  check_argument(!setup.windowed, "a window: mla_decode has none");
 }
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
