@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// What mla_decode_test.cc runs: batches, shapes, caches, masks, for both kernels.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/mla_decode.h"
+
+namespace fovea::kernels::cuda {
+
+struct MlaDecodeCase {
+  std::string name;
+  std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
+  int32_t heads = 128, rank = 512, rope = 64, page_size = 64;
+  bool tree = false, batch_invariant = false;
+  int32_t window = 0;  // kernels of portable_mla
+  float spread = 1;    // of the keys: large ones move the maxima of the softmax
+  DType dtype = DType::bf16;
+  MlaCache cache = MlaCache::as_queries;
+  bool scale_per_token = false;
+  const MlaFamily* family = &hopper_mla();
+  int64_t distinct_pages = 0;  // > 0: requests have these in common, for lengths beyond memory
+};
+
+inline std::vector<MlaDecodeCase> mla_decode_cases() {
+  const std::vector<std::pair<int32_t, int32_t>> mixed = {{2, 900}, {1, 3000}, {0, 0},
+                                                          {4, 65},  {1, 1},    {1, 64}};
+  std::vector<MlaDecodeCase> list;
+  list.push_back({.name = "lengths",
+                  .requests = {{1, 0},
+                               {1, 1},
+                               {1, 2},
+                               {1, 15},
+                               {1, 17},
+                               {1, 63},
+                               {1, 64},
+                               {1, 65},
+                               {1, 127},
+                               {1, 129},
+                               {1, 4097}}});
+  list.push_back({.name = "one_long", .requests = {{1, 20000}}, .heads = 16});
+  list.push_back({.name = "more_new_than_keys", .requests = {{5, 2}, {3, 3}, {2, 0}}, .heads = 16});
+  list.push_back({.name = "mixed", .requests = mixed});
+  std::vector<std::pair<int32_t, int32_t>> many;
+  for (int32_t i = 0; i < 200; ++i) many.emplace_back(1, i * 7919 % 500);
+  list.push_back({.name = "many_short", .requests = many});
+  list.push_back(
+      {.name = "many_equal", .requests = std::vector<std::pair<int32_t, int32_t>>(150, {1, 128})});
+  for (const int32_t page : {1, 3, 8, 16, 32, 128, 256}) {
+    list.push_back({.name = "page_" + std::to_string(page), .requests = mixed, .page_size = page});
+  }
+  for (const int32_t heads : {1, 5, 16, 20, 64, 96}) {
+    list.push_back({.name = "heads_" + std::to_string(heads), .requests = mixed, .heads = heads});
+  }
+  list.push_back(
+      {.name = "page_1_heads_16", .requests = {{1, 900}, {1, 64}}, .heads = 16, .page_size = 1});
+  list.push_back({.name = "verify_8", .requests = {{8, 900}, {8, 500}, {7, 64}}});
+  list.push_back(
+      {.name = "tree", .requests = {{15, 300}, {15, 15}, {15, 2000}}, .heads = 20, .tree = true});
+  list.push_back({.name = "moving_maxima", .requests = {{1, 3000}}, .spread = 12});
+  list.push_back({.name = "batch_invariant", .requests = mixed, .batch_invariant = true});
+  list.push_back({.name = "rank_256", .requests = mixed, .rank = 256});
+  list.push_back({.name = "rank_256_heads_16", .requests = {{2, 700}}, .heads = 16, .rank = 256});
+  list.push_back({.name = "no_rope", .requests = mixed, .rope = 0});
+  list.push_back({.name = "f16", .requests = mixed, .dtype = DType::f16});
+  // Two workers a request: pairs of parts, one request with more of them, and some whole.
+  const auto pairs = [](int32_t length) {
+    std::vector<std::pair<int32_t, int32_t>> requests = {{1, 6000}, {1, 0}};
+    for (int32_t i = 2; i < 30; ++i) requests.emplace_back(1, length + i * 37 % 150);
+    return requests;
+  };
+  list.push_back({.name = "pairs", .requests = pairs(300)});
+  list.push_back({.name = "pairs_short", .requests = pairs(0)});
+  list.push_back({.name = "pairs_heads_72", .requests = pairs(300), .heads = 72});
+  list.push_back({.name = "pairs_f16", .requests = pairs(300), .dtype = DType::f16});
+  list.push_back({.name = "pairs_rank_256", .requests = pairs(300), .rank = 256});
+  list.push_back({.name = "pairs_no_rope", .requests = pairs(300), .rope = 0});
+  list.push_back({.name = "pairs_tree",
+                  .requests = std::vector<std::pair<int32_t, int32_t>>(28, {3, 500}),
+                  .heads = 40,
+                  .tree = true});
+  // Some hundred pages over and over, for the row index goes beyond what fits memory.
+  list.push_back({.name = "million", .requests = {{1, 999963}}, .heads = 5, .distinct_pages = 333});
+  list.push_back({.name = "beyond_65536",
+                  .requests = {{2, 65600}, {1, 131073}, {1, 7}},
+                  .heads = 80,
+                  .distinct_pages = 333});
+  for (const auto& [name, cache] :
+       {std::pair{"e4m3", MlaCache::e4m3}, {"fp8_rows", MlaCache::fp8_rows}}) {
+    for (const int32_t heads : {5, 16, 20, 64, 128}) {
+      list.push_back({.name = std::string(name) + "_heads_" + std::to_string(heads),
+                      .requests = mixed,
+                      .heads = heads,
+                      .cache = cache});
+    }
+    for (const int32_t heads : {5, 20, 128}) {
+      list.push_back({.name = std::string(name) + "_f16_heads_" + std::to_string(heads),
+                      .requests = mixed,
+                      .heads = heads,
+                      .dtype = DType::f16,
+                      .cache = cache});
+    }
+    list.push_back({.name = std::string(name) + "_many_short", .requests = many, .cache = cache});
+    for (const int32_t page : {1, 3, 16}) {
+      list.push_back({.name = std::string(name) + "_page_" + std::to_string(page),
+                      .requests = {{1, 0}, {1, 1}, {1, 63}, {1, 129}, {2, 4097}},
+                      .page_size = page,
+                      .cache = cache});
+    }
+  }
+  list.push_back({.name = "e4m3_rank_256",
+                  .requests = {{2, 700}},
+                  .heads = 16,
+                  .rank = 256,
+                  .cache = MlaCache::e4m3});
+  // For tests/emulation: every row tile, row tiles in several parts, keys of 0, 1 or more tiles.
+  const std::vector<std::pair<int32_t, int32_t>> small = {
+      {1, 70}, {0, 0}, {2, 133}, {1, 0}, {1, 1}};
+  for (const auto& [name, cache] : {std::pair{"bf16", MlaCache::as_queries},
+                                    {"e4m3", MlaCache::e4m3},
+                                    {"fp8_rows", MlaCache::fp8_rows}}) {
+    for (const int32_t heads : {5, 16, 20}) {
+      list.push_back({.name = std::string("small_") + name + "_heads_" + std::to_string(heads),
+                      .requests = small,
+                      .heads = heads,
+                      .page_size = heads == 5    ? 1
+                                   : heads == 16 ? 16
+                                                 : 64,
+                      .cache = cache});
+    }
+  }
+  list.push_back({.name = "small_fp8_rows_f16",
+                  .requests = small,
+                  .heads = 16,
+                  .page_size = 16,
+                  .dtype = DType::f16,
+                  .cache = MlaCache::fp8_rows});
+  list.push_back({.name = "small_long", .requests = {{1, 700}}, .heads = 16, .page_size = 16});
+  list.push_back({.name = "small_tree", .requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true});
+  list.push_back({.name = "small_moving_maxima", .requests = {{1, 300}}, .heads = 8, .spread = 12});
+  const size_t count = list.size();
+  for (size_t i = 0; i < count; ++i) {
+    MlaDecodeCase test = list[i];
+    test.name = "portable_" + test.name;
+    test.family = &portable_mla();
+    list.push_back(test);
+    if (test.cache != MlaCache::e4m3) continue;
+    test.name += "_scale_per_token";
+    test.scale_per_token = true;
+    list.push_back(test);
+  }
+  const auto add_window = [&](std::string name, MlaDecodeCase test, int32_t window) {
+    test.name = "portable_" + name;
+    test.family = &portable_mla();
+    test.window = window;
+    list.push_back(test);
+  };
+  add_window("window", {.requests = mixed}, 500);
+  add_window("window_fp8_rows", {.requests = mixed, .heads = 16, .cache = MlaCache::fp8_rows}, 70);
+  add_window("window_tree", {.requests = {{15, 300}, {15, 2000}}, .heads = 20, .tree = true}, 3);
+  for (const int32_t heads : {5, 16, 20}) {
+    add_window("small_window_heads_" + std::to_string(heads), {.requests = small, .heads = heads},
+               65);
+  }
+  add_window("small_window_1", {.requests = {{1, 700}, {3, 130}}, .heads = 16, .page_size = 3}, 1);
+  add_window("small_window_tree", {.requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true}, 2);
+  return list;
+}
+
+}  // namespace fovea::kernels::cuda
