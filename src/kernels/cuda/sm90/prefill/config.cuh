@@ -158,6 +158,8 @@ struct PrefillConfig {
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
   static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && !kSegments;
+  // Values are being multiplied into out when a row is found to have outgrown its base.
+  static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
   static constexpr bool kOwnValueRing = kInPlace || kPairs;
   // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.

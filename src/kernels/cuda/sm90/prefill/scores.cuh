@@ -62,9 +62,8 @@ struct Accumulators {
   float out[Config::kHeadDimV / 2];
   float scores[Config::kKeys / 2];
   uint32_t weights[Config::kKeys * Config::kBytes / 8];
-  // Alone: those of the key tile behind, and what out shrinks by before they are multiplied.
-  uint32_t next_weights[Config::kAlone ? Config::kKeys / 4 : 1];
-  float rescale[2];
+  uint32_t next_weights[Config::kAlone ? Config::kKeys / 4 : 1];  // alone: those of the key tile behind
+  float rescale[2];  // what out shrinks by before these are multiplied
   uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
   float base[2];  // power of two that weights are relative to
   float sum[2];   // of this thread's columns

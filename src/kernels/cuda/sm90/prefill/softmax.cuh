@@ -53,6 +53,19 @@ __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<
   for (int half = 0; half < 2; ++half) acc.sum[half] = total[half][0] + total[half][1];
 }
 
+// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not depend on its
+// neighbours.
+__device__ __forceinline__ bool row_votes(bool value) {
+  const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
+  return (__ballot_sync(~0u, value) & row) != 0;
+}
+
+template <class Config>
+__device__ __forceinline__ void shrink_out(const float (&factor)[2], Accumulators<Config>& acc) {
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= factor[i / 2 % 2];
+}
+
 // Rows that have outgrown their base get the largest score so far, and what was accumulated shrinks.
 template <class Config>
 __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool (&outgrown)[2],
@@ -60,18 +73,14 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
   float rescale[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Not the warp's vote: the bits of a row must not depend on its neighbours.
-    const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
-    const bool raised = (__ballot_sync(~0u, outgrown[half]) & row) != 0;
+    const bool raised = row_votes(outgrown[half]);
     const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
     rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
     if (raised) acc.base[half] = base;
     acc.sum[half] *= rescale[half];
-    if constexpr (Config::kAlone) acc.rescale[half] = rescale[half];
+    if constexpr (Config::kShrinksLater) acc.rescale[half] = rescale[half];
   }
-  if constexpr (Config::kAlone) return;  // out is being multiplied
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
+  if constexpr (!Config::kShrinksLater) shrink_out<Config>(rescale, acc);
 }
 
 // Two weights of a row to where the products read them. e4m3: with the two before, of 8 keys less.
@@ -132,22 +141,13 @@ __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config
 // Values of the weights before have landed: what softmax left to do.
 template <class Config>
 __device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
-  if (uniform(acc.rescale[0] != 1 || acc.rescale[1] != 1)) {
-#pragma unroll
-    for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= acc.rescale[i / 2 % 2];
-  }
+  if (uniform(acc.rescale[0] != 1 || acc.rescale[1] != 1)) shrink_out<Config>(acc.rescale, acc);
   // Reads both: else the compiler puts both into the same registers, and serialises the products (C7513).
   const int keep = uniform(0x3210);
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 4; ++i) {
     acc.weights[i] = __byte_perm(acc.next_weights[i], acc.weights[i], keep);
   }
-}
-
-template <class Config>
-__device__ __forceinline__ void shrink_out(float factor, Accumulators<Config>& acc) {
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= factor;
 }
 
 __device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
@@ -177,7 +177,8 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
     if constexpr (Config::kWiden) {
       if (scaled) {
         const float unit = values_unit<Config>(scales[1], acc.v_unit);
-        if (unit != acc.v_unit) shrink_out<Config>(acc.v_unit / unit, acc);
+        const float factor = acc.v_unit / unit;
+        if (unit != acc.v_unit) shrink_out<Config>({factor, factor}, acc);
         acc.v_unit = unit;
         scale_packed<Config>(scales[1], unit, acc.weights);
       }

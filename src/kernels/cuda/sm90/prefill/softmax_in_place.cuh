@@ -11,30 +11,6 @@ __device__ __forceinline__ float weight_of(float score, float factor, float base
   return exp2_fast(__fmaf_rn(score, factor, -base));
 }
 
-// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not depend on its
-// neighbours.
-__device__ __forceinline__ bool row_votes(bool value) {
-  return (__ballot_sync(~0u, value) & 0xfu << (threadIdx.x % 32 & ~3)) != 0;
-}
-
-// The rows get the largest score so far as their base, and what was accumulated shrinks.
-template <class Config>
-__device__ __forceinline__ void raise_rows(const float (&factor)[2], const bool (&rows)[2],
-                                            Accumulators<Config>& acc) {
-  float rescale[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
-    rescale[half] = rows[half] ? exp2_fast(acc.base[half] - base) : 1.0f;
-    if (rows[half]) acc.base[half] = base;
-    acc.sum[half] *= rescale[half];
-    if constexpr (Config::kAlone) acc.rescale[half] = rescale[half];
-  }
-  if constexpr (Config::kAlone) return;  // out is being multiplied
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= rescale[i / 2 % 2];
-}
-
 // Scores of a key tile once more, into those of the warp's rows that have outgrown their base: weights may have
 // overflowed in their place. By products of the warp, through local memory: others would make the compiler
 // serialise the warpgroup's or spill. Rare, and slow.
@@ -78,46 +54,75 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
   }
 }
 
-// Weights in place of the scores. `stage`: of the key tile's keys, which are still there. kSecond: of a row tile's
-// second key tile, the first that rows see which end before the last one.
+// Sums of the thread's weights of its rows, which lie in place of the scores, and whether the warp's rows keep their
+// base.
+struct WeightSums {
+  float rows[2];
+  bool outgrown[2];
+  bool keep;
+};
+template <class Config>
+__device__ __forceinline__ WeightSums sum_weights(const Accumulators<Config>& acc) {
+  float total[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
+  WeightSums sums;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sums.rows[half] = total[half][0] + total[half][1];
+    sums.outgrown[half] = !(sums.rows[half] <= Config::kMostSum);
+  }
+  sums.keep = !uniform(sums.outgrown[0] || sums.outgrown[1]);
+  return sums;
+}
+
+// Weights in place of the scores; false: they are void, as rows of the warp have outgrown their base. kSecond: of a
+// row tile's second key tile, the first that rows see which end before the last one.
 template <class Config, bool kSecond>
-__device__ __forceinline__ void softmax_in_place(const PrefillParams& params,
-                                                 const typename Config::SharedMemory& shared,
-                                                 const RowTile& tile, int consumer, int block, int stage,
-                                                 Accumulators<Config>& acc) {
+__device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulators<Config>& acc) {
   const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
   if constexpr (kSecond) {
     const bool nothing[2] = {acc.base[0] == kNothing, acc.base[1] == kNothing};
     if (uniform(nothing[0] || nothing[1])) [[unlikely]] {
-      products_wait<0>();
-      products_landed(acc.out);
-      raise_rows<Config>(factor, nothing, acc);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
+        if (nothing[half]) acc.base[half] = base;
+      }
     }
   }
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     acc.scores[i] = weight_of(acc.scores[i], factor[i / 2 % 2], acc.base[i / 2 % 2]);
   }
-  float total[2][2] = {};
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
-  const auto outgrown = [&](int half) { return !(total[half][0] + total[half][1] <= Config::kMostSum); };
-  if (uniform(outgrown(0) || outgrown(1))) [[unlikely]] {
-    products_wait<0>();
-    products_landed(acc.out);
-    const bool rows[2] = {row_votes(outgrown(0)), row_votes(outgrown(1))};
-    score_again<Config>(params, shared, tile, consumer, block, stage, rows, acc);
-    raise_rows<Config>(factor, rows, acc);
-    total[0][0] = total[0][1] = total[1][0] = total[1][1] = 0;
-#pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) {
-      const int half = i / 2 % 2;
-      if (rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
-      total[half][i % 2] += acc.scores[i];
-    }
+  const WeightSums sums = sum_weights<Config>(acc);
+  if (sums.keep) {
+    acc.sum[0] += sums.rows[0];
+    acc.sum[1] += sums.rows[1];
   }
+  return sums.keep;
+}
+
+// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by acc.rescale. `stage`:
+// of the key tile's keys, which are still there.
+template <class Config>
+__device__ __forceinline__ void softmax_again(const PrefillParams& params,
+                                              const typename Config::SharedMemory& shared, const RowTile& tile,
+                                              int consumer, int block, int stage, Accumulators<Config>& acc) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  const WeightSums void_sums = sum_weights<Config>(acc);
+  const bool rows[2] = {row_votes(void_sums.outgrown[0]), row_votes(void_sums.outgrown[1])};
+  products_wait<0>();  // the registers of the weights before are needed
+  score_again<Config>(params, shared, tile, consumer, block, stage, rows, acc);
+  raise_bases<Config>(factor, rows, acc);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) acc.sum[half] += total[half][0] + total[half][1];
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    const int half = i / 2 % 2;
+    if (rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
+  }
+  const WeightSums sums = sum_weights<Config>(acc);
+  acc.sum[0] += sums.rows[0];
+  acc.sum[1] += sums.rows[1];
 }
 
 }  // namespace fovea::kernels::cuda
