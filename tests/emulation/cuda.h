@@ -124,6 +124,10 @@ T atomicMax(T* to, T value) {
   return std::exchange(*to, std::max(*to, value));
 }
 template <typename T>
+T atomicOr(T* to, T value) {
+  return std::exchange(*to, *to | value);
+}
+template <typename T>
 T atomicMin(T* to, T value) {
   return std::exchange(*to, std::min(*to, value));
 }

@@ -21,7 +21,8 @@ struct MlaDecodeCase {
   MlaCache cache = MlaCache::as_queries;
   bool scale_per_token = false;
   const MlaFamily* family = &hopper_mla();
-  int64_t distinct_pages = 0;  // > 0: requests have these in common, for lengths beyond memory
+  int32_t max_kv_len = 1 << 20;  // what the host says
+  int64_t distinct_pages = 0;    // > 0: requests have these in common, for lengths beyond memory
 };
 
 inline std::vector<MlaDecodeCase> mla_decode_cases() {
@@ -81,6 +82,63 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
                   .requests = std::vector<std::pair<int32_t, int32_t>>(28, {3, 500}),
                   .heads = 40,
                   .tree = true});
+  // Too many requests for clusters of blocks that join parts: some long ones leave that to the
+  // merge.
+  std::vector<std::pair<int32_t, int32_t>> merged = {{1, 9000}, {1, 0}, {1, 3000}};
+  for (int32_t i = 3; i < 40; ++i) merged.emplace_back(1, i * 37 % 150);
+  for (const int32_t heads : {16, 32, 64, 128}) {
+    list.push_back(
+        {.name = "merged_heads_" + std::to_string(heads), .requests = merged, .heads = heads});
+  }
+  // Clusters of blocks that join parts: row tiles of one part, in a cluster with others, of a whole
+  // one, of several.
+  const std::vector<std::pair<int32_t, int32_t>> short_ones = {
+      {1, 1000}, {1, 0}, {1, 1}, {1, 64}, {1, 65}, {1, 513}, {1, 300}};
+  const std::vector<std::pair<int32_t, int32_t>> uneven = {{1, 9000}, {1, 0}, {1, 1500}, {1, 300}};
+  for (const int32_t heads : {1, 12, 16}) {
+    const std::string of = "_heads_" + std::to_string(heads);
+    list.push_back(
+        {.name = "cluster_short" + of, .requests = short_ones, .heads = heads, .max_kv_len = 1000});
+    list.push_back(
+        {.name = "cluster_uneven" + of, .requests = uneven, .heads = heads, .max_kv_len = 1000});
+  }
+  for (const int32_t heads : {20, 64, 128}) {
+    const std::string of = "_heads_" + std::to_string(heads);
+    list.push_back(
+        {.name = "cluster_one" + of, .requests = {{1, 1000}}, .heads = heads, .max_kv_len = 1024});
+    // Longer than the host says: correct all the same.
+    list.push_back({.name = "cluster_longer" + of,
+                    .requests = {{1, 3000}},
+                    .heads = heads,
+                    .max_kv_len = 1024});
+  }
+  list.push_back({.name = "cluster_page_8",
+                  .requests = uneven,
+                  .heads = 16,
+                  .page_size = 8,
+                  .max_kv_len = 1000});
+  list.push_back({.name = "cluster_f16",
+                  .requests = uneven,
+                  .heads = 16,
+                  .dtype = DType::f16,
+                  .max_kv_len = 1000});
+  list.push_back({.name = "cluster_rank_256",
+                  .requests = uneven,
+                  .heads = 16,
+                  .rank = 256,
+                  .max_kv_len = 1000});
+  list.push_back(
+      {.name = "cluster_no_rope", .requests = uneven, .heads = 16, .rope = 0, .max_kv_len = 1000});
+  list.push_back({.name = "cluster_tree",
+                  .requests = {{4, 300}, {4, 4}, {3, 900}},
+                  .heads = 16,
+                  .tree = true,
+                  .max_kv_len = 1000});
+  list.push_back({.name = "cluster_moving_maxima",
+                  .requests = {{1, 3000}},
+                  .heads = 16,
+                  .spread = 12,
+                  .max_kv_len = 1000});
   // Some hundred pages over and over, for the row index goes beyond what fits memory.
   list.push_back({.name = "million", .requests = {{1, 999963}}, .heads = 5, .distinct_pages = 333});
   list.push_back({.name = "beyond_65536",

@@ -278,7 +278,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                     .out_head_stride = c.rank,
                                     .lse = lse.data<float>(),
                                     .scale = static_cast<float>(1 / std::sqrt(columns))};
-  decode.plan(batch, {}, nullptr);
+  decode.plan(batch, {problem.max_q_len, c.max_kv_len}, {}, nullptr);
   decode.decode(tensors, nullptr);
   const auto first = to_host<uint16_t>(out, rows * c.rank);
   for (int again = 0; again < 3; ++again) decode.decode(tensors, nullptr);

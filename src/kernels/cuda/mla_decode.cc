@@ -20,8 +20,15 @@ constexpr uint32_t kMergeBlocksPerSm = 2;
 // (2026-11-22).
 constexpr int32_t kPairWorkers = 2;
 
-bool joins_pairs(const MlaDecodeSetup& setup) {
-  return !setup.batch_invariant && setup.family->joins_pairs && setup.family->joins_pairs(setup);
+// Clusters of eight leave out 12 of 132 multiprocessors, and may leave a request more of those
+// whose clusters another one does not fill. A merge takes as long as two key tiles of 16 rows: in
+// clusters blocks may have two tiles more to compute, or an eighth. Wider blocks compute more rows
+// at a time: against them clusters win up to two tiles.
+constexpr int32_t kMoreTilesPart = 8;
+constexpr int32_t kMostTilesForWide = 2;
+
+bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
+  return !setup.batch_invariant && setup.family->joins && setup.family->joins(setup, joins);
 }
 
 void check_setup(const MlaDecodeSetup& setup) {
@@ -41,6 +48,12 @@ void check_setup(const MlaDecodeSetup& setup) {
   setup.family->check(setup);
 }
 
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int32_t cluster_workers(const MlaDecodeSetup& setup) {
+  return std::min(setup.multiprocessors, kMlaMaxWorkers);
+}
+
 MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
                   const BatchLimits& limits) {
   const int64_t rows = setup.family->row_tile(setup);
@@ -49,21 +62,38 @@ MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
   const int64_t tiles = (int64_t{limits.max_tokens} * setup.q_heads + filled * (rows - 1)) / rows;
   MlaWorkList work{};
   work.workers = setup.family->workers(setup);
-  work.items = workspace.take<MlaItem>(tiles + work.workers);
-  work.ranges = workspace.take<MlaRange>(work.workers);
-  work.merges = workspace.take<MlaMerge>(work.workers);
+  work.cluster = 1;
+  // Clusters: each block is a worker, their row tiles are no larger, their parts f32.
+  const bool clusters = has_joins(setup, MlaJoins::clusters);
+  const int64_t blocks = clusters ? cluster_workers(setup) : 0;
+  const int64_t workers = std::max<int64_t>(work.workers, blocks);
+  const int64_t cluster_rows = blocks * kMlaClusterRows;
+  work.items = workspace.take<MlaItem>(std::max(tiles + work.workers, workers));
+  work.ranges = workspace.take<MlaRange>(workers);
+  work.merges = workspace.take<MlaMerge>(workers);
   const DType parts = setup.family->parts(setup);
   const int64_t part_rows = 2 * work.workers * rows;
-  work.partial_out = workspace.take<std::byte>(part_rows * setup.rank * dtype_bytes(parts));
-  work.partial_lse = workspace.take<float>(part_rows);
+  const auto part_bytes = static_cast<int64_t>(dtype_bytes(parts));
+  work.partial_out = workspace.take<std::byte>(
+      setup.rank * std::max<int64_t>(part_rows * part_bytes, cluster_rows * sizeof(float)));
+  work.partial_lse = workspace.take<float>(std::max(part_rows, cluster_rows));
   work.partial_units = workspace.take<float>(parts == DType::f16 ? 2 * part_rows : 0);
-  work.arrivals = workspace.take<uint32_t>(4 * work.workers);
+  work.arrivals = workspace.take<uint32_t>(std::max<int64_t>(4 * work.workers, cluster_rows));
   return work;
 }
 
-gpu::KernelVariant variant(std::string_view folder, const VariantValues& values,
-                           const MlaDecodeSetup& setup) {
-  return make_variant(family(folder), values, setup.sm);
+gpu::KernelVariant plan_variant(const MlaDecodeSetup& setup, int32_t rows) {
+  return make_variant(family("portable/mla_plan"), {std::to_string(rows)}, setup.sm);
+}
+gpu::KernelVariant decode_variant(const MlaDecodeSetup& setup, MlaJoins joins) {
+  return make_variant(family(setup.family->folder), setup.family->values(setup, joins), setup.sm);
+}
+gpu::KernelVariant merge_variant(const MlaDecodeSetup& setup) {
+  const bool f16_parts = setup.family->parts(setup) == DType::f16;
+  return make_variant(family(f16_parts ? "sm90/mla_merge" : "portable/mla_merge"),
+                      {std::to_string(setup.family->row_tile(setup)), std::to_string(setup.rank),
+                       *variant_type(setup.dtype), f16_parts ? "f16" : "f32"},
+                      setup.sm);
 }
 
 }  // namespace
@@ -72,27 +102,31 @@ int32_t MlaDecode::row_tile(const MlaDecodeSetup& setup) { return setup.family->
 
 std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
-  const std::string rows = std::to_string(row_tile(setup));
-  const bool f16_parts = setup.family->parts(setup) == DType::f16;
-  const auto decode = [&](bool pairs) {
-    return variant(setup.family->folder, setup.family->values(setup, pairs), setup);
-  };
-  std::vector<gpu::KernelVariant> needed = {
-      variant("portable/mla_plan", {rows}, setup), decode(false),
-      variant(
-          f16_parts ? "sm90/mla_merge" : "portable/mla_merge",
-          {rows, std::to_string(setup.rank), *variant_type(setup.dtype), f16_parts ? "f16" : "f32"},
-          setup)};
-  if (joins_pairs(setup)) needed.push_back(decode(true));
+  std::vector<gpu::KernelVariant> needed = {plan_variant(setup, row_tile(setup)),
+                                            decode_variant(setup, MlaJoins::merge),
+                                            merge_variant(setup)};
+  if (has_joins(setup, MlaJoins::pairs)) needed.push_back(decode_variant(setup, MlaJoins::pairs));
+  if (has_joins(setup, MlaJoins::clusters)) {
+    needed.push_back(plan_variant(setup, kMlaClusterRows));
+    needed.push_back(decode_variant(setup, MlaJoins::clusters));
+  }
   return needed;
 }
 
 MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
-  const std::vector<gpu::KernelVariant> needed = variants(setup);
-  plan_ = Kernel(needed[0], store);
-  decode_ = Kernel(needed[1], store);
-  merge_ = Kernel(needed[2], store);
-  if (needed.size() > 3) decode_pairs_ = Kernel(needed[3], store);
+  check_setup(setup);
+  plan_ = Kernel(plan_variant(setup, row_tile(setup)), store);
+  decode_ = Kernel(decode_variant(setup, MlaJoins::merge), store);
+  merge_ = Kernel(merge_variant(setup), store);
+  if (has_joins(setup, MlaJoins::pairs)) {
+    decode_pairs_ = Kernel(decode_variant(setup, MlaJoins::pairs), store);
+  }
+  if (has_joins(setup, MlaJoins::clusters)) {
+    plan_clusters_ = Kernel(plan_variant(setup, kMlaClusterRows), store);
+    decode_clusters_ = Kernel(decode_variant(setup, MlaJoins::clusters), store);
+    clusters_ = std::min(decode_clusters_.active_clusters(kMlaMaxCluster),
+                         cluster_workers(setup) / kMlaMaxCluster);
+  }
 }
 
 size_t MlaDecode::workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits& limits) {
@@ -104,27 +138,55 @@ size_t MlaDecode::workspace_bytes(const MlaDecodeSetup& setup, const BatchLimits
 
 void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
   WorkspaceCarver carver(workspace);
-  work_ = carve(carver, setup_, limits);
+  work_ = reserved_ = carve(carver, setup_, limits);
+  limits_ = {limits.max_q_len, limits.max_kv_len};
 }
 
-void MlaDecode::plan(const BatchParams& batch, const PlanCompany& company, Stream stream,
-                     const uint8_t* skip) {
-  check_argument(work_.items != nullptr, "plan() before reserve()");
+void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) {
+  joins_ = MlaJoins::merge;
+  work_ = reserved_;
+  if (batch.requests == 0) return;
+  if (has_joins(setup_, MlaJoins::pairs) && work_.workers / batch.requests == kPairWorkers) {
+    joins_ = MlaJoins::pairs;
+  }
+  const int64_t rows =
+      int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
+  const int64_t tiles = batch.requests * ceil_div(rows, kMlaClusterRows);
+  if (tiles > clusters_) return;
+  const int64_t keys = bounds.max_kv_len > 0 ? bounds.max_kv_len : limits_.max_kv_len;
+  const int64_t key_tiles = ceil_div(keys, kBlockKeys);
+  const int64_t most = ceil_div(key_tiles, clusters_ / tiles * kMlaMaxCluster);  // of a block
+  const int64_t otherwise = ceil_div(tiles * key_tiles, reserved_.workers);
+  const bool wide = row_tile(setup_) > kMlaClusterRows;
+  if (most >
+      (wide ? kMostTilesForWide : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart))) {
+    return;
+  }
+  joins_ = MlaJoins::clusters;
+  work_.workers = clusters_ * kMlaMaxCluster;
+  work_.cluster = kMlaMaxCluster;
+}
+
+void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const PlanCompany& company,
+                     Stream stream, const uint8_t* skip) {
+  check_argument(reserved_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
-  pairs_ =
-      joins_pairs(setup_) && batch.requests > 0 && work_.workers / batch.requests == kPairWorkers;
+  choose_joins(batch, bounds);
   list_settled_ = false;
-  launch_plan(plan_, 1, MlaPlanParams{batch, skip, work_, setup_.batch_invariant, pairs_}, company,
-              stream);
+  launch_plan(joins_ == MlaJoins::clusters ? plan_clusters_ : plan_, 1,
+              MlaPlanParams{batch, skip, work_, setup_.batch_invariant, joins_ == MlaJoins::pairs},
+              company, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
-  check_argument(work_.items != nullptr, "decode() before reserve()");
+  check_argument(reserved_.items != nullptr, "decode() before reserve()");
   if (batch_.requests == 0 || tensors.tokens == 0) return;
-  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_, maps_},
-                        pairs_ ? decode_pairs_ : decode_, stream);
+  const Kernel& kernel = joins_ == MlaJoins::clusters ? decode_clusters_
+                         : joins_ == MlaJoins::pairs  ? decode_pairs_
+                                                      : decode_;
+  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_, maps_}, kernel, stream);
   list_settled_ = true;
-  if (setup_.batch_invariant) return;
+  if (setup_.batch_invariant || joins_ == MlaJoins::clusters) return;
   const MlaMergeParams merge{
       work_,       tensors.out,   tensors.out_token_stride, tensors.out_head_stride,
       tensors.lse, setup_.q_heads};

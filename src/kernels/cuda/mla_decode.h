@@ -30,6 +30,17 @@ enum class MlaCache : uint8_t {
                // Before sm_89 a stored NaN counts as 480.
 };
 
+// Rows of a block where blocks join parts in clusters: it sends the others 16 KB of values, which
+// takes 0.5 us; those of 64 rows took 3, no less than a merge (2026-11-22).
+constexpr int32_t kMlaClusterRows = 16;
+
+// Who joins the parts of row tiles.
+enum class MlaJoins : uint8_t {
+  merge,     // a launch of its own
+  pairs,     // attention joins those of two parts, merge the others
+  clusters,  // attention, in clusters of blocks of kMlaClusterRows
+};
+
 struct MlaFamily;
 const MlaFamily& hopper_mla();    // sm90/mla_decode
 const MlaFamily& portable_mla();  // portable/mla_decode: sm_80 and later
@@ -87,6 +98,12 @@ struct MlaPass {
   MlaDecodeMaps& maps;
 };
 
+// What the host knows of a batch and chooses kernels by, so that a captured pass keeps them; 0:
+// what the limits say.
+struct MlaBounds {
+  int32_t max_q_len = 0, max_kv_len = 0;
+};
+
 // An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.
 struct MlaFamily {
   std::string_view folder;  // below kernels/cuda
@@ -96,10 +113,9 @@ struct MlaFamily {
   int32_t (*row_tile)(const MlaDecodeSetup& setup) = nullptr;
   int32_t (*workers)(const MlaDecodeSetup& setup) = nullptr;
   DType (*parts)(const MlaDecodeSetup& setup) = nullptr;  // of MlaWorkList::partial_out: f32, f16
-  // Of the folder's variant; pairs: of that which joins row tiles of two parts.
-  VariantValues (*values)(const MlaDecodeSetup& setup, bool pairs) = nullptr;
-  // Whether there is one that does. Null: no.
-  bool (*joins_pairs)(const MlaDecodeSetup& setup) = nullptr;
+  VariantValues (*values)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
+  // Whether there is such a variant; null: only for merge.
+  bool (*joins)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
   void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
 };
 
@@ -123,17 +139,24 @@ class MlaDecode {
   // Once per pass: from lengths on the device to the work of all layers. Masks: causal, tree and,
   // where the setup says so, window, with positions of at most 64 new tokens a request.
   // skip: [requests] on the device, 1: a request without work, whose rows stay untouched; or null.
-  void plan(const BatchParams& batch, const PlanCompany& company, Stream stream,
-            const uint8_t* skip = nullptr);
+  void plan(const BatchParams& batch, const MlaBounds& bounds, const PlanCompany& company,
+            Stream stream, const uint8_t* skip = nullptr);
   // Once per layer, of the planned batch. Both are legal in a capture.
   void decode(const MlaDecodeTensors& tensors, Stream stream) const;
 
  private:
+  void choose_joins(const BatchParams& batch, const MlaBounds& bounds);
+
   MlaDecodeSetup setup_;
   Kernel plan_, decode_, merge_, decode_pairs_;
+  Kernel plan_clusters_, decode_clusters_;
+  int32_t clusters_ = 0;  // that run at the same time
+  MlaWorkList reserved_{};
+  MlaBounds limits_{1, 0};
+  // Of the planned batch.
   MlaWorkList work_{};
+  MlaJoins joins_ = MlaJoins::merge;
   BatchParams batch_{};
-  bool pairs_ = false;                 // decode_pairs_ computes the planned batch
   mutable bool list_settled_ = false;  // a layer of the planned batch has been enqueued
   mutable MlaDecodeMaps maps_;
 };

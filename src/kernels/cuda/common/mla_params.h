@@ -20,12 +20,19 @@ struct alignas(16) MlaItem {
   int32_t first_row;  // of the request's packed rows
   int32_t key_begin;  // a multiple of kBlockKeys
   int32_t key_end;    // exclusive
-  int32_t partial;    // slot of the partial result, -1: the item is the whole row tile; kPaired
+  // Slot of the partial result, -1: the item is the whole row tile; kPaired; parts_of_workers.
+  int32_t partial;
 };
 
 // Added to MlaItem::partial where the row tile has two parts and mla_decode joins them. Theirs are
 // the slots 2 w + 1 and 2 w + 2 of workers w and w + 1.
 constexpr int32_t kPaired = 1 << 30;
+
+// MlaItem::partial where blocks join parts in clusters: workers first to first + count - 1 have one
+// part each of the row tile.
+constexpr int32_t parts_of_workers(int32_t first, int32_t count) { return count << 8 | first; }
+constexpr int32_t first_of_parts(int32_t partial) { return partial & 255; }
+constexpr int32_t count_of_parts(int32_t partial) { return partial >> 8; }
 
 // The parts of one row tile that several workers computed, in ascending order of keys: slot
 // `first`, then count - 1 slots from first + 1 in steps of two. count 0: nothing to do.
@@ -55,11 +62,16 @@ struct MlaWorkList {
   // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
   // of the columns.
   float* partial_units;
-  // [workers, 2 blocks, 2 halves of the columns]: of pairs; 0 between launches.
+  // 0 between launches; [workers, 2 blocks, 2 halves of the columns]: of pairs. [workers, row tile]:
+  // of row tiles with parts in several clusters, at their first worker.
   uint32_t* arrivals;
-  int32_t workers;     // at most kMlaMaxWorkers
+  int32_t workers;  // at most kMlaMaxWorkers
+  // Blocks of a cluster, which join parts of row tiles (partial_out is f32 then): a power of two that
+  // divides workers, each of which is a block and has one item at most. 1: no clusters.
+  int32_t cluster;
 };
 constexpr int32_t kMlaMaxWorkers = 160;
+constexpr int32_t kMlaMaxCluster = 8;
 
 struct MlaPlanParams {
   BatchParams batch;    // masks: causal, tree

@@ -28,7 +28,7 @@ int32_t workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors, kMlaMaxWorkers);
 }
 
-VariantValues values(const MlaDecodeSetup& setup, bool) {
+VariantValues values(const MlaDecodeSetup& setup, MlaJoins) {
   const std::string type = *variant_type(setup.dtype);
   const bool fp8 = setup.cache != MlaCache::as_queries;
   return {std::to_string(setup.rank),

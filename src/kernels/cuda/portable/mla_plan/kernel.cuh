@@ -50,7 +50,9 @@ struct MlaPlanConfig {
     int tile_begin[kPlanThreads];  // of 1024 requests at a time
     RequestView views[kPlanThreads];
     PlannedTile tiles[kMlaMaxWorkers];
-    int piece_begin[kMlaMaxWorkers + 1];
+    // Of workers that have the first piece of a tile, one bit each in begins.
+    int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
+    unsigned begins[kMlaMaxWorkers / 32];
     int enough[32];  // candidates for which the workers suffice
     int most_blocks;
     int begin[kMlaMaxWorkers], end[kMlaMaxWorkers];  // of the workers' ranges
@@ -144,43 +146,59 @@ struct MlaPlanConfig {
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(shared.most_blocks, 1) : least + (least * candidate + 15) / 16;
     };
+    // In clusters a power of two, or whole clusters: a part of a cluster joins more rows a block.
+    const auto pieces_of = [&](int tile, int piece) {
+      const int count = max((shared.tiles[tile].blocks() + piece - 1) / piece, 1);
+      return count < work.cluster ? 1 << (32 - __clz(count - 1))
+                                  : (count + work.cluster - 1) & -work.cluster;
+    };
     int pieces = 0;
-    for (int i = lane; i < tiles; i += 32) {
-      pieces += max((shared.tiles[i].blocks() + size(warp) - 1) / size(warp), 1);
-    }
+    for (int i = lane; i < tiles; i += 32) pieces += pieces_of(i, size(warp));
     pieces = __reduce_add_sync(~0u, pieces);
     if (lane == 0) shared.enough[warp] = pieces <= work.workers;
     __syncthreads();
     const int piece =
         size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
-    const int own = static_cast<int>(threadIdx.x) < tiles
-                        ? max((shared.tiles[threadIdx.x].blocks() + piece - 1) / piece, 1)
-                        : 0;
-    int total;
-    const int before = exclusive_scan(own, total, shared.counts);
-    if (static_cast<int>(threadIdx.x) < tiles) shared.piece_begin[threadIdx.x] = before;
-    if (threadIdx.x == 0) shared.piece_begin[tiles] = total;
+    const int own =
+        static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
+    // Tiles with more pieces come first, whole clusters before all: no tile lies across two clusters
+    // without need. Sums of all sizes in one scan, a byte each.
+    static_assert(kMlaMaxCluster == 8 && kMlaMaxWorkers < 256);
+    const int kind = own >= work.cluster ? 0 : __clz(own | 1) - 28;
+    int sums;
+    const int before = exclusive_scan(own << 8 * kind, sums, shared.counts);
+    int total = 0;
+    int begin = before >> 8 * kind & 255;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (k < kind) begin += sums >> 8 * k & 255;
+      total += sums >> 8 * k & 255;
+    }
+    if (own > 0) {
+      shared.tile_at[begin] = threadIdx.x;
+      shared.pieces[begin] = own;
+      atomicOr(&shared.begins[begin / 32], 1u << begin % 32);
+    }
     __syncthreads();
     const int worker = threadIdx.x;
     if (worker >= total) return;
-    int low = 0;
-    int high = tiles;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (shared.piece_begin[middle] <= worker ? low : high) = middle;
-    }
-    const PlannedTile tile = shared.tiles[low];
-    const int first = shared.piece_begin[low];
-    const int count = shared.piece_begin[low + 1] - first;
+    int word = warp;
+    unsigned begins = shared.begins[word] & (2u << lane) - 1;
+    while (begins == 0) begins = shared.begins[--word];
+    const int first = 32 * word + 31 - __clz(begins);
+    const PlannedTile tile = shared.tiles[shared.tile_at[first]];
+    const int count = shared.pieces[first];
     const int n = worker - first;
+    const bool clusters = work.cluster > 1;
     const bool paired = params.pairs && count == 2;
-    const int slot =
-        count == 1 ? -1 : (n == 0 ? 2 * worker + 1 : 2 * worker) + (paired ? kPaired : 0);
+    const int slot = count == 1 ? -1
+                     : clusters ? parts_of_workers(first, count)
+                                : (n == 0 ? 2 * worker + 1 : 2 * worker) + (paired ? kPaired : 0);
     const MlaItem item =
         item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
     work.items[worker] = item;
     work.ranges[worker] = {worker, worker + 1, 1, 0, item};
-    if (n == 0 && count > 1 && !paired) work.merges[worker] = merge_of(tile, worker, count);
+    if (n == 0 && count > 1 && !paired && !clusters) work.merges[worker] = merge_of(tile, worker, count);
   }
 
   // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
@@ -236,11 +254,13 @@ struct MlaPlanConfig {
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
       work.ranges[worker].begin = work.ranges[worker].end = 0;
       work.merges[worker].count = 0;
-      for (int i = 0; i < 4; ++i) work.arrivals[4 * worker + i] = 0;
       shared.begin[worker] = 0x7fffffff;
       shared.end[worker] = 0;
     }
+    const int counters = work.workers * (work.cluster > 1 ? kRowTile : 4);
+    for (int i = threadIdx.x; i < counters; i += kPlanThreads) work.arrivals[i] = 0;
     if (threadIdx.x == 0) shared.most_blocks = 0;
+    if (threadIdx.x < kMlaMaxWorkers / 32) shared.begins[threadIdx.x] = 0;
     Visited own;
     int rounds = 0;
     const Totals totals = for_tiles(params, shared, [&](const Visited& at) {

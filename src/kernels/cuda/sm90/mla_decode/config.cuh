@@ -58,7 +58,7 @@ struct RowTile {
 };
 
 template <int kLatentRank, int kRopeDim, Type kQuery, Type kCache, Loader kKeyLoader,
-          int kRowsOfBlock, int kRowBlocks, int kJoinsPairs>
+          int kRowsOfBlock, int kRowBlocks, int kJoins>
 struct MlaDecodeConfig {
   using Params = MlaDecodeParams;
   static constexpr int kRank = kLatentRank;
@@ -73,9 +73,12 @@ struct MlaDecodeConfig {
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
   static constexpr int kBlocks = kRowBlocks;
-  // Whether blocks join row tiles of two parts (join.cuh) instead of leaving them to the merge.
-  static constexpr bool kPairs = kJoinsPairs;
+  // Whether blocks join row tiles of two parts (join.cuh), or clusters of blocks those of any number
+  // (cluster_join.cuh), instead of leaving them to the merge.
+  static constexpr bool kPairs = kJoins == 1;
+  static constexpr bool kClusters = kJoins == 2;
   static_assert(!kPairs || !kNarrow);
+  static_assert(!kClusters || (kNarrow && kBlocks == 1));
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
   // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
@@ -154,6 +157,10 @@ struct MlaDecodeConfig {
     Chunk chunks[kKeyWarps][kChunks];
     TransactionBarrier chunk_full[kKeyWarps][kChunks];
   };
+  struct ClusterMemory {
+    TransactionBarrier parts_full;
+    bool last[kRows];  // whether the other clusters' parts of a row are stored
+  };
   struct Nothing {};
   struct SharedMemory : Select<kNarrow, NarrowMemory, WideMemory>,
                         Select<kFp8, Fp8Memory, Nothing> {
@@ -161,6 +168,7 @@ struct MlaDecodeConfig {
     alignas(1024) Select<(kRopeTiles > 0), KeyTiles<1>, Nothing> rope;
     alignas(1024) uint16_t q[kQueryTiles][kRows][kTileColumns];
     RowTile tiles[kTileSlots];
+    Select<kClusters, ClusterMemory, Nothing> cluster;
     struct {
       int index, end, step;
     } next;  // work item of a producer that has no registers for it

@@ -128,6 +128,14 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
   }
 }
 
+// Constants that the end of an item needs come from memory where a launch is the first to use them:
+// they are asked for while nothing else is to do.
+__device__ __forceinline__ void touch(const MlaDecodeParams& params) {
+  asm volatile("" ::"l"(params.out), "l"(params.lse), "l"(params.work.partial_out),
+               "l"(params.work.arrivals), "r"(params.batch.q_heads), "f"(params.scale),
+               "l"(params.batch.mask.tree));
+}
+
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
           int kJoins>
 __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>::run(
@@ -142,6 +150,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     }
     shared.rope_full.init(kFullArrivals);
     shared.rope_empty.init(kNarrow ? 8 : 4 * kSharers);
+    if constexpr (kClusters) shared.cluster.parts_full.init(1);
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(4 * kConsumers + kKeyWarps);
@@ -167,6 +176,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   } else {
     __syncthreads();
   }
+  if constexpr (kNarrow) touch(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete. What
   // others write (q, keys) is promised only after the wait. The two warps of the producer wait when
@@ -179,6 +189,9 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if constexpr (kNarrow) {
     if (warpgroup == 0) {
       run_producer<C>(params, shared);
+      if constexpr (kClusters) pass_cluster();
+    } else if constexpr (kClusters) {
+      run_narrow_once<C>(params, shared, warpgroup - 1);
     } else {
       run_narrow<C>(params, shared, warpgroup - 1);
     }

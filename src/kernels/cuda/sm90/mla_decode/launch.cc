@@ -52,23 +52,22 @@ void check(const MlaDecodeSetup& setup) {
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
 void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t columns, int64_t tokens,
-                    int64_t token_stride, int64_t head_stride, gpu::RepeatedTensorMap& repeated,
-                    TensorMap& map) {
+                    int64_t token_stride, int64_t head_stride, uint32_t box_rows,
+                    gpu::RepeatedTensorMap& repeated, TensorMap& map) {
   const auto heads = static_cast<uint64_t>(setup.q_heads);
-  repeated.encode(
-      {.data = data,
-       .rank = 3,
-       .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
-       .strides = {bytes(head_stride), bytes(token_stride)},
-       .box = {kColumns, static_cast<uint32_t>(std::gcd(setup.q_heads, block_rows(setup))), 1}},
-      &map);
+  repeated.encode({.data = data,
+                   .rank = 3,
+                   .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
+                   .strides = {bytes(head_stride), bytes(token_stride)},
+                   .box = {kColumns, box_rows, 1}},
+                  &map);
 }
 
 int32_t row_tile(const MlaDecodeSetup& setup) { return block_rows(setup) * row_blocks(setup); }
 
 // Column tiles of a stage of keys, as the kernel's configuration has them.
-uint32_t stage_tiles(const MlaDecodeSetup& setup) {
-  return block_rows(setup) < kTileRows ? 2 : static_cast<uint32_t>(setup.rank / 2 / kColumns);
+uint32_t stage_tiles(const MlaDecodeSetup& setup, int32_t rows) {
+  return rows < kTileRows ? 2 : static_cast<uint32_t>(setup.rank / 2 / kColumns);
 }
 
 void encode_cache(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, int32_t box_keys,
@@ -90,14 +89,15 @@ DType parts(const MlaDecodeSetup& setup) {
   return block_rows(setup) < kTileRows ? DType::f32 : DType::f16;
 }
 
-// Blocks of 64 rows in pairs, whose pieces take longest to merge.
-bool joins_pairs(const MlaDecodeSetup& setup) {
-  return loads_pages(setup) && row_blocks(setup) == 2;
+// Pairs: blocks of 64 rows side by side, whose pieces take longest to merge.
+bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
+  return loads_pages(setup) && (joins == MlaJoins::clusters || row_blocks(setup) == 2);
 }
 
-VariantValues values(const MlaDecodeSetup& setup, bool pairs) {
+VariantValues values(const MlaDecodeSetup& setup, MlaJoins joins) {
   const std::string type = *variant_type(setup.dtype);
   const bool fp8 = setup.cache != MlaCache::as_queries;
+  const bool clusters = joins == MlaJoins::clusters;
   const char* loader = loads_pages(setup)                  ? "pages"
                        : setup.cache == MlaCache::fp8_rows ? "scaled"
                                                            : "rows";
@@ -106,26 +106,30 @@ VariantValues values(const MlaDecodeSetup& setup, bool pairs) {
           type,
           fp8 ? *variant_type(DType::f8e4m3) : type,
           loader,
-          std::to_string(block_rows(setup)),
-          std::to_string(row_blocks(setup)),
-          pairs ? "1" : "0"};
+          std::to_string(clusters ? kMlaClusterRows : block_rows(setup)),
+          std::to_string(clusters ? 1 : row_blocks(setup)),
+          std::to_string(static_cast<int>(joins))};
 }
 
 void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   const MlaDecodeSetup& setup = pass.setup;
   const MlaDecodeTensors& tensors = pass.tensors;
   MlaDecodeParams params{};
+  const bool clusters = pass.work.cluster > 1;
+  const int32_t rows = clusters ? kMlaClusterRows : block_rows(setup);
+  params.q_box_rows = std::gcd(setup.q_heads, rows);
+  const auto q_box_rows = static_cast<uint32_t>(params.q_box_rows);
   if (loads_pages(setup)) {
     params.box_keys = std::min(setup.page_size, kTileKeys);
-    encode_cache(setup, tensors, params.box_keys, stage_tiles(setup), pass.maps.cache,
+    encode_cache(setup, tensors, params.box_keys, stage_tiles(setup, rows), pass.maps.cache,
                  params.cache_map);
     encode_cache(setup, tensors, params.box_keys, 1, pass.maps.cache_rope, params.cache_rope_map);
   }
   encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens, tensors.q_latent_token_stride,
-                 tensors.q_latent_head_stride, pass.maps.q_latent, params.q_latent_map);
+                 tensors.q_latent_head_stride, q_box_rows, pass.maps.q_latent, params.q_latent_map);
   if (setup.rope > 0) {
     encode_queries(setup, tensors.q_rope, setup.rope, tensors.tokens, tensors.q_rope_token_stride,
-                   tensors.q_rope_head_stride, pass.maps.q_rope, params.q_rope_map);
+                   tensors.q_rope_head_stride, q_box_rows, pass.maps.q_rope, params.q_rope_map);
   }
   params.batch = pass.batch;
   params.cache = tensors.cache;
@@ -137,7 +141,6 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.page_size = setup.page_size;
   params.tile_pages = kTileKeys / setup.page_size;
   params.tile_page_keys = kTileKeys % setup.page_size;
-  params.q_box_rows = std::gcd(setup.q_heads, block_rows(setup));
   params.out = tensors.out;
   params.out_token_stride = tensors.out_token_stride;
   params.out_head_stride = tensors.out_head_stride;
@@ -145,8 +148,9 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.scale = tensors.scale;
   params.work = pass.work;
   params.list_settled = pass.list_settled;
-  const auto blocks = static_cast<uint32_t>(pass.work.workers * row_blocks(setup));
-  kernel.launch_overlapped({blocks}, params, stream, cluster(setup));
+  const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
+  kernel.launch_overlapped({blocks}, params, stream,
+                           clusters ? static_cast<uint32_t>(pass.work.cluster) : cluster(setup));
 }
 
 }  // namespace
@@ -158,7 +162,7 @@ const MlaFamily& hopper_mla() {
                                         .workers = workers,
                                         .parts = parts,
                                         .values = values,
-                                        .joins_pairs = joins_pairs,
+                                        .joins = has_joins,
                                         .attend = attend};
   return kFamily;
 }

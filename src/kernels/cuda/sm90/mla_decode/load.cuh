@@ -227,7 +227,9 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     if (tiles == 0) continue;
     ring.advance(C::kQueryStages);
     window.start(params, item);
-    wait_for_previous_kernel();
+    // Narrow blocks have little else to do: 0.3 to 0.6 us less with all that the first copy needs at hand
+    // (2026-11-22).
+    if constexpr (!C::kNarrow) wait_for_previous_kernel();
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
       if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
       const int page = __shfl_sync(
@@ -235,6 +237,7 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
       const int group = key % params.page_size / kGroupKeys;
       const int boxes =
           (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
+      if (C::kNarrow && key == item.key_begin) wait_for_previous_kernel();
 #pragma unroll
       for (int part = 0; part < 2 * C::kHalfStages; ++part) {
         shared.empty[ring.stage].wait(ring.phase ^ 1);

@@ -206,6 +206,37 @@ __device__ __forceinline__ void narrow_item(const MlaDecodeParams& params,
   }
 }
 
+// The block's only item, if it has one.
+template <class C>
+__device__ __forceinline__ void run_narrow_once(const MlaDecodeParams& params,
+                                                typename C::SharedMemory& shared, int half) {
+  Progress<C> at;
+  TileReader<C> reader;
+  const RowTile& tile = reader.take(shared);
+  if (tile.tiles < 0) {
+    pass_cluster();
+    return;
+  }
+  const PartGroup group(params.work, tile);
+  NarrowState<C> state = {};
+#pragma unroll
+  for (float& most : state.most) most = kLowest;
+  if (tile.tiles > 0) narrow_item<C>(params, shared, tile, half, at, state);
+  if (tile.item.partial < 0) {
+    float inverse[C::kRows / 4];
+    finish_columns<C>(params, shared, tile, half, state, inverse);
+    store_half<C>(params, tile, half, state, inverse);
+    pass_cluster();
+    return;
+  }
+  __syncwarp();
+  cluster_arrive_relaxed();
+  named_barrier_wait(kJoinBarrier, kJoinThreads);  // both halves of the block are done with the ring
+  put_down_half<C>(shared, half, state);
+  fence_async_proxy();
+  join_in_cluster<C>(params, tile, group, shared);
+}
+
 template <class C>
 __device__ __forceinline__ void run_narrow(const MlaDecodeParams& params,
                                            typename C::SharedMemory& shared, int half) {

@@ -14,6 +14,7 @@ struct NarrowFp8Config {
   static constexpr Type kQ = kQuery;
   static constexpr int kRows = kRowsOfBlock;
   static constexpr bool kPairs = false;
+  static constexpr bool kClusters = false;
   static constexpr int kBlocks = 1;
   static constexpr bool kFp8 = true;
   static constexpr bool kScaled = kKeyLoader == scaled;
