@@ -38,10 +38,10 @@ __device__ __forceinline__ uint32_t transposed_8x8(uint32_t x) {
 
 // The warps that compute. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and l / 4 + 8.
 template <class Config>
-class FewRows {
+class EightRows {
  public:
   using SharedMemory = typename Config::SharedMemory;
-  __device__ FewRows(const PrefillParams& params, SharedMemory& shared)
+  __device__ EightRows(const PrefillParams& params, SharedMemory& shared)
       : params_(params), shared_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
@@ -422,11 +422,11 @@ __device__ void EightRowsConfig<kDim, kQuery>::run(const PrefillParams& params) 
   if (!params.list_settled) wait_for_previous_kernel();
   const int warp = threadIdx.x / 32;
   if (warp < kWarps) {
-    FewRows<Config>(params, shared).run();
+    EightRows<Config>(params, shared).run();
   } else if (warp < kTaker) {
-    FewCopier<Config>(params, shared, warp - kWarps).run();
+    EightRowsCopier<Config>(params, shared, warp - kWarps).run();
   } else {
-    take_few<Config>(params, shared);
+    take_row_tiles<Config>(params, shared);
   }
 }
 

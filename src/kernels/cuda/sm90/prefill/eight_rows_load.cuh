@@ -68,7 +68,7 @@ struct SegmentWalk {
 
 // Reads the list ahead of the copies. A warp. `settled`: the list was complete when the kernel started.
 template <class Config>
-__device__ void take_few(const PrefillParams& params, typename Config::SharedMemory& shared) {
+__device__ void take_row_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
   PrefillOrder* order = params.order;
   Ring<kTileSlots> slots;
@@ -96,10 +96,10 @@ __device__ void take_few(const PrefillParams& params, typename Config::SharedMem
 
 // Copies every second key tile of the ring. A warp; one alone starts boxes of 16 keys too slowly.
 template <class Config>
-class FewCopier {
+class EightRowsCopier {
  public:
   using SharedMemory = typename Config::SharedMemory;
-  __device__ FewCopier(const PrefillParams& params, SharedMemory& shared, int rank)
+  __device__ EightRowsCopier(const PrefillParams& params, SharedMemory& shared, int rank)
       : params_(params), shared_(shared), rank_(rank), segment_(wait_for_tile()) {
     block_ = segment_.last;
   }
@@ -111,7 +111,7 @@ class FewCopier {
     while (!ended()) {
       // Page ids are read ahead, if that needs no wait for the next row tile.
       const bool ahead = has_two_more();
-      const FewCopier now = *this;
+      const EightRowsCopier now = *this;
       BoxPlace next;
 #pragma unroll 1
       for (int i = 0; i < 2; ++i) {
