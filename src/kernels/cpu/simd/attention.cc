@@ -22,6 +22,7 @@ class ItemRunner {
         scratch_(scratch),
         shape_(params_, item),
         mask_(mask_view(params_, item.request)),
+        adjuster_(params_, item, mask_, scratch.bounds, shape_.group),
         reader_(params_, item.request),
         state_(scratch.states[0]),
         keys_in_place_(!reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
@@ -35,7 +36,6 @@ class ItemRunner {
         few_rows_(shape_.head_rows <= kBlockRows) {
     const KvLayerView& cache = params_.keys.cache;
     token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
-    changes_scores_ = token_scales_ || params_.logit_cap > 0 || params_.alibi_slopes;
     const bool by_table = has_look_up();
     looks_up_keys_ = is_fp8(reader_.k_dtype) && by_table && direct_;
     unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && !looks_up_keys_;
@@ -176,8 +176,8 @@ class ItemRunner {
     head_ = head;
     packed_panels_ = 0;
     if (unpacks_keys_) {
-      unpack(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, begin, end, shape_.dim,
-             k_bf16());
+      unpack_fp8(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, begin, end,
+                 shape_.dim, k_bf16());
     }
   }
 
@@ -245,16 +245,6 @@ class ItemRunner {
     }
     const bool direct = direct_ && keys.begin >= here_.begin && keys.end <= here_.end;
     return direct ? keys : Range{0, 0};
-  }
-
-  // fp8 rows of keys of the tile as bf16.
-  void unpack(DType dtype, const char* const* rows, int64_t offset, int32_t begin, int32_t end,
-              int32_t dim, Bf16* to) const {
-    if (dtype == DType::f8e4m3) {
-      unpack_fp8<F8E4m3>(rows, offset, begin, end, dim, to);
-    } else {
-      unpack_fp8<F8E5m2>(rows, offset, begin, end, dim, to);
-    }
   }
 
   Bf16* k_bf16() const { return static_cast<Bf16*>(scratch_.k_unpacked); }
@@ -332,55 +322,12 @@ class ItemRunner {
 
   int64_t this_head() const { return item_.head_begin + head_; }
 
-  // Turns products into masked scores. Whole vectors around [begin, end) are valid afterwards.
-  // Scores are to be multiplied by factor_, unless a cap or ALiBi has made them units of log2.
-  void adjust(const RowBlock& block, int32_t tile, int32_t begin, int32_t end) {
-    const int32_t first = begin / kLanes;
-    const int32_t last = (end + kLanes - 1) / kLanes;
-    const bool whole =
-        tile + first * kLanes >= block.inner_begin && tile + last * kLanes <= block.inner_end;
-    const bool predicate = tile + end > block.predicate_begin;
-    if (whole && !predicate && !changes_scores_) return;
-    if (params_.alibi_slopes) load_key_positions(tile);
-    for (int32_t r = 0; r < block.rows; ++r) {
-      float* scores = this->scores(block) + r * kTileKeys;
-      const RowBounds& row = scratch_.bounds[block.first + r];
-      if (token_scales_) scale_scores(k_scales(), first, last, scores);
-      if (params_.logit_cap > 0) cap_scores(factor_, params_.logit_cap, first, last, scores);
-      if (params_.alibi_slopes) {
-        const float factor = params_.logit_cap > 0 ? 1.0f : factor_;
-        add_alibi(alibi_slope(block.first + r), key_positions_, row.position, factor, first, last,
-                  scores);
-      }
-      if (!whole) hide_outside(row, tile, first, last, scores);
-      if (predicate) ask_each(block.first + r, tile, begin, end, scores);
-    }
-  }
-
-  void load_key_positions(int32_t tile) {
-    for (int32_t n = here_.begin; n < here_.end; ++n) {
-      key_positions_[n] = static_cast<float>(key_position(mask_, tile + n));
-    }
-  }
-
-  // Of a row, in units of log2.
-  float alibi_slope(int32_t r) const {
-    const int64_t q_head = this_head() * shape_.group + (item_.row_begin + r) % shape_.group;
-    return params_.alibi_slopes[q_head] * kLog2E;
-  }
-
-  void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end, float* scores) {
-    const RowBounds& row = scratch_.bounds[r];
-    const int32_t token = (item_.row_begin + r) / shape_.group;
-    for (int32_t n = larger(begin, row.predicate_begin - tile); n < end; ++n) {
-      if (!key_visible(mask_, tile + n, token)) scores[n] = -kInfinity;
-    }
-  }
-
   // Turns the block's products with the keys [begin, end) into weights, and sets decay_.
   void weigh(int32_t tile, const RowBlock& block, int32_t begin, int32_t end) {
     factor_ = score_factor(params_, item_.head_begin + head_);
-    adjust(block, tile, begin, end);
+    const KeysOfHead keys = {tile,        here_.begin, here_.end,
+                             this_head(), factor_,     token_scales_ ? k_scales() : nullptr};
+    adjuster_.adjust(block, keys, begin, end, scores(block));
     SoftmaxTile softmax;
     softmax.scores = scores(block);
     softmax.begin = begin / kLanes;
@@ -420,8 +367,8 @@ class ItemRunner {
     values_ready_ = true;
     if (values_in_place_ && !unpacks_values_) return;
     if (unpacks_values_) {
-      unpack(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, here_.begin, here_.end,
-             shape_.dim_v, v_bf16());
+      unpack_fp8(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, here_.begin,
+                 here_.end, shape_.dim_v, v_bf16());
       for (int32_t n = here_.begin; n < here_.end; ++n) {
         values_[n] = reinterpret_cast<const char*>(v_bf16() + n * shape_.dim_v);
       }
@@ -481,6 +428,7 @@ class ItemRunner {
   const AttentionScratch& scratch_;
   const RowShape shape_;
   const MaskView mask_;
+  ScoreAdjuster adjuster_;
   const KeyReader reader_;
   AttentionState& state_;
   const bool keys_in_place_;  // transposed straight from the cache
@@ -492,7 +440,6 @@ class ItemRunner {
   int32_t rows_near_, rows_far_, lines_per_ask_;
   const bool few_rows_;
   bool token_scales_;
-  bool changes_scores_;    // before the softmax
   bool values_in_k_rows_;  // the unpacked K rows hold the values too
   bool values_in_place_;
   bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
@@ -509,7 +456,6 @@ class ItemRunner {
   alignas(64) float decay_[kPadFloats];
   const char* values_[kTileKeys];
   const char* k_unpacked_[kTileKeys];
-  alignas(64) float key_positions_[kTileKeys];
 };
 
 }  // namespace

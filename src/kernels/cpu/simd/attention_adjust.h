@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From products to scores: scales of keys, soft cap, ALiBi, and keys that a row does not see, for
-// the vectors [first, last) of a row of scores.
+// From products to scores: scales of keys, soft cap, ALiBi, and keys that a row does not see. The
+// functions change the vectors [first, last) of a row of scores.
 #pragma once
 
 #include "kernels/cpu/simd/attention_rows.h"
@@ -119,6 +119,76 @@ inline void hide_outside(const RowBounds& row, int32_t tile, int32_t first, int3
     store(hn::IfThenElse(seen, load(scores + v), hn::Set(kF32, -kInfinity)), scores + v);
   }
 }
+
+// A tile's keys as the rows of a head meet them.
+struct KeysOfHead {
+  int32_t tile;         // its first key
+  int32_t begin, end;   // those there are, from `tile` on
+  int64_t head;         // kv head
+  float factor;         // of products, for scores in units of log2
+  const float* scales;  // [kTileKeys], or null
+};
+
+// Turns products of an item into masked scores. What it refers to outlives it.
+class ScoreAdjuster {
+ public:
+  // bounds: of all rows of a head; group: q heads of a kv head.
+  ScoreAdjuster(const AttentionParams& params, const AttentionItem& item, const MaskView& mask,
+                const RowBounds* bounds, int32_t group)
+      : params_(params), item_(item), mask_(mask), bounds_(bounds), group_(group) {}
+
+  // scores: [rows of the block, kTileKeys], products before. Whole vectors around [begin, end) are
+  // valid afterwards. They are to be multiplied by keys.factor, unless a cap or ALiBi has made them
+  // units of log2.
+  void adjust(const RowBlock& block, const KeysOfHead& keys, int32_t begin, int32_t end,
+              float* scores) {
+    const int32_t first = begin / kLanes;
+    const int32_t last = (end + kLanes - 1) / kLanes;
+    const bool whole = keys.tile + first * kLanes >= block.inner_begin &&
+                       keys.tile + last * kLanes <= block.inner_end;
+    const bool predicate = keys.tile + end > block.predicate_begin;
+    const bool capped = params_.logit_cap > 0;
+    if (whole && !predicate && !keys.scales && !capped && !params_.alibi_slopes) return;
+    if (params_.alibi_slopes) load_key_positions(keys);
+    for (int32_t r = 0; r < block.rows; ++r, scores += kTileKeys) {
+      const RowBounds& row = bounds_[block.first + r];
+      if (keys.scales) scale_scores(keys.scales, first, last, scores);
+      if (capped) cap_scores(keys.factor, params_.logit_cap, first, last, scores);
+      if (params_.alibi_slopes) {
+        add_alibi(alibi_slope(keys.head, block.first + r), key_positions_, row.position,
+                  capped ? 1.0f : keys.factor, first, last, scores);
+      }
+      if (!whole) hide_outside(row, keys.tile, first, last, scores);
+      if (predicate) ask_each(block.first + r, keys.tile, begin, end, scores);
+    }
+  }
+
+ private:
+  void load_key_positions(const KeysOfHead& keys) {
+    for (int32_t n = keys.begin; n < keys.end; ++n) {
+      key_positions_[n] = static_cast<float>(key_position(mask_, keys.tile + n));
+    }
+  }
+
+  // Of a row, in units of log2.
+  float alibi_slope(int64_t head, int32_t r) const {
+    return params_.alibi_slopes[head * group_ + (item_.row_begin + r) % group_] * kLog2E;
+  }
+
+  void ask_each(int32_t r, int32_t tile, int32_t begin, int32_t end, float* scores) const {
+    const int32_t token = (item_.row_begin + r) / group_;
+    for (int32_t n = larger(begin, bounds_[r].predicate_begin - tile); n < end; ++n) {
+      if (!key_visible(mask_, tile + n, token)) scores[n] = -kInfinity;
+    }
+  }
+
+  const AttentionParams& params_;
+  const AttentionItem& item_;
+  const MaskView& mask_;
+  const RowBounds* bounds_;
+  const int32_t group_;
+  alignas(64) float key_positions_[kTileKeys];
+};
 
 }  // namespace
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

@@ -198,6 +198,15 @@ inline void unpack_fp8(const char* const* rows, int64_t offset, int32_t begin, i
   }
 }
 
+inline void unpack_fp8(DType dtype, const char* const* rows, int64_t offset, int32_t begin,
+                       int32_t end, int32_t dim, Bf16* to) {
+  if (dtype == DType::f8e4m3) {
+    unpack_fp8<F8E4m3>(rows, offset, begin, end, dim, to);
+  } else {
+    unpack_fp8<F8E5m2>(rows, offset, begin, end, dim, to);
+  }
+}
+
 inline const Bf16Bytes& fp8_bytes(DType dtype) {
   return dtype == DType::f8e4m3 ? bf16_bytes<F8E4m3>() : bf16_bytes<F8E5m2>();
 }
