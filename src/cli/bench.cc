@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <initializer_list>
 #include <memory>
 
 #include "bench/attention_suite.h"
@@ -50,6 +51,26 @@ std::vector<bench::AttentionCase> chosen_cases(const BenchFlags& flags) {
   return cases;
 }
 
+// A flag that would change nothing is not passed over.
+void check_applicable(const CLI::App& command, const BenchFlags& flags) {
+  const auto refuse = [&](std::initializer_list<const char*> options, const char* why) {
+    for (const char* option : options) {
+      if (command.get_option(option)->count() == 0) continue;
+      throw Error(ErrorCode::invalid_argument, fmt::format("{} {}", option, why));
+    }
+  };
+  if (flags.gpu.on_gpu()) {
+    refuse({"--threads", "--seconds", "--quick"}, "is for --device cpu");
+    if (!flags.one_case) refuse({"--phase"}, "needs --kv-len on a GPU; --filter chooses cases");
+  } else {
+    refuse({"--suite", "--filter", "--state", "--peers", "--baselines", "--save"},
+           "needs --device cuda");
+  }
+  if (flags.one_case) {
+    refuse({"--suite", "--filter", "--quick"}, "chooses among given cases, --kv-len makes its own");
+  }
+}
+
 void run(const BenchFlags& flags) {
   if (flags.output != "md" && flags.output != "csv" && flags.output != "json") {
     throw Error(ErrorCode::invalid_argument,
@@ -82,40 +103,64 @@ void run(const BenchFlags& flags) {
 
 void add_bench(CLI::App& program) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App* command = program.add_subcommand("bench", "measure");
+  CLI::App* command =
+      program.add_subcommand("bench", "speed, as fractions of what this machine can do");
   command->require_subcommand(1);
   add_gpu_ceilings(*command);
   CLI::App* attention = command->add_subcommand(
-      "attention", "attention over paged caches, as fractions of this machine's ceilings");
+      "attention", "backends over paged caches, beside this machine's ceilings");
   attention->add_option("--output,-o", flags->output, "md, csv or json")->capture_default_str();
-  attention->add_option("--backend", flags->backend, "auto or NAME")->capture_default_str();
-  attention->add_option("--phase", flags->phase, "only prefill or only decode")
+  attention->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
+      ->capture_default_str();
+  attention
+      ->add_option("--phase", flags->phase, "only cases of this phase; with --kv-len: the case's")
       ->check(CLI::IsMember({"prefill", "extend", "decode"}));
   bench::AttentionCase& config = flags->config;
-  const auto positive = CLI::Range(1, 1 << 24);
+  CLI::Validator positive = CLI::Range(1, 1 << 24);
+  positive.description("");  // of every line of the help
   CLI::Option* kv_len =
-      attention->add_option("--kv-len", config.kv_len, "one case of this shape instead")
+      attention->add_option("--kv-len", config.kv_len, "one case of its own: keys of a request")
           ->check(positive);
-  attention->add_option("--q-len", config.q_len)->check(positive)->needs(kv_len);
-  attention->add_option("--batch", config.batch)->check(positive)->needs(kv_len);
-  attention->add_option("--q-heads", config.q_heads)->check(positive)->needs(kv_len);
-  attention->add_option("--kv-heads", config.kv_heads)->check(positive)->needs(kv_len);
-  attention->add_option("--head-dim", config.head_dim)->check(positive)->needs(kv_len);
-  attention->add_option("--page-size", config.page_size)->check(positive)->needs(kv_len);
+  attention->add_option("--q-len", config.q_len, "new tokens of a request; default 1")
+      ->check(positive)
+      ->needs(kv_len);
+  attention->add_option("--batch", config.batch, "requests")
+      ->capture_default_str()
+      ->check(positive)
+      ->needs(kv_len);
+  attention->add_option("--q-heads", config.q_heads, "heads of q")
+      ->capture_default_str()
+      ->check(positive)
+      ->needs(kv_len);
+  attention->add_option("--kv-heads", config.kv_heads, "heads of k and v")
+      ->capture_default_str()
+      ->check(positive)
+      ->needs(kv_len);
+  attention->add_option("--head-dim", config.head_dim, "values of a head")
+      ->capture_default_str()
+      ->check(positive)
+      ->needs(kv_len);
+  attention->add_option("--page-size", config.page_size, "tokens of a page")
+      ->capture_default_str()
+      ->check(positive)
+      ->needs(kv_len);
   attention
       ->add_option("--dtype", flags->dtype,
                    "of q, the new k and v, and out; default fp32, on a GPU bf16")
       ->needs(kv_len);
-  attention->add_option("--kv-dtype", flags->kv_dtype)->needs(kv_len);
-  add_list(*attention, "--threads", flags->threads, "comma-separated counts; default one per core")
+  attention->add_option("--kv-dtype", flags->kv_dtype, "of the cache; default as --dtype's")
+      ->needs(kv_len);
+  add_list(*attention, "--threads", flags->threads,
+           "on the CPU: comma-separated counts; default one per core")
       ->delimiter(',');
-  attention->add_option("--seconds", flags->seconds, "per case")
+  attention->add_option("--seconds", flags->seconds, "on the CPU: per case")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
   attention->add_flag("--quick", flags->quick, "on the CPU: small cases only");
   add_gpu_options(*attention, flags->gpu);
-  attention->callback([flags, kv_len] {
+  attention->callback([attention, flags, kv_len] {
     flags->one_case = kv_len->count() > 0;
+    check_applicable(*attention, *flags);
     run(*flags);
   });
 }

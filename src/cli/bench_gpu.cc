@@ -10,6 +10,7 @@
 #include "bench/gpu_report.h"
 #include "cli/commands.h"
 #include "fovea/error.h"
+#include "fovea/gpu.h"
 
 namespace fovea::cli {
 namespace {
@@ -20,16 +21,11 @@ using bench::GpuResult;
 using bench::GpuSuite;
 using bench::PowerState;
 
-int device_index(const std::string& name) {
-  if (name == "cuda") return 0;
-  const bool digits =
-      name.size() > 5 && name.size() < 9 && name.starts_with("cuda:") &&
-      std::ranges::all_of(name.substr(5), [](char c) { return '0' <= c && c <= '9'; });
-  if (!digits) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--device is '{}', known: cpu, cuda, cuda:N", name));
-  }
-  return std::stoi(name.substr(5));
+int gpu_index(const std::string& name) {
+  const DeviceInfo device = find_device(name);
+  if (device.kind == DeviceKind::cuda) return device.index;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--device is '{}', accepted: cuda, cuda:N", name));
 }
 
 PowerState power_state(const std::string& name) {
@@ -115,11 +111,14 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
            "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"burst", "sustained"}));
-  attention.add_flag("--peers", flags.peers,
-                     "on a GPU: run PyTorch's attention on the same cases (needs torch)");
+  CLI::Option* peers = attention.add_flag(
+      "--peers", flags.peers, "on a GPU: run PyTorch's attention on the same cases (needs torch)");
   attention.add_option("--peer-kinds", flags.peer_kinds, "which of PyTorch's")
-      ->capture_default_str();
-  attention.add_option("--peers-script", flags.peers_script)->capture_default_str();
+      ->capture_default_str()
+      ->needs(peers);
+  attention.add_option("--peers-script", flags.peers_script, "what runs them")
+      ->capture_default_str()
+      ->needs(peers);
   attention.add_option("--baselines", flags.baselines,
                        "on a GPU: CSV of other libraries' times to compare with");
   attention.add_option("--save", flags.save,
@@ -136,7 +135,7 @@ void add_gpu_ceilings(CLI::App& bench) {
       ->delimiter(',')
       ->check(CLI::IsMember({"burst", "sustained"}));
   ceilings->callback([flags] {
-    bench::GpuBench gpu(device_index(flags->device));
+    bench::GpuBench gpu(gpu_index(flags->device));
     for (const std::string& name : flags->states) {
       show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
       GpuReport report{.device = gpu.device(), .state = power_state(name)};
@@ -149,12 +148,11 @@ void add_gpu_ceilings(CLI::App& bench) {
 
 void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
                    const std::string& output, const std::optional<bench::AttentionCase>& one_case) {
-  const int index = device_index(flags.device);
   const std::vector<GpuCase> cases = chosen_cases(flags, one_case);
   const BackendWish wish = parse_backend_wish(backend);
   std::optional<bench::PeerTable> table;
   if (!flags.baselines.empty()) table = bench::PeerTable::open(flags.baselines);
-  bench::GpuBench gpu(index);
+  bench::GpuBench gpu(gpu_index(flags.device));
   show_progress("first call");
   const bench::FirstCall first = first_call(gpu, cases, wish);
   bool wrong = false;

@@ -111,7 +111,7 @@ void add_check(CLI::App& program) {
            "comma-separated; default fp32,bf16,fp16,fp8_e4m3")
       ->delimiter(',');
   command->add_flag("--no-perplexity", flags->no_perplexity, "prompts only");
-  command->add_flag("--json", flags->json);
+  command->add_flag("--json", flags->json, "the rows as JSON");
   command->callback([flags] { run(*flags); });
 }
 

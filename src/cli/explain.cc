@@ -189,8 +189,10 @@ void add_explain(CLI::App& program) {
       ->capture_default_str();
   command->add_option("--mask", flags->mask, "none, tree, custom, prefix_spans or multi_item")
       ->capture_default_str();
-  command->add_option("--q-heads", spec.q_heads)->capture_default_str();
-  command->add_option("--kv-heads", spec.kv_heads)->capture_default_str();
+  command->add_option("--q-heads", spec.q_heads, "heads of q; linear kinds: key heads")
+      ->capture_default_str();
+  command->add_option("--kv-heads", spec.kv_heads, "heads of k and v; linear kinds: value heads")
+      ->capture_default_str();
   command->add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
       ->capture_default_str();
   command->add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
@@ -203,30 +205,36 @@ void add_explain(CLI::App& program) {
   command->add_option("--kv-dtype", flags->kv_dtype, "default fp32, on a GPU bf16");
   command->add_option("--kv-scale", flags->scale, "none, per_tensor, per_head or per_token_head")
       ->capture_default_str();
-  command->add_option("--page-size", flags->request.cache.page_size)->capture_default_str();
-  command->add_option("--window", spec.window, "0 is off");
-  command->add_option("--chunk", spec.chunk, "0 is off");
-  command->add_option("--logit-cap", spec.logit_cap, "0 is off");
-  command->add_flag("--sinks", spec.has_sinks);
-  command->add_flag("--alibi", spec.has_alibi);
+  command->add_option("--page-size", flags->request.cache.page_size, "tokens of a page")
+      ->capture_default_str();
+  command->add_option("--window", spec.window, "a query sees that many last keys; 0 is off");
+  command->add_option("--chunk", spec.chunk,
+                      "a query sees keys of its own aligned chunk; 0 is off");
+  command->add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
+  command->add_flag("--sinks", spec.has_sinks, "an extra logit a head in the denominator");
+  command->add_flag("--alibi", spec.has_alibi, "a slope a head on the distance of keys");
   command->add_flag("--rope", spec.has_rope, "q and k arrive without positions");
-  command->add_flag("--lse", spec.needs_lse);
-  command->add_flag("--batch-invariant", spec.batch_invariant);
-  command->add_option("--max-requests", limits.max_requests)->capture_default_str();
-  command->add_option("--max-tokens", limits.max_tokens)->capture_default_str();
-  command->add_option("--max-q-len", limits.max_q_len)->capture_default_str();
-  command->add_option("--max-kv-len", limits.max_kv_len)->capture_default_str();
+  command->add_flag("--lse", spec.needs_lse, "the caller reads the log-sum-exp");
+  command->add_flag("--batch-invariant", spec.batch_invariant,
+                    "a row's bits do not depend on the rest of the batch");
+  command->add_option("--max-requests", limits.max_requests, "of a batch")->capture_default_str();
+  command->add_option("--max-tokens", limits.max_tokens, "new tokens of a batch")
+      ->capture_default_str();
+  command->add_option("--max-q-len", limits.max_q_len, "new tokens of a request")
+      ->capture_default_str();
+  command->add_option("--max-kv-len", limits.max_kv_len, "tokens of a request")
+      ->capture_default_str();
   command->add_option("--max-encoder-len", limits.max_encoder_len,
-                      "scope cross; default --max-kv-len");
+                      "encoder tokens of a request, scope cross; default --max-kv-len");
   command->add_option("--prefix-levels", limits.prefix_levels, "of shared prefixes; 0 is off");
-  command->add_flag("--json", flags->json);
+  command->add_flag("--json", flags->json, "the choice and every reason as JSON");
   command->callback([command, flags] { run(*command, *flags); });
 }
 
 void add_backends(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = program.add_subcommand("backends", "the table selection works from");
-  command->add_flag("--json", *json);
+  CLI::App* command = program.add_subcommand("backends", "the backends in order of preference");
+  command->add_flag("--json", *json, "the table as JSON");
   command->callback([json] {
     const BackendRegistry registry = BackendRegistry::builtin();
     nlohmann::ordered_json report = nlohmann::ordered_json::array();

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -271,6 +269,14 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
                  {"--window", "--model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
   expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
+  expect_refused(fovea({"bench", "attention", "--filter", "decode"}),
+                 {"--filter", "--device cuda"});
+  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--quick"}), {"--quick", "cpu"});
+  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--phase", "decode"}),
+                 {"--phase", "--kv-len"});
+  expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--quick"}),
+                 {"--quick", "--kv-len"});
+  expect_refused(fovea({"bench", "ceilings", "--device", "cpu"}), {"'cpu'", "cuda"});
 }
 
 TEST(Cli, ChecksOnlyWhatWasNamed) {
