@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/names.h"
 #include "attention/prefix_levels.h"
 #include "core/check.h"
 #include "kernels/mla_row.h"
@@ -42,7 +43,8 @@ void validate_mla(const AttentionSpec& spec) {
     return;
   }
   check_argument(spec.kv_heads == 1, "kv_heads is {}, kind mla has 1", spec.kv_heads);
-  check_argument(spec.scope == AttentionScope::decoder, "kind mla has scope decoder only");
+  check_argument(spec.scope == AttentionScope::decoder, "scope is {}, kind mla has decoder only",
+                 name_of(spec.scope));
   check_argument(spec.kv_lora_rank > 0, "kv_lora_rank is {}, must be positive for kind mla",
                  spec.kv_lora_rank);
   check_argument(spec.rope_dim >= 0, "rope_dim is {}, must not be negative", spec.rope_dim);
@@ -66,8 +68,10 @@ void validate_linear(const AttentionSpec& spec) {
     return;
   }
   check_argument(spec.conv_width >= 0, "conv_width is {}, must not be negative", spec.conv_width);
-  check_argument(spec.scope == AttentionScope::decoder, "linear kinds have scope decoder only");
-  check_argument(spec.mask == MaskKind::none, "linear kinds take no mask");
+  check_argument(spec.scope == AttentionScope::decoder,
+                 "scope is {}, linear kinds have decoder only", name_of(spec.scope));
+  check_argument(spec.mask == MaskKind::none, "mask is {}, linear kinds take none",
+                 name_of(spec.mask));
   check_argument(spec.window == 0 && spec.chunk == 0 && spec.logit_cap == 0 && !spec.has_sinks &&
                      !spec.has_alibi && !spec.needs_lse,
                  "linear kinds have no scores: window, chunk, logit_cap, has_sinks, has_alibi and "
@@ -76,12 +80,14 @@ void validate_linear(const AttentionSpec& spec) {
 
 void validate_rope(const AttentionSpec& spec) {
   if (!spec.has_rope) return;
-  check_argument(!is_linear(spec.kind), "has_rope needs kind mha or mla");
+  check_argument(!is_linear(spec.kind), "kind is {}, has_rope needs mha or mla",
+                 name_of(spec.kind));
   check_argument(spec.kind != AttentionKind::mla || spec.rope_dim > 0,
                  "rope_dim is 0, has_rope needs a rotary key to turn");
   check_argument(
       spec.scope == AttentionScope::decoder || spec.scope == AttentionScope::encoder_cache,
-      "has_rope needs scope decoder or encoder_cache: k is rotated on its way to the cache");
+      "scope is {}, has_rope needs decoder or encoder_cache: k is rotated on its way to the cache",
+      name_of(spec.scope));
 }
 
 void validate_fp8_query(const AttentionSpec& spec) {
@@ -102,9 +108,11 @@ void validate_mask(const AttentionSpec& spec) {
   check_argument(is_causal(spec.scope) || (spec.window == 0 && spec.chunk == 0),
                  "window {} and chunk {} need scope decoder or ragged: they look back only",
                  spec.window, spec.chunk);
-  check_argument(spec.mask == MaskKind::none ||
-                     (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
-                 "the mask needs scope decoder; ragged and encoders take custom masks only");
+  check_argument(
+      spec.mask == MaskKind::none ||
+          (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
+      "mask {} needs scope decoder, scope is {}; ragged and encoders take custom masks only",
+      name_of(spec.mask), name_of(spec.scope));
   check_argument(!spec.has_alibi || spec.scope != AttentionScope::cross,
                  "has_alibi: distances have no meaning in scope cross");
 }
@@ -139,8 +147,8 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
                  cache.page_size);
   check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),
-                 "cache layout does not fit: kind mla needs layout mla or mla_fp8_rows, kind mha "
-                 "layout mha");
+                 "cache layout is {}, kind {} needs {}", name_of(cache.layout), name_of(spec.kind),
+                 spec.kind == AttentionKind::mla ? "mla or mla_fp8_rows" : "mha");
   check_argument(cache.kv_heads == spec.kv_heads, "cache kv_heads is {}, the layers have {}",
                  cache.kv_heads, spec.kv_heads);
   check_argument(cache.head_dim == spec.head_dim, "cache head_dim is {}, the layers have {}",

@@ -5,13 +5,14 @@
 #include <limits>
 
 #include "core/check.h"
+#include "kernels/mla_row.h"
 
 namespace fovea {
 namespace {
 
-constexpr int64_t kFp8RowLatent = 512;
-constexpr int64_t kFp8RowRope = 64;
-constexpr int64_t kFp8RowBytes = kFp8RowLatent + 4 * 4 + kFp8RowRope * 2;
+using kernels::kMlaRowLatent;
+using kernels::kMlaRowRope;
+constexpr int64_t kMlaRowBytes = kernels::kMlaRowRopeOffset + kMlaRowRope * 2;  // of bf16
 
 bool is_cache_dtype(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype);
@@ -43,9 +44,9 @@ void check_spec(const KvCacheSpec& spec) {
   check_argument(spec.dtype == DType::f8e4m3, "dtype is {}, mla_fp8_rows hold {}",
                  dtype_name(spec.dtype), dtype_name(DType::f8e4m3));
   check_argument(spec.scale == KvScale::none, "mla_fp8_rows carry their scales inside the rows");
-  check_argument(spec.head_dim == kFp8RowLatent + kFp8RowRope && spec.head_dim_v == kFp8RowLatent,
+  check_argument(spec.head_dim == kMlaRowLatent + kMlaRowRope && spec.head_dim_v == kMlaRowLatent,
                  "head_dim, head_dim_v are {}, {}, mla_fp8_rows have {}, {}", spec.head_dim,
-                 spec.head_dim_v, kFp8RowLatent + kFp8RowRope, kFp8RowLatent);
+                 spec.head_dim_v, kMlaRowLatent + kMlaRowRope, kMlaRowLatent);
 }
 
 // Elements of one page of rows of `dim`, and the strides inside it.
@@ -106,7 +107,7 @@ KvPoolLayout kv_pool_layout(const KvCacheSpec& spec, int64_t pages) {
   const bool rows = spec.layout == KvLayout::mla_fp8_rows;
   const bool separate_v = spec.layout == KvLayout::mha;
   const auto element = static_cast<int64_t>(dtype_bytes(spec.dtype));
-  const PageShape k = page_shape(spec, rows ? kFp8RowBytes : spec.head_dim);
+  const PageShape k = page_shape(spec, rows ? kMlaRowBytes : spec.head_dim);
   const PageShape v = separate_v ? page_shape(spec, spec.head_dim_v) : k;
 
   constexpr const char* kWhat = "the size of the pool";
@@ -160,7 +161,7 @@ size_t KvCacheSpec::bytes_per_page() const {
   constexpr const char* kWhat = "bytes per page";
   const bool rows = layout == KvLayout::mla_fp8_rows;
   const bool separate_v = layout == KvLayout::mha;
-  const int64_t dims = rows ? kFp8RowBytes : int64_t{head_dim} + (separate_v ? head_dim_v : 0);
+  const int64_t dims = rows ? kMlaRowBytes : int64_t{head_dim} + (separate_v ? head_dim_v : 0);
   const int64_t row_bytes =
       checked_product(kWhat, {dims, static_cast<int64_t>(dtype_bytes(dtype))});
   const int64_t scale_bytes =

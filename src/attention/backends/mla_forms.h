@@ -31,11 +31,11 @@ struct MlaOptions {
 bool can_up_project(const AttentionSpec& spec);
 
 // Multiply-adds of one head decide, from one request's lengths and the spec's dims alone:
-//   absorbed:      pairs * (2 * kv_lora_rank + rope_dim) + q_len * kv_lora_rank * (nope_dim +
-//   v_dim) up-projected:  pairs * (nope_dim + rope_dim + v_dim) + kv_len * kv_lora_rank * (nope_dim
-//   + v_dim)
-// with pairs = visible (query, key) pairs. Extends of fewer than kMinUpProjected tokens stay
-// absorbed: they share one pass over the cache with the decodes.
+//   absorbed:      pairs * (2 * kv_lora_rank + rope_dim) + q_len * projected
+//   up-projected:  pairs * (nope_dim + rope_dim + v_dim) + kv_len * projected
+// with projected = kv_lora_rank * (nope_dim + v_dim) and pairs = visible (query, key) pairs.
+// Extends of fewer than kMinUpProjected tokens stay absorbed: they share one pass over the cache
+// with the decodes.
 inline constexpr int32_t kMinUpProjected = 16;
 MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len);
 
