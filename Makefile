@@ -32,10 +32,10 @@ bench: build ## attention against this machine's ceilings
 
 # One sanitizer per build folder: they cannot be mixed.
 sanitize: deps ## the tests under ASan+UBSan, then under TSan
-	cmake -S . -B build-asan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_SANITIZE=address,undefined -DFOVEA_BENCH=OFF
+	cmake --preset asan-ubsan
 	cmake --build build-asan -j $(JOBS)
 	ctest --test-dir build-asan -L cpu --output-on-failure -j $(JOBS)
-	cmake -S . -B build-tsan -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFOVEA_SANITIZE=thread -DFOVEA_BENCH=OFF
+	cmake --preset tsan
 	cmake --build build-tsan -j $(JOBS)
 	ctest --test-dir build-tsan -L cpu --output-on-failure -j $(JOBS)
 

@@ -18,8 +18,6 @@ constexpr size_t kWorkspace = size_t{32} << 20;
 
 }  // namespace
 
-std::string why_no_matmul() { return loaded().problem; }
-
 // Descriptors live as long as the process: there is one of each dtype.
 struct SquareMatmul::Plan {
   Handle handle = nullptr;

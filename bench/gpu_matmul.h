@@ -10,9 +10,6 @@
 
 namespace fovea::bench {
 
-// Empty: cuBLASLt was found.
-std::string why_no_matmul();
-
 // c = a^T b for square matrices, f32 sums, c in bf16. `dtype` of a and b: bf16 or f8e4m3.
 class SquareMatmul {
  public:

@@ -2,10 +2,8 @@
 // Times attention backends on a GPU: cold caches, verified output, fractions of the GPU's ceilings.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "bench/gpu_cases.h"

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "bench/gpu_cases.h"
 #include "bench/gpu_ceilings.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engine::generate, a loop over add() and step().
-#include <algorithm>
 #include <iterator>
 #include <unordered_map>
 #include <utility>

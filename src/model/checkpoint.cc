@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <utility>
 
 #include "core/check.h"
 #include "core/mapped_file.h"

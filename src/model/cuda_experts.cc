@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routed experts on a GPU: group the choices, two grouped products around the activation, combine.
 // The host knows no counts, so a captured pass serves any routing.
-#include <algorithm>
 
 #include "core/check.h"
 #include "model/cuda_layer_kernels.h"

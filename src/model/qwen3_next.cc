@@ -4,7 +4,6 @@
 // on a quarter of each head. Every layer ends in a mixture of experts whose shared expert is gated.
 // Norms are stored as weight - 1, except the one behind the delta net.
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "core/check.h"

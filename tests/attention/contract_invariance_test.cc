@@ -8,7 +8,6 @@
 #include <iterator>
 #include <memory>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "support/cases.h"

@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <set>
 
 #include "attention/capability.h"
 #include "fovea/error.h"

@@ -6,9 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

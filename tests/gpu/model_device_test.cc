@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <numeric>
 #include <random>
 #include <vector>
 

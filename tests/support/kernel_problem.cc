@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/kernel_problem.h"
 
-#include <algorithm>
-
 #include "support/cases.h"
 
 namespace fovea::test {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/backends.h"
 
-#include <iterator>
-
 namespace fovea {
 
 std::vector<BackendEntry> builtin_backends() {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/cuda_cache.h"
 
-#include <algorithm>
-
 #include "attention/validate_layer.h"
 
 namespace fovea {

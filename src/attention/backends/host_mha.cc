@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_mha.h"
 
-#include <algorithm>
-
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/host_pages.h"
 #include "attention/backends/host_prefixes.h"

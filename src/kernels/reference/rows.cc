@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/reference/rows.h"
 
-#include <cstring>
-
 #include "core/float_types.h"
 
 namespace fovea::kernels::reference {
