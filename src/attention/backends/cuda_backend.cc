@@ -42,15 +42,6 @@ struct Buffers {
   CudaPrefixes prefixes;
 };
 
-const cuda::AttentionFamily& prefill_of(const CudaKernels& table,
-                                        const cuda::AttentionSetup& setup) {
-  const cuda::AttentionFamily* family = table.prefill_of(setup);
-  if (family == nullptr) {
-    fail(ErrorCode::unsupported, "backend '{}' has no kernel for these layers", table.name);
-  }
-  return *family;
-}
-
 // New tokens up to which a request of a mixed batch is decode's while longer ones are prefill's; 0:
 // one kernel serves any batch. Batch-invariant rows need one kernel for all.
 int32_t most_decode_tokens(const CudaKernels& table, const cuda::AttentionSetup& setup) {
@@ -66,7 +57,7 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
   if (uses_kv_cache(setup.spec)) {
     buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
   }
-  const size_t prefill = prefill_of(table, setup).workspace_bytes(setup, limits);
+  const size_t prefill = table.prefill->workspace_bytes(setup, limits);
   const cuda::AttentionFamily* family = table.decode_of(setup);
   const size_t decode = family == nullptr ? 0 : family->workspace_bytes(setup, limits);
   const int32_t shortest = most_decode_tokens(table, setup);
@@ -141,7 +132,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
     cache_ = CudaCache(spec(), *pool_, setup_.sm, store);
   }
   layer_launches_.resize(std::max<size_t>(layers_.size(), 1));
-  prefill_ = prefill_of(table, setup_).load(setup_, store);
+  prefill_ = table.prefill->load(setup_, store);
   if (const auto* decode = table.decode_of(setup_)) decode_ = decode->load(setup_, store);
   most_decode_tokens_ = most_decode_tokens(table, setup_);
 
@@ -275,12 +266,6 @@ void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
 }
 
 }  // namespace
-
-const cuda::AttentionFamily* CudaKernels::prefill_of(const cuda::AttentionSetup& setup) const {
-  const auto found = std::ranges::find_if(
-      prefill, [&](const auto* family) { return !family->variants(setup).empty(); });
-  return found == prefill.end() ? nullptr : *found;
-}
 
 const cuda::AttentionFamily* CudaKernels::decode_of(const cuda::AttentionSetup& setup) const {
   return decode != nullptr && !decode->variants(setup).empty() ? decode : nullptr;

@@ -88,9 +88,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
                    std::vector<Reason>& reasons) {
   const cuda::AttentionSetup setup = setup_of(request);
   std::vector<gpu::KernelVariant> needed;
-  const cuda::AttentionFamily* prefill = kernels.prefill_of(setup);
-  for (const auto* family :
-       {prefill != nullptr ? prefill : kernels.prefill.back(), kernels.decode_of(setup)}) {
+  for (const auto* family : {kernels.prefill, kernels.decode_of(setup)}) {
     if (family == nullptr) continue;
     const std::vector<gpu::KernelVariant> variants = family->variants(setup);
     if (variants.empty()) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "kernels/cuda/attention_kernel.h"
 
@@ -12,8 +11,7 @@ namespace fovea {
 
 struct CudaKernels {
   std::string_view name;
-  // By preference: the first that has variants for a setup serves any batch of it.
-  std::vector<const kernels::cuda::AttentionFamily*> prefill;
+  const kernels::cuda::AttentionFamily* prefill = nullptr;  // serves any batch
   // Serves any batch too, and is chosen where no request has more than its row_tile packed (token,
   // q head of a group) rows; in mixed batches it serves such requests while prefill serves the
   // others. Null: prefill serves all.
@@ -23,10 +21,7 @@ struct CudaKernels {
   // fp8 queries are multiplied as fp8: keys cannot have a scale each, heads are 128 wide at most.
   bool fp8_products = false;
 
-  // Null: no family has variants.
-  const kernels::cuda::AttentionFamily* prefill_of(
-      const kernels::cuda::AttentionSetup& setup) const;
-  // Null: prefill serves all batches.
+  // Null: prefill serves all batches of the setup.
   const kernels::cuda::AttentionFamily* decode_of(const kernels::cuda::AttentionSetup& setup) const;
 };
 

@@ -7,7 +7,7 @@ namespace fovea {
 
 const CudaKernels& flash_kernels() {
   static const CudaKernels kernels = {.name = "flash",
-                                      .prefill = {&kernels::cuda::hopper_prefill()},
+                                      .prefill = &kernels::cuda::hopper_prefill(),
                                       .decode = &kernels::cuda::hopper_decode(),
                                       .groups = &kernels::cuda::portable_prefill(),
                                       .fp8_products = true};

@@ -7,7 +7,7 @@ namespace fovea {
 
 const CudaKernels& portable_kernels() {
   static const CudaKernels kernels = {.name = "portable",
-                                      .prefill = {&kernels::cuda::portable_prefill()},
+                                      .prefill = &kernels::cuda::portable_prefill(),
                                       .decode = &kernels::cuda::portable_decode(),
                                       .groups = &kernels::cuda::portable_prefill()};
   return kernels;
