@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/backends/mla_forms.h"
 #include "attention/backends/row_copy.h"
 #include "attention/validate_spec.h"
 
@@ -110,9 +111,7 @@ HeadRows AbsorbedMla::queries(const LayerTensors& layer, ThreadPool& threads) {
 // queries_ = [q_nope * W_UK | q_rope] per head.
 void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
-  const MlaWeights& weights = layer.mla_weights;
-  const int64_t stride = weights.w_uk_head_stride != 0 ? weights.w_uk_head_stride
-                                                       : int64_t{spec.nope_dim} * spec.kv_lora_rank;
+  const MlaWeights weights = with_head_strides(layer.mla_weights, spec);
   kernels::GemmParams gemm;
   gemm.x_stride = q.token_stride;
   gemm.weight_dtype = weights.dtype;
@@ -124,8 +123,9 @@ void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPoo
   gemm.k = spec.nope_dim;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.x = reinterpret_cast<const float*>(row_address(q, 0, head));
-    gemm.weight = static_cast<const char*>(weights.w_uk) +
-                  head * stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
+    gemm.weight =
+        static_cast<const char*>(weights.w_uk) +
+        head * weights.w_uk_head_stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
     gemm.out = queries_ + int64_t{head} * spec.head_dim;
     shape_.kernels->gemm(gemm, threads);
   }
@@ -138,9 +138,7 @@ void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPoo
 // out = latents_ * W_UV^T per head.
 void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
-  const MlaWeights& weights = layer.mla_weights;
-  const int64_t stride = weights.w_uv_head_stride != 0 ? weights.w_uv_head_stride
-                                                       : int64_t{spec.v_dim} * spec.kv_lora_rank;
+  const MlaWeights weights = with_head_strides(layer.mla_weights, spec);
   const bool direct = absorbed_.whole_batch && layer.out.dtype == DType::f32;
   const HeadRows out =
       direct ? layer.out : dense_rows(queries_, DType::f32, spec.q_heads, spec.v_dim);
@@ -154,8 +152,9 @@ void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads)
   gemm.k = spec.kv_lora_rank;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.x = latents_ + int64_t{head} * spec.kv_lora_rank;
-    gemm.weight = static_cast<const char*>(weights.w_uv) +
-                  head * stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
+    gemm.weight =
+        static_cast<const char*>(weights.w_uv) +
+        head * weights.w_uv_head_stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
     gemm.out = reinterpret_cast<float*>(row_address(out, 0, head));
     shape_.kernels->gemm(gemm, threads);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/backends/cuda_cache.h"
+#include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_layer.h"
 #include "attention/backends/mla_prefill.h"
 #include "attention/backends/row_copy.h"
@@ -283,15 +284,13 @@ void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams param
 
 // queries = q_nope W_UK
 void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
-  const MlaWeights& weights = tensors.mla_weights;
+  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec());
   cuda::HeadGemmParams params{};
   params.x = tensors.q.data;
   params.x_token_stride = tensors.q.token_stride;
   params.x_head_stride = tensors.q.head_stride;
   params.weight = weights.w_uk;
-  params.weight_head_stride = weights.w_uk_head_stride != 0
-                                  ? weights.w_uk_head_stride
-                                  : int64_t{spec().nope_dim} * spec().kv_lora_rank;
+  params.weight_head_stride = weights.w_uk_head_stride;
   params.weight_row_stride = spec().kv_lora_rank;
   params.out = buffers_.scratch.queries;
   params.out_token_stride = setup_.latent_values();
@@ -303,15 +302,13 @@ void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
 
 // out = latents W_UV
 void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
-  const MlaWeights& weights = tensors.mla_weights;
+  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec());
   cuda::HeadGemmParams params{};
   params.x = buffers_.scratch.results;
   params.x_token_stride = setup_.latent_values();
   params.x_head_stride = spec().kv_lora_rank;
   params.weight = weights.w_uv;
-  params.weight_head_stride = weights.w_uv_head_stride != 0
-                                  ? weights.w_uv_head_stride
-                                  : int64_t{spec().v_dim} * spec().kv_lora_rank;
+  params.weight_head_stride = weights.w_uv_head_stride;
   params.weight_row_stride = spec().kv_lora_rank;
   params.out = tensors.out.data;
   params.out_token_stride = tensors.out.token_stride;

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 namespace fovea {
+
 bool can_up_project(const AttentionSpec& spec) {
   return spec.nope_dim > 0 && !spec.batch_invariant && spec.window == 0 && spec.chunk == 0 &&
          spec.mask == MaskKind::none && !spec.has_alibi && !spec.has_sinks;
@@ -30,6 +31,13 @@ int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
     (up_projected(middle) ? low : high) = middle;
   }
   return low;
+}
+
+MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec) {
+  const int64_t rank = spec.kv_lora_rank;
+  if (weights.w_uk_head_stride == 0) weights.w_uk_head_stride = spec.nope_dim * rank;
+  if (weights.w_uv_head_stride == 0) weights.w_uv_head_stride = spec.v_dim * rank;
+  return weights;
 }
 
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {

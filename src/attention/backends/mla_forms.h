@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "fovea/attention_spec.h"
+#include "fovea/attention_backend.h"
 
 namespace fovea {
 
@@ -43,6 +43,9 @@ MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len
 // with q_len; kLongContext: any.
 inline constexpr int32_t kLongContext = 1 << 20;
 int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len);
+
+// The weights with the strides between heads that 0 stands for.
+MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);
 
 // The choice in words, for explain(): from how many new tokens on, and how much context at a time.
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows);

@@ -264,26 +264,23 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
 }
 
 // keys = latents W_UK (the rotary part is there already), values = latents W_UV
-void MlaPrefill::project(const MlaWeights& weights, const int32_t* live_rows, int32_t rows,
+void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
                          Stream stream) const {
+  const MlaWeights weights = with_head_strides(given, spec_);
   const int32_t rank = spec_.kv_lora_rank, heads = spec_.q_heads;
-  const auto head_stride = [&](int64_t given, int32_t width) {
-    return given != 0 ? given : int64_t{width} * rank;
-  };
-  const cuda::MlaProjectTensors tensors = {
-      .latents = buffers_.latents,
-      .w_uk = weights.w_uk,
-      .w_uv = weights.w_uv,
-      .w_uk_head_stride = head_stride(weights.w_uk_head_stride, spec_.nope_dim),
-      .w_uv_head_stride = head_stride(weights.w_uv_head_stride, spec_.v_dim),
-      .keys = buffers_.keys,
-      .keys_token_stride = int64_t{key_dim(spec_)} * heads,
-      .keys_head_stride = key_dim(spec_),
-      .values = buffers_.values,
-      .values_token_stride = int64_t{spec_.v_dim} * heads,
-      .values_head_stride = spec_.v_dim,
-      .live_rows = live_rows,
-      .rows = rows};
+  const cuda::MlaProjectTensors tensors = {.latents = buffers_.latents,
+                                           .w_uk = weights.w_uk,
+                                           .w_uv = weights.w_uv,
+                                           .w_uk_head_stride = weights.w_uk_head_stride,
+                                           .w_uv_head_stride = weights.w_uv_head_stride,
+                                           .keys = buffers_.keys,
+                                           .keys_token_stride = int64_t{key_dim(spec_)} * heads,
+                                           .keys_head_stride = key_dim(spec_),
+                                           .values = buffers_.values,
+                                           .values_token_stride = int64_t{spec_.v_dim} * heads,
+                                           .values_head_stride = spec_.v_dim,
+                                           .live_rows = live_rows,
+                                           .rows = rows};
   if (project_) return project_->run(tensors, stream);
   cuda::HeadGemmParams params{};
   params.x = tensors.latents;

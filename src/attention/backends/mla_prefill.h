@@ -86,7 +86,7 @@ class MlaPrefill {
   };
 
   HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
-  void project(const MlaWeights& weights, const int32_t* live_rows, int32_t rows,
+  void project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
                Stream stream) const;
   void run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse, int32_t rows,
            Stream stream);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/backends/mla_forms.h"
 #include "attention/backends/row_copy.h"
 #include "attention/validate_spec.h"
 
@@ -18,10 +19,6 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
   out.head_dim = shape.spec.nope_dim + shape.spec.rope_dim;
   out.head_dim_v = shape.spec.v_dim;
   return out;
-}
-
-int64_t head_stride(int64_t given, int32_t width, const AttentionSpec& spec) {
-  return given != 0 ? given : int64_t{width} * spec.kv_lora_rank;
 }
 
 }  // namespace
@@ -94,8 +91,9 @@ void UpProjectedMla::start(const BatchView& batch, int32_t request, const LayerT
 }
 
 // k_ = [W_UK * latent | rotary key], v_ = W_UV * latent, per head.
-void UpProjectedMla::project(const MlaWeights& weights, int64_t rows, ThreadPool& threads) {
+void UpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
+  const MlaWeights weights = with_head_strides(given, spec);
   const int32_t qk_dim = spec.nope_dim + spec.rope_dim;
   const auto element = static_cast<int64_t>(dtype_bytes(weights.dtype));
   kernels::GemmParams gemm;
@@ -107,14 +105,14 @@ void UpProjectedMla::project(const MlaWeights& weights, int64_t rows, ThreadPool
   gemm.k = spec.kv_lora_rank;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.n = spec.nope_dim;
-    gemm.weight = static_cast<const char*>(weights.w_uk) +
-                  head * head_stride(weights.w_uk_head_stride, spec.nope_dim, spec) * element;
+    gemm.weight =
+        static_cast<const char*>(weights.w_uk) + head * weights.w_uk_head_stride * element;
     gemm.out = k_ + int64_t{head} * qk_dim;
     gemm.out_stride = int64_t{spec.q_heads} * qk_dim;
     shape_.kernels->gemm(gemm, threads);
     gemm.n = spec.v_dim;
-    gemm.weight = static_cast<const char*>(weights.w_uv) +
-                  head * head_stride(weights.w_uv_head_stride, spec.v_dim, spec) * element;
+    gemm.weight =
+        static_cast<const char*>(weights.w_uv) + head * weights.w_uv_head_stride * element;
     gemm.out = v_ + int64_t{head} * spec.v_dim;
     gemm.out_stride = int64_t{spec.q_heads} * spec.v_dim;
     shape_.kernels->gemm(gemm, threads);

@@ -27,7 +27,7 @@ class UpProjectedMla {
 
   void start(const BatchView& batch, int32_t request, const LayerTensors& layer,
              ThreadPool& threads);
-  void project(const MlaWeights& weights, int64_t rows, ThreadPool& threads);
+  void project(const MlaWeights& given, int64_t rows, ThreadPool& threads);
   void attend(const Part& part, int32_t keys, ThreadPool& threads);
   void finish(const LayerTensors& layer, ThreadPool& threads);
 
