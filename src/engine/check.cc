@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "fovea/error.h"
+#include "fovea/gpu.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 
@@ -167,6 +168,7 @@ CheckLimits check_limits(DType kv_dtype) {
 }
 
 std::vector<CheckRow> check_model(const CheckOptions& options) {
+  find_device(options.engine.device);  // a device that is not there is no backend's refusal
   const Reference reference = read_reference(options.engine.model_path);
   std::vector<std::string> backends = options.backends;
   if (backends.empty()) {

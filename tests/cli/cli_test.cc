@@ -294,6 +294,10 @@ TEST(Cli, ChecksOnlyWhatWasNamed) {
   EXPECT_NE(some.out.find("sm_90"), std::string::npos) << some.out;
 }
 
+TEST(Cli, SaysThatTheDeviceToCheckOnIsNotThere) {
+  expect_refused(fovea({"check", kModels + "llama", "--device", "cuda:99"}), {"cuda"});
+}
+
 TEST(Cli, OneDocumentForAllThreadCounts) {
   std::vector<std::string> command = {"bench", "attention", "--kv-len", "64", "--seconds",
                                       "0.01",  "--threads", "1,2",      "-o"};
