@@ -108,60 +108,8 @@ std::string refused_lines(const std::vector<GpuResult>& results) {
   return text;
 }
 
-}  // namespace
-
-std::string ceilings_markdown(const GpuReport& report) {
-  const GpuCeilings& c = report.ceilings;
-  return fmt::format(
-      "{}, {}: read {:.2f} TB/s (bulk copies {:.2f}), copy {:.2f} TB/s, bf16 product {:.0f} "
-      "TFLOP/s, e4m3 product {:.0f} TFLOP/s, empty kernel {:.2f} us in a graph, {:.2f} us of host "
-      "time a launch\n",
-      report.device.name, power_state_name(report.state), c.read_bytes / 1e12,
-      c.bulk_read_bytes / 1e12, c.copy_bytes / 1e12, c.matmul_flops / 1e12,
-      c.fp8_matmul_flops / 1e12, c.empty_seconds * 1e6, c.launch_seconds * 1e6);
-}
-
-std::string to_markdown(const GpuReport& report) {
-  std::string text = ceilings_markdown(report);
-  text += fmt::format(
-      "First call ({}): context {:.0f} ms, kernel pack {:.1f} ms, backend with its kernels {:.1f} "
-      "ms, first pass {:.2f} "
-      "ms\n\n",
-      report.first.config, report.first.context_seconds * 1e3, report.first.pack_seconds * 1e3,
-      report.first.create_seconds * 1e3, report.first.forward_seconds * 1e3);
-  text +=
-      "| case | backend | us | TFLOP/s | GB/s | of ceiling | of floor | best peer, same pages | "
-      "any pages | eager us | plan us | host us forward, plan | error |\n"
-      "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |\n";
-  for (const GpuResult& r : report.results) {
-    if (!r.refused.empty()) continue;
-    if (!r.error.problem.empty()) {
-      text += fmt::format("| {} | {} | WRONG: {} | | | | | | | | | | |\n", r.config.name(),
-                          r.backend, r.error.problem);
-      continue;
-    }
-    text += fmt::format(
-        "| {} | {} | {} | {:.0f} | {:.0f} | {:.2f} {} | {:.2f} | {} | {} | {} | {} | {} {} | "
-        "{:.1e} |\n",
-        r.config.name(), r.backend, microseconds(r.forward.seconds), tflops(r), gbps(r),
-        r.ceiling_fraction, r.compute_bound ? "flops" : "read", of_floor(r),
-        versus(r, best_peer_with_page(r.peers, r.config.page_size)), versus(r, best_peer(r.peers)),
-        microseconds(r.eager_seconds), microseconds(r.plan_seconds), microseconds(r.host_seconds),
-        microseconds(r.host_plan_seconds), r.error.relative);
-  }
-  return text + "\n" + mixed_line(report.results) +
-         suffix_line(report.results, " invariant", "Batch-invariant over default") +
-         suffix_line(report.results, " cascade",
-                     "Shared prefix attended to once over each on its own") +
-         suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
-         pages_line(report.results) + refused_lines(report.results);
-}
-
-std::string to_csv(const GpuReport& report) {
-  std::string text =
-      "case,phase,state,backend,us,us_min,samples,graph,tflops,gbps,bound,of_ceiling,floor_us,"
-      "of_floor,peer,peer_us,peer_measured,ratio,any_page_peer,any_page_us,any_page_ratio,eager_us,"
-      "plan_us,host_us,host_plan_us,error,worst_row,note\n";
+std::string csv_rows(const GpuReport& report) {
+  std::string text;
   for (const GpuResult& r : report.results) {
     text += fmt::format("{},{},{},{},", r.config.name(), r.config.phase,
                         power_state_name(report.state), r.backend);
@@ -193,7 +141,7 @@ std::string to_csv(const GpuReport& report) {
   return text;
 }
 
-std::string to_json(const GpuReport& report) {
+nlohmann::ordered_json to_object(const GpuReport& report) {
   const GpuCeilings& c = report.ceilings;
   nlohmann::ordered_json json;
   json["device"] = report.device.name;
@@ -244,7 +192,71 @@ std::string to_json(const GpuReport& report) {
     }
     json["results"].push_back(row);
   }
-  return json.dump(2) + "\n";
+  return json;
+}
+
+}  // namespace
+
+std::string ceilings_markdown(const GpuReport& report) {
+  const GpuCeilings& c = report.ceilings;
+  return fmt::format(
+      "{}, {}: read {:.2f} TB/s (bulk copies {:.2f}), copy {:.2f} TB/s, bf16 product {:.0f} "
+      "TFLOP/s, e4m3 product {:.0f} TFLOP/s, empty kernel {:.2f} us in a graph, {:.2f} us of host "
+      "time a launch\n",
+      report.device.name, power_state_name(report.state), c.read_bytes / 1e12,
+      c.bulk_read_bytes / 1e12, c.copy_bytes / 1e12, c.matmul_flops / 1e12,
+      c.fp8_matmul_flops / 1e12, c.empty_seconds * 1e6, c.launch_seconds * 1e6);
+}
+
+std::string to_markdown(const GpuReport& report) {
+  std::string text = ceilings_markdown(report);
+  text += fmt::format(
+      "First call ({}): context {:.0f} ms, kernel pack {:.1f} ms, backend with its kernels {:.1f} "
+      "ms, first pass {:.2f} "
+      "ms\n\n",
+      report.first.config, report.first.context_seconds * 1e3, report.first.pack_seconds * 1e3,
+      report.first.create_seconds * 1e3, report.first.forward_seconds * 1e3);
+  text +=
+      "| case | backend | us | TFLOP/s | GB/s | of ceiling | of floor | best peer, same pages | "
+      "any pages | eager us | plan us | host us forward, plan | error |\n"
+      "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |\n";
+  for (const GpuResult& r : report.results) {
+    if (!r.refused.empty()) continue;
+    if (!r.error.problem.empty()) {
+      text += fmt::format("| {} | {} | WRONG: {} | | | | | | | | | | |\n", r.config.name(),
+                          r.backend, r.error.problem);
+      continue;
+    }
+    text += fmt::format(
+        "| {} | {} | {} | {:.0f} | {:.0f} | {:.2f} {} | {:.2f} | {} | {} | {} | {} | {} {} | "
+        "{:.1e} |\n",
+        r.config.name(), r.backend, microseconds(r.forward.seconds), tflops(r), gbps(r),
+        r.ceiling_fraction, r.compute_bound ? "flops" : "read", of_floor(r),
+        versus(r, best_peer_with_page(r.peers, r.config.page_size)), versus(r, best_peer(r.peers)),
+        microseconds(r.eager_seconds), microseconds(r.plan_seconds), microseconds(r.host_seconds),
+        microseconds(r.host_plan_seconds), r.error.relative);
+  }
+  return text + "\n" + mixed_line(report.results) +
+         suffix_line(report.results, " invariant", "Batch-invariant over default") +
+         suffix_line(report.results, " cascade",
+                     "Shared prefix attended to once over each on its own") +
+         suffix_line(report.results, " fp8-kv", "fp8 cache over bf16 cache") +
+         pages_line(report.results) + refused_lines(report.results);
+}
+
+std::string to_csv(std::span<const GpuReport> reports) {
+  std::string text =
+      "case,phase,state,backend,us,us_min,samples,graph,tflops,gbps,bound,of_ceiling,floor_us,"
+      "of_floor,peer,peer_us,peer_measured,ratio,any_page_peer,any_page_us,any_page_ratio,eager_us,"
+      "plan_us,host_us,host_plan_us,error,worst_row,note\n";
+  for (const GpuReport& report : reports) text += csv_rows(report);
+  return text;
+}
+
+std::string to_json(std::span<const GpuReport> reports) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const GpuReport& report : reports) json.push_back(to_object(report));
+  return (json.size() == 1 ? json[0] : json).dump(2) + "\n";
 }
 
 }  // namespace fovea::bench

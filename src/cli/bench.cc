@@ -109,7 +109,9 @@ void add_bench(CLI::App& program) {
   add_gpu_ceilings(*command);
   CLI::App* attention = command->add_subcommand(
       "attention", "backends over paged caches, beside this machine's ceilings");
-  attention->add_option("--output,-o", flags->output, "md, csv or json")->capture_default_str();
+  attention
+      ->add_option("--output,-o", flags->output, "md, csv or json (of several --state an array)")
+      ->capture_default_str();
   attention->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   attention
@@ -150,9 +152,8 @@ void add_bench(CLI::App& program) {
       ->needs(kv_len);
   attention->add_option("--kv-dtype", flags->kv_dtype, "of the cache; default as --dtype's")
       ->needs(kv_len);
-  add_list(*attention, "--threads", flags->threads,
-           "on the CPU: comma-separated counts; default one per core")
-      ->delimiter(',');
+  add_comma_list(*attention, "--threads", flags->threads,
+                 "on the CPU: comma-separated counts; default one per core");
   attention->add_option("--seconds", flags->seconds, "on the CPU: per case")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));

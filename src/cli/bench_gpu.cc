@@ -86,8 +86,8 @@ void save(const GpuReport& report, const std::string& prefix, bool one_state) {
   const std::string stem =
       one_state ? prefix : fmt::format("{}.{}", prefix, power_state_name(report.state));
   for (const auto& [ending, text] : {std::pair{".md", bench::to_markdown(report)},
-                                     {".csv", bench::to_csv(report)},
-                                     {".json", bench::to_json(report)},
+                                     {".csv", bench::to_csv({&report, 1})},
+                                     {".json", bench::to_json({&report, 1})},
                                      {".svg", bench::to_svg(report)}}) {
     std::ofstream file(stem + ending);
     file << text;
@@ -104,13 +104,11 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
   attention.add_option("--suite", flags.suite, "cases on a GPU: quick, table or full")
       ->capture_default_str()
       ->check(CLI::IsMember({"quick", "table", "full"}));
-  add_list(attention, "--filter", flags.filters,
-           "on a GPU: only cases whose name contains one of these")
-      ->delimiter(',');
-  add_list(attention, "--state", flags.states,
-           "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"burst", "sustained"}));
+  add_comma_list(attention, "--filter", flags.filters,
+                 "on a GPU: only cases whose name contains one of these");
+  add_comma_list(attention, "--state", flags.states,
+                 "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both",
+                 CLI::IsMember({"burst", "sustained"}));
   CLI::Option* peers = attention.add_flag(
       "--peers", flags.peers, "on a GPU: run PyTorch's attention on the same cases (needs torch)");
   attention.add_option("--peer-kinds", flags.peer_kinds, "which of PyTorch's")
@@ -131,9 +129,9 @@ void add_gpu_ceilings(CLI::App& bench) {
   CLI::App* ceilings = bench.add_subcommand(
       "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
   ceilings->add_option("--device", flags->device, "cuda or cuda:N")->capture_default_str();
-  add_list(*ceilings, "--state", flags->states, "burst (after an idle gap), sustained, or both")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"burst", "sustained"}));
+  add_comma_list(*ceilings, "--state", flags->states,
+                 "burst (after an idle gap), sustained, or both",
+                 CLI::IsMember({"burst", "sustained"}));
   ceilings->callback([flags] {
     bench::GpuBench gpu(gpu_index(flags->device));
     for (const std::string& name : flags->states) {
@@ -156,6 +154,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   show_progress("first call");
   const bench::FirstCall first = first_call(gpu, cases, wish);
   bool wrong = false;
+  std::vector<GpuReport> reports;
   for (const std::string& name : flags.states) {
     GpuReport report{.device = gpu.device(), .state = power_state(name), .first = first};
     show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
@@ -168,11 +167,12 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
     }
     add_peers(flags, table, report);
     clear_progress();
-    fmt::print("{}", output == "md"    ? bench::to_markdown(report)
-                     : output == "csv" ? bench::to_csv(report)
-                                       : bench::to_json(report));
+    if (output == "md") fmt::print("{}", bench::to_markdown(report));
     if (!flags.save.empty()) save(report, flags.save, flags.states.size() == 1);
+    reports.push_back(std::move(report));
   }
+  if (output == "csv") fmt::print("{}", bench::to_csv(reports));
+  if (output == "json") fmt::print("{}", bench::to_json(reports));
   if (wrong) {
     fmt::print(stderr, "fovea: an output was wrong\n");
     throw CLI::RuntimeError(1);

@@ -104,12 +104,10 @@ void add_check(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
       "check", "compare a checkpoint with its reference outputs, for every backend and KV dtype");
   add_engine_flags(*command, flags->engine);
-  add_list(*command, "--backends,--backend", flags->backends,
-           "comma-separated; default all that accept the model")
-      ->delimiter(',');
-  add_list(*command, "--kv-dtypes,--kv-dtype", flags->kv_dtypes,
-           "comma-separated; default fp32,bf16,fp16,fp8_e4m3")
-      ->delimiter(',');
+  add_comma_list(*command, "--backends,--backend", flags->backends,
+                 "comma-separated; default all that accept the model");
+  add_comma_list(*command, "--kv-dtypes,--kv-dtype", flags->kv_dtypes,
+                 "comma-separated; default fp32,bf16,fp16,fp8_e4m3");
   command->add_flag("--no-perplexity", flags->no_perplexity, "prompts only");
   command->add_flag("--json", flags->json, "the rows as JSON");
   command->callback([flags] { run(*flags); });

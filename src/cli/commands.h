@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fovea/engine.h"
 
@@ -34,12 +35,39 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags);
 // --backend and --kv-dtype, which `check` varies.
 void add_choice_flags(CLI::App& command, EngineFlags& flags);
 
-// Takes one value each time it is given, or several with a delimiter: a list that takes whatever
-// follows would take the positional arguments too.
+// Takes one value each time it is given: a list that takes whatever follows would take the
+// positional arguments too.
 template <typename T>
 CLI::Option* add_list(CLI::App& command, const std::string& names, std::vector<T>& values,
                       const std::string& description) {
   return command.add_option(names, values, description)->allow_extra_args(false);
+}
+
+// What stands between the commas of `text`. CLI::ValidationError naming the option where that is
+// nothing: CLI11's own delimiter would drop the entry.
+std::vector<std::string> split_list(const std::string& option, const std::string& text);
+
+// As add_list, with one entry or several between commas each time; `check` sees every entry.
+template <typename T>
+CLI::Option* add_comma_list(CLI::App& command, const std::string& names, std::vector<T>& values,
+                            const std::string& description, const CLI::Validator& check = {}) {
+  const auto read = [&values, names, check](const CLI::results_t& given) {
+    CLI::results_t entries;
+    for (const std::string& text : given) {
+      for (const std::string& entry : split_list(names, text)) {
+        if (const std::string problem = check(entry); !problem.empty()) {
+          throw CLI::ValidationError(names, problem);
+        }
+        entries.push_back(entry);
+      }
+    }
+    return CLI::detail::lexical_conversion<std::vector<T>, std::vector<T>>(entries, values);
+  };
+  const std::string accepted = check.get_description();
+  return command.add_option(names, read, description)
+      ->type_name(CLI::detail::type_name<T>() + (accepted.empty() ? "" : ":" + accepted))
+      ->expected(1, CLI::detail::expected_max_vector_size)
+      ->allow_extra_args(false);
 }
 
 // Error{invalid_argument} listing the known names.

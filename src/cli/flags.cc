@@ -26,6 +26,19 @@ DType parse_dtype_flag(std::string_view flag, std::string_view value) {
   return *dtype;
 }
 
+std::vector<std::string> split_list(const std::string& option, const std::string& text) {
+  std::vector<std::string> entries;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (begin == end) {
+      throw CLI::ValidationError(option, fmt::format("'{}' has an empty entry", text));
+    }
+    entries.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return entries;
+}
+
 size_t parse_size_flag(std::string_view flag, std::string_view value) {
   size_t number = 0;
   const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);

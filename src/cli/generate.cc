@@ -156,8 +156,7 @@ void add_generate(CLI::App& program) {
   add_choice_flags(*command, flags->engine);
   add_list(*command, "--prompt,-p", flags->prompts, "text to continue; repeat it for a batch");
   command->add_option("--prompt-file", flags->prompt_file, "text to continue, from a file");
-  add_list(*command, "--tokens", flags->tokens, "token ids to continue, comma-separated")
-      ->delimiter(',');
+  add_comma_list(*command, "--tokens", flags->tokens, "token ids to continue, comma-separated");
   SamplingParams& sampling = flags->sampling;
   command->add_option("--max-new-tokens,-n", sampling.max_new_tokens, "of each prompt")
       ->capture_default_str();

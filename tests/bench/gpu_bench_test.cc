@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -124,10 +125,10 @@ TEST(GpuReport, EveryFormatHasTheRatioAndTheRefusal) {
                                       report.results[1].config.name())),
             std::string::npos)
       << markdown;
-  const auto json = nlohmann::json::parse(to_json(report));
+  const auto json = nlohmann::json::parse(to_json({&report, 1}));
   EXPECT_EQ(json["results"][0]["seconds"], 300e-6);
   EXPECT_EQ(json["results"][1]["refused"], "too large, by far\nreally\n");
-  const std::string csv = to_csv(report);
+  const std::string csv = to_csv({&report, 1});
   size_t begin = 0;
   int commas = -1;
   for (size_t end; (end = csv.find('\n', begin)) != std::string::npos; begin = end + 1) {
@@ -135,6 +136,19 @@ TEST(GpuReport, EveryFormatHasTheRatioAndTheRefusal) {
     if (commas < 0) commas = count;
     EXPECT_EQ(count, commas) << csv.substr(begin, end - begin);
   }
+}
+
+TEST(GpuReport, SeveralStatesAreOneDocument) {
+  std::vector<GpuReport> reports(2, one_result());
+  reports[1].state = PowerState::sustained;
+  const auto json = nlohmann::json::parse(to_json(reports));
+  ASSERT_EQ(json.size(), 2u);
+  EXPECT_EQ(json[0]["state"], "burst");
+  EXPECT_EQ(json[1]["state"], "sustained");
+  const std::string csv = to_csv(reports);
+  EXPECT_EQ(csv.rfind("case,phase,state"), 0u) << "a header in the middle: " << csv;
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 1 + 2 * 2) << csv;
+  EXPECT_NE(csv.find(",sustained,flash,"), std::string::npos) << csv;
 }
 
 TEST(GpuReport, ComparesMixedInvariantAndPageSizes) {

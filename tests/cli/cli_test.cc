@@ -216,6 +216,19 @@ TEST(Cli, TheModelMayComeLast) {
   }
 }
 
+TEST(Cli, NamesTheEmptyEntryOfAList) {
+  for (const std::string list : {"1,,2", ",1", "1,", ",", ""}) {
+    const ProgramResult result = fovea({"generate", kModels + "llama", "--tokens", list});
+    expect_refused(result, {"--tokens", "'" + list + "' has an empty entry"});
+    expect_one_line(result);
+  }
+  expect_refused(fovea({"check", kModels + "llama", "--kv-dtypes", "fp32,"}), {"--kv-dtypes"});
+  expect_refused(fovea({"bench", "attention", "--threads", "1,,2"}), {"--threads", "'1,,2'"});
+  expect_refused(fovea({"bench", "attention", "--state", "burst,foo"}),
+                 {"--state", "foo", "burst"});
+  expect_refused(fovea({"generate", kModels + "llama", "--tokens", "1,x"}), {"--tokens", "1,x"});
+}
+
 TEST(Cli, SaysWhenOutputIsLost) {
   const std::string generate = "generate " + kModels + "llama -p x -n 4";
   for (const std::string& arguments : {generate, generate + " --json", std::string("explain"),
