@@ -73,7 +73,7 @@ struct TokenEvent {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;           // of the prompt, served by the prefix cache
   std::vector<float> prompt_logprobs;  // [prompt_tokens], first 0, with
-                                       // SamplingParams::prompt_logprobs
+                                       // SamplingParams::prompt_logprobs; empty without a token
 };
 
 struct GenerateRequest {
@@ -124,7 +124,8 @@ class Engine {
   // Queues a request and returns its id. Error{invalid_argument} names the field, its value and the
   // limit, e.g. a prompt longer than the context.
   virtual int64_t add(const GenerateRequest& request) = 0;
-  virtual void cancel(int64_t request) = 0;  // unknown or finished ids are ignored
+  // Its last event has the text that was held back. Unknown or finished ids are ignored.
+  virtual void cancel(int64_t request) = 0;
   virtual bool idle() const = 0;
 
   // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
@@ -135,10 +136,12 @@ class Engine {
   // Forgets every cached prefix that no running request uses.
   virtual void clear_prefix_cache() = 0;
 
-  // add() for all, step() until all have finished. Results in the order of the requests.
+  // add() for all, step() until all have finished. Results in the order of the requests. `stop` is
+  // asked before every step: true cancels what has not finished, and results hold what there is.
   virtual std::vector<GenerateResult> generate(
       std::span<const GenerateRequest> requests,
-      const std::function<void(const TokenEvent&)>& on_token = {}) = 0;
+      const std::function<void(const TokenEvent&)>& on_token = {},
+      const std::function<bool()>& stop = {}) = 0;
 
   // Logits of every token of one sequence, [tokens, vocabulary] f32; runs alone, reuses no cache.
   virtual std::vector<float> logits(std::span<const int32_t> tokens) = 0;

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "fovea/error.h"
 
 namespace fovea::cli {
@@ -114,7 +115,8 @@ void print_fallbacks(std::span<const GroupSelection> selections) {
   }
 }
 
-void run(const GenerateFlags& flags) {
+// Returns the signal that ended it early, or 0. What was generated until then is printed as ever.
+int run(const GenerateFlags& flags) {
   const std::vector<GenerateRequest> requests = make_requests(flags);
   if (!flags.json && (flags.sampling.logprobs >= 0 || flags.sampling.prompt_logprobs)) {
     throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
@@ -126,14 +128,16 @@ void run(const GenerateFlags& flags) {
   // One prompt streams; several are printed whole, in their order.
   const bool stream = requests.size() == 1 && !flags.json;
   bool started = false;
+  const auto print_event = [&](const TokenEvent& event) {
+    if (!stream) return;
+    if (!started && !requests[0].prompt.empty()) fmt::print("{}", requests[0].prompt);
+    started = true;
+    fmt::print("{}", event.text);
+    flush_stdout();
+  };
+  const InterruptCatcher catcher;
   const std::vector<GenerateResult> results =
-      engine->generate(requests, [&](const TokenEvent& event) {
-        if (!stream) return;
-        if (!started && !requests[0].prompt.empty()) fmt::print("{}", requests[0].prompt);
-        started = true;
-        fmt::print("{}", event.text);
-        flush_stdout();
-      });
+      engine->generate(requests, print_event, [] { return InterruptCatcher::caught() != 0; });
   for (size_t i = 0; i < results.size(); ++i) {
     if (flags.json) {
       fmt::print("{}\n", to_json(results[i]).dump());
@@ -145,6 +149,7 @@ void run(const GenerateFlags& flags) {
   }
   flush_stdout();
   if (flags.stats) print_stats(engine->stats());
+  return InterruptCatcher::caught();
 }
 
 }  // namespace
@@ -178,7 +183,15 @@ void add_generate(CLI::App& program) {
                     "with --json: of the prompt too");
   command->add_flag("--json", flags->json, "one JSON object a line");
   command->add_flag("--stats", flags->stats, "speed and memory on stderr");
-  command->callback([flags] { run(*flags); });
+  command->footer(
+      "SIGINT (Ctrl-C) and SIGTERM end generation after the step under way: what there is of "
+      "every\n"
+      "prompt is printed, with --json as finish_reason \"cancelled\", and the exit code is 130 or "
+      "143.\n"
+      "A second one ends the program at once.");
+  command->callback([flags] {
+    if (const int signal = run(*flags)) die_of(signal);
+  });
 }
 
 }  // namespace fovea::cli

@@ -41,7 +41,7 @@ int64_t add_numbered(Engine& engine, std::span<const GenerateRequest> requests, 
 
 std::vector<GenerateResult> TextEngine::generate(
     std::span<const GenerateRequest> requests,
-    const std::function<void(const TokenEvent&)>& on_token) {
+    const std::function<void(const TokenEvent&)>& on_token, const std::function<bool()>& stop) {
   std::vector<GenerateResult> results(requests.size());
   std::unordered_map<int64_t, size_t> index_of;
   std::vector<TokenEvent> foreign;  // of requests that add() queued before
@@ -51,6 +51,9 @@ std::vector<GenerateResult> TextEngine::generate(
       index_of[results[i].request] = i;
     }
     for (size_t unfinished = requests.size(); unfinished > 0;) {
+      if (stop && stop()) {
+        for (const GenerateResult& result : results) cancel(result.request);
+      }
       for (TokenEvent& event : step()) {
         const auto found = index_of.find(event.request);
         if (found == index_of.end()) {

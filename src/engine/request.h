@@ -34,6 +34,11 @@ struct Request {
   int32_t remaining() const { return length() - computed; }
   // The first pass over the prompt also scores its tokens.
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
+  // What was held back of the text, at its end: incomplete characters, beginnings of stop strings.
+  std::string held_text() {
+    std::string text = stops.push(characters.finish());
+    return text += stops.finish();
+  }
 };
 
 struct RequestLimits {

@@ -57,9 +57,11 @@ int64_t TextEngine::add(const GenerateRequest& request) {
 }
 
 void TextEngine::cancel(int64_t request) {
-  if (scheduler_.find(request) == nullptr) return;
+  Request* found = scheduler_.find(request);
+  if (found == nullptr) return;
   TokenEvent event;
   event.finish = FinishReason::cancelled;
+  event.text = found->held_text();
   end_request(request, std::move(event));
 }
 
@@ -194,8 +196,7 @@ void TextEngine::emit(Request& request, SampledToken sampled) {
     events_.push_back(std::move(event));
     return;
   }
-  event.text += request.stops.push(request.characters.finish());
-  event.text += request.stops.finish();
+  event.text += request.held_text();
   parts_.caches->publish(request.lease, computed_text(request));
   end_request(request.id, std::move(event));
 }
@@ -216,7 +217,7 @@ void TextEngine::end_request(int64_t id, TokenEvent event) {
   event.request = id;
   event.prompt_tokens = request->prompt_tokens;
   event.cached_tokens = request->cached_tokens.value_or(0);
-  event.prompt_logprobs = std::move(request->prompt_logprobs);
+  if (request->generated() > 0) event.prompt_logprobs = std::move(request->prompt_logprobs);
   events_.push_back(std::move(event));
 }
 

@@ -45,9 +45,9 @@ class TextEngine final : public Engine {
   bool idle() const override { return scheduler_.idle() && events_.empty(); }
   std::vector<TokenEvent> step() override;
   void clear_prefix_cache() override { parts_.caches->clear(); }
-  std::vector<GenerateResult> generate(
-      std::span<const GenerateRequest> requests,
-      const std::function<void(const TokenEvent&)>& on_token) override;
+  std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests,
+                                       const std::function<void(const TokenEvent&)>& on_token,
+                                       const std::function<bool()>& stop) override;
   std::vector<float> logits(std::span<const int32_t> tokens) override;
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> tokens) const override;

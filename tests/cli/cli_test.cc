@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -245,6 +249,51 @@ TEST(Cli, SaysWhenOutputIsLost) {
       {"/bin/sh", "-c", "'" FOVEA_CLI "' " + generate + "000 --ignore-eos | head -c 5"});
   EXPECT_EQ(enough.out.size(), 5u);
   EXPECT_EQ(enough.err, "");
+}
+
+// Long enough that no signal comes after the end.
+const std::vector<std::string> kLongGenerate = {
+    "generate", kModels + "llama", "-p", "And God said", "-n", "4000", "--ignore-eos"};
+
+ProgramResult interrupted(std::vector<std::string> arguments, int signal, size_t bytes) {
+  arguments.insert(arguments.begin(), FOVEA_CLI);
+  return interrupt_program(arguments, signal, bytes);
+}
+
+TEST(Cli, PrintsWhatThereIsWhenInterruptedWhileStreaming) {
+  std::vector<std::string> shorter = kLongGenerate;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const size_t prompt = std::string("And God said").size();
+    const ProgramResult result = interrupted(kLongGenerate, signal, prompt + 1);
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_EQ(result.err, "");
+    ASSERT_TRUE(result.out.ends_with('\n')) << result.out;
+    const std::string text = result.out.substr(0, result.out.size() - 1);
+    EXPECT_GT(text.size(), prompt);
+    // No token has less than a byte: as many as there are bytes give all the text there was.
+    shorter[5] = std::to_string(text.size());
+    EXPECT_TRUE(fovea(shorter).out.starts_with(text)) << text;
+  }
+}
+
+TEST(Cli, PrintsWholeJsonWhenInterrupted) {
+  std::vector<std::string> command = kLongGenerate;
+  command.insert(command.end(), {"-p", "In the beginning", "--json", "--stats"});
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const ProgramResult result = interrupted(command, signal, 0);
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_NE(result.err.find("tokens/s"), std::string::npos) << result.err;
+    std::istringstream lines(result.out);
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
+      const nlohmann::json json = nlohmann::json::parse(line);
+      EXPECT_EQ(json["finish_reason"], "cancelled");
+      EXPECT_EQ(json["text"].get<std::string>().empty(), json["tokens"].empty());
+      EXPECT_GT(json["prompt_tokens"], 0);
+    }
+    EXPECT_EQ(count, 2) << result.out;
+    EXPECT_TRUE(result.out.ends_with('\n'));
+  }
 }
 
 TEST(Cli, NamesThePromptFileThatCannotBeRead) {

@@ -308,6 +308,49 @@ TEST(EngineRequests, MayBeCancelledFromTheCallback) {
   expect_no_leak(engine);
 }
 
+TEST(EngineRequests, CancelHandsOutTheTextThatWasHeldBack) {
+  Engine& engine = shared_engine();
+  GenerateRequest request = text_request(kPrompt, 20);
+  const std::string text = engine.generate({&request, 1}).front().text;
+  request.sampling.stop = {text + "and what never comes"};
+  int tokens = 0;
+  std::string streamed;
+  const GenerateResult result = engine
+                                    .generate({&request, 1},
+                                              [&](const TokenEvent& event) {
+                                                streamed += event.text;
+                                                EXPECT_TRUE(++tokens > 4 || streamed.empty())
+                                                    << streamed;
+                                                if (tokens == 5) engine.cancel(event.request);
+                                              })
+                                    .front();
+  EXPECT_EQ(result.finish, FinishReason::cancelled);
+  EXPECT_EQ(result.tokens.size(), 5u);
+  EXPECT_EQ(result.text, engine.decode(result.tokens));
+  EXPECT_EQ(streamed, result.text);
+}
+
+// Of four requests at most run at once: the last have not begun.
+TEST(EngineRequests, GenerateStopsWhenAsked) {
+  const std::unique_ptr<Engine> engine = Engine::load(small_options());
+  std::vector<GenerateRequest> requests(6, text_request(kPrompt, 20));
+  requests[0].sampling.prompt_logprobs = true;
+  int steps = 0;
+  const auto results = engine->generate(requests, {}, [&] { return ++steps > 6; });
+  for (const GenerateResult& result : results) {
+    EXPECT_EQ(result.finish, FinishReason::cancelled);
+    EXPECT_EQ(result.text, engine->decode(result.tokens));
+    EXPECT_EQ(result.prompt_tokens, static_cast<int32_t>(engine->encode(kPrompt).size()));
+  }
+  EXPECT_GT(results[0].tokens.size(), 0u);
+  EXPECT_EQ(results[0].prompt_logprobs.size(), static_cast<size_t>(results[0].prompt_tokens));
+  EXPECT_EQ(results[5].tokens.size(), 0u);
+  expect_no_leak(*engine);
+  const auto none = engine->generate({requests.data(), 1}, {}, [] { return true; });
+  EXPECT_EQ(none[0].finish, FinishReason::cancelled);
+  EXPECT_TRUE(none[0].prompt_logprobs.empty());
+}
+
 TEST(EngineOptions, AreCheckedByName) {
   const auto refused = [](const std::string& field, ErrorCode code,
                           const std::function<void(EngineOptions&)>& change) {

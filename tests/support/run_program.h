@@ -16,4 +16,7 @@ struct ProgramResult {
 
 ProgramResult run_program(const std::vector<std::string>& command);
 
+// Sends `signal` as soon as the program catches it and has printed `bytes` to stdout.
+ProgramResult interrupt_program(const std::vector<std::string>& command, int signal, size_t bytes);
+
 }  // namespace fovea::test
