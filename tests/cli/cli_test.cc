@@ -461,13 +461,15 @@ TEST(Cli, ChecksAModel) {
 }
 
 TEST(Cli, BenchChecksWhatItTimes) {
-  const ProgramResult result =
-      fovea({"bench", "attention", "--kv-len", "300", "--batch", "2", "--head-dim", "64",
-             "--seconds", "0.01", "--threads", "1", "-o", "json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const nlohmann::json row = nlohmann::json::parse(result.out)["results"][0];
-  EXPECT_GT(row["seconds"], 0);
-  EXPECT_LT(row["error"], 1e-3);
+  for (const char* dtype : {"fp32", "fp16", "bf16"}) {
+    const ProgramResult result = fovea({"bench", "attention", "--kv-len", "300", "--batch", "2",
+                                        "--head-dim", "64", "--seconds", "0.01", "--threads", "1",
+                                        "--dtype", dtype, "--kv-dtype", dtype, "-o", "json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const nlohmann::json row = nlohmann::json::parse(result.out)["results"][0];
+    EXPECT_GT(row["seconds"], 0);
+    EXPECT_LT(row["error"], 5e-3) << dtype;
+  }
 }
 
 }  // namespace
