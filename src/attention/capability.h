@@ -12,6 +12,15 @@
 
 namespace fovea {
 
+// Every enumerator, for what serves them all.
+inline constexpr AttentionScope kAllScopes[] = {
+    AttentionScope::decoder, AttentionScope::ragged, AttentionScope::encoder,
+    AttentionScope::encoder_cache, AttentionScope::cross};
+inline constexpr MaskKind kAllMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
+                                         MaskKind::prefix_spans, MaskKind::multi_item};
+inline constexpr KvScale kAllKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                                           KvScale::per_token_head};
+
 // Empty lists and false mean "not supported"; every span points to static storage.
 struct Capability {
   DeviceKind device = DeviceKind::cpu;

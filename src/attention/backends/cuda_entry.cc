@@ -18,15 +18,8 @@ namespace {
 namespace cuda = kernels::cuda;
 
 constexpr AttentionKind kKinds[] = {AttentionKind::mha};
-constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::ragged,
-                                      AttentionScope::encoder, AttentionScope::encoder_cache,
-                                      AttentionScope::cross};
-constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
-                               MaskKind::prefix_spans, MaskKind::multi_item};
 constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
 constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
-constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
-                                 KvScale::per_token_head};
 constexpr KvLayout kKvLayouts[] = {KvLayout::mha};
 
 constexpr int32_t kMostRequests = 65535;  // rows of a grid
@@ -115,11 +108,11 @@ Capability cuda_capability() {
   Capability can;
   can.device = DeviceKind::cuda;
   can.kinds = kKinds;
-  can.scopes = kScopes;
-  can.masks = kMasks;
+  can.scopes = kAllScopes;
+  can.masks = kAllMasks;
   can.q_dtypes = kQDtypes;
   can.kv_dtypes = kKvDtypes;
-  can.kv_scales = kKvScales;
+  can.kv_scales = kAllKvScales;
   can.kv_layouts = kKvLayouts;
   can.max_group = 128;
   can.window = can.chunk = can.logit_cap = true;

@@ -16,15 +16,8 @@ namespace {
 
 constexpr AttentionKind kKinds[] = {AttentionKind::mha, AttentionKind::mla,
                                     AttentionKind::gated_delta_net, AttentionKind::mamba2};
-constexpr AttentionScope kScopes[] = {AttentionScope::decoder, AttentionScope::ragged,
-                                      AttentionScope::encoder, AttentionScope::encoder_cache,
-                                      AttentionScope::cross};
-constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
-                               MaskKind::prefix_spans, MaskKind::multi_item};
 constexpr DType kQDtypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr DType kKvDtypes[] = {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
-constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
-                                 KvScale::per_token_head};
 constexpr KvLayout kKvLayouts[] = {KvLayout::mha, KvLayout::mla, KvLayout::mla_fp8_rows};
 
 size_t workspace_bytes(const HostShape& shape, const BatchLimits& limits) {
@@ -46,11 +39,11 @@ Capability host_capability() {
   Capability can;
   can.device = DeviceKind::cpu;
   can.kinds = kKinds;
-  can.scopes = kScopes;
-  can.masks = kMasks;
+  can.scopes = kAllScopes;
+  can.masks = kAllMasks;
   can.q_dtypes = kQDtypes;
   can.kv_dtypes = kKvDtypes;
-  can.kv_scales = kKvScales;
+  can.kv_scales = kAllKvScales;
   can.kv_layouts = kKvLayouts;
   can.max_head_dim = std::numeric_limits<int32_t>::max();
   can.max_group = std::numeric_limits<int32_t>::max();
