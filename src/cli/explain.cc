@@ -39,6 +39,23 @@ T named(std::string_view flag, const std::string& value, const std::map<std::str
               fmt::format("{} is '{}', known: {}", flag, value, known));
 }
 
+// Heads as in DeepSeek-V3 and Qwen3-Next where none are given for kinds that 32/8 heads of 128 do
+// not fit.
+void set_default_heads(const CLI::App& command, const std::string& kind, AttentionSpec& spec) {
+  for (const char* flag :
+       {"--q-heads", "--kv-heads", "--head-dim", "--head-dim-v", "--nope-dim", "--v-dim"}) {
+    if (command.get_option(flag)->count() > 0) return;
+  }
+  if (kind == "mla") {
+    spec.q_heads = spec.nope_dim = spec.v_dim = 128;
+    spec.head_dim = 576;
+    spec.head_dim_v = 512;
+  } else if (kind != "mha") {
+    spec.q_heads = 16;
+    spec.kv_heads = 32;
+  }
+}
+
 void complete(ExplainFlags& flags) {
   AttentionSpec& spec = flags.request.spec;
   KvCacheSpec& cache = flags.request.cache;
@@ -141,6 +158,7 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     explain_model(flags);
     return;
   }
+  set_default_heads(command, flags.kind, flags.request.spec);
   complete(flags);
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection =
@@ -183,7 +201,11 @@ void add_explain(CLI::App& program) {
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   command->add_option("--device", flags->device, "cpu, cuda or cuda:N")->capture_default_str();
-  command->add_option("--kind", flags->kind, "mha, mla, gated_delta_net or mamba2")
+  command
+      ->add_option(
+          "--kind", flags->kind,
+          "mha, mla, gated_delta_net or mamba2; heads are by default DeepSeek-V3's for mla, "
+          "Qwen3-Next's for the linear kinds")
       ->capture_default_str();
   command->add_option("--scope", flags->scope, "decoder, ragged, encoder, encoder_cache or cross")
       ->capture_default_str();

@@ -391,6 +391,12 @@ TEST(Cli, TablesAndJson) {
   EXPECT_EQ(fovea({"--version"}).exit_code, 0);
 }
 
+TEST(Cli, ExplainsEveryKind) {
+  for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2"}) {
+    EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
+  }
+}
+
 TEST(Cli, ExplainsEveryScope) {
   for (const char* scope : {"decoder", "ragged", "encoder", "encoder_cache", "cross"}) {
     const ProgramResult result = fovea({"explain", "--scope", scope, "--json"});
