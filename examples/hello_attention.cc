@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One decode step of one request of 20 tokens through a paged cache.
+#include <algorithm>
 #include <iostream>
+#include <vector>
 
 #include "fovea/select_backend.h"
 
