@@ -31,6 +31,16 @@ void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
                  "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, most);
 }
 
+void check_mla_weights(const MlaWeights& weights, const AttentionSpec& spec) {
+  const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
+  const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
+  check_argument(spec.nope_dim > 0 ? given : none, "mla_weights {}, but the spec's nope_dim is {}",
+                 given  ? "are given"
+                 : none ? "are null"
+                        : "are half given",
+                 spec.nope_dim);
+}
+
 }  // namespace
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
@@ -55,6 +65,7 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
                  "lse is given, but the spec's needs_lse is false");
   check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
   check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");
+  if (spec.kind == AttentionKind::mla) check_mla_weights(layer.mla_weights, spec);
 }
 
 }  // namespace fovea

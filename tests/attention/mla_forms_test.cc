@@ -9,6 +9,8 @@
 
 #include "attention/backends/backends.h"
 #include "attention/backends/host_mla.h"
+#include "attention/validate_layer.h"
+#include "fovea/error.h"
 #include "kernels/cpu/isa.h"
 #include "support/cases.h"
 #include "support/expect_close.h"
@@ -206,6 +208,28 @@ TEST(MlaForms, InvariantModeIgnoresChunking) {
     }
     EXPECT_TRUE(test::same_bits(whole, joined)) << kernels->name;
   }
+}
+
+TEST(MlaForms, WeightsAreBothOrNone) {
+  const AttentionSpec spec{.kind = AttentionKind::mla, .nope_dim = 128, .v_dim = 128};
+  float values[1] = {};
+  const LayerTensors none{.q = dense_rows(values, DType::f32, 1, 1),
+                          .out = dense_rows(values, DType::f32, 1, 1)};
+  LayerTensors half = none;
+  half.mla_weights.w_uk = values;
+  LayerTensors both = half;
+  both.mla_weights.w_uv = values;
+  const auto refusal = [&](const LayerTensors& layer) {
+    try {
+      validate_layer(layer, spec, {}, true);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(none), "mla_weights are null, but the spec's nope_dim is 128");
+  EXPECT_EQ(refusal(half), "mla_weights are half given, but the spec's nope_dim is 128");
+  EXPECT_EQ(refusal(both), "");
 }
 
 TEST(MlaCost, DependsOnLengthsAlone) {

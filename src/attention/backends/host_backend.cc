@@ -7,6 +7,7 @@
 #include "core/check.h"
 
 namespace fovea {
+
 HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& context)
     : shape_{&kernels, context.spec, {}, 1},
       pool_(context.kv),

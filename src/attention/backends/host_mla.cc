@@ -133,19 +133,10 @@ class HostMla final : public HostBackend {
     const KvLayerView cache = pool()->layer(layer.layer);
     store(layer, cache, spec().kv_lora_rank, spec().rope_dim);
     if (!layer.q) return;
-    check_weights(layer.mla_weights);
     buffers_.absorbed_form.run(layer, cache, threads());
     for (int32_t i = 0; i < up_projected_count_; ++i) {
       buffers_.up_projected_form.run(batch(), buffers_.up_projected[i], layer, cache, threads());
     }
-  }
-
-  void check_weights(const MlaWeights& weights) const {
-    const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
-    const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
-    check_argument(spec().nope_dim > 0 ? given : none,
-                   "mla_weights {}, but the spec's nope_dim is {}",
-                   given ? "are given" : "are null", spec().nope_dim);
   }
 
   MlaOptions options_;

@@ -27,14 +27,7 @@ void check_weight(std::string_view name, const void* data, int64_t head_stride) 
 }
 
 void check_weights(const MlaWeights& weights, const AttentionSpec& spec) {
-  const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
-  const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
-  check_argument(spec.nope_dim > 0 ? given : none, "mla_weights {}, but the spec's nope_dim is {}",
-                 given  ? "are given"
-                 : none ? "are null"
-                        : "are half given",
-                 spec.nope_dim);
-  if (none) return;
+  if (spec.nope_dim == 0) return;
   check_argument(weights.dtype == spec.q_dtype, "mla_weights are {}, the spec's q_dtype is {}",
                  dtype_name(weights.dtype), dtype_name(spec.q_dtype));
   check_weight("w_uk", weights.w_uk, weights.w_uk_head_stride);
