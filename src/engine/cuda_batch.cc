@@ -67,7 +67,11 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
              sizeof(int32_t)) {
   std::fill_n(pinned_.data<std::byte>(), at_.total, std::byte{0});
-  gpu::fill_bytes(arrays_.data(), 0, arrays_.bytes(), nullptr);
+  std::fill_n(drawn_.data<int32_t>(), limits.max_requests, -1);
+  pad({}, {.requests = limits.max_requests,
+           .tokens = limits.max_tokens,
+           .logit_rows = limits.max_tokens});
+  gpu::copy_to_device(arrays_.data(), pinned_.data(), at_.total, nullptr);
   gpu::fill_bytes(table_.data(), 0, table_.bytes(), nullptr);
   gpu::synchronize(nullptr);
 }

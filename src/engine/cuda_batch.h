@@ -26,7 +26,8 @@ struct PassSize {
 
 class CudaBatch {
  public:
-  // For the current GPU. Allocates the arrays and a zeroed copy of the request table.
+  // For the current GPU. Allocates the arrays, which begin as those of empty requests, and a zeroed
+  // copy of the request table.
   CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm);
 
   // Fills the arrays; the size is that of the parts. Throws Error{invalid_argument} where they

@@ -69,15 +69,13 @@ size_t CudaModelRunner::workspace_bytes() const {
   return model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
 }
 
-// Empty requests in passes of every power of two of rows: whatever is chosen, loaded or allocated
-// when an operation first runs at a size is so now.
+// Passes of every power of two of rows over the empty requests that the arrays begin with: whatever
+// is chosen, loaded or allocated when an operation first runs at a size is so now.
 void CudaModelRunner::warm_up() {
   for (int32_t rows = 1;; rows *= 2) {
     PassSize size;
     size.requests = 1;
     size.tokens = size.logit_rows = std::min(rows, limits_.max_tokens);
-    batch_.pad({}, size);
-    batch_.upload({}, caches_.table(), stream());
     enqueue(size);
     gpu::synchronize(stream());
     if (rows >= limits_.max_tokens) return;

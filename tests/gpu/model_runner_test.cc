@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "engine/cuda_batch.h"
 #include "engine/reference_text.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
+#include "gpu/gpu.h"
 #include "model/cuda_device.h"
 
 namespace fovea {
@@ -70,6 +72,29 @@ class GpuModelRunner : public ::testing::Test {
     if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
   }
 };
+
+// What is captured or warmed up runs before any batch was filled.
+TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
+  constexpr int32_t kVocabulary = 100;
+  const gpu::Context context(0);
+  const gpu::DeviceBuffer logits(kLimits.max_requests * kVocabulary * sizeof(float));
+  gpu::fill_bytes(logits.data(), 0, logits.bytes(), nullptr);  // greedy draws would be token 0
+  const CudaBatch batch(kLimits, RequestTable(kLimits.max_requests + 1, kLimits.max_kv_len),
+                        context.info().sm);
+  const PassSize size{.requests = kLimits.max_requests,
+                      .tokens = kLimits.max_requests,
+                      .logit_rows = kLimits.max_requests,
+                      .draws = true};
+  batch.draw(size, logits.data<float>(), kVocabulary, nullptr);
+  std::vector<int64_t> slots(kLimits.max_requests);
+  gpu::copy_to_host(slots.data(), batch.view(size).out_slots, slots.size() * sizeof(int64_t),
+                    nullptr);
+  gpu::synchronize(nullptr);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    EXPECT_EQ(batch.drawn(i), -1) << i;
+    EXPECT_EQ(slots[i], -1) << i;
+  }
+}
 
 #ifndef NDEBUG
 // Other pools in the place of those a graph was captured with.
