@@ -208,6 +208,11 @@ int32_t first_position(const BatchView& batch, int32_t request) {
 
 }  // namespace
 
+int64_t pool_slots(const KvPool& pool) {
+  return pool.slot_map().empty() ? pool.pages() * pool.spec().page_size
+                                 : static_cast<int64_t>(pool.slot_map().size());
+}
+
 void validate_batch(const BatchView& batch, const BatchRules& rules) {
   if (batch.mode == ForwardMode::idle) return;
   const BatchLimits& limits = rules.limits;

@@ -7,8 +7,12 @@
 
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
+#include "fovea/kv_cache.h"
 
 namespace fovea {
+
+// What slots of a batch are counted in: those of the full pool where there is a slot map.
+int64_t pool_slots(const KvPool& pool);
 
 // What a batch is held against.
 struct BatchRules {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/cuda_cache.h"
 
+#include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 
 namespace fovea {

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "attention/validate_batch.h"
 #include "core/check.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
@@ -100,11 +101,6 @@ cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch)
   keys.kv_indptr = batch.q_indptr;
   keys.page_size = 1;
   return keys;
-}
-
-int64_t pool_slots(const KvPool& pool) {
-  return pool.slot_map().empty() ? pool.pages() * pool.spec().page_size
-                                 : static_cast<int64_t>(pool.slot_map().size());
 }
 
 void validate_alignment(const LayerTensors& tensors) {

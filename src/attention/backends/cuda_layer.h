@@ -21,9 +21,6 @@ CudaLayer cuda_layer(const KvLayerView& view, const KvPool& pool);
 // Packed scopes: the keys are the layer's own k and v.
 kernels::cuda::KeyParams packed_keys(const LayerTensors& tensors, const BatchView& batch);
 
-// What slots of a batch are counted in: those of the full pool where there is a slot map.
-int64_t pool_slots(const KvPool& pool);
-
 // Error{invalid_argument} naming a tensor whose address or strides are no multiple of 16 bytes.
 void validate_alignment(const LayerTensors& tensors);
 

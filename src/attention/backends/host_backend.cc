@@ -31,8 +31,7 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
                    device_name(pool_->device()), device_name(context.device));
     shape_.cache = pool_->spec();
     validate_cache(spec, shape_.cache);
-    rules_.slots = pool_->slot_map().empty() ? pool_->pages() * shape_.cache.page_size
-                                             : static_cast<int64_t>(pool_->slot_map().size());
+    rules_.slots = pool_slots(*pool_);
   }
   if (states_ != nullptr) {
     validate_state(spec, states_->spec());
