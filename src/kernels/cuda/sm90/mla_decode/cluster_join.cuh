@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parts of a row tile that blocks of a cluster computed, joined in their shared memory: each block
-// gets its share of the tile's rows from all of them and writes what they add up to. Where a tile has
-// parts in several clusters their sums go to memory, and the block that stores the last one of a row
-// adds up the row. The order of the sums does not depend on who that is.
+// gets its share of the tile's rows from all of them and writes what they add up to. Where a tile
+// has parts in several clusters their sums go to memory, and the block that stores the last one of
+// a row adds up the row. The order of the sums does not depend on who that is.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
@@ -41,11 +41,12 @@ struct PartGroup {
   }
 };
 
-// Over the ring of keys, which is free when all blocks of the cluster are done with their only item.
+// Over the ring of keys, which is free when all blocks of the cluster are done with their only
+// item.
 template <class C>
 struct ClusterParts {
-  // Sums of weighted values as f16, in multiples of a power of two for each warp's columns of a half.
-  // Rows are so far apart that lanes which store what they have of eight rows use all banks.
+  // Sums of weighted values as f16, in multiples of a power of two for each warp's columns of a
+  // half. Rows are so far apart that lanes which store what they have of eight rows use all banks.
   struct alignas(16) Row {
     uint16_t values[C::kRank];
     float units[8];
@@ -55,7 +56,7 @@ struct ClusterParts {
   };
   static_assert(sizeof(Row) % 128 == 80);
   Row own[C::kRows];
-  Row joined[C::kRows + kMlaMaxCluster - 1];  // [members of the group, rows of this block]
+  Row joined[C::kRows + kMlaMaxCluster - 1];  // [members of the group, rows of this block], but own
 };
 template <class C>
 __device__ __forceinline__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
@@ -105,7 +106,8 @@ __device__ __forceinline__ PartSum sum_group(const ClusterParts<C>& parts, const
   PartSum all[kMlaMaxCluster];
 #pragma unroll
   for (int p = 0; p < kMlaMaxCluster; ++p) {
-    const auto& from = parts.joined[min(p, group.size - 1) * group.rows + row];
+    const auto& from = p == group.own ? parts.own[group.own * group.share + row]
+                                      : parts.joined[min(p, group.size - 1) * group.rows + row];
     const uint2 v = *reinterpret_cast<const uint2*>(&from.values[column]);
     const float4 sums = *reinterpret_cast<const float4*>(from.sums);
     const float scale = from.units[unit];
@@ -137,8 +139,8 @@ __device__ __forceinline__ void store_joined(const MlaDecodeParams& params, cons
 constexpr int kJoinThreads = 2 * kWarpgroupThreads;
 constexpr int kJoinBarrier = 1;
 
-// Copies `bytes` at `from` to where `there` is in block `rank`, and counts them at its `barrier`. One
-// thread, after a fence of the async proxy if others stored them.
+// Copies `bytes` at `from` to where `there` is in block `rank`, and counts them at its `barrier`.
+// One thread, after a fence of the async proxy if others stored them.
 __device__ __forceinline__ void send_in_cluster(const void* from, void* there, uint32_t rank,
                                                 int bytes, TransactionBarrier& barrier) {
   asm volatile(
@@ -181,9 +183,10 @@ __device__ __forceinline__ PartSum sum_segments(const MlaWorkList& work, const P
       const int segment = min(first + i, group.segments - 1);
       const int64_t place = int64_t{group.segment_begin(segment)} * C::kRows + row;
       const float lse = __ldcg(work.partial_lse + place);
-      parts[i + 1] = {lse, lse == -infinity() ? 0.0f : 1.0f,
-                      __ldcg(reinterpret_cast<const float4*>(
-                          static_cast<const float*>(work.partial_out) + place * C::kRank + column))};
+      parts[i + 1] = {
+          lse, lse == -infinity() ? 0.0f : 1.0f,
+          __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(work.partial_out) +
+                                                 place * C::kRank + column))};
     }
     parts[0] = sum_parts(parts, group.segments - first + 1);
   }
@@ -191,8 +194,8 @@ __device__ __forceinline__ PartSum sum_segments(const MlaWorkList& work, const P
 }
 
 // After the blocks of the group have put down their parts in ClusterParts::own, each behind a fence
-// of the async proxy. 256 threads, which meet here and have arrived at the cluster's barrier when the
-// ring was free; at its next phase they arrive here.
+// of the async proxy. 256 threads, which meet here and have arrived at the cluster's barrier when
+// the ring was free; at its next phase they arrive here.
 template <class C>
 __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, const RowTile& tile,
                                                 const PartGroup& group,
@@ -203,14 +206,14 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
   ClusterParts<C>& parts = cluster_parts<C>(shared);
   const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
   if (thread == 0) {
-    shared.cluster.parts_full.arrive_expecting(group.size * group.rows *
+    shared.cluster.parts_full.arrive_expecting((group.size - 1) * group.rows *
                                                static_cast<int>(sizeof(Row)));
   }
   named_barrier_wait(kJoinBarrier, kJoinThreads);
   cluster_wait();
-  if (thread < group.size) {
-    // Each begins with itself: no block is the last one for all.
-    int to = group.own + thread;
+  if (thread + 1 < group.size) {
+    // Each begins with the next: no block is the last one for all.
+    int to = group.own + thread + 1;
     if (to >= group.size) to -= group.size;
     const int rows = group.rows_of(tile, to);
     const auto rank = static_cast<uint32_t>(group.begin + to) & (work.cluster - 1);
@@ -232,8 +235,8 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
       store_joined<C>(params, tile, first_row + row, column, sum);
     } else {
       const int64_t place = int64_t{group.begin} * C::kRows + first_row + row;
-      *reinterpret_cast<float4*>(static_cast<float*>(work.partial_out) + place * C::kRank + column) =
-          sum.result();
+      *reinterpret_cast<float4*>(static_cast<float*>(work.partial_out) + place * C::kRank +
+                                 column) = sum.result();
       if (column == 0) work.partial_lse[place] = sum.lse();
     }
   }
