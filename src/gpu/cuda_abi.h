@@ -42,6 +42,7 @@ enum CUdevice_attribute : int {
 
 enum CUfunction_attribute : int {
   kFunctionMaxDynamicSharedSizeBytes = 8,
+  kFunctionNonPortableClusterSizeAllowed = 14,
 };
 
 enum CUstreamCaptureMode : int { kCaptureModeThreadLocal = 1 };

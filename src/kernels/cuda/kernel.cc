@@ -57,6 +57,12 @@ void Kernel::launch_with(GridSize grid, const void* params, size_t bytes, Stream
               params, bytes, stream);
 }
 
+void Kernel::allow_large_clusters() const {
+  gpu::check(gpu::driver().function_set_attribute(function_,
+                                                  gpu::kFunctionNonPortableClusterSizeAllowed, 1),
+             "cuFuncSetAttribute");
+}
+
 int Kernel::active_clusters(uint32_t cluster) const {
   const gpu::Driver& driver = gpu::driver();
   gpu::CUlaunchAttribute attribute{};

@@ -56,6 +56,10 @@ class Kernel {
     launch_with(grid, &params, sizeof(params), stream, true, cluster);
   }
 
+  // Lets clusters of more than eight blocks be launched, which not every GPU of the architecture
+  // has to run.
+  void allow_large_clusters() const;
+
   // How many clusters of so many blocks run at the same time on the current GPU, 0 where they do
   // not run at all. sm_90 and later.
   int active_clusters(uint32_t cluster) const;

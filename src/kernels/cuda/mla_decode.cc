@@ -20,10 +20,10 @@ constexpr uint32_t kMergeBlocksPerSm = 2;
 // (2026-11-22).
 constexpr int32_t kPairWorkers = 2;
 
-// Clusters of eight leave out 12 of 132 multiprocessors, and may leave a request more of those
-// whose clusters another one does not fill. A merge takes as long as two key tiles of 16 rows: in
-// clusters blocks may have two tiles more to compute, or an eighth. Wider blocks compute more rows
-// at a time: against them clusters win up to two tiles.
+// Clusters of eight leave out 12 of 132 multiprocessors, those of sixteen 20, and more where
+// requests do not fill them. A merge takes as long as two key tiles of 16 rows: in clusters blocks
+// may have two tiles more to compute, or an eighth; in larger ones no more than in smaller ones.
+// Wider blocks compute more rows at a time: against them clusters win up to two tiles.
 constexpr int32_t kMoreTilesPart = 8;
 constexpr int32_t kMostTilesForWide = 2;
 
@@ -124,8 +124,12 @@ MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : set
   if (has_joins(setup, MlaJoins::clusters)) {
     plan_clusters_ = Kernel(plan_variant(setup, kMlaClusterRows), store);
     decode_clusters_ = Kernel(decode_variant(setup, MlaJoins::clusters), store);
-    clusters_ = std::min(decode_clusters_.active_clusters(kMlaMaxCluster),
-                         cluster_workers(setup) / kMlaMaxCluster);
+    decode_clusters_.allow_large_clusters();
+    for (const int32_t size : {kMlaMaxCluster / 2, kMlaMaxCluster}) {
+      clusters_.push_back(
+          {size, std::min(decode_clusters_.active_clusters(static_cast<uint32_t>(size)),
+                          cluster_workers(setup) / size)});
+    }
   }
 }
 
@@ -152,19 +156,21 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   const int64_t rows =
       int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
   const int64_t tiles = batch.requests * ceil_div(rows, kMlaClusterRows);
-  if (tiles > clusters_) return;
   const int64_t keys = bounds.max_kv_len > 0 ? bounds.max_kv_len : limits_.max_kv_len;
   const int64_t key_tiles = ceil_div(keys, kBlockKeys);
-  const int64_t most = ceil_div(key_tiles, clusters_ / tiles * kMlaMaxCluster);  // of a block
   const int64_t otherwise = ceil_div(tiles * key_tiles, reserved_.workers);
-  const bool wide = row_tile(setup_) > kMlaClusterRows;
-  if (most >
-      (wide ? kMostTilesForWide : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart))) {
-    return;
+  int64_t most = row_tile(setup_) > kMlaClusterRows  // key tiles of a block
+                     ? kMostTilesForWide
+                     : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart);
+  for (const Clusters& clusters : clusters_) {
+    if (tiles == 0 || tiles > clusters.count) continue;
+    const int64_t own = ceil_div(key_tiles, clusters.count / tiles * clusters.blocks);
+    if (own > most) continue;
+    most = own;
+    joins_ = MlaJoins::clusters;
+    work_.workers = clusters.count * clusters.blocks;
+    work_.cluster = clusters.blocks;
   }
-  joins_ = MlaJoins::clusters;
-  work_.workers = clusters_ * kMlaMaxCluster;
-  work_.cluster = kMlaMaxCluster;
 }
 
 void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const PlanCompany& company,

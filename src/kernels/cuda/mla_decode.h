@@ -150,7 +150,11 @@ class MlaDecode {
   MlaDecodeSetup setup_;
   Kernel plan_, decode_, merge_, decode_pairs_;
   Kernel plan_clusters_, decode_clusters_;
-  int32_t clusters_ = 0;  // that run at the same time
+  struct Clusters {
+    int32_t blocks;  // of one
+    int32_t count;   // that run at the same time
+  };
+  std::vector<Clusters> clusters_;  // smaller ones first
   MlaWorkList reserved_{};
   MlaBounds limits_{1, 0};
   // Of the planned batch.

@@ -71,7 +71,7 @@ struct MlaWorkList {
   int32_t cluster;
 };
 constexpr int32_t kMlaMaxWorkers = 160;
-constexpr int32_t kMlaMaxCluster = 8;
+constexpr int32_t kMlaMaxCluster = 16;
 
 struct MlaPlanParams {
   BatchParams batch;    // masks: causal, tree

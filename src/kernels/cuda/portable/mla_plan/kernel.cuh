@@ -163,16 +163,18 @@ struct MlaPlanConfig {
         static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
     // Tiles with more pieces come first, whole clusters before all: no tile lies across two clusters
     // without need. Sums of all sizes in one scan, a byte each.
-    static_assert(kMlaMaxCluster == 8 && kMlaMaxWorkers < 256);
-    const int kind = own >= work.cluster ? 0 : __clz(own | 1) - 28;
-    int sums;
-    const int before = exclusive_scan(own << 8 * kind, sums, shared.counts);
+    static_assert(kMlaMaxCluster == 16 && kMlaMaxWorkers < 256);
+    const int kind = own >= work.cluster ? 0 : __clz(own | 1) - 27;
+    int64_t sums;
+    const int64_t before =
+        exclusive_scan(static_cast<int64_t>(own) << 8 * kind, sums, shared.blocks);
     int total = 0;
-    int begin = before >> 8 * kind & 255;
+    int begin = static_cast<int>(before >> 8 * kind & 255);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k < kind) begin += sums >> 8 * k & 255;
-      total += sums >> 8 * k & 255;
+    for (int k = 0; k < 5; ++k) {
+      const int of_kind = static_cast<int>(sums >> 8 * k & 255);
+      if (k < kind) begin += of_kind;
+      total += of_kind;
     }
     if (own > 0) {
       shared.tile_at[begin] = threadIdx.x;

@@ -79,21 +79,34 @@ struct PartSum {
   }
 };
 
-// parts[i] for i < count, added in that order.
-template <int kParts>
-__device__ __forceinline__ PartSum sum_parts(const PartSum (&parts)[kParts], int count) {
+// The first `count` parts, added in their order, eight at a time: part(i) for i < count.
+template <typename Part>
+__device__ __forceinline__ PartSum sum_parts(int count, Part part) {
+  constexpr int kAtOnce = 8;
   PartSum sum = {-infinity(), 0, {0, 0, 0, 0}};
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce) {
+    PartSum parts[kAtOnce];
+    float most = sum.most;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) sum.most = fmaxf(sum.most, i < count ? parts[i].most : sum.most);
-  if (sum.most == -infinity()) return sum;
+    for (int i = 0; i < kAtOnce; ++i) parts[i] = part(min(first + i, count - 1));
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const float weight = i < count ? exp2_fast(parts[i].most - sum.most) : 0;
-    sum.total = fmaf(weight, parts[i].total, sum.total);
-    sum.values.x = fmaf(weight, parts[i].values.x, sum.values.x);
-    sum.values.y = fmaf(weight, parts[i].values.y, sum.values.y);
-    sum.values.z = fmaf(weight, parts[i].values.z, sum.values.z);
-    sum.values.w = fmaf(weight, parts[i].values.w, sum.values.w);
+    for (int i = 0; i < kAtOnce; ++i) most = fmaxf(most, parts[i].most);
+    if (most == -infinity()) continue;
+    const auto add = [&](const PartSum& one, float weight) {
+      sum.total = fmaf(weight, one.total, sum.total);
+      sum.values.x = fmaf(weight, one.values.x, sum.values.x);
+      sum.values.y = fmaf(weight, one.values.y, sum.values.y);
+      sum.values.z = fmaf(weight, one.values.z, sum.values.z);
+      sum.values.w = fmaf(weight, one.values.w, sum.values.w);
+    };
+    const PartSum before = sum;
+    sum = {most, 0, {0, 0, 0, 0}};
+    add(before, exp2_fast(before.most - most));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      add(parts[i], first + i < count ? exp2_fast(parts[i].most - most) : 0.0f);
+    }
   }
   return sum;
 }
@@ -103,22 +116,19 @@ template <class C>
 __device__ __forceinline__ PartSum sum_group(const ClusterParts<C>& parts, const PartGroup& group,
                                              int row, int column) {
   const int unit = column / C::kValueColumns * 4 + column % kTileColumns / 16;
-  PartSum all[kMlaMaxCluster];
-#pragma unroll
-  for (int p = 0; p < kMlaMaxCluster; ++p) {
-    const auto& from = p == group.own ? parts.own[group.own * group.share + row]
-                                      : parts.joined[min(p, group.size - 1) * group.rows + row];
+  return sum_parts(group.size, [&](int member) -> PartSum {
+    const auto& from = member == group.own ? parts.own[group.own * group.share + row]
+                                           : parts.joined[member * group.rows + row];
     const uint2 v = *reinterpret_cast<const uint2*>(&from.values[column]);
     const float4 sums = *reinterpret_cast<const float4*>(from.sums);
     const float scale = from.units[unit];
-    all[p] = {from.most,
-              sums.x + sums.y + sums.z + sums.w,
-              {to_float<f16>(static_cast<uint16_t>(v.x)) * scale,
-               to_float<f16>(static_cast<uint16_t>(v.x >> 16)) * scale,
-               to_float<f16>(static_cast<uint16_t>(v.y)) * scale,
-               to_float<f16>(static_cast<uint16_t>(v.y >> 16)) * scale}};
-  }
-  return sum_parts(all, group.size);
+    return {from.most,
+            sums.x + sums.y + sums.z + sums.w,
+            {to_float<f16>(static_cast<uint16_t>(v.x)) * scale,
+             to_float<f16>(static_cast<uint16_t>(v.x >> 16)) * scale,
+             to_float<f16>(static_cast<uint16_t>(v.y)) * scale,
+             to_float<f16>(static_cast<uint16_t>(v.y >> 16)) * scale}};
+  });
 }
 
 template <class C>
@@ -169,28 +179,17 @@ __device__ __forceinline__ void take_tickets(const MlaWorkList& work, const Part
   named_barrier_wait(kJoinBarrier, kJoinThreads);
 }
 
-// A row's parts in memory, eight at a time.
+// The same over all clusters, from memory.
 template <class C>
 __device__ __forceinline__ PartSum sum_segments(const MlaWorkList& work, const PartGroup& group,
                                                 int row, int column) {
-  constexpr int kAtOnce = 8;
-  PartSum parts[kAtOnce + 1];
-  parts[0] = {-infinity(), 0, {0, 0, 0, 0}};
-#pragma unroll 1
-  for (int first = 0; first < group.segments; first += kAtOnce) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int segment = min(first + i, group.segments - 1);
-      const int64_t place = int64_t{group.segment_begin(segment)} * C::kRows + row;
-      const float lse = __ldcg(work.partial_lse + place);
-      parts[i + 1] = {
-          lse, lse == -infinity() ? 0.0f : 1.0f,
-          __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(work.partial_out) +
-                                                 place * C::kRank + column))};
-    }
-    parts[0] = sum_parts(parts, group.segments - first + 1);
-  }
-  return parts[0];
+  return sum_parts(group.segments, [&](int segment) -> PartSum {
+    const int64_t place = int64_t{group.segment_begin(segment)} * C::kRows + row;
+    const float lse = __ldcg(work.partial_lse + place);
+    return {lse, lse == -infinity() ? 0.0f : 1.0f,
+            __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(work.partial_out) +
+                                                   place * C::kRank + column))};
+  });
 }
 
 // After the blocks of the group have put down their parts in ClusterParts::own, each behind a fence
