@@ -62,12 +62,12 @@ struct MlaWorkList {
   // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
   // of the columns.
   float* partial_units;
-  // 0 between launches; [workers, 2 blocks, 2 halves of the columns]: of pairs. [workers, row tile]:
-  // of row tiles with parts in several clusters, at their first worker.
+  // 0 between launches; [workers, 2 blocks, 2 halves of the columns]: of pairs. [workers, row
+  // tile]: of row tiles with parts in several clusters, at their first worker.
   uint32_t* arrivals;
   int32_t workers;  // at most kMlaMaxWorkers
-  // Blocks of a cluster, which join parts of row tiles (partial_out is f32 then): a power of two that
-  // divides workers, each of which is a block and has one item at most. 1: no clusters.
+  // Blocks of a cluster, which join parts of row tiles (partial_out is f32 then): a power of two
+  // that divides workers, each of which is a block and has one item at most. 1: no clusters.
   int32_t cluster;
 };
 constexpr int32_t kMlaMaxWorkers = 160;
@@ -96,6 +96,8 @@ struct alignas(64) MlaDecodeParams {
   // that gather rows.
   TensorMap cache_map, cache_rope_map;
   // Queries, innermost first: [rank or rope columns, q_heads, tokens], boxes [64, q_box_rows, 1].
+  // Latent ones of blocks of 16 rows over 16-bit caches: [64 columns, q_heads, column tiles,
+  // tokens], boxes [64, q_box_rows, all or 1, 1], all if q_box_rows is 16.
   TensorMap q_latent_map, q_rope_map;
   BatchParams batch;  // kv_heads 1
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
@@ -104,9 +106,9 @@ struct alignas(64) MlaDecodeParams {
   int64_t page_table_stride;
   int32_t page_size;
   int32_t tile_pages, tile_page_keys;  // 64 / page_size and the rest
-  int32_t box_keys;    // of a page that one copy brings: 8, 16, 32 or 64
-  int32_t q_box_rows;  // divides q_heads and 64
-  void* out;           // [tokens, q_heads, rank]
+  int32_t box_keys;                    // of a page that one copy brings: 8, 16, 32 or 64
+  int32_t q_box_rows;                  // divides q_heads and 64
+  void* out;                           // [tokens, q_heads, rank]
   int64_t out_token_stride, out_head_stride;
   float* lse;  // [tokens, q_heads] or null
   float scale;

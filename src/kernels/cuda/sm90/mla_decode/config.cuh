@@ -18,6 +18,9 @@ constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
 constexpr int kGroupKeys = 8;
 constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
+// Of blocks of 16 and 32 rows: all threads but the producer's meet here.
+constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
+constexpr int kConsumersBarrier = 1;
 
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one. fp8 caches:
 // rows of plain elements, or with a scale for each 128 columns (KvLayout::mla_fp8_rows).
@@ -69,6 +72,7 @@ struct MlaDecodeConfig {
   // the rows: nothing is computed for rows that are not there.
   static constexpr int kRows = kRowsOfBlock;
   static constexpr bool kNarrow = kRows < kTileRows;
+  static constexpr bool kSixteen = kRows == 16;
   // Neighbouring blocks that take 64 rows each of the same items, at the same time: the second
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
@@ -78,7 +82,7 @@ struct MlaDecodeConfig {
   static constexpr bool kPairs = kJoins == 1;
   static constexpr bool kClusters = kJoins == 2;
   static_assert(!kPairs || !kNarrow);
-  static_assert(!kClusters || (kNarrow && kBlocks == 1));
+  static_assert(!kClusters || (kSixteen && kBlocks == 1));
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
   // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
@@ -106,7 +110,8 @@ struct MlaDecodeConfig {
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
   static constexpr int kQueryStages = kNarrow ? 0 : 1;
   static constexpr int kStages =
-      kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
+      kClusters ? 10 : kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
+  static constexpr int kRopeSlots = kSixteen ? 2 : 1;
   static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
   // Producer warps that bring keys; converting keeps them busy.
@@ -135,9 +140,23 @@ struct MlaDecodeConfig {
   static constexpr int kScoreRegisters = kFp8 ? 120 : 144;
   static constexpr int kValueRegisters = 160;
 
+  // 384 threads of blocks of 16 rows: 64 of q, 32 accumulators, 16 of scores.
+  static constexpr int kSixteenProducerRegisters = 72;
+  static constexpr int kSixteenRegisters = 208;
+
   static constexpr int kConsumers = kNarrow ? 2 : 3;  // warpgroups
 
-  // What only blocks of 16 or 32 rows have.
+  // Of blocks of 16 rows.
+  static constexpr int kConsumerWarps = kConsumerThreads / 32;
+  static constexpr int kWarpColumns = kRank / kConsumerWarps;  // of values
+
+  // What only blocks of 16 rows have, of 32, of 64.
+  struct SixteenMemory {
+    alignas(1024) uint16_t weights[kRows][kTileColumns];
+    float given[2][4][32][4];  // scores of one half of the columns, for the other's warps
+    alignas(16) float maxima[kRows][kConsumerWarps];
+    float sums[kRows][kConsumerWarps];
+  };
   struct NarrowMemory {
     alignas(1024) uint16_t weights[kRows][kTileColumns];
     float scores[2][kRows / 2][kWarpgroupThreads];
@@ -157,15 +176,26 @@ struct MlaDecodeConfig {
     Chunk chunks[kKeyWarps][kChunks];
     TransactionBarrier chunk_full[kKeyWarps][kChunks];
   };
+  // A row of a part: sums of weighted values as f16, in multiples of a power of two for each warp's
+  // columns. Rows are so far apart that lanes which store what they have of eight rows use all banks.
+  struct alignas(16) PartRow {
+    uint16_t values[kRank];
+    float units[kConsumerWarps];
+    float sums[kConsumerWarps];  // of weights relative to 2^most, of each warp's keys
+    float most;
+    float unused[3];
+  };
+  static_assert(sizeof(PartRow) % 128 == 80);
   struct ClusterMemory {
+    PartRow own[kRows];  // of the block's part
     TransactionBarrier parts_full;
     bool last[kRows];  // whether the other clusters' parts of a row are stored
   };
   struct Nothing {};
-  struct SharedMemory : Select<kNarrow, NarrowMemory, WideMemory>,
+  struct SharedMemory : Select<kSixteen, SixteenMemory, Select<kNarrow, NarrowMemory, WideMemory>>,
                         Select<kFp8, Fp8Memory, Nothing> {
     alignas(1024) KeyTiles<kStageTiles> kv[kStages];
-    alignas(1024) Select<(kRopeTiles > 0), KeyTiles<1>, Nothing> rope;
+    alignas(1024) Select<(kRopeTiles > 0), KeyTiles<1>, Nothing> rope[kRopeSlots];
     alignas(1024) uint16_t q[kQueryTiles][kRows][kTileColumns];
     RowTile tiles[kTileSlots];
     Select<kClusters, ClusterMemory, Nothing> cluster;
@@ -174,7 +204,7 @@ struct MlaDecodeConfig {
     } next;  // work item of a producer that has no registers for it
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     TransactionBarrier full[kStages], empty[kStages];
-    TransactionBarrier rope_full, rope_empty;
+    TransactionBarrier rope_full[kRopeSlots], rope_empty[kRopeSlots];
     TransactionBarrier q_full, q_empty;
   };
 

@@ -15,7 +15,7 @@
 // (scores -> values and back), scores_done (scores -> values R). A stage of the ring carries half of
 // the queries at the start of an item.
 //
-// Blocks of 16 or 32 rows have other roles behind the producer: narrow.cuh.
+// Blocks of 16 or 32 rows have other roles behind the producer: sixteen.cuh, narrow.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/join.cuh"
@@ -23,6 +23,7 @@
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow_fp8.cuh"
+#include "kernels/cuda/sm90/mla_decode/sixteen.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   Ring<C::kStages> ring;
   TileReader<C> reader;
   Ring<C::kChunks> chunk;
-  uint32_t rope_phase = 0;
+  Ring<C::kRopeSlots> rope;
   uint32_t q_phase = 0;
   if (threadIdx.x == 0) {
     const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
@@ -73,9 +74,9 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
       next.index += next.step;
     }
     if constexpr (C::kFp8) {
-      convert_keys<C>(params, shared, span, tiles, ring, chunk, rope_phase);
+      convert_keys<C>(params, shared, span, tiles, ring, chunk, rope.phase);
     } else {
-      copy_keys<C>(params, shared, span, tiles, ring, rope_phase);
+      copy_keys<C>(params, shared, span, tiles, ring, rope);
     }
   }
   commit_copies();
@@ -146,10 +147,12 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       shared.full[i].init(kFullArrivals);
-      shared.empty[i].init(4 * kSharers);
+      shared.empty[i].init(kSixteen ? kConsumerWarps / (2 * kHalfStages) : 4 * kSharers);
     }
-    shared.rope_full.init(kFullArrivals);
-    shared.rope_empty.init(kNarrow ? 8 : 4 * kSharers);
+    for (int i = 0; i < kRopeSlots; ++i) {
+      shared.rope_full[i].init(kFullArrivals);
+      shared.rope_empty[i].init(kNarrow ? 8 : 4 * kSharers);
+    }
     if constexpr (kClusters) shared.cluster.parts_full.init(1);
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(1);
@@ -188,10 +191,12 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {
     if (warpgroup == 0) {
+      if constexpr (kSixteen) give_registers<kSixteenProducerRegisters>();
       run_producer<C>(params, shared);
       if constexpr (kClusters) pass_cluster();
-    } else if constexpr (kClusters) {
-      run_narrow_once<C>(params, shared, warpgroup - 1);
+    } else if constexpr (kSixteen) {
+      take_registers<kSixteenRegisters>();
+      run_sixteen<C>(params, shared);
     } else {
       run_narrow<C>(params, shared, warpgroup - 1);
     }

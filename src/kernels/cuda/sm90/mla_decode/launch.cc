@@ -12,6 +12,7 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int32_t kTileRows = 64;
+constexpr int32_t kSixteenRows = 16;
 constexpr int32_t kTileKeys = 64;
 constexpr int32_t kColumns = 64;  // of a box: a swizzled row of 128 bytes
 constexpr int32_t kGroupKeys = 8;
@@ -60,6 +61,20 @@ void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t colum
                    .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
                    .strides = {bytes(head_stride), bytes(token_stride)},
                    .box = {kColumns, box_rows, 1}},
+                  &map);
+}
+
+// Latent queries of blocks of 16 rows: all column tiles in a box where it has all rows.
+void encode_query_tiles(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors,
+                        uint32_t box_rows, gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+  const auto tiles = static_cast<uint32_t>(setup.rank / kColumns);
+  repeated.encode({.data = tensors.q_latent,
+                   .rank = 4,
+                   .sizes = {kColumns, static_cast<uint64_t>(setup.q_heads), tiles,
+                             static_cast<uint64_t>(tensors.tokens)},
+                   .strides = {bytes(tensors.q_latent_head_stride), bytes(kColumns),
+                               bytes(tensors.q_latent_token_stride)},
+                   .box = {kColumns, box_rows, box_rows == kSixteenRows ? tiles : 1, 1}},
                   &map);
 }
 
@@ -125,8 +140,13 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
                  params.cache_map);
     encode_cache(setup, tensors, params.box_keys, 1, pass.maps.cache_rope, params.cache_rope_map);
   }
-  encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens, tensors.q_latent_token_stride,
-                 tensors.q_latent_head_stride, q_box_rows, pass.maps.q_latent, params.q_latent_map);
+  if (rows == kSixteenRows && setup.cache == MlaCache::as_queries) {
+    encode_query_tiles(setup, tensors, q_box_rows, pass.maps.q_latent, params.q_latent_map);
+  } else {
+    encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens,
+                   tensors.q_latent_token_stride, tensors.q_latent_head_stride, q_box_rows,
+                   pass.maps.q_latent, params.q_latent_map);
+  }
   if (setup.rope > 0) {
     encode_queries(setup, tensors.q_rope, setup.rope, tensors.tokens, tensors.q_rope_token_stride,
                    tensors.q_rope_head_stride, q_box_rows, pass.maps.q_rope, params.q_rope_map);

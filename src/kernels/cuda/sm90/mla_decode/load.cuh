@@ -81,6 +81,18 @@ __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
     const int packed = tile.first_row + row;
     const int token = tile.view.q_begin + packed / params.batch.q_heads;
     const int head = packed % params.batch.q_heads;
+    if constexpr (C::kSixteen) {
+      // A box of each column tile takes 86 cycles, one of all as long (2026-11-22).
+      const int box_tiles = params.q_box_rows == C::kRows ? C::kLatentTiles : 1;
+#pragma unroll 1
+      for (int t = 0; t < C::kLatentTiles; t += box_tiles) {
+        load_box(shared.q[t][row], params.q_latent_map, shared.q_full, kEvictNormal, 0, head, t, token);
+      }
+      if constexpr (C::kRopeTiles > 0) {
+        load_box(shared.q[C::kLatentTiles][row], params.q_rope_map, shared.q_full, 0, head, token);
+      }
+      continue;
+    }
     Ring<C::kStages> at = ring;
 #pragma unroll
     for (int t = 0; t < C::kLatentTiles; ++t) {
@@ -210,7 +222,7 @@ template <class C>
 __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared) {
   Ring<C::kStages> ring;
-  uint32_t rope_phase = 0;
+  Ring<C::kRopeSlots> rope;
   TileReader<C> reader;
   PageWindow window;
   if (threadIdx.x % 32 == 0) {
@@ -246,10 +258,10 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
         ring.advance();
       }
       if constexpr (C::kRopeTiles > 0) {
-        shared.rope_empty.wait(rope_phase ^ 1);
-        load_keys(params, params.cache_rope_map, shared.rope, shared.rope_full, page, group, boxes,
-                  C::kLatentTiles);
-        rope_phase ^= 1;
+        shared.rope_empty[rope.stage].wait(rope.phase ^ 1);
+        load_keys(params, params.cache_rope_map, shared.rope[rope.stage],
+                  shared.rope_full[rope.stage], page, group, boxes, C::kLatentTiles);
+        rope.advance();
       }
     }
   }
@@ -301,7 +313,7 @@ template <class C>
 __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
                                           typename C::SharedMemory& shared, const KeySpan& item,
                                           int tiles, Ring<C::kStages>& ring,
-                                          uint32_t& rope_phase) {
+                                          Ring<C::kRopeSlots>& rope) {
   // Lane i looks after one of the warp's 16 rows, i % 16.
   const int lane = threadIdx.x % 32;
   const int own = lane % 16 / 4 * 16 + static_cast<int>(threadIdx.x / 32) * 4 + lane % 4;
@@ -328,10 +340,10 @@ __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
       ring.advance();
     }
     if constexpr (C::kRopeTiles > 0) {
-      shared.rope_empty.wait(rope_phase ^ 1);
-      copy_rows(from, C::kLatentTiles, shared.rope);
-      shared.rope_full.arrive_after_copies();
-      rope_phase ^= 1;
+      shared.rope_empty[rope.stage].wait(rope.phase ^ 1);
+      copy_rows(from, C::kLatentTiles, shared.rope[rope.stage]);
+      shared.rope_full[rope.stage].arrive_after_copies();
+      rope.advance();
     }
   }
 }

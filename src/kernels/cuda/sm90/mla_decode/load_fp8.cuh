@@ -149,13 +149,13 @@ __device__ __forceinline__ void store_pieces(typename C::SharedMemory& shared,
   }
   if constexpr (C::kRopeTiles > 0) {
     if (part + 2 < C::kLatentParts) return;
-    if (first) shared.rope_empty.wait(rope_phase ^ 1);
+    if (first) shared.rope_empty[0].wait(rope_phase ^ 1);
     if constexpr (C::kScaled) {
-      *reinterpret_cast<uint4*>(&shared.rope.row(0, row)[(place.piece ^ row % 8) * 8]) =
+      *reinterpret_cast<uint4*>(&shared.rope[0].row(0, row)[(place.piece ^ row % 8) * 8]) =
           bf16_as<C::kRopeMath>(pieces.rope);
     } else if (place.piece < 4) {
       store_piece<false>(from.rows[place.row][C::kRopeOffset / 16 + place.piece], 0,
-                         shared.rope.row(0, row), row, place.piece);
+                         shared.rope[0].row(0, row), row, place.piece);
     }
   }
 }
@@ -229,7 +229,7 @@ __device__ __forceinline__ void convert_keys(const MlaDecodeParams& params,
     convert.template operator()<0>();
     if constexpr (C::kPasses == 2) convert.template operator()<1>();
     if constexpr (C::kRopeTiles > 0) {
-      hand_over<C>(shared.rope, shared.rope_full);
+      hand_over<C>(shared.rope[0], shared.rope_full[0]);
       rope_phase ^= 1;
     }
     if constexpr (C::kShares) {  // behind what others wait for

@@ -106,9 +106,9 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
     ring.advance();
   }
   if constexpr (C::kRopeTiles > 0) {
-    shared.rope_full.wait(rope_phase);
+    shared.rope_full[0].wait(rope_phase);
     see_copied_rows<C>();
-    const uint64_t keys = rows_descriptor(shared_address(&shared.rope));
+    const uint64_t keys = rows_descriptor(shared_address(&shared.rope[0]));
     products_begin();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
   products_wait<0>();
   products_landed(state.scores);
   if constexpr (C::kRopeTiles > 0) {
-    release_stage<C>(shared.rope_empty);
+    release_stage<C>(shared.rope_empty[0]);
   }
 }
 

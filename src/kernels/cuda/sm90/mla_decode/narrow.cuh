@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of 16 or 32 query rows: few heads, or one block's part of many. Keys are the rows of the
+// Blocks of 32 query rows: few heads. Keys are the rows of the
 // products and query rows their columns, so nothing is computed for rows that are not there. Two
 // warpgroups, one for each half of the value columns: each computes what its columns add to the
 // scores, both add that up and weigh, each multiplies its values.
@@ -33,9 +33,9 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
     own.advance();
   }
   if constexpr (C::kRopeTiles > 0) {  // half of these too: products of one half alone serialise all
-    shared.rope_full.wait(rope_phase);
+    shared.rope_full[0].wait(rope_phase);
     see_copied_rows<C>();
-    const uint64_t rope = rows_descriptor(shared_address(&shared.rope)) + half * 4;
+    const uint64_t rope = rows_descriptor(shared_address(&shared.rope[0])) + half * 4;
     const uint64_t rope_queries =
         rows_descriptor(shared_address(shared.q[2 * C::kHalfTiles])) + half * 4;
     products_begin();
@@ -47,7 +47,7 @@ __device__ __forceinline__ void half_scores(typename C::SharedMemory& shared, in
   products_commit();
   products_wait<0>();
   products_landed(scores);
-  if constexpr (C::kRopeTiles > 0) release(shared.rope_empty);
+  if constexpr (C::kRopeTiles > 0) release(shared.rope_empty[0]);
 }
 
 // hide_keys with keys as rows.
@@ -204,37 +204,6 @@ __device__ __forceinline__ void narrow_item(const MlaDecodeParams& params,
     at.keys.advance(2 * C::kHalfStages);
     at.rope_phase ^= 1;
   }
-}
-
-// The block's only item, if it has one.
-template <class C>
-__device__ __forceinline__ void run_narrow_once(const MlaDecodeParams& params,
-                                                typename C::SharedMemory& shared, int half) {
-  Progress<C> at;
-  TileReader<C> reader;
-  const RowTile& tile = reader.take(shared);
-  if (tile.tiles < 0) {
-    pass_cluster();
-    return;
-  }
-  const PartGroup group(params.work, tile);
-  NarrowState<C> state = {};
-#pragma unroll
-  for (float& most : state.most) most = kLowest;
-  if (tile.tiles > 0) narrow_item<C>(params, shared, tile, half, at, state);
-  if (tile.item.partial < 0) {
-    float inverse[C::kRows / 4];
-    finish_columns<C>(params, shared, tile, half, state, inverse);
-    store_half<C>(params, tile, half, state, inverse);
-    pass_cluster();
-    return;
-  }
-  __syncwarp();
-  cluster_arrive_relaxed();
-  named_barrier_wait(kJoinBarrier, kJoinThreads);  // both halves of the block are done with the ring
-  put_down_half<C>(shared, half, state);
-  fence_async_proxy();
-  join_in_cluster<C>(params, tile, group, shared);
 }
 
 template <class C>

@@ -2,7 +2,7 @@
 // What a thread of a narrow block has of the result, and its way to memory.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/cluster_join.cuh"
+#include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const 
   const bool odd = threadIdx.x / 4 % 2;
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
-    if (!C::kClusters && tile.item.partial >= 0) {
+    if (tile.item.partial >= 0) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int row = column_of(2 * j + c);
@@ -146,55 +146,6 @@ __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const 
           const int column = t * kTileColumns + (thread_row(r) & ~1);
           if (valid) *reinterpret_cast<uint32_t*>(to + column) = word;
         }
-      }
-    }
-  }
-}
-
-// What the block has, to where blocks of the cluster get it from.
-template <class C>
-__device__ __forceinline__ void put_down_half(typename C::SharedMemory& shared, int half,
-                                              const NarrowState<C>& state) {
-  ClusterParts<C>& parts = cluster_parts<C>(shared);
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x % kWarpgroupThreads / 32;
-  const bool odd = lane / 4 % 2;
-#pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
-    float factor[2];  // of two rows
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      float most = 0;
-      float sum = state.sum[2 * j + c];
-#pragma unroll
-      for (int t = 0; t < C::kHalfTiles; ++t) {
-        most = fmaxf(most, fmaxf(fabsf(state.out[t][4 * j + c]), fabsf(state.out[t][4 * j + 2 + c])));
-      }
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        sum += __shfl_xor_sync(~0u, sum, step);
-      }
-      const uint32_t unit = unit_bits(most);
-      factor[c] = __uint_as_float((254u << 23) - unit);
-      if (lane < 4) {
-        auto& row = parts.own[column_of(2 * j + c)];
-        row.units[half * 4 + warp] = __uint_as_float(unit);
-        if (half == 0) row.sums[warp] = sum;
-        if (half == 0 && warp == 0) row.most = state.most[2 * j + c];
-      }
-    }
-    // As store_half: two lanes with neighbouring columns of two rows swap.
-    uint16_t* to = parts.own[column_of(2 * j + odd)].values + half * C::kValueColumns;
-#pragma unroll
-    for (int t = 0; t < C::kHalfTiles; ++t) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float even_row = state.out[t][4 * j + 2 * r] * factor[0];
-        const float odd_row = state.out[t][4 * j + 2 * r + 1] * factor[1];
-        const float got = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
-        *reinterpret_cast<uint32_t*>(to + t * kTileColumns + (thread_row(r) & ~1)) =
-            odd ? pack<f16>(got, odd_row) : pack<f16>(even_row, got);
       }
     }
   }

@@ -15,6 +15,7 @@ struct NarrowFp8Config {
   static constexpr int kRows = kRowsOfBlock;
   static constexpr bool kPairs = false;
   static constexpr bool kClusters = false;
+  static constexpr bool kSixteen = false;
   static constexpr int kBlocks = 1;
   static constexpr bool kFp8 = true;
   static constexpr bool kScaled = kKeyLoader == scaled;

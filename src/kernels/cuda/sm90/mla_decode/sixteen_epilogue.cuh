@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread of a block of 16 rows has of the result, and its way to memory or to other blocks.
+#pragma once
+
+#include "kernels/cuda/sm90/mla_decode/cluster_join.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Row r, 0 or 1, of a thread.
+__device__ __forceinline__ int row_of(int r) { return threadIdx.x % 32 / 4 + 8 * r; }
+__device__ __forceinline__ int consumer_warp() { return static_cast<int>(threadIdx.x) / 32 - 4; }
+
+// out[j][2 * r + c]: row_of(r), column 8 * j + lane % 4 * 2 + c of the warp's.
+template <class C>
+struct SixteenState {
+  float out[C::kWarpColumns / 8][4] = {};
+  float most[2] = {kLowest, kLowest};  // as ScoreRow::most
+  float sum[2] = {};                   // of this thread's keys
+};
+
+template <class C>
+struct SixteenProgress {
+  Ring<C::kStages> keys;
+  Ring<C::kRopeSlots> rope;
+  uint32_t q_phase = 0;
+};
+
+// Of the warp's keys.
+template <class C>
+__device__ __forceinline__ float warp_sum(const SixteenState<C>& state, int r) {
+  float sum = state.sum[r];
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+
+// A row tile, or a part of one for the merge. All 256 threads.
+template <class C>
+__device__ __forceinline__ void store_own(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared, const RowTile& tile,
+                                          const SixteenState<C>& state) {
+  const int lane = threadIdx.x % 32;
+  const int warp = consumer_warp();
+  const bool part = !C::kClusters && tile.item.partial >= 0;
+  named_barrier_wait(kConsumersBarrier,
+                     kConsumerThreads);  // sums of the item before have been read
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = warp_sum(state, r);
+    if (lane % 4 == 0) shared.sums[row_of(r)][warp] = sum;
+  }
+  named_barrier_wait(kConsumersBarrier, kConsumerThreads);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = row_of(r);
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < C::kConsumerWarps; ++w) sum += shared.sums[row][w];
+    const float inverse = sum > 0 ? __fdividef(1.0f, sum) : 0;
+    const bool valid = row < tile.rows;
+    const int packed = tile.first_row + (valid ? row : 0);
+    const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+    const int head = packed % params.batch.q_heads;
+    const int64_t place = static_cast<int64_t>(tile.item.partial) * C::kRows + row;
+    if (valid && warp == 0 && lane % 4 == 0) {
+      const float lse = sum > 0 ? (state.most[r] + log2f(sum)) * kLn2 : -infinity();
+      if (part) {
+        params.work.partial_lse[place] = lse;
+      } else if (params.lse) {
+        params.lse[token * params.batch.q_heads + head] = lse;
+      }
+    }
+    const int first = warp * C::kWarpColumns;
+    if (part) {
+      float* to = static_cast<float*>(params.work.partial_out) + place * C::kRank + first;
+#pragma unroll
+      for (int j = 0; j < C::kWarpColumns / 8; ++j) {
+        const float2 two = {state.out[j][2 * r] * inverse, state.out[j][2 * r + 1] * inverse};
+        if (valid) *reinterpret_cast<float2*>(to + 8 * j + lane % 4 * 2) = two;
+      }
+      continue;
+    }
+    // Two lanes swap, each then has four columns in a row and four lanes 16.
+    const bool odd = lane % 2;
+    uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                   head * params.out_head_stride + first + odd * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int j = 0; j < C::kWarpColumns / 8; j += 2) {
+      const uint32_t low =
+          pack<C::kQ>(state.out[j][2 * r] * inverse, state.out[j][2 * r + 1] * inverse);
+      const uint32_t high =
+          pack<C::kQ>(state.out[j + 1][2 * r] * inverse, state.out[j + 1][2 * r + 1] * inverse);
+      const uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
+      const uint2 words = odd ? uint2{got, high} : uint2{low, got};
+      if (valid) *reinterpret_cast<uint2*>(to + 8 * j) = words;
+    }
+  }
+}
+
+// What the block has, to where blocks of the cluster get it from.
+template <class C>
+__device__ __forceinline__ void put_down(typename C::SharedMemory& shared,
+                                         const SixteenState<C>& state) {
+  const int lane = threadIdx.x % 32;
+  const int warp = consumer_warp();
+  float most[2] = {};
+#pragma unroll
+  for (const auto& columns : state.out) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most[i / 2] = fmaxf(most[i / 2], fabsf(columns[i]));
+  }
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], step));
+  }
+  const float sums[2] = {warp_sum(state, 0), warp_sum(state, 1)};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t unit = unit_bits(most[r]);
+    const float factor = __uint_as_float((254u << 23) - unit);
+    auto& row = shared.cluster.own[row_of(r)];
+    if (lane % 4 == 0) {
+      row.units[warp] = __uint_as_float(unit);
+      row.sums[warp] = sums[r];
+      if (warp == 0) row.most = state.most[r];
+    }
+    uint16_t* to = row.values + warp * C::kWarpColumns + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < C::kWarpColumns / 8; ++j) {
+      *reinterpret_cast<uint32_t*>(to + 8 * j) =
+          pack<f16>(state.out[j][2 * r] * factor, state.out[j][2 * r + 1] * factor);
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda
