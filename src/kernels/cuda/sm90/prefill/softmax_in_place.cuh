@@ -112,7 +112,6 @@ __device__ __forceinline__ void softmax_again(const PrefillParams& params,
   const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
   const WeightSums void_sums = sum_weights<Config>(acc);
   const bool rows[2] = {row_votes(void_sums.outgrown[0]), row_votes(void_sums.outgrown[1])};
-  products_wait<0>();  // the registers of the weights before are needed
   score_again<Config>(params, shared, tile, consumer, block, stage, rows, acc);
   raise_bases<Config>(factor, rows, acc);
 #pragma unroll

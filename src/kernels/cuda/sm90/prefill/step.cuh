@@ -26,11 +26,16 @@ __device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
 
 // The products of the last step have landed in out.
 template <class Config>
+__device__ __forceinline__ void values_landed(typename Config::SharedMemory& shared,
+                                              int stage, Accumulators<Config>& acc) {
+  products_landed(acc.out);
+  release_stage<Config>(shared.v_empty[stage]);
+}
+template <class Config>
 __device__ __forceinline__ void finish_values(typename Config::SharedMemory& shared,
                                               int stage, Accumulators<Config>& acc) {
   products_wait<0>();
-  products_landed(acc.out);
-  release_stage<Config>(shared.v_empty[stage]);
+  values_landed<Config>(shared, stage, acc);
 }
 
 // Consumers issue their products in turns, so that the softmax of one runs under the products of another.
@@ -73,16 +78,21 @@ __device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::k
   }
 }
 
-// The products of a step have landed: keys, values and maybe queries go back.
+// The products of a step have landed: values and maybe queries go back, keys too unless their scores were weighed in
+// place.
 template <class Config>
 __device__ __forceinline__ void end_products(const PrefillParams& params, typename Config::SharedMemory& shared,
                                              int consumer, const RowTile& tile, int block, int q_stage,
                                              Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
                                              Accumulators<Config>& acc) {
   const Ring<Config::kStages> v = due_values<Config>(k, values);
-  release_stage<Config>(shared.k_empty[k.stage]);
-  if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
-  if constexpr (!Config::kInPlace) products_landed(acc.scores);
+  if constexpr (Config::kInPlace) {
+    values_landed<Config>(shared, v.stage, acc);
+  } else {
+    release_stage<Config>(shared.k_empty[k.stage]);
+    if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
+    products_landed(acc.scores);
+  }
   if (block == tile.block_begin && closes<Config>(tile)) release_queries<Config>(shared, consumer, q_stage);
   k.advance();
   if constexpr (Config::kOwnValueRing) values.advance();
@@ -119,7 +129,10 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
   if constexpr (Config::kInPlace) {
     products_landed(acc.scores);
     mask_scores<Config>(params, shared, tile, consumer, block, acc);
-    if (!softmax_in_place<Config, kFirst>(tile, acc)) return false;
+    const bool kept = softmax_in_place<Config, kFirst>(tile, acc);
+    if (kept) release_stage<Config>(shared.k_empty[k.stage]);
+    products_wait<0>();  // for values, by the whole warpgroup: single warps may leave now
+    if (!kept) return false;
   }
   end_products<Config>(params, shared, consumer, tile, block, q_stage, k, values, acc);
   if constexpr (Config::kInPlace) {
@@ -141,6 +154,7 @@ __device__ __forceinline__ void end_outgrown(const PrefillParams& params, typena
                                              Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
                                              Accumulators<Config>& acc) {
   softmax_again<Config>(params, shared, tile, consumer, block, k.stage, acc);
+  release_stage<Config>(shared.k_empty[k.stage]);
   end_products<Config>(params, shared, consumer, tile, block, q_stage, k, values, acc);
   pack_weights<Config>(params, shared, acc);
   shrink_out<Config>(acc.rescale, acc);
