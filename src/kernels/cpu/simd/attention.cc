@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One work item of attention: rows of some kv heads of one request against a range of its keys.
 #include "kernels/cpu/simd/attention_adjust.h"
+#include "kernels/cpu/simd/attention_paths.h"
 #include "kernels/cpu/simd/attention_products.h"
 #include "kernels/cpu/simd/attention_rows.h"
 #include "kernels/cpu/simd/fp8.h"
@@ -25,28 +26,15 @@ class ItemRunner {
         adjuster_(params_, item, mask_, scratch.bounds, shape_.group),
         reader_(params_, item.request),
         state_(scratch.states[0]),
-        keys_in_place_(!reader_.fp8_rows && reader_.k_dtype != DType::f16 &&
-                       shape_.dim % (reader_.k_dtype == DType::f32 ? kLanes : 2 * kLanes) == 0),
-        direct_(keys_in_place_ && one_block() && shape_.rows <= kDirectRows),
-        group_keys_(group_keys()),
-        ahead_{{reader_, item.head_begin, item.head_end, group_keys_},
-               {reader_, item.head_begin, item.head_end, group_keys_}},
+        paths_(reader_, shape_),
+        token_scales_(params_.keys.page_table &&
+                      params_.keys.cache.scale == KvScale::per_token_head),
+        ahead_{{reader_, item.head_begin, item.head_end, paths_.group_keys},
+               {reader_, item.head_begin, item.head_end, paths_.group_keys},
+               {reader_, item.head_begin, item.head_end},
+               paths_.by_pairs},
         panel_floats_(static_cast<int64_t>(padded(shape_.dim)) * kPanelKeys),
-        row_floats_(padded(shape_.dim) + kPadFloats),
-        few_rows_(shape_.head_rows <= kBlockRows) {
-    const KvLayerView& cache = params_.keys.cache;
-    token_scales_ = params_.keys.page_table && cache.scale == KvScale::per_token_head;
-    const bool by_table = has_look_up();
-    looks_up_keys_ = is_fp8(reader_.k_dtype) && by_table && direct_;
-    unpacks_keys_ = keys_in_place_ && is_fp8(reader_.k_dtype) && !looks_up_keys_;
-    values_in_k_rows_ = reader_.v_in_k && !keys_in_place_;
-    // Many rows read values often enough to pay for a copy that is f32 and dense.
-    const bool dense = reader_.v_in_k && reader_.v_dtype == DType::f32;
-    const bool fp8_values = is_fp8(reader_.v_dtype);
-    values_in_place_ = (few_rows_ || dense) && !values_in_k_rows_ &&
-                       shape_.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
-    looks_up_values_ = values_in_place_ && fp8_values && by_table && one_block();
-    unpacks_values_ = values_in_place_ && fp8_values && !looks_up_values_;
+        row_floats_(padded(shape_.dim) + kPadFloats) {
     for (int32_t n = 0; n < kTileKeys; ++n) {
       k_unpacked_[n] = reinterpret_cast<const char*>(k_bf16() + n * shape_.dim);
     }
@@ -64,7 +52,7 @@ class ItemRunner {
     }
     const int32_t products = kTileKeys / kPanelKeys + padded(shape_.dim_v) / kStripColumns;
     const auto lines = static_cast<int32_t>((reader_.k_row_bytes + reader_.v_row_bytes) / 64);
-    const bool two_streams = keys_in_place_ && !is_fp8(reader_.k_dtype);
+    const bool two_streams = paths_.keys_in_place && !is_fp8(reader_.k_dtype);
     const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;
     rows_near_ = static_cast<int32_t>(near / reader_.k_row_bytes);
     rows_far_ = static_cast<int32_t>(kBytesFarAhead / reader_.k_row_bytes);
@@ -110,6 +98,7 @@ class ItemRunner {
     reader_.locate(tile, larger(item_.kv_begin - tile, 0), smaller(item_.kv_end - tile, kTileKeys),
                    to);
     if (token_scales_) reader_.ask_for_scales(to, item_.head_begin);
+    if (paths_.by_pairs) PagePairsAhead::set_order(to);
   }
 
   // All rows against one tile. Few rows of many heads meet a group of keys of every head, then the
@@ -117,14 +106,16 @@ class ItemRunner {
   // of 16 instead of 64 gets 0.84 instead of 0.79 of the read bandwidth (2026-11-22), fp8, bound by
   // instructions, 0.68 both ways. Of many rows there is one head.
   void attend(int32_t tile) {
-    if (one_block()) {
+    if (paths_.by_pairs) {
+      ahead_.pairs.start(&here_, &later_);
+    } else if (paths_.one_block) {
       ahead_.near.start(&here_, &later_, rows_near_);
       ahead_.far.start(&here_, &later_, rows_far_);
     } else {
       ahead_.near.start(&later_, nullptr, 0);
     }
     if (token_scales_) load_token_scales();
-    if (!few_rows_) {
+    if (!paths_.few_rows) {
       start_keys(0, here_.begin, here_.end);
       start_values(0);
       for (int32_t b = 0; b < blocks(); ++b) {
@@ -136,22 +127,26 @@ class ItemRunner {
       }
       return;
     }
-    for (int32_t group = 0; group < here_.end; group += group_keys_) {
-      for (int32_t head = 0; head < shape_.heads; ++head) score_group(tile, head, group);
-    }
-    const int32_t keys = values_in_place_ && !unpacks_values_ ? group_keys_ : kTileKeys;
-    for (int32_t group = 0; group < here_.end; group += keys) {
-      for (int32_t head = 0; head < shape_.heads; ++head) add_group(tile, head, group, keys);
+    const int32_t keys = paths_.group_keys;
+    for_each_group(keys,
+                   [&](int32_t head, int32_t group) { score_group(tile, head, group, keys); });
+    const int32_t values = paths_.values_by_group() ? keys : kTileKeys;
+    for_each_group(values,
+                   [&](int32_t head, int32_t group) { add_group(tile, head, group, values); });
+  }
+
+  template <class Function>
+  void for_each_group(int32_t keys, const Function& function) {
+    for (int32_t group = here_.begin / keys * keys; group < here_.end; group += keys) {
+      for (int32_t head = 0; head < shape_.heads; ++head) {
+        function(head, group);
+        if (paths_.by_pairs) ahead_.pairs.step();
+      }
     }
   }
 
-  int32_t group_keys() const {
-    if (!direct_ || is_fp8(reader_.k_dtype)) return kTileKeys;
-    return reader_.k_dtype == DType::f32 ? kLanes : kPanelKeys;
-  }
-
-  void score_group(int32_t tile, int32_t head, int32_t group) {
-    const int32_t end = group + group_keys_;
+  void score_group(int32_t tile, int32_t head, int32_t group, int32_t keys) {
+    const int32_t end = group + keys;
     start_keys(head, larger(group, here_.begin), smaller(end, here_.end));
     for (int32_t b = 0; b < blocks(); ++b) {
       const Range seen = seen_keys(blocks_[b], tile);
@@ -175,7 +170,7 @@ class ItemRunner {
   void start_keys(int32_t head, int32_t begin, int32_t end) {
     head_ = head;
     packed_panels_ = 0;
-    if (unpacks_keys_) {
+    if (paths_.unpacks_keys) {
       unpack_fp8(reader_.k_dtype, here_.k, this_head() * reader_.k_head_bytes, begin, end,
                  shape_.dim, k_bf16());
     }
@@ -203,7 +198,7 @@ class ItemRunner {
 
   // Those of few rows wait for the other heads.
   float* scores(const RowBlock& block) const {
-    return scratch_.scores + (few_rows_ ? place(block) * kTileKeys : 0);
+    return scratch_.scores + (paths_.few_rows ? place(block) * kTileKeys : 0);
   }
 
   // Keys of the tile that rows of the block see lie in [begin, end).
@@ -225,12 +220,12 @@ class ItemRunner {
         continue;
       }
       // With one block of rows a panel is used once, and its place stays in the first cache.
-      float* panel = scratch_.k_tile + (one_block() ? 0 : p * panel_floats_);
+      float* panel = scratch_.k_tile + (paths_.one_block ? 0 : p * panel_floats_);
       if (!(packed_panels_ >> p & 1)) {
         pack_panel(p, dim, panel);
         packed_panels_ |= 1u << p;
       }
-      if (!one_block()) ahead_.near.ask<2>(lines_per_ask_);
+      if (!paths_.one_block) ahead_.near.ask<2>(lines_per_ask_);
       const ScoreProduct product = {q, panel, dim, scores(block) + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
@@ -243,7 +238,7 @@ class ItemRunner {
       keys.begin = larger(keys.begin, begin / kLanes * kLanes);
       keys.end = smaller(keys.end, (end + kLanes - 1) / kLanes * kLanes);
     }
-    const bool direct = direct_ && keys.begin >= here_.begin && keys.end <= here_.end;
+    const bool direct = paths_.direct && keys.begin >= here_.begin && keys.end <= here_.end;
     return direct ? keys : Range{0, 0};
   }
 
@@ -252,7 +247,7 @@ class ItemRunner {
 
   void score_from_cache(const RowBlock& block, int32_t p, Range range) {
     const PanelRows keys = panel_rows(p * kPanelKeys);
-    if (looks_up_keys_) {
+    if (paths_.looks_up_keys) {
       score_directly(static_cast<const Fp8ByTable*>(nullptr), block, keys, p, range);
     } else if (reader_.k_dtype == DType::f32) {
       score_directly(static_cast<const float*>(nullptr), block, keys, p, range);
@@ -273,27 +268,28 @@ class ItemRunner {
     product.begin = range.begin - p * kPanelKeys;
     product.end = range.end - p * kPanelKeys;
     product.scores = scores(block) + p * kPanelKeys;
-    product.fp8_bytes = looks_up_keys_ ? &fp8_bytes(reader_.k_dtype) : nullptr;
+    product.fp8_bytes = paths_.looks_up_keys ? &fp8_bytes(reader_.k_dtype) : nullptr;
     with_product_rows(product_rows(block.rows), product);
 #endif
   }
 
   PanelRows panel_rows(int32_t first) {
     PanelRows keys;
-    keys.rows = (unpacks_keys_ ? k_unpacked_ : here_.k) + first;
-    keys.offset = unpacks_keys_ ? 0 : this_head() * reader_.k_head_bytes;
-    keys.ahead = one_block() ? &ahead_ : nullptr;
+    keys.rows = (paths_.unpacks_keys ? k_unpacked_ : here_.k) + first;
+    keys.offset = paths_.unpacks_keys ? 0 : this_head() * reader_.k_head_bytes;
+    keys.ahead = paths_.one_block ? &ahead_ : nullptr;
     return keys;
   }
 
   void pack_panel(int32_t p, int32_t dim, float* panel) {
     const int32_t first = p * kPanelKeys;
-    if (keys_in_place_ && first >= here_.begin && first + kPanelKeys <= here_.end) {
+    if (paths_.keys_in_place && first >= here_.begin && first + kPanelKeys <= here_.end) {
       return pack_from_cache(first, panel);
     }
-    float* rows = scratch_.k_rows + (values_in_k_rows_ ? first * row_floats_ : 0);
+    float* rows = scratch_.k_rows + (paths_.values_in_k_rows ? first * row_floats_ : 0);
+    const auto row_lines = static_cast<int32_t>((reader_.k_row_bytes + 63) / 64);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
-      if (one_block()) ahead_.near.ask<3>(static_cast<int32_t>((reader_.k_row_bytes + 63) / 64));
+      if (paths_.one_block) ahead_.near.ask<3>(row_lines);
       float* to = rows + n * row_floats_;
       if (first + n < here_.begin || first + n >= here_.end) {
         for (int32_t d = 0; d < padded(shape_.dim); d += kLanes) store(hn::Zero(kF32), to + d);
@@ -317,8 +313,6 @@ class ItemRunner {
       transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, shape_.dim, panel);
     }
   }
-
-  bool one_block() const { return shape_.rows <= kProductRows; }
 
   int64_t this_head() const { return item_.head_begin + head_; }
 
@@ -345,17 +339,17 @@ class ItemRunner {
   void add(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
     if (!values_ready_) prepare_values();
 #if HWY_TARGET == HWY_AVX3
-    if (looks_up_values_) {
+    if (paths_.looks_up_values) {
       return add_values(static_cast<const Fp8ByTable*>(nullptr), block, decay, begin, end);
     }
 #endif
-    if (unpacks_values_ || (values_in_place_ && reader_.v_dtype == DType::bf16)) {
+    if (paths_.unpacks_values || (paths_.values_in_place && reader_.v_dtype == DType::bf16)) {
       add_values(static_cast<const Bf16*>(nullptr), block, decay, begin, end);
-    } else if (values_in_place_ && reader_.v_dtype == DType::f16) {
+    } else if (paths_.values_in_place && reader_.v_dtype == DType::f16) {
       add_values(static_cast<const F16*>(nullptr), block, decay, begin, end);
-    } else if (values_in_place_) {
+    } else if (paths_.values_in_place) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
-    } else if (values_in_k_rows_) {
+    } else if (paths_.values_in_k_rows) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
     } else {
       add_strips(block, decay, begin, end);
@@ -365,8 +359,8 @@ class ItemRunner {
   // Where the values of the tile are read from: the cache, the unpacked K rows, or strips.
   void prepare_values() {
     values_ready_ = true;
-    if (values_in_place_ && !unpacks_values_) return;
-    if (unpacks_values_) {
+    if (paths_.values_in_place && !paths_.unpacks_values) return;
+    if (paths_.unpacks_values) {
       unpack_fp8(reader_.v_dtype, here_.v, this_head() * reader_.v_head_bytes, here_.begin,
                  here_.end, shape_.dim_v, v_bf16());
       for (int32_t n = here_.begin; n < here_.end; ++n) {
@@ -375,7 +369,7 @@ class ItemRunner {
       return;
     }
     for (int32_t n = here_.begin; n < here_.end; ++n) {
-      if (values_in_k_rows_) {
+      if (paths_.values_in_k_rows) {
         values_[n] = reinterpret_cast<const char*>(scratch_.k_rows + n * row_floats_);
       } else {
         const char* from = here_.v[n] + this_head() * reader_.v_head_bytes;
@@ -397,7 +391,7 @@ class ItemRunner {
     product.o_stride = shape_.o_stride;
     for (product.columns = padded(shape_.dim_v); product.columns > 0;
          product.columns -= kStripColumns) {
-      if (!one_block()) ahead_.near.ask<2>(lines_per_ask_);
+      if (!paths_.one_block) ahead_.near.ask<2>(lines_per_ask_);
       with_product_rows(product_rows(block.rows), product);
       product.strip += kStripFloats;
       product.o += kStripColumns;
@@ -409,7 +403,7 @@ class ItemRunner {
                              int32_t end) {
     ValueProduct<T> product;
     product.weights = scores(block);
-    const bool in_place = values_in_place_ && !unpacks_values_;
+    const bool in_place = paths_.values_in_place && !paths_.unpacks_values;
     product.values = in_place ? here_.v : values_;
     product.offset = in_place ? this_head() * reader_.v_head_bytes : 0;
     product.decay = decay;
@@ -418,8 +412,8 @@ class ItemRunner {
     product.width = (shape_.dim_v + kLanes - 1) / kLanes * kLanes;
     product.o = state_.o + static_cast<int64_t>(place(block)) * shape_.o_stride;
     product.o_stride = shape_.o_stride;
-    product.fp8_bytes = looks_up_values_ ? &fp8_bytes(reader_.v_dtype) : nullptr;
-    product.ahead = one_block() && reader_.v_row_bytes > 0 ? &ahead_ : nullptr;
+    product.fp8_bytes = paths_.looks_up_values ? &fp8_bytes(reader_.v_dtype) : nullptr;
+    product.ahead = paths_.one_block && reader_.v_row_bytes > 0 ? &ahead_ : nullptr;
     with_product_rows(product_rows(block.rows), product);
   }
 
@@ -431,19 +425,12 @@ class ItemRunner {
   ScoreAdjuster adjuster_;
   const KeyReader reader_;
   AttentionState& state_;
-  const bool keys_in_place_;  // transposed straight from the cache
-  const bool direct_;         // and multiplied at once
-  const int32_t group_keys_;  // that few rows meet before those of the next head
+  const ItemPaths paths_;
+  const bool token_scales_;
   LinesOfFewRows ahead_;
   const int64_t panel_floats_;
   const int64_t row_floats_;
   int32_t rows_near_, rows_far_, lines_per_ask_;
-  const bool few_rows_;
-  bool token_scales_;
-  bool values_in_k_rows_;  // the unpacked K rows hold the values too
-  bool values_in_place_;
-  bool looks_up_keys_, looks_up_values_;  // fp8 rows are converted in the products
-  bool unpacks_keys_, unpacks_values_;    // fp8 rows become bf16 in the scratch first
 
   RowBlock blocks_[kMostRows / kProductRows];
 

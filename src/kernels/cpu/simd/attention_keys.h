@@ -17,8 +17,9 @@ struct TileKeys {
   int32_t begin, end;  // within the tile
   const char* k[kTileKeys];
   const char* v[kTileKeys];
-  int64_t scale[kTileKeys];  // where the scales of the heads start
-  int32_t run[kTileKeys];    // keys from this one on in its page, or one after the other
+  int64_t scale[kTileKeys];         // where the scales of the heads start
+  int32_t run[kTileKeys];           // keys from this one on in its page, or one after the other
+  const char* asked[2][kTileKeys];  // rows of k and v in the order of PagePairsAhead
 };
 
 constexpr int64_t kMlaFp8RowBytes = 656;

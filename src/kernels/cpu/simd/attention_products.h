@@ -159,9 +159,10 @@ struct ValueProduct {
                             hn::Load(kF32, o + r * o_stride + column + v * kLanes));
       }
     }
-    for (int32_t key = begin; key < end; ++key) {
+    int32_t line = column * static_cast<int32_t>(sizeof(T)) / 64 * (end - begin);
+    for (int32_t key = begin; key < end; ++key, line += kLines) {
       const T* row = reinterpret_cast<const T*>(values[key] + offset) + column;
-      if (ahead) ahead->template ask<T>(kLines);
+      if (ahead) ahead->template ask<T, kLines>(line);
       F32 x[kVectors];
       loader.load_vectors(row, x);
 #pragma GCC unroll 12

@@ -99,14 +99,17 @@ HWY_INLINE void store_dims(F32 lanes, float* to) {
   for (int i = 0; i < kDims; ++i) store(dim_of<kDims>(lanes, i), to + i * kPanelKeys);
 }
 
-// lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead.
+// lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead, where a
+// row of keys has `row_lines` of them.
 template <class T>
-HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t first, int32_t d,
+HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_t first, int32_t d,
                                 F32 (&lanes)[kLanes]) {
+  constexpr int32_t kLines = kLanes / 4;
   const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
+  const int32_t line = first * row_lines + d / (kLanes * kDimsPerLane<T>)*kLanes;
   F32 blocks[kLanes / 4][4];
   for (int g = 0; g < kLanes / 4; ++g) {
-    if (keys.ahead) keys.ahead->template ask<T>(kLanes / 4);
+    if (keys.ahead) keys.ahead->template ask<T, kLines>(line + g * kLines);
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
       const int32_t key = first + 4 * g + j;
@@ -126,7 +129,7 @@ inline void transpose_from_cache(const T*, const PanelRows& keys, int32_t dim, f
     float* to = panel + half;
     for (int32_t d = 0; d < dim; d += kLanes * kDims, to += kLanes * kDims * kPanelKeys) {
       F32 dims[kLanes];
-      transpose_lines<T>(keys, half, d, dims);
+      transpose_lines<T>(keys, dim / (kLanes * kDims), half, d, dims);
       for (int i = 0; i < kLanes; ++i) store_dims<kDims>(dims[i], to + i * kDims * kPanelKeys);
     }
   }
@@ -218,7 +221,7 @@ struct DirectScoreProduct {
     const float* from = q;
     for (int32_t d = 0; d < dim; d += kLanes, from += kLanes * R) {
       F32 dims[kLanes];
-      transpose_lines<float>(keys, first, d, dims);
+      transpose_lines<float>(keys, dim / kLanes, first, d, dims);
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
 #pragma GCC unroll 8
@@ -247,7 +250,9 @@ struct DirectScoreProduct {
     }
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
-      if (keys.ahead) keys.ahead->template ask<T>(kPanelKeys * kStepBytes / 64 / 8);
+      constexpr int32_t kLines = kPanelKeys * kStepBytes / 64 / 8;
+      const int32_t line = at * kPanelKeys / 64 + i * kLines;
+      if (keys.ahead) keys.ahead->template ask<T, kLines>(line);
       F32 x[2][kDims];
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {

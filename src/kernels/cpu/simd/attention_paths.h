@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an item reads its keys and values: chosen once, by types, widths and the number of rows.
+#pragma once
+
+#include "kernels/cpu/simd/attention_rows.h"
+#include "kernels/cpu/simd/fp8.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+struct ItemPaths {
+  ItemPaths(const KeyReader& reader, const RowShape& shape)
+      : one_block(shape.rows <= kProductRows), few_rows(shape.head_rows <= kBlockRows) {
+    const bool f32_keys = reader.k_dtype == DType::f32;
+    const bool fp8_keys = is_fp8(reader.k_dtype);
+    keys_in_place = !reader.fp8_rows && reader.k_dtype != DType::f16 &&
+                    shape.dim % (f32_keys ? kLanes : 2 * kLanes) == 0;
+    direct = keys_in_place && one_block && shape.rows <= kDirectRows;
+    looks_up_keys = fp8_keys && has_look_up() && direct;
+    unpacks_keys = fp8_keys && keys_in_place && !looks_up_keys;
+
+    values_in_k_rows = reader.v_in_k && !keys_in_place;
+    // Many rows read values often enough to pay for a copy that is f32 and dense.
+    const bool dense = reader.v_in_k && reader.v_dtype == DType::f32;
+    const bool fp8_values = is_fp8(reader.v_dtype);
+    values_in_place = (few_rows || dense) && !values_in_k_rows &&
+                      shape.dim_v % (fp8_values ? 2 * kLanes : kLanes) == 0;
+    looks_up_values = values_in_place && fp8_values && has_look_up() && one_block;
+    unpacks_values = values_in_place && fp8_values && !looks_up_values;
+
+    by_pairs = direct && values_in_place && PagePairsAhead::serves(reader);
+    group_keys = kTileKeys;
+    if (direct && !fp8_keys) group_keys = f32_keys ? kLanes : kPanelKeys;
+  }
+
+  // Values of a group of keys are met before those of the next one.
+  bool values_by_group() const { return values_in_place && !unpacks_values; }
+
+  bool one_block;      // of rows in each head
+  bool few_rows;       // of each head
+  bool keys_in_place;  // transposed straight from the cache
+  bool direct;         // and multiplied at once
+  bool values_in_place;
+  bool values_in_k_rows;                // the unpacked K rows hold the values too
+  bool looks_up_keys, looks_up_values;  // fp8 rows are converted in the products
+  bool unpacks_keys, unpacks_values;    // fp8 rows become bf16 in the scratch first
+  bool by_pairs;                        // of pages, lines are asked for
+  int32_t group_keys;                   // that few rows meet before those of the next head
+};
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
