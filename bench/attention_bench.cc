@@ -4,8 +4,6 @@
 // _min, the rates in the line _max.
 //
 //   taskset -c 0 build/bench/attention_bench --benchmark_filter=decode
-#include <benchmark/benchmark.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -13,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "bench/ceilings.h"
+#include "bench/cpu_bench.h"
 #include "core/float_types.h"
 #include "kernels/cpu/attention.h"
 
@@ -23,15 +21,7 @@ namespace {
 using kernels::AttentionParams;
 using kernels::cpu::AttentionShape;
 
-ThreadPool& threads() {
-  static ThreadPool pool;
-  return pool;
-}
-
-const bench::Ceilings& ceilings() {
-  static const bench::Ceilings measured = bench::measure_ceilings(threads());
-  return measured;
-}
+using bench::threads;
 
 struct Problem {
   int32_t q_heads = 32, kv_heads = 8, head_dim = 128, head_dim_v = 128;
@@ -134,12 +124,7 @@ void measure(benchmark::State& state, const Problem& problem) {
   Batch batch(problem);
   batch.run();
   for (auto _ : state) batch.run();
-  const auto rate = benchmark::Counter::kIsIterationInvariantRate;
-  state.counters["gflop"] = benchmark::Counter(batch.flops() * 1e-9, rate);
-  state.counters["gbyte"] = benchmark::Counter(batch.cache_bytes() * 1e-9, rate);
-  state.counters["of_flops"] = benchmark::Counter(batch.flops() / ceilings().flops, rate);
-  state.counters["of_bytes"] =
-      benchmark::Counter(batch.cache_bytes() / ceilings().read_bytes, rate);
+  bench::report(state, batch.flops(), batch.cache_bytes());
 }
 
 // Arguments: head_dim, tokens.
@@ -175,21 +160,8 @@ void mla_decode(benchmark::State& state, DType dtype) {
   measure(state, problem);
 }
 
-double smallest(const std::vector<double>& values) {
-  return *std::min_element(values.begin(), values.end());
-}
-
-double largest(const std::vector<double>& values) {
-  return *std::max_element(values.begin(), values.end());
-}
-
-void best_of_ten(benchmark::internal::Benchmark* bench) {
-  bench->Repetitions(10)
-      ->ReportAggregatesOnly()
-      ->ComputeStatistics("min", smallest)
-      ->ComputeStatistics("max", largest)
-      ->UseRealTime()
-      ->Unit(benchmark::kMillisecond);
+void best_of_ten(benchmark::internal::Benchmark* cases) {
+  bench::best_of_ten(cases->Unit(benchmark::kMillisecond));
 }
 
 BENCHMARK_CAPTURE(prefill, f32, DType::f32)

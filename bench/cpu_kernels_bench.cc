@@ -4,13 +4,11 @@
 // the rates in the line _max.
 //
 //   taskset -c 0 build/bench/cpu_kernels_bench --benchmark_filter=gemm
-#include <benchmark/benchmark.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-#include "bench/ceilings.h"
+#include "bench/cpu_bench.h"
 #include "fovea/device.h"
 #include "kernels/cpu/cpu.h"
 
@@ -19,24 +17,8 @@ namespace {
 
 using kernels::GemmParams;
 
-ThreadPool& threads() {
-  static ThreadPool pool;
-  return pool;
-}
-
-const bench::Ceilings& ceilings() {
-  static const bench::Ceilings measured = bench::measure_ceilings(threads());
-  return measured;
-}
-
-// Counters that are rates over the time of one iteration, and their share of a ceiling.
-void report(benchmark::State& state, double flops, double bytes) {
-  const auto rate = benchmark::Counter::kIsIterationInvariantRate;
-  state.counters["gflop"] = benchmark::Counter(flops * 1e-9, rate);
-  state.counters["gbyte"] = benchmark::Counter(bytes * 1e-9, rate);
-  state.counters["of_flops"] = benchmark::Counter(flops / ceilings().flops, rate);
-  state.counters["of_bytes"] = benchmark::Counter(bytes / ceilings().read_bytes, rate);
-}
+using bench::report;
+using bench::threads;
 
 // rows x 2048 x 2048. With few rows the weights come from memory: 40 matrices take turns.
 void gemm(benchmark::State& state, DType dtype, bool weight_is_kn) {
@@ -159,25 +141,18 @@ void kv_write(benchmark::State& state, DType dtype) {
   report(state, elements, elements * static_cast<double>(4 + dtype_bytes(dtype)));
 }
 
-void best_of_ten(benchmark::internal::Benchmark* bench) {
-  bench->Unit(benchmark::kMicrosecond)->MinTime(0.1)->Repetitions(10);
-  bench->ReportAggregatesOnly()->UseRealTime();
-  bench->ComputeStatistics("min", [](const std::vector<double>& values) {
-    return *std::min_element(values.begin(), values.end());
-  });
-  bench->ComputeStatistics("max", [](const std::vector<double>& values) {
-    return *std::max_element(values.begin(), values.end());
-  });
+void best_of_ten(benchmark::internal::Benchmark* cases) {
+  bench::best_of_ten(cases->Unit(benchmark::kMicrosecond)->MinTime(0.1));
 }
 
-void rows(benchmark::internal::Benchmark* bench) {
-  bench->Arg(1)->Arg(4)->Arg(16)->Arg(512);
-  best_of_ten(bench);
+void rows(benchmark::internal::Benchmark* cases) {
+  cases->Arg(1)->Arg(4)->Arg(16)->Arg(512);
+  best_of_ten(cases);
 }
 
-void tokens(benchmark::internal::Benchmark* bench) {
-  bench->Arg(1)->Arg(512);
-  best_of_ten(bench);
+void tokens(benchmark::internal::Benchmark* cases) {
+  cases->Arg(1)->Arg(512);
+  best_of_ten(cases);
 }
 
 BENCHMARK_CAPTURE(gemm, bf16_nk, DType::bf16, false)->Apply(rows);
