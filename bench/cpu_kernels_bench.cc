@@ -4,7 +4,6 @@
 // the rates in the line _max.
 //
 //   taskset -c 0 build/bench/cpu_kernels_bench --benchmark_filter=gemm
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "fovea/device.h"
 #include "fovea/dtype.h"

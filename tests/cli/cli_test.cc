@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>

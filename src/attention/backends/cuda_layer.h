@@ -2,8 +2,6 @@
 // One layer of a pool as the GPU kernels take it, prepared when a backend is built.
 #pragma once
 
-#include <cstdint>
-
 #include "fovea/attention_backend.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/common/attention_params.h"
