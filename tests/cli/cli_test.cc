@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
