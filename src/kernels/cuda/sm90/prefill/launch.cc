@@ -9,14 +9,13 @@
 #include "gpu/tensor_map.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/prefill_params.h"
-#include "kernels/cuda/family.h"
+#include "kernels/cuda/sm90/prefill/variants.h"
 
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr std::string_view kFolder = "sm90/prefill";
-constexpr std::string_view kOrderFolder = "sm90/prefill_order";
-constexpr int kHopper = 90;
+using namespace prefill;
+
 constexpr int32_t kLeastRowTile = 128;
 constexpr int32_t kGroupRows = 64;  // of a warpgroup
 constexpr int32_t kEightRows = 8;   // as columns of a product of one warp
@@ -30,114 +29,6 @@ constexpr int32_t kLeastPairedTiles = 64;
 // Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
 // request.
 constexpr int32_t kLeastPairedTokens = 512;
-
-// Head dims of the variants, least work first; others are padded with zeros by the copy engine.
-constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
-    {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
-
-struct Variants {
-  gpu::KernelVariant order;
-  std::optional<gpu::KernelVariant> plain, general;
-  // Of the same bits, for requests with few rows; where segments are summed.
-  std::optional<gpu::KernelVariant> few_plain, few_general;
-  std::optional<gpu::KernelVariant> eight_plain;  // for requests with up to kEightRows
-  std::optional<gpu::KernelVariant> pairs;        // as plain
-};
-
-bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
-
-// What one interval of keys per row and a softmax of scaled products cannot express.
-bool always_general(const AttentionSpec& spec) {
-  return spec.mask != MaskKind::none || spec.logit_cap > 0 || spec.has_alibi;
-}
-// Windows and chunks are measured on positions, which some batches give.
-bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
-
-// Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages
-// of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
-// (H200, 2026-11-22).
-constexpr int32_t kLeastBox = 16;
-
-DType stored(const AttentionSetup& setup) {
-  return cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
-}
-
-// Whether threads widen fp8 keys on their way.
-bool widens(const AttentionSetup& setup) {
-  return cached(setup.spec) && !is_fp8(setup.spec.q_dtype) && is_fp8(setup.cache.dtype);
-}
-// Whether the copy engine brings keys that are widened: rows of 128 bytes.
-bool widens_boxes(const AttentionSetup& setup) {
-  const auto& [head_dim, head_dim_v] = std::pair(setup.spec.head_dim, setup.spec.head_dim_v);
-  return widens(setup) && setup.cache.page_size % kLeastBox == 0 &&
-         std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
-}
-// Whether threads gather the keys: from other pages, and where other rows are widened. fp8 products
-// have the copy engine only.
-bool gathers(const AttentionSetup& setup) {
-  if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype) || widens_boxes(setup)) return false;
-  return widens(setup) || setup.cache.page_size % kLeastBox != 0;
-}
-
-// Whether rows are summed segment by segment. Wider heads leave no room in shared memory for a
-// second sum, rows that threads gather none for the warps that join: their keys are summed in one
-// go.
-bool sums_segments(const AttentionSetup& setup) {
-  const AttentionSpec& spec = setup.spec;
-  return spec.batch_invariant && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype) &&
-         std::max(spec.head_dim, spec.head_dim_v) <= 128;
-}
-
-std::optional<Variants> find_variants(const AttentionSetup& setup) {
-  const AttentionSpec& spec = setup.spec;
-  const auto q = variant_type(spec.q_dtype);
-  const auto kv = variant_type(stored(setup));
-  const auto fits = [&](const auto& pair) {
-    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
-  };
-  // 128-byte rows of fp8 products are 128 columns, and wider heads leave no registers.
-  const auto dims = is_fp8(spec.q_dtype) ? std::ranges::find_if(kHeadDims + 1, kHeadDims + 2, fits)
-                                         : std::ranges::find_if(kHeadDims, fits);
-  const auto last = std::begin(kHeadDims) + (is_fp8(spec.q_dtype) ? 2 : std::ssize(kHeadDims));
-  if (setup.sm != kHopper || !q || !kv || dims == last ||
-      (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
-    return std::nullopt;
-  }
-  const auto variant = [&](const char* loader, const char* scores, const char* sums) {
-    return make_variant(
-        family(kFolder),
-        {std::to_string(dims->first), std::to_string(dims->second), *q, *kv, loader, scores, sums},
-        setup.sm);
-  };
-  const bool plain = !always_general(spec);
-  const bool general = always_general(spec) || uses_positions(spec);
-  const bool segments = sums_segments(setup);
-  const bool paired = dims->first == dims->second && dims->first % 128 == 0;
-  const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
-  const char* sums = segments ? "segments" : "whole";
-  Variants found{
-      .order = make_variant(family(kOrderFolder), {"1024", segments ? "cut" : "whole"}, setup.sm)};
-  if (plain) found.plain = variant(loader, "plain", sums);
-  if (general) found.general = variant(loader, "general", sums);
-  if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
-  if (general && segments) found.few_general = variant(loader, "general", "few_rows");
-  if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
-  if (plain && paired && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype)) {
-    found.pairs = variant("pairs", "plain", sums);
-  }
-  return found;
-}
-
-std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
-  const auto found = find_variants(setup);
-  if (!found) return {};
-  std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
-                              found->eight_plain, found->pairs}) {
-    if (variant) list.push_back(*variant);
-  }
-  return list;
-}
 
 // q heads of a tile: the largest power of two that divides the group, so that a tile's rows share
 // keys and no row is wasted.

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/sm90/prefill/variants.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda::prefill {
+namespace {
+
+constexpr std::string_view kOrderFolder = "sm90/prefill_order";
+constexpr int kHopper = 90;
+
+// Head dims of the variants, least work first; others are padded with zeros by the copy engine.
+constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
+    {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+
+// Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages
+// of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
+// (H200, 2026-11-22).
+constexpr int32_t kLeastBox = 16;
+
+// What one interval of keys per row and a softmax of scaled products cannot express.
+bool always_general(const AttentionSpec& spec) {
+  return spec.mask != MaskKind::none || spec.logit_cap > 0 || spec.has_alibi;
+}
+
+// Whether threads widen fp8 keys on their way.
+bool widens(const AttentionSetup& setup) {
+  return cached(setup.spec) && !is_fp8(setup.spec.q_dtype) && is_fp8(setup.cache.dtype);
+}
+// Whether the copy engine brings keys that are widened: rows of 128 bytes.
+bool widens_boxes(const AttentionSetup& setup) {
+  const auto& [head_dim, head_dim_v] = std::pair(setup.spec.head_dim, setup.spec.head_dim_v);
+  return widens(setup) && setup.cache.page_size % kLeastBox == 0 &&
+         std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
+}
+
+}  // namespace
+
+bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
+
+DType stored(const AttentionSetup& setup) {
+  return cached(setup.spec) ? setup.cache.dtype : setup.spec.q_dtype;
+}
+
+bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
+
+bool gathers(const AttentionSetup& setup) {
+  if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype) || widens_boxes(setup)) return false;
+  return widens(setup) || setup.cache.page_size % kLeastBox != 0;
+}
+
+bool sums_segments(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  return spec.batch_invariant && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype) &&
+         std::max(spec.head_dim, spec.head_dim_v) <= 128;
+}
+
+std::optional<Variants> find_variants(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const auto q = variant_type(spec.q_dtype);
+  const auto kv = variant_type(stored(setup));
+  const auto fits = [&](const auto& pair) {
+    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
+  };
+  // 128-byte rows of fp8 products are 128 columns, and wider heads leave no registers.
+  const auto dims = is_fp8(spec.q_dtype) ? std::ranges::find_if(kHeadDims + 1, kHeadDims + 2, fits)
+                                         : std::ranges::find_if(kHeadDims, fits);
+  const auto last = std::begin(kHeadDims) + (is_fp8(spec.q_dtype) ? 2 : std::ssize(kHeadDims));
+  if (setup.sm != kHopper || !q || !kv || dims == last ||
+      (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
+    return std::nullopt;
+  }
+  const auto variant = [&](const char* loader, const char* scores, const char* sums) {
+    return make_variant(
+        family(kFolder),
+        {std::to_string(dims->first), std::to_string(dims->second), *q, *kv, loader, scores, sums},
+        setup.sm);
+  };
+  const bool plain = !always_general(spec);
+  const bool general = always_general(spec) || uses_positions(spec);
+  const bool segments = sums_segments(setup);
+  const bool paired = dims->first == dims->second && dims->first % 128 == 0;
+  const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
+  const char* sums = segments ? "segments" : "whole";
+  Variants found{
+      .order = make_variant(family(kOrderFolder), {"1024", segments ? "cut" : "whole"}, setup.sm)};
+  if (plain) found.plain = variant(loader, "plain", sums);
+  if (general) found.general = variant(loader, "general", sums);
+  if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
+  if (general && segments) found.few_general = variant(loader, "general", "few_rows");
+  if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
+  if (plain && paired && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype)) {
+    found.pairs = variant("pairs", "plain", sums);
+  }
+  return found;
+}
+
+std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
+  const auto found = find_variants(setup);
+  if (!found) return {};
+  std::vector<gpu::KernelVariant> list = {found->order};
+  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
+                              found->eight_plain, found->pairs}) {
+    if (variant) list.push_back(*variant);
+  }
+  return list;
+}
+
+}  // namespace fovea::kernels::cuda::prefill

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which variants of Hopper prefill serve a layer.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "kernels/cuda/attention_kernel.h"
+
+namespace fovea::kernels::cuda::prefill {
+
+constexpr std::string_view kFolder = "sm90/prefill";
+
+struct Variants {
+  gpu::KernelVariant order;
+  std::optional<gpu::KernelVariant> plain, general;
+  // Of the same bits, for requests with few rows; where segments are summed.
+  std::optional<gpu::KernelVariant> few_plain, few_general;
+  std::optional<gpu::KernelVariant> eight_plain;  // for requests with up to eight rows
+  std::optional<gpu::KernelVariant> pairs;        // as plain
+};
+
+// None: no variant does.
+std::optional<Variants> find_variants(const AttentionSetup& setup);
+// All of them.
+std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);
+
+// Whether keys lie in a paged cache, and as what they are stored.
+bool cached(const AttentionSpec& spec);
+DType stored(const AttentionSetup& setup);
+// Windows and chunks are measured on positions, which some batches give.
+bool uses_positions(const AttentionSpec& spec);
+// Whether threads gather the keys: from other pages, and where other rows are widened. fp8 products
+// have the copy engine only.
+bool gathers(const AttentionSetup& setup);
+// Whether rows are summed segment by segment. Wider heads leave no room in shared memory for a
+// second sum, rows that threads gather none for the warps that join: their keys are summed in one
+// go.
+bool sums_segments(const AttentionSetup& setup);
+
+}  // namespace fovea::kernels::cuda::prefill
