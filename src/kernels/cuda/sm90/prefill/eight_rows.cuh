@@ -10,39 +10,18 @@
 // A ring holds the key tiles of K and then of V, segment by segment.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
+#include "kernels/cuda/sm90/prefill/eight_rows_out.cuh"
 
 namespace fovea::kernels::cuda {
 
-// The barrier of the warps that compute, and whether any thread says so.
+// The warps that compute.
 template <class Config>
-__device__ __forceinline__ void computing_meet() {
-  named_barrier_wait(1, Config::kComputing);
-}
-template <class Config>
-__device__ __forceinline__ bool any_computing(bool value) {
-  int any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(value)), "n"(Config::kComputing)
-      : "memory");
-  return any != 0;
-}
-
-__device__ __forceinline__ uint32_t transposed_8x8(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
-// The warps that compute. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and l / 4 + 8.
-template <class Config>
-class EightRows {
+class EightRows : EightRowsOut<Config> {
  public:
-  using SharedMemory = typename Config::SharedMemory;
+  using Base = EightRowsOut<Config>;
+  using typename Base::SharedMemory;
   __device__ EightRows(const PrefillParams& params, SharedMemory& shared)
-      : params_(params), shared_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+      : Base(params, shared, threadIdx.x / 32 * 16) {}
 
   __device__ void run() {
     const float factor = params_.attention.scale * kLog2E;
@@ -60,7 +39,7 @@ class EightRows {
       bool later = false;
       for (SegmentWalk<Config> segment(slot.work); !segment.done(); segment.advance()) {
         const bool raised = weigh(segment, factor);
-        if (warp_ < Config::kRows) sum_row(segment.count(), factor);
+        if (warp_ < Config::kRows) sum_row(warp_, segment.count(), factor);
         float values[4] = {};
         add_values(slot.work, segment, raised, values);
         computing_meet<Config>();  // sums are there
@@ -79,36 +58,9 @@ class EightRows {
   }
 
  private:
-  static constexpr int kSteps = Config::kHeadDim / 16;
-
-  __device__ int row_of(int i) const { return lane_ % 4 * 2 + i; }
-  __device__ int rows(const WorkTile& work) const { return work.q_len << params_.heads_shift; }
-
-  // As right operands: lane l has row l / 4.
-  __device__ void read_queries(const WorkTile& work) {
-    const AttentionParams& attention = params_.attention;
-    const int row = lane_ / 4;
-    const bool valid = row < rows(work);
-    const auto* q = static_cast<const uint16_t*>(attention.q);
-    if (valid) {
-      q += (work.q_begin + row_token(params_, work, 0, row)) * attention.q_token_stride +
-           row_head(params_, work, row) * attention.q_head_stride;
-    }
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int column = step * 16 + half * 8 + lane_ % 4 * 2;
-        queries_[step][half] =
-            valid && column < attention.head_dim ? *reinterpret_cast<const uint32_t*>(q + column) : 0;
-      }
-    }
-  }
-
-  __device__ void find_rows(const WorkTile& work) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) seen_[i] = row_keys(params_, work, 0, row_of(i));
-  }
+  using Base::column_, Base::lane_, Base::params_, Base::row_of, Base::shared_, Base::warp_;
+  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores, Base::put_weights;
+  using Base::weigh_raised, Base::rescale, Base::sum_row, Base::end_segment, Base::store, Base::join_cut;
 
   __device__ void release(int stage) {
     __syncwarp();
@@ -118,29 +70,10 @@ class EightRows {
   // Raw scores of the warp's 16 keys of a key tile, the i-th of its segment from the last.
   __device__ void score(int block, int i, float (&scores)[4]) {
     shared_.full[at_.stage].wait(at_.phase);
-    const int row = warp_ * 16 + lane_ % 16;
-#pragma unroll
-    for (float& score : scores) score = 0;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t k[4];
-      load_matrices(k, &shared_.stages[at_.stage][step / 4][row][((step % 4 * 2 + lane_ / 16) ^ row % 8) * 8]);
-      multiply_add<Config::kQ>(scores, k, queries_[step][0], queries_[step][1]);
-    }
+    multiply_keys(shared_.stages[at_.stage], scores);
     release(at_.stage);
     at_.advance();
-#pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      const int place = warp_ * 16 + lane_ / 4 + x / 2 * 8;
-      const int key = block * Config::kKeys + place;
-      if (key < seen_[x % 2].begin || key >= seen_[x % 2].end) scores[x] = -infinity();
-      shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place] = scores[x];
-    }
-  }
-
-  __device__ void put_weights(int i, const float (&weights)[4]) {
-    shared_.weights[i][warp_][lane_] = {transposed_8x8(pack<Config::kQ>(weights[0], weights[1])),
-                                        transposed_8x8(pack<Config::kQ>(weights[2], weights[3]))};
+    keep_scores(block, i, scores);
   }
 
   // Weights of a segment. Whether the base of any row rises within it.
@@ -153,31 +86,12 @@ class EightRows {
     find_base(factor, scores, base);
 #pragma unroll 1
     for (int i = 0;; ++i) {
-      float weights[4];
-#pragma unroll
-      for (int x = 0; x < 4; ++x) weights[x] = exp2_fast(__fmaf_rn(scores[x], factor, -base[x % 2]));
-      // A thread of prefill adds up 32 weights of a key tile.
-#pragma unroll
-      for (int x = 0; x < 4; ++x) grown = grown || !(weights[x] <= Config::kMostSum / (Config::kKeys / 4));
-      put_weights(i, weights);
+      grown = put_weights(i, scores, factor, base) || grown;
       if (i + 1 == count) break;
       score(segment.last - i - 1, i + 1, scores);
     }
     if (!any_computing<Config>(grown)) return false;
-    if (warp_ < Config::kRows) raise_row(count, factor);
-    computing_meet<Config>();
-#pragma unroll 1
-    for (int i = 1; i < count; ++i) {
-      float weights[4];
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const int place = warp_ * 16 + lane_ / 4 + x / 2 * 8;
-        weights[x] = exp2_fast(__fmaf_rn(shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place], factor,
-                                         -shared_.base[i][row_of(x % 2)]));
-      }
-      put_weights(i, weights);
-    }
-    computing_meet<Config>();
+    weigh_raised(count, factor);
     return true;
   }
 
@@ -204,59 +118,6 @@ class EightRows {
     if (lane_ < 4 && warp_ < Config::kSegmentBlocks) {
       *reinterpret_cast<float2*>(&shared_.base[warp_][lane_ * 2]) = {base[0], base[1]};
     }
-  }
-
-  // The sum that thread lane % 8 / 2 of a row has of a key tile's weights in prefill: of 16 even and 16 odd keys.
-  __device__ float sum_tile(int i, float factor, float base) const {
-    const float* scores = shared_.scores[i] + warp_ * Config::kRowPitch + lane_ % 8;
-    float total = 0;
-#pragma unroll
-    for (int key = 0; key < Config::kKeys; key += 8) {
-      total = __fadd_rn(total, exp2_fast(__fmaf_rn(scores[key], factor, -base)));
-    }
-    return __fadd_rn(total, __shfl_xor_sync(~0u, total, 1));
-  }
-
-  // The bases of row `warp`, which rise where a key tile's weights have outgrown them.
-  __device__ void raise_row(int count, float factor) {
-    float base = shared_.base[0][warp_];
-#pragma unroll 1
-    for (int i = 1; i < count; ++i) {
-      if (__any_sync(~0u, !(sum_tile(i, factor, base) <= Config::kMostSum))) {
-        float most = -infinity();
-        for (int key = lane_; key < Config::kKeys; key += 32) {
-          most = fmaxf(most, shared_.scores[i][warp_ * Config::kRowPitch + key]);
-        }
-        for (int step = 1; step <= 16; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        base = fmaxf(base, most * factor);
-      }
-      if (lane_ == 0) shared_.base[i][warp_] = base;
-    }
-    __syncwarp();
-  }
-
-  // What weights of the key tile before shrink by; 1 if the base stayed.
-  __device__ float rescale(int i, int row) const {
-    return exp2_fast(shared_.base[i - 1][row] - shared_.base[i][row]);
-  }
-
-  // The sum of row `warp`. Eight lanes have a key tile.
-  __device__ void sum_row(int count, float factor) {
-    float totals[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int i = min(lane_ / 8 + 4 * n, count - 1);
-      totals[n] = sum_tile(i, factor, shared_.base[i][warp_]);
-    }
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < Config::kSegmentBlocks; ++i) {
-      const float total = __shfl_sync(~0u, totals[i / 4], i % 4 * 8 + lane_ % 8);
-      if (i < count) sum = i == 0 ? total : __fadd_rn(__fmul_rn(sum, rescale(i, warp_)), total);
-    }
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-    sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 4));
-    if (lane_ == 0) shared_.sums[warp_] = {shared_.base[count - 1][warp_], sum};
   }
 
   // Makes the warp's columns of V zero where keys are not the request's: weight 0 times what lies there may be NaN.
@@ -302,103 +163,7 @@ class EightRows {
     }
   }
 
-  // Joins the segment with the later ones, or leaves it to whoever joins the cut tile's.
-  __device__ void end_segment(const CutSlot& slot, const SegmentWalk<Config>& segment, const float (&values)[4],
-                              bool later, float4& sum, RowSums (&sums)[2]) {
-    const RowSums own[2] = {shared_.sums[row_of(0)], shared_.sums[row_of(1)]};
-    if (is_cut(slot)) {
-      const int at = partial_row(params_, slot, segment.last / Config::kSegmentBlocks - slot.cut.first);
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const int row = row_of(x % 2);
-        const int column = warp_ * 16 + lane_ / 4 + x / 2 * 8;
-        if (row >= rows(slot.work) || column >= Config::kHeadDimV) continue;
-        params_.segments.out[static_cast<int64_t>(at + row) * Config::kHeadDimV + column] = values[x];
-        if (column == 0) params_.segments.sums[at + row] = own[x % 2];
-      }
-      return;
-    }
-    Join join[2] = {kNoneLater, kNoneLater};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (later) {
-        join[i] = join_rows(sums[i], own[i]);
-      } else {
-        sums[i] = own[i];
-      }
-    }
-    sum = {join_values(join[0], sum.x, values[0]), join_values(join[1], sum.y, values[1]),
-           join_values(join[0], sum.z, values[2]), join_values(join[1], sum.w, values[3])};
-  }
-
-  __device__ uint16_t* out_of(const WorkTile& work, int row, int column) const {
-    const AttentionParams& attention = params_.attention;
-    return static_cast<uint16_t*>(attention.out) +
-           (work.q_begin + row_token(params_, work, 0, row)) * attention.out_token_stride +
-           row_head(params_, work, row) * attention.out_head_stride + column;
-  }
-
-  __device__ void store(const WorkTile& work, const float4& sum, const RowSums (&sums)[2]) {
-    if (warp_ * 16 >= Config::kHeadDimV) return;
-    const bool writes = warp_ == 0 && lane_ < 4;
-    const float factor[2] = {finish_row(params_, work, 0, row_of(0), sums[0], writes),
-                             finish_row(params_, work, 0, row_of(1), sums[1], writes)};
-    const uint32_t low = pack<Config::kQ>(mean(sum.x, factor[0]), mean(sum.y, factor[1]));
-    const uint32_t high = pack<Config::kQ>(mean(sum.z, factor[0]), mean(sum.w, factor[1]));
-    const uint32_t pairs[2] = {transposed_8x8(low), transposed_8x8(high)};
-    const int row = lane_ / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = warp_ * 16 + half * 8 + lane_ % 4 * 2;
-      if (row >= rows(work) || column >= params_.attention.head_dim_v) continue;
-      *reinterpret_cast<uint32_t*>(out_of(work, row, column)) = pairs[half];
-    }
-  }
-
-  // The block that stores the last missing segments of a cut tile adds them all up.
-  __device__ void join_cut(const CutSlot& slot) {
-    computing_meet<Config>();  // all have stored
-    if (threadIdx.x == 0) shared_.joins = last_stored(params_, slot);
-    computing_meet<Config>();
-    if (!shared_.joins) return;
-    const WorkTile& work = slot.work;
-    constexpr int kLanes = Config::kHeadDimV / 4;  // of a row
-    constexpr int kAhead = 8;                      // segments on their way
-    const int row = threadIdx.x / kLanes;
-    const int column = threadIdx.x % kLanes * 4;
-    if (row >= rows(work)) return;
-    RowSums sums = {kNothing, 0};
-    float4 values = {};
-#pragma unroll 1
-    for (int last = slot.cut.count - 1; last >= 0; last -= kAhead) {
-      RowSums own_sums[kAhead];
-      float4 own[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int64_t at = partial_row(params_, slot, max(last - i, 0)) + row;
-        const float2 found = __ldcg(reinterpret_cast<const float2*>(params_.segments.sums + at));
-        own_sums[i] = last - i < 0 ? RowSums{kNothing, 0} : RowSums{found.x, found.y};
-        own[i] = __ldcg(reinterpret_cast<const float4*>(params_.segments.out + at * Config::kHeadDimV + column));
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const Join join = join_rows(sums, own_sums[i]);
-        values = join_values(join, values, own[i]);
-      }
-    }
-    const float factor = finish_row(params_, work, 0, row, sums, column == 0);
-    if (column >= params_.attention.head_dim_v) return;
-    *reinterpret_cast<uint2*>(out_of(work, row, column)) = {
-        pack<Config::kQ>(mean(values.x, factor), mean(values.y, factor)),
-        pack<Config::kQ>(mean(values.z, factor), mean(values.w, factor))};
-  }
-
-  const PrefillParams& params_;
-  SharedMemory& shared_;
-  const int warp_, lane_;
   Ring<Config::kStages> at_;
-  uint32_t queries_[kSteps][2];
-  Interval seen_[2];
 };
 
 template <int kDim, Type kQuery>
