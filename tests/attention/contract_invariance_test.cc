@@ -71,6 +71,9 @@ std::vector<AttentionCase> long_cases() {
   add("long_sinks", 128, [](AttentionCase& test) { test.spec.has_sinks = true; });
   // Scores so far apart that the largest seen so far changes often.
   add("long_steep", 128, [](AttentionCase& test) { test.spec.softmax_scale = 1; });
+  // Enough of them of a size, behind a rise, for the last bit of their sum to tell how it was
+  // rounded.
+  add("long_rising", 128, [](AttentionCase& test) { test.spec.softmax_scale = 0.4F; });
   add("long_cap", 64, [](AttentionCase& test) { test.spec.logit_cap = 20; });
   add("long_alibi", 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
   add("long_group_7", 128, [](AttentionCase& test) { test.spec.q_heads = 7; });

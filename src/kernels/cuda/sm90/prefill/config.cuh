@@ -157,7 +157,7 @@ struct PrefillConfig {
   static constexpr int kStages = kDim <= 64 ? 3 : 2;
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
-  static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && !kSegments;
+  static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && kConsumers > 1;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
@@ -191,6 +191,9 @@ struct PrefillConfig {
   // These hold one row tile at a time: out is stored before the first softmax of the next.
   static constexpr bool kTight = kConsumerRegisters < 160;
 
+  // Queries come through the ring of keys: sums of segments leave no other room beside its third stage.
+  static constexpr bool kQueryRing = kInPlace && kSegments;
+  static_assert(!kQueryRing || kConsumers * kGroupRows == kKeys);
   // The next tile's queries are loaded while this tile's are read, where there is room.
   static constexpr int kQueryStages =
       kConsumers == 1 || (kDim <= (kSegments ? 64 : 128) && !kQueryRegisters && !kWiden) ? 2 : 1;
@@ -205,9 +208,12 @@ struct PrefillConfig {
   static constexpr int kOutBlocks = kDim <= 128 ? kDimV / kSwizzledColumns : 1;
 
   using Slot = Either<kSegments, CutSlot, TileSlot>;
-  struct Operands {
-    // Blocks of 64 columns, swizzled rows of 128 bytes.
-    alignas(1024) uint16_t q[kQueryStages][kConsumers][kDimBlocks][kGroupRows][kSwizzledColumns];
+  // Blocks of 64 columns, swizzled rows of 128 bytes.
+  using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
+  struct QueryStages {
+    alignas(1024) Queries q[kQueryStages][kConsumers];
+  };
+  struct Operands : Either<kQueryRing, Nothing, QueryStages> {
     alignas(1024) uint16_t k[kKeyStages][kDimBlocks][kKeys][kSwizzledColumns];
     alignas(1024) uint16_t v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys]
                             [kSwizzledColumns];
@@ -242,6 +248,15 @@ struct PrefillConfig {
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
     Either<kPairs, PairMemory, Nothing> pair;
   };
+
+  // Those of a consumer, in a stage of their own or of the keys.
+  __device__ __forceinline__ static Queries& queries(SharedMemory& shared, int stage, int consumer) {
+    if constexpr (kQueryRing) {
+      return reinterpret_cast<Queries*>(&shared.k[stage])[consumer];
+    } else {
+      return shared.q[stage][consumer];
+    }
+  }
 
   // Sums of a row tile's segments, in the order of the accumulators.
   using Sum = float4[kDimV / 8][kWarpgroupThreads];

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/load.cuh"
-#include "kernels/cuda/sm90/prefill/segments.cuh"
+#include "kernels/cuda/sm90/prefill/segment_joins.cuh"
 
 namespace fovea::kernels::cuda {
 

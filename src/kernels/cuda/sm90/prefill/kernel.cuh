@@ -34,9 +34,25 @@ __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
                                               const typename Config::SharedMemory& shared,
                                               const TileSlot& slot, int consumer, float factor) {
   RowTile tile = row_tile(slot, consumer, factor);
-  if constexpr (Config::kSegments) keep_segment<Config>(tile, uniform(slot.work.block_end) - 1);
+  if constexpr (Config::kSegments) keep_first_segment<Config>(tile);
   scale_rows<Config>(params, shared, consumer, tile);
   return tile;
+}
+
+// Waits for a row tile's queries and takes them into registers where they are read from there.
+template <class Config>
+__device__ __forceinline__ void take_queries(typename Config::SharedMemory& shared, int consumer,
+                                             const Ring<Config::kQueryStages>& q, Ring<Config::kKeyStages>& k,
+                                             Accumulators<Config>& acc) {
+  if constexpr (Config::kQueryRing) {
+    shared.k_full[k.stage].wait(k.phase);
+    load_queries<Config>(shared, consumer, k.stage, acc);
+    release_stage<Config>(shared.k_empty[k.stage]);
+    k.advance();
+  } else {
+    shared.q_full[q.stage][consumer].wait(q.phase);
+    load_queries<Config>(shared, consumer, q.stage, acc);
+  }
 }
 
 template <class Config>
@@ -52,13 +68,11 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
   Ring<Config::kStages> values;  // of the next whose values are
   Ring<Config::kQueryStages> q;
-  Left left = Left::nothing;
   if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
 
   const TileSlot* slot = take_tile<Config>(shared, tiles);
   if (slot->work.request < 0) return;
-  shared.q_full[q.stage][consumer].wait(q.phase);
-  load_queries<Config>(shared, consumer, q.stage, acc);
+  take_queries<Config>(shared, consumer, q, k, acc);
   RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   products_begin();
@@ -74,7 +88,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     int block = last_block<Config>(tile);
     const bool single = block == tile.block_begin;
     if (!single) {
-      bool kept = step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, values, left, acc);
+      bool kept = step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, values, acc);
       // What is rare stands outside of the loop over key tiles: 0.8 % (H200, 2026-11-22).
       while (true) {
         if constexpr (Config::kInPlace) {
@@ -82,7 +96,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
         }
         kept = true;
         while (kept && block > tile.block_begin) {
-          kept = step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, values, left, acc);
+          kept = step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, values, acc);
         }
         if (kept) break;
       }
@@ -101,8 +115,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     RowTile next = tile;
     if (more) {
       if (closing) {
-        shared.q_full[q.stage][consumer].wait(q.phase);
-        load_queries<Config>(shared, consumer, q.stage, acc);
+        take_queries<Config>(shared, consumer, q, k, acc);
         if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
       } else {
         keep_segment<Config>(next, tile.block_begin - 1);
@@ -114,7 +127,6 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     products_begin();
     start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
     products_commit();
-    if (single) fold_left<Config>(shared, consumer, left, acc);
     await_keys<Config>(shared.v_full[v.stage], v.phase);
     clear_first_keys<Config>(shared, v.stage, tile, consumer);
     if (single) clear_last_keys<Config>(shared, v.stage, tile, Config::kKeys, consumer);
@@ -146,7 +158,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
       if constexpr (Config::kOwnValueRing) values.advance();
-      left = end_segment<Config>(params, shared, tile, consumer, acc);
+      end_segment<Config>(params, shared, tile, consumer, acc);
       if (closing) {
         const int number = slot_number<Config>(shared, tile);
         __syncwarp();
@@ -157,6 +169,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       tile = next;
       tile.block_begin = uniform(tile.block_begin);
       tile.last_block = uniform(tile.last_block);
+      tile.row_begin = uniform(tile.row_begin);
+      tile.ends = uniform(tile.ends);
     } else {
       finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
       products_wait<1>();

@@ -170,6 +170,27 @@ __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
   q.advance();
 }
 
+// The same through a stage of keys. A warp.
+template <class Config>
+__device__ __forceinline__ void load_query_stage(const PrefillParams& params,
+                                                 typename Config::SharedMemory& shared, const WorkTile& tile,
+                                                 Ring<Config::kKeyStages>& at) {
+  const int lane = threadIdx.x % 32;
+  TransactionBarrier& full = shared.k_full[at.stage];
+  shared.k_empty[at.stage].wait(at.phase ^ 1);
+  if (lane == 0) full.arrive_expecting(sizeof(shared.k[0]));
+  __syncwarp();
+  if (lane < Config::kConsumers * Config::kDimBlocks) {
+    const int consumer = lane / Config::kDimBlocks;
+    const int c = lane % Config::kDimBlocks;
+    const int token = tile.q_begin + tile.first_token + consumer * (kGroupRows >> params.heads_shift);
+    load_box(Config::queries(shared, at.stage, consumer)[c], params.q, full, kEvictFirst, c * kSwizzledColumns,
+             tile.q_head, token);
+  }
+  __syncwarp();
+  at.advance();
+}
+
 // Runs ahead of the copies, so that the chain of loads behind a tile is hidden; and a tile ahead with the
 // queries: 2 to 5 % (H200, 2026-11-22).
 template <class Config>
@@ -179,7 +200,7 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
   while (true) {
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
-    load_queries_boxes<Config>(params, shared, tile, q);
+    if constexpr (!Config::kQueryRing) load_queries_boxes<Config>(params, shared, tile, q);
   }
   taker.finish();
 }
@@ -247,6 +268,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     const WorkTile& tile = shared.tiles[slots.stage].work;
     if (tile.request < 0) break;
     BoxPlace place = box_place<Config>(params, tile, tile.block_end - 1, lane);
+    if constexpr (Config::kQueryRing && kOfKeys) load_query_stage<Config>(params, shared, tile, at);
     for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
       // Read ahead: the page table's latency is that of half a key tile's products.
       const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);

@@ -20,9 +20,9 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
     for (int step = 0; step < Config::kQueryRegisterSteps; ++step) {
       const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
       uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]);
-      load_matrices(to, &shared.q[stage][consumer][step / 4][row][chunk * 8]);
+      load_matrices(to, &Config::queries(shared, stage, consumer)[step / 4][row][chunk * 8]);
     }
-    if (Config::kQueryRegisters && lane == 0) shared.q_empty[stage][consumer].arrive();
+    if (Config::kQueryRegisters && !Config::kQueryRing && lane == 0) shared.q_empty[stage][consumer].arrive();
   }
 }
 
@@ -35,11 +35,11 @@ __device__ __forceinline__ void await_keys(TransactionBarrier& full, uint32_t ph
 
 // Starts scores = q * K^T.
 template <class Config>
-__device__ __forceinline__ void start_scores(const typename Config::SharedMemory& shared, int consumer,
+__device__ __forceinline__ void start_scores(typename Config::SharedMemory& shared, int consumer,
                                              int q_stage, int stage, Accumulators<Config>& acc) {
   const uint64_t k = rows_descriptor(shared_address(shared.k[stage]));
   // Opaque: else the compiler keeps the descriptors of all steps in registers, 32 of them for head dim 256.
-  uint32_t q_address = shared_address(shared.q[q_stage][consumer]);
+  uint32_t q_address = shared_address(Config::queries(shared, q_stage, consumer));
   asm volatile("" : "+r"(q_address));
   const uint64_t q = rows_descriptor(q_address);
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ __forceinline__ void start_scores(const typename Config::SharedMemory
       Product<Config::kKeys>::template run<Config::kMath, false>(
           acc.scores, &acc.queries[4 * step], k_step, step > 0);
     } else {
-      const uint64_t q_step = moved(q, step / 4 * sizeof(shared.q[0][0][0]) + step % 4 * 32);
+      const uint64_t q_step = moved(q, step / 4 * sizeof(typename Config::Queries) / Config::kDimBlocks + step % 4 * 32);
       Product<Config::kKeys>::template run<Config::kMath, false>(acc.scores, q_step, k_step,
                                                                  step > 0);
     }
@@ -114,6 +114,7 @@ __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shar
 template <class Config>
 __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& shared, int stage,
                                                 const RowTile& tile, int used, int consumer) {
+  if (!opens<Config>(tile)) return;
   const int first = tile.slot->work.kv_len - last_block<Config>(tile) * Config::kKeys;
   clear_values<Config>(shared, stage, max(first, 0), used, consumer);
 }
@@ -121,6 +122,7 @@ __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& s
 template <class Config>
 __device__ __forceinline__ void clear_first_keys(typename Config::SharedMemory& shared, int stage,
                                                  const RowTile& tile, int consumer) {
+  if (!closes<Config>(tile)) return;
   const int end = tile.slot->work.key_begin - tile.block_begin * Config::kKeys;
   clear_values<Config>(shared, stage, 0, min(end, Config::kKeys), consumer);
 }

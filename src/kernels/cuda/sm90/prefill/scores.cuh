@@ -16,15 +16,29 @@ struct RowTile {
   const TileSlot* slot;
   int block_begin;
   int last_block;  // where segments are summed: of the one at hand, as is block_begin
+  int row_begin;   // of all the row tile, as is `slot`
+  int ends;        // flags below
   Interval open;  // keys that every row of the warpgroup sees
   // From raw products of the thread's rows to scores: in units of log2, if general to natural ones.
   float factor[2];
 };
 
+// Whether the row tile is cut, and whether this is the first or the last segment that the block takes of it, from the
+// last.
+constexpr int kIsCut = 1, kOpens = 2, kCloses = 4;
+template <class Config>
+__device__ __forceinline__ bool opens(const RowTile& tile) {
+  return !Config::kSegments || (tile.ends & kOpens);
+}
+template <class Config>
+__device__ __forceinline__ bool closes(const RowTile& tile) {
+  return !Config::kSegments || (tile.ends & kCloses);
+}
+
 // `factor` is that of all rows; rows of fp8 have their own, which scale_rows finds.
 __device__ __forceinline__ RowTile row_tile(const TileSlot& slot, int consumer, float factor) {
   const RowsView& rows = slot.rows[consumer];
-  return {&slot, uniform(slot.work.block_begin), 0,
+  return {&slot, uniform(slot.work.block_begin), 0, 0, 0,
           {uniform(rows.open_begin), uniform(rows.open_end)},
           {factor, factor}};
 }

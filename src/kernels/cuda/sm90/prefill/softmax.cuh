@@ -77,7 +77,8 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
     const float base = largest_base<Config>(half, acc.base[half], factor[half], acc);
     rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
     if (raised) acc.base[half] = base;
-    acc.sum[half] *= rescale[half];
+    // Rounded, not contracted with the addition that follows: the same bits wherever that stands.
+    acc.sum[half] = Config::kSegments ? __fmul_rn(acc.sum[half], rescale[half]) : acc.sum[half] * rescale[half];
     if constexpr (Config::kShrinksLater) acc.rescale[half] = rescale[half];
   }
   if constexpr (!Config::kShrinksLater) shrink_out<Config>(rescale, acc);

@@ -57,16 +57,6 @@ __device__ __forceinline__ void release_queries(typename Config::SharedMemory& s
   if constexpr (!Config::kQueryRegisters) release(shared.q_empty[stage][consumer]);
 }
 
-// What the segment before left in acc.out, under the scores that were just started.
-template <class Config>
-__device__ __forceinline__ void fold_left(typename Config::SharedMemory& shared, int consumer, Left& left,
-                                          const Accumulators<Config>& acc) {
-  if constexpr (Config::kSegments) {
-    if (uniform(left != Left::nothing)) fold_segment<Config>(shared, consumer, left, acc);
-    left = Left::nothing;
-  }
-}
-
 // The stage of the values that are due: values lag scores by one key tile.
 template <class Config>
 __device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::kKeyStages>& k,
@@ -104,7 +94,7 @@ template <class Config, bool kFirst>
 __device__ __forceinline__ bool step(const PrefillParams& params, typename Config::SharedMemory& shared,
                                      int consumer, const RowTile& tile, int block, int q_stage,
                                      Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
-                                     Left& left, Accumulators<Config>& acc) {
+                                     Accumulators<Config>& acc) {
   const Ring<Config::kStages> v = due_values<Config>(k, values);
   if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
@@ -112,7 +102,6 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
   products_begin();
   start_scores<Config>(shared, consumer, q_stage, k.stage, acc);
   products_commit();
-  if constexpr (kFirst) fold_left<Config>(shared, consumer, left, acc);
   await_keys<Config>(shared.v_full[v.stage], v.phase);
   if constexpr (kFirst) {
     const int columns = columns_of<Config>(tile, consumer);

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// How segments of a row tile's keys are added: from the last to the first, by the block that computes all of them in
+// shared memory, or by the last of several through global memory: with the same operations on the same numbers, so with
+// the same bits.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/softmax.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Adds an earlier segment to the sum of the later ones. A sum of nothing changes no bit of the other.
+__device__ __forceinline__ Join join_rows(RowSums& later, RowSums earlier) {
+  const float base = fmaxf(later.base, earlier.base);
+  const Join join = {exp2_fast(later.base - base), exp2_fast(earlier.base - base)};
+  later = {base, __fmaf_rn(later.total, join.later, __fmul_rn(earlier.total, join.earlier))};
+  return join;
+}
+__device__ __forceinline__ float join_values(Join join, float later, float earlier) {
+  return __fmaf_rn(later, join.later, __fmul_rn(earlier, join.earlier));
+}
+__device__ __forceinline__ float4 join_values(Join join, float4 later, float4 earlier) {
+  return {join_values(join, later.x, earlier.x), join_values(join, later.y, earlier.y),
+          join_values(join, later.z, earlier.z), join_values(join, later.w, earlier.w)};
+}
+// What the last segment is to be joined with.
+constexpr Join kNoneLater = {0, 1};
+
+// Without -0, which a sum over more segments would not keep.
+__device__ __forceinline__ float mean(float sum, float factor) { return __fmaf_rn(sum, factor, 0.0f); }
+
+// As finish_rows, of one row. The thread of the row that `writes` stores lse.
+__device__ __forceinline__ float finish_row(const PrefillParams& params, const WorkTile& work,
+                                            int consumer, int row, RowSums sums, bool writes) {
+  const AttentionParams& attention = params.attention;
+  const bool empty = sums.total == 0;
+  const float factor = empty ? 0.0f : __fdividef(1.0f, sums.total);
+  if (!attention.lse && !attention.sinks) return factor;
+  const float lse = empty ? -infinity() : (sums.base + log2f(sums.total)) * kLn2;
+  const int head = row_head(params, work, row);
+  const int token = row_token(params, work, consumer, row);
+  if (token >= work.q_len) return factor;
+  if (attention.lse && writes) {
+    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.batch.q_heads + head] = lse;
+  }
+  return attention.sinks && !empty ? factor / (1.0f + __expf(attention.sinks[head] - lse)) : factor;
+}
+
+__device__ __forceinline__ bool is_cut(const CutSlot& slot) { return slot.cut.count > 0; }
+
+// Where the partial result of a cut tile's segment begins, counted from the tile's first.
+__device__ __forceinline__ int partial_row(const PrefillParams& params, const CutSlot& slot, int segment) {
+  return slot.cut.partial_row + segment * slot.work.q_len * params.attention.batch.q_heads;
+}
+
+// Adds up a cut tile's segments. A warp, of which some lanes have a row, each of them some columns.
+template <class Config>
+__device__ __forceinline__ void join_partials(const PrefillParams& params, const CutSlot& slot) {
+  // What registers hold: all of a group of 4 by 4 segments at once, whose loads take 0.7 us one by one.
+  constexpr int kLanes = Config::kAlone ? 8 : 16;  // of a row
+  constexpr int kAhead = Config::kAlone ? 4 : 1;   // segments on their way
+  constexpr int kColumns = Config::kHeadDimV / kLanes;
+  const AttentionParams& attention = params.attention;
+  const WorkTile& work = slot.work;
+  const int rows = work.q_len << params.heads_shift;
+  const int column = threadIdx.x % kLanes * kColumns;
+  for (int row = threadIdx.x % 32 / kLanes; row < rows; row += 32 / kLanes) {
+    RowSums sums = {kNothing, 0};
+    float4 values[kColumns / 4] = {};
+#pragma unroll 1
+    for (int last = slot.cut.count - 1; last >= 0; last -= kAhead) {
+      RowSums own_sums[kAhead];
+      float4 own[kAhead][kColumns / 4];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t at = partial_row(params, slot, max(last - i, 0)) + row;
+        const float2 found = __ldcg(reinterpret_cast<const float2*>(params.segments.sums + at));
+        own_sums[i] = last - i < 0 ? RowSums{kNothing, 0} : RowSums{found.x, found.y};
+        const auto* from = reinterpret_cast<const float4*>(params.segments.out + at * Config::kHeadDimV + column);
+#pragma unroll
+        for (int j = 0; j < kColumns / 4; ++j) own[i][j] = __ldcg(from + j);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const Join join = join_rows(sums, own_sums[i]);
+#pragma unroll
+        for (int j = 0; j < kColumns / 4; ++j) values[j] = join_values(join, values[j], own[i][j]);
+      }
+    }
+    const float factor = finish_row(params, work, 0, row, sums, column == 0);
+    uint16_t* to = static_cast<uint16_t*>(attention.out) +
+                   (work.q_begin + row_token(params, work, 0, row)) * attention.out_token_stride +
+                   row_head(params, work, row) * attention.out_head_stride + column;
+#pragma unroll
+    for (int j = 0; j < kColumns / 4; ++j) {
+      if (column + 4 * j >= attention.head_dim_v) break;
+      const uint32_t low = pack<Config::kOut>(mean(values[j].x, factor), mean(values[j].y, factor));
+      const uint32_t high = pack<Config::kOut>(mean(values[j].z, factor), mean(values[j].w, factor));
+      *reinterpret_cast<uint2*>(to + 4 * j) = {low, high};
+    }
+  }
+}
+
+// Whether these were the last missing segments of the row tile, all of whose partial results may be read then. One
+// thread, behind the block's stores.
+__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot) {
+  const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
+  int32_t* stored = params.segments.stored + slot.work.request * head_blocks +
+                    (slot.work.q_head >> params.heads_shift);
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(stored), "r"(slot.cut.own)
+               : "memory");
+  const bool last = before + slot.cut.own == slot.cut.count;
+  if (last) *stored = 0;
+  return last;
+}
+
+// The joining warp: sums of the cut tiles whose last missing segments this block has stored.
+template <class Config>
+__device__ void join_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  Ring<kTileSlots> slots;
+  while (true) {
+    shared.tile_full[slots.stage].wait(slots.phase);
+    const CutSlot& slot = shared.tiles[slots.stage];
+    if (slot.work.request < 0) return;
+    shared.segments.stored[slots.stage].wait(slots.phase);
+    if (is_cut(slot) && uniform(first_lane && last_stored(params, slot))) {
+      __syncwarp();
+      join_partials<Config>(params, slot);
+    }
+    __syncwarp();
+    if (first_lane) shared.tile_empty[slots.stage].arrive();
+    slots.advance();
+  }
+}
+
+}  // namespace fovea::kernels::cuda
