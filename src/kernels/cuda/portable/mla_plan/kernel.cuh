@@ -162,18 +162,23 @@ struct MlaPlanConfig {
     const int own =
         static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
     // Tiles with more pieces come first, whole clusters before all: no tile lies across two clusters
-    // without need. Sums of all sizes in one scan, a byte each.
-    static_assert(kMlaMaxCluster == 16 && kMlaMaxWorkers < 256);
-    const int kind = own >= work.cluster ? 0 : __clz(own | 1) - 27;
-    int64_t sums;
-    const int64_t before =
-        exclusive_scan(static_cast<int64_t>(own) << 8 * kind, sums, shared.blocks);
+    // without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many blocks, in
+    // units of 2^k, for which 8 - k bits are enough.
+    static_assert(kMlaMaxCluster <= 16 && kMlaMaxWorkers < 256);
+    const int log_cluster = 31 - __clz(work.cluster);
+    const int kind = min(31 - __clz(own | 1), log_cluster);
+    const auto place = [](int k) { return k * (17 - k) / 2; };
+    const auto pieces_in = [&](int sums, int k) {
+      return (sums >> place(k) & (1 << 8 - k) - 1) << k;
+    };
+    int sums;
+    const int before = exclusive_scan(own >> kind << place(kind), sums, shared.counts);
     int total = 0;
-    int begin = static_cast<int>(before >> 8 * kind & 255);
+    int begin = pieces_in(before, kind);
 #pragma unroll
     for (int k = 0; k < 5; ++k) {
-      const int of_kind = static_cast<int>(sums >> 8 * k & 255);
-      if (k < kind) begin += of_kind;
+      const int of_kind = pieces_in(sums, k);
+      if (k > kind) begin += of_kind;
       total += of_kind;
     }
     if (own > 0) {

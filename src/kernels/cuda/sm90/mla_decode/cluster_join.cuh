@@ -44,53 +44,35 @@ struct PartGroup {
   }
 };
 
-// The other members' parts of this block's rows, [members of the group, rows of this block]: over
-// the ring of keys, which is free when all blocks of the cluster are done with their only item.
-template <class C>
-__device__ __forceinline__ typename C::PartRow* joined_rows(typename C::SharedMemory& shared) {
-  static_assert((C::kRows + kMlaMaxCluster - 1) * sizeof(typename C::PartRow) <= sizeof(shared.kv));
-  return reinterpret_cast<typename C::PartRow*>(&shared.kv);
-}
+// Of one row and member, whose number is lane / 2: rows one after the other. The same in all warps.
+struct PartWeight {
+  float weight;       // of the part's values
+  float most, total;  // of the row: all parts' weights relative to 2^most
 
-// Row `row` of this block's share, of `member`.
-template <class C>
-__device__ __forceinline__ const typename C::PartRow& part_row(typename C::SharedMemory& shared,
-                                                               const PartGroup& group, int member,
-                                                               int row) {
-  return member == group.own ? shared.cluster.own[group.own * group.share + row]
-                             : joined_rows<C>(shared)[member * group.rows + row];
-}
-
-// Of one row and member, whose number is lane / 2: rows one after the other.
-struct PartFactor {
-  float factor;  // what the part's values are multiplied by
-  float lse;     // of the row, in powers of two
-
-  // The same in all warps, for some row's parts.
   template <class C>
-  __device__ __forceinline__ static PartFactor find(typename C::SharedMemory& shared,
+  __device__ __forceinline__ static PartWeight find(const typename C::SharedMemory& shared,
                                                     const PartGroup& group) {
     const int lane = threadIdx.x % 32;
     const int member = lane / 2 & (group.size - 1);
     const int row = min(lane / 2 >> group.log_size, group.rows - 1);
-    const auto& from = part_row<C>(shared, group, member, row);
+    const auto& from = shared.cluster.joined[member * group.rows + row];
     const float4 sums = *reinterpret_cast<const float4*>(&from.sums[lane % 2 * 4]);
-    const float own = from.most;
-    float total = sums.x + sums.y + sums.z + sums.w;
-    float most = own;
-    total += __shfl_xor_sync(~0u, total, 1);
+    PartWeight own;
+    own.most = from.most;
 #pragma unroll
     for (int step = 1; step < kMlaMaxCluster; step *= 2) {
-      if (step < group.size) most = fmaxf(most, __shfl_xor_sync(~0u, most, 2 * step));
+      const float other = __shfl_xor_sync(~0u, own.most, 2 * step);
+      own.most = step < group.size ? fmaxf(own.most, other) : own.most;
     }
-    const float weight = exp2_fast(own - most);
-    total *= weight;
+    own.weight = exp2_fast(from.most - own.most);
+    own.total = own.weight * (sums.x + sums.y + sums.z + sums.w);
+    own.total += __shfl_xor_sync(~0u, own.total, 1);
 #pragma unroll
     for (int step = 1; step < kMlaMaxCluster; step *= 2) {
-      if (step < group.size) total += __shfl_xor_sync(~0u, total, 2 * step);
+      const float other = __shfl_xor_sync(~0u, own.total, 2 * step);
+      own.total += step < group.size ? other : 0;
     }
-    if (!(total > 0)) return {0, -infinity()};
-    return {weight * __fdividef(1.0f, total), most + log2f(total)};
+    return own;
   }
 };
 
@@ -104,10 +86,11 @@ __device__ __forceinline__ void add_scaled(float4& sum, float factor, const floa
 // Columns column to column + 3 of row `row` of this block's share, over the group. A warp has one
 // row.
 template <class C>
-__device__ __forceinline__ float4 sum_group(typename C::SharedMemory& shared,
-                                            const PartGroup& group, const PartFactor& factors,
+__device__ __forceinline__ float4 sum_group(const typename C::SharedMemory& shared,
+                                            const PartGroup& group, const PartWeight& weights,
                                             int row, int column) {
   constexpr int kAtOnce = 8;
+  const auto* from = &shared.cluster.joined[row];
   float4 all = {0, 0, 0, 0};
 #pragma unroll 1
   for (int first = 0; first < group.size; first += kAtOnce) {
@@ -115,11 +98,15 @@ __device__ __forceinline__ float4 sum_group(typename C::SharedMemory& shared,
     float factor[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int member = min(first + i, group.size - 1);
-      const auto& from = part_row<C>(shared, group, member, row);
-      values[i] = *reinterpret_cast<const uint2*>(&from.values[column]);
-      factor[i] = __shfl_sync(~0u, factors.factor, 2 * ((row << group.log_size) + member)) *
-                  (first + i < group.size ? from.units[column / C::kWarpColumns] : 0.0f);
+      const float weight =
+          __shfl_sync(~0u, weights.weight, 2 * ((row << group.log_size) + first + i));
+      factor[i] = 0;
+      values[i] = {0, 0};
+      if (first + i < group.size) {
+        factor[i] = weight * from->units[column / C::kWarpColumns];
+        values[i] = *reinterpret_cast<const uint2*>(&from->values[column]);
+      }
+      from += group.rows;
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -229,9 +216,9 @@ __device__ __forceinline__ void store_segments(const MlaDecodeParams& params, co
               total > 0 ? most + log2f(total) : -infinity());
 }
 
-// After the blocks of the group have put down their parts in ClusterMemory::own, each behind a
-// fence of the async proxy. 256 threads, which meet here and have arrived at the cluster's barrier
-// when the ring was free; at its next phase they arrive here.
+// After the blocks of the group have put down their parts in ClusterMemory, each behind a fence of
+// the async proxy. 256 threads, which meet here and have arrived at the cluster's barrier when the
+// block began; at its next phase they arrive here.
 template <class C>
 __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, const RowTile& tile,
                                                 const PartGroup& group,
@@ -246,18 +233,20 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
   }
   named_barrier_wait(kConsumersBarrier, kConsumerThreads);
   cluster_wait();
-  if (thread + 1 < group.size) {
-    // Each begins with the next: no block is the last one for all.
-    int to = group.own + thread + 1;
+  // A copy takes a thread 80 cycles, so all warps send. Each block begins with the next: none is
+  // the last one for all.
+  for (int i = 1 + thread / 32; i < group.size && thread % 32 == 0; i += C::kConsumerWarps) {
+    int to = group.own + i;
     if (to >= group.size) to -= group.size;
     const int rows = group.rows_of(tile, to);
     const auto rank = static_cast<uint32_t>(group.begin + to) & (work.cluster - 1);
     if (rows > 0) {
       send_in_cluster(&shared.cluster.own[to * group.share],
-                      joined_rows<C>(shared) + group.own * rows, rank, rows * kRowBytes,
+                      &shared.cluster.joined[group.own * rows], rank, rows * kRowBytes,
                       shared.cluster.parts_full);
     }
   }
+  __syncwarp();
   const int first_row = group.own * group.share;
   const int own_row = thread / kRowThreads;
   const int column = thread % kRowThreads * 4;
@@ -266,12 +255,17 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
   __syncwarp();
   cluster_arrive_relaxed();
   if (own_row < group.rows) {
-    const auto factors = PartFactor::find<C>(shared, group);
+    const auto weights = PartWeight::find<C>(shared, group);
 #pragma unroll 1
     for (int row = own_row; row < group.rows; row += kRowsAtOnce) {
       if (row > own_row) place = JoinedPlace(params, tile, first_row + row);
-      const float4 sum = sum_group<C>(shared, group, factors, row, column);
-      const float lse = __shfl_sync(~0u, factors.lse, 2 * (row << group.log_size));
+      const int first = 2 * (row << group.log_size);
+      const float total = __shfl_sync(~0u, weights.total, first);
+      const float most = __shfl_sync(~0u, weights.most, first);
+      const float inverse = total > 0 ? __fdividef(1.0f, total) : 0;
+      float4 sum = sum_group<C>(shared, group, weights, row, column);
+      sum = {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse};
+      const float lse = total > 0 ? most + __log2f(total) : -infinity();
       if (group.segments == 1) {
         place.store<C>(params, column, sum, lse);
       } else {
@@ -295,14 +289,13 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
   cluster_wait();
 }
 
-// Both phases of the cluster's barrier, for threads that have no part in a join.
+// Both phases of the cluster's barrier, for threads that have no part in a join; they have arrived
+// at the first.
 __device__ __forceinline__ void pass_cluster() {
   __syncwarp();
-#pragma unroll
-  for (int phase = 0; phase < 2; ++phase) {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
+  cluster_wait();
+  cluster_arrive_relaxed();
+  cluster_wait();
 }
 
 }  // namespace fovea::kernels::cuda

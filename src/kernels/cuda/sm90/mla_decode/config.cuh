@@ -110,7 +110,7 @@ struct MlaDecodeConfig {
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
   static constexpr int kQueryStages = kNarrow ? 0 : 1;
   static constexpr int kStages =
-      kClusters ? 10 : kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
+      kClusters ? 9 : kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
   static constexpr int kRopeSlots = kSixteen ? 2 : 1;
   static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
@@ -187,7 +187,8 @@ struct MlaDecodeConfig {
   };
   static_assert(sizeof(PartRow) % 128 == 80);
   struct ClusterMemory {
-    PartRow own[kRows];  // of the block's part
+    PartRow own[kRows];     // of the block's part, those that other blocks join
+    PartRow joined[kRows];  // [members of the group, rows of this block]
     TransactionBarrier parts_full;
     bool last[kRows];  // whether the other clusters' parts of a row are stored
   };

@@ -179,6 +179,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   } else {
     __syncthreads();
   }
+  if constexpr (kClusters) cluster_arrive_relaxed();  // barriers are ready for the other blocks
   if constexpr (kNarrow) touch(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete. What

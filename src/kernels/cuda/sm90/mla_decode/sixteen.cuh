@@ -302,9 +302,7 @@ __device__ __forceinline__ void run_sixteen_once(const MlaDecodeParams& params,
     pass_cluster();
     return;
   }
-  __syncwarp();
-  cluster_arrive_relaxed();  // done with the ring
-  put_down<C>(shared, state);
+  put_down<C>(shared, group, state);
   fence_async_proxy();
   join_in_cluster<C>(params, tile, group, shared);
 }

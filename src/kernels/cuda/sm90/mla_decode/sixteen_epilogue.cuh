@@ -96,9 +96,10 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
   }
 }
 
-// What the block has, to where blocks of the cluster get it from.
+// What the block has, to where blocks of the cluster get it from; its own rows to where it adds
+// them up.
 template <class C>
-__device__ __forceinline__ void put_down(typename C::SharedMemory& shared,
+__device__ __forceinline__ void put_down(typename C::SharedMemory& shared, const PartGroup& group,
                                          const SixteenState<C>& state) {
   const int lane = threadIdx.x % 32;
   const int warp = consumer_warp();
@@ -118,7 +119,10 @@ __device__ __forceinline__ void put_down(typename C::SharedMemory& shared,
   for (int r = 0; r < 2; ++r) {
     const uint32_t unit = unit_bits(most[r]);
     const float factor = __uint_as_float((254u << 23) - unit);
-    auto& row = shared.cluster.own[row_of(r)];
+    const int joined = row_of(r) - group.own * group.share;  // row of this block's share
+    auto& row = joined >= 0 && joined < group.rows
+                    ? shared.cluster.joined[group.own * group.rows + joined]
+                    : shared.cluster.own[row_of(r)];
     if (lane % 4 == 0) {
       row.units[warp] = __uint_as_float(unit);
       row.sums[warp] = sums[r];
