@@ -102,7 +102,8 @@ class AttentionBackend {
   // Error{invalid_argument} when the batch exceeds the limits or lacks an array the spec calls for.
   virtual void plan(const BatchView& batch, Stream stream = nullptr) = 0;
 
-  // Once per layer: stores k and v, attends, writes out and, when asked, lse.
+  // Once per layer: stores k and v, attends, writes out and, when asked, lse. Throws
+  // Error{invalid_argument} naming a tensor that is absent, misaligned or of another dtype.
   virtual void forward(const LayerTensors& layer, Stream stream = nullptr) = 0;
 };
 

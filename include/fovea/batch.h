@@ -41,7 +41,7 @@ struct BatchLimits {
   int32_t prefix_levels = 0;
   // Keys that a level must save from being read again, else it is left out: it costs what reading
   // 30000 to 60000 keys of 8 heads of 128 in bf16 costs (H200, 2026-11-21).
-  int32_t least_prefix_savings = 65536;
+  int32_t min_prefix_savings = 65536;
 };
 
 struct BatchView {

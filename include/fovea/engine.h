@@ -27,8 +27,8 @@ struct EngineOptions {
   DType kv_dtype = DType::f32;                // a GPU needs bf16 or fp8
   KvScale kv_scale = KvScale::none;           // none with an fp8 dtype: per_token_head
   int32_t page_size = 16;
-  size_t kv_memory_bytes =
-      0;  // for all pools together, never exceeded; 0: half of the device's free memory
+  // For all pools together, never exceeded; 0: half of the device's free memory.
+  size_t kv_memory_bytes = 0;
   int32_t max_requests = 32;       // running at once
   int32_t max_batch_tokens = 512;  // new tokens of one step; longer prompts are chunked
   int32_t max_context = 0;         // 0: the model's, or less where kv_memory_bytes holds less
@@ -51,8 +51,7 @@ struct SamplingParams {
   std::vector<int32_t> stop_tokens;
   bool ignore_eos = false;
   int32_t logprobs = -1;  // >= 0: log-probability of each token and of that many alternatives
-  bool prompt_logprobs =
-      false;  // also for the prompt's tokens; disables prefix reuse for the request
+  bool prompt_logprobs = false;  // of the prompt's tokens too; the request reuses no prefix then
 };
 
 struct TokenLogprob {
@@ -71,9 +70,9 @@ struct TokenEvent {
   FinishReason finish = FinishReason::none;
   // In the event that ends the request.
   int32_t prompt_tokens = 0;
-  int32_t cached_tokens = 0;           // of the prompt, served by the prefix cache
-  std::vector<float> prompt_logprobs;  // [prompt_tokens], first 0, with
-                                       // SamplingParams::prompt_logprobs; empty without a token
+  int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
+  // [prompt_tokens], first 0; with SamplingParams::prompt_logprobs, empty without a token.
+  std::vector<float> prompt_logprobs;
 };
 
 struct GenerateRequest {

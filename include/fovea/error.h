@@ -15,9 +15,10 @@ enum class ErrorCode {
   workspace_too_small,  // a caller-provided workspace is short; the message names the needed bytes
   corrupt_file,         // a checkpoint, config or tokenizer file is malformed
   io,                   // the operating system refused a read or a mapping
+  device_failure,       // a GPU's driver or library refused a call, or an earlier one failed
 };
 
-// what() names the argument, its value and the limit.
+// what() names the argument, its value and the limit; device_failure: the call and its status.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}

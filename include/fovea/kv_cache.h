@@ -199,14 +199,15 @@ std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t s
 // padded requests point to.
 class RequestTable {
  public:
-  // max_requests (>= 2) counts row 0.
+  // max_requests (>= 2) counts row 0. Error{invalid_argument} or {out_of_memory}.
   RequestTable(int32_t max_requests, int32_t max_context);
 
   std::optional<int32_t> allocate();  // nullopt: all rows in use. O(1).
   // Clears the row. Throws Error{invalid_argument} naming a row that is not in use.
   void release(int32_t row);
 
-  std::span<int32_t> row(int32_t index);  // [max_context]
+  // [max_context]. Error{invalid_argument} naming an index the table does not have.
+  std::span<int32_t> row(int32_t index);
   // For copies of the table: whoever writes slots of a row from `first` on says so, whoever copies
   // asks for the first position written since the row was last asked for; max_context: none.
   void mark_changed(int32_t row, int32_t first);

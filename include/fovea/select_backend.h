@@ -73,6 +73,9 @@ struct BackendEntry {
   // Exact upper bound over every batch within the limits. Touches no device. Throws
   // Error{unsupported} where reject is not empty.
   std::function<size_t(const BackendRequest&)> workspace_bytes;
+  // Throws Error{unsupported} where reject is not empty, Error{invalid_argument} where the context
+  // contradicts itself, Error{out_of_memory} or {device_failure}. The backend does not need the
+  // entry any more.
   std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create;
   // What explain() adds: how an accepted request is served, where that depends on its batches. One
   // line; may be null or return nothing.
@@ -90,7 +93,7 @@ class BackendRegistry {
 
   std::span<const BackendEntry> entries() const& { return entries_; }
   std::span<const BackendEntry> entries() const&& = delete;  // the rows would be gone
-  // By name or alias; null when unknown.
+  // By name or alias; null when unknown. Valid until the next add().
   const BackendEntry* find(std::string_view name_or_alias) const;
   std::string known_names() const;  // comma-separated, for error messages
 
@@ -118,12 +121,12 @@ struct Candidate {
 };
 
 struct Selection {
-  const BackendEntry* chosen = nullptr;
-  std::string asked;                  // the name or alias of the wish, empty for auto_
-  std::string fallback;               // prefer: why it does not serve, on one line; else empty
-  size_t workspace_bytes = 0;         // of the chosen backend
-  std::string notes;                  // of the chosen backend
-  std::vector<Candidate> candidates;  // every backend, in order of preference
+  const BackendEntry* chosen = nullptr;  // of the registry, which must outlive it
+  std::string asked;                     // the name or alias of the wish, empty for auto_
+  std::string fallback;                  // prefer: why it does not serve, on one line; else empty
+  size_t workspace_bytes = 0;            // of the chosen backend
+  std::string notes;                     // of the chosen backend
+  std::vector<Candidate> candidates;     // every backend, in order of preference
 
   // Plain text: the choice, what an alias resolved to, then every rejected backend with its
   // reasons.
@@ -135,6 +138,8 @@ struct Selection {
 // is contradictory in itself.
 Selection select_backend(const BackendRegistry& registry, const BackendRequest& request,
                          const BackendWish& wish = {});
+Selection select_backend(const BackendRegistry&&, const BackendRequest&,
+                         const BackendWish& = {}) = delete;  // the chosen row would be gone
 
 // Composition. Both parts were created over the same pool.
 // Decode batches go to `decode`, target_verify to the one verify_with_decode names, the rest to

@@ -13,7 +13,7 @@ namespace fovea {
 // calls from several threads wait for each other. Tasks must not call parallel_for.
 class ThreadPool {
  public:
-  // threads >= 1; 0 means one per core available to this process.
+  // In [0, 1024], else Error{invalid_argument}; 0: one per core available to this process.
   explicit ThreadPool(int threads = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

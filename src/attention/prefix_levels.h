@@ -29,7 +29,7 @@ struct PrefixLevel {
 // What a group and a level must be.
 struct PrefixRule {
   int32_t most_q_len = 0;   // new tokens of a request in a group
-  int32_t least_saved = 0;  // BatchLimits::least_prefix_savings
+  int32_t least_saved = 0;  // BatchLimits::min_prefix_savings
 };
 
 // Whether layers make use of BatchView::shared_prefix.

@@ -195,8 +195,8 @@ void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
   check_argument(limits.prefix_levels >= 0 && limits.prefix_levels <= kMostPrefixLevels,
                  "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels,
                  kMostPrefixLevels);
-  check_argument(limits.least_prefix_savings >= 0,
-                 "least_prefix_savings is {}, must not be negative", limits.least_prefix_savings);
+  check_argument(limits.min_prefix_savings >= 0, "min_prefix_savings is {}, must not be negative",
+                 limits.min_prefix_savings);
   check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,
                  "max_encoder_len is 0, scope cross needs at least 1");
 }

@@ -12,6 +12,8 @@ namespace {
 
 // Wrong input, whoever noticed it: the option parser or the library.
 constexpr int kBadInput = 2;
+// Not the caller's doing: a GPU that failed, a fault of this program.
+constexpr int kFailure = 1;
 
 // "fovea generate", or "fovea" where no command was reached.
 std::string command_line(const CLI::App& program) {
@@ -66,7 +68,7 @@ int main(int argc, char** argv) {
     std::string text = error.what();  // reasons end with a line break of their own
     while (text.ends_with('\n')) text.pop_back();
     std::fprintf(stderr, "fovea: %s\n", text.c_str());
-    return kBadInput;
+    return error.code() == fovea::ErrorCode::device_failure ? kFailure : kBadInput;
   } catch (const std::bad_alloc&) {
     fovea::cli::clear_progress();
     std::fputs("fovea: out of memory\n", stderr);
@@ -78,6 +80,6 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     fovea::cli::clear_progress();
     std::fprintf(stderr, "fovea: internal error: %s\n", error.what());
-    return 1;
+    return kFailure;
   }
 }

@@ -17,7 +17,6 @@ namespace {
 constexpr int32_t kMaxPageSize = 65536;
 constexpr int32_t kMaxRequests = 65535;
 constexpr int32_t kMaxBatchTokens = 1 << 20;
-constexpr int kMaxThreads = 1024;
 // Logits of scored prompts are a buffer of this size, not one of max_batch_tokens rows: 512 rows of
 // a vocabulary of 150,000 would be 300 MB.
 constexpr size_t kPromptLogitBytes = size_t{16} << 20;
@@ -32,7 +31,6 @@ void check_options(const EngineOptions& options) {
   check("max_requests", options.max_requests, 1, kMaxRequests);
   check("max_batch_tokens", options.max_batch_tokens, 1, kMaxBatchTokens);
   check("max_context", options.max_context, 0, std::numeric_limits<int32_t>::max() - 1);
-  check("threads", options.threads, 0, kMaxThreads);
 }
 
 int32_t wanted_context(const EngineOptions& options, const ModelInfo& model) {

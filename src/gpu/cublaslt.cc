@@ -157,7 +157,7 @@ void MatrixProducts::run(const MatmulParams& params, Stream stream) {
       layouts.x.handle, &zero, params.out, layouts.out.handle, params.out, layouts.out.handle,
       &chosen.algorithm, workspace_.data(), chosen.workspace_bytes, stream);
   if (status != 0) {
-    fail(ErrorCode::unsupported, "cublasLtMatmul: {} rows, n {}, k {}: status {}", params.rows,
+    fail(ErrorCode::device_failure, "cublasLtMatmul: {} rows, n {}, k {}: status {}", params.rows,
          params.n, params.k, status);
   }
 }

@@ -76,7 +76,7 @@ const Library& library() {
 }
 
 void check_status(Status status, std::string_view call) {
-  if (status != 0) fail(ErrorCode::unsupported, "{}: status {}", call, status);
+  if (status != 0) fail(ErrorCode::device_failure, "{}: status {}", call, status);
 }
 
 }  // namespace fovea::gpu::cublaslt

@@ -61,7 +61,7 @@ void check(CUresult result, std::string_view call) {
   const char* text = nullptr;
   driver().error_name(result, &name);
   driver().error_string(result, &text);
-  fail(result == kCudaErrorOutOfMemory ? ErrorCode::out_of_memory : ErrorCode::unsupported,
+  fail(result == kCudaErrorOutOfMemory ? ErrorCode::out_of_memory : ErrorCode::device_failure,
        "{}: {} ({})", call, name ? name : "unknown error", text ? text : "no description");
 }
 

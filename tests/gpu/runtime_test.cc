@@ -58,6 +58,17 @@ TEST_F(Runtime, BuffersAreAlignedAndMove) {
   EXPECT_EQ(DeviceBuffer().data(), nullptr);
 }
 
+TEST_F(Runtime, RefusedCallsAreDeviceFailures) {
+  int value = 0;
+  try {
+    copy_to_host(&value, nullptr, sizeof(value), nullptr);
+    FAIL() << "a copy from nowhere was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::device_failure);
+    EXPECT_NE(std::string(error.what()).find("cuMemcpy"), std::string::npos) << error.what();
+  }
+}
+
 TEST_F(Runtime, EventsTakeTimeInOrder) {
   const OwnedStream stream;
   const DeviceBuffer buffer(1 << 26);

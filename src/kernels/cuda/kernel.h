@@ -19,7 +19,8 @@ struct GridSize {
 class Kernel {
  public:
   Kernel() = default;
-  // Error{unsupported} when the machine code cannot be had (see KernelStore) or does not load.
+  // Error{unsupported} when the machine code cannot be had (see KernelStore), {device_failure} when
+  // it does not load.
   Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store);
   ~Kernel();
   Kernel(Kernel&& other) noexcept
