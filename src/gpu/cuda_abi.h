@@ -37,7 +37,6 @@ enum CUdevice_attribute : int {
   kAttributeMultiprocessorCount = 16,
   kAttributeComputeCapabilityMajor = 75,
   kAttributeComputeCapabilityMinor = 76,
-  kAttributeMaxSharedMemoryPerBlockOptin = 97,
 };
 
 enum CUfunction_attribute : int {

@@ -49,7 +49,6 @@ Context::Context(int device) {
                  count);
   device_ = device_of(device);
   info_ = describe(device_, device);
-  shared_bytes_ = attribute(kAttributeMaxSharedMemoryPerBlockOptin, device_);
   check(driver().context_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
   bind();
 }

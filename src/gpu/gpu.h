@@ -27,13 +27,11 @@ class Context {
   void bind_to_free() const noexcept;
   const DeviceInfo& info() const { return info_; }
   size_t free_bytes() const;  // of the device, for any process
-  int shared_bytes_per_block() const { return shared_bytes_; }
 
  private:
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
   DeviceInfo info_;
-  int shared_bytes_ = 0;
 };
 
 // Device memory, 256-byte aligned. Error{out_of_memory} names the bytes asked for and free.

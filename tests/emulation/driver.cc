@@ -37,9 +37,6 @@ CUresult attribute(int* value, CUdevice_attribute which, CUdevice) {
     case kAttributeComputeCapabilityMinor:
       *value = kSm % 10;
       break;
-    case kAttributeMaxSharedMemoryPerBlockOptin:
-      *value = 227 << 10;
-      break;
   }
   return kCudaSuccess;
 }
