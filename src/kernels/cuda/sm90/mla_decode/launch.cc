@@ -27,10 +27,6 @@ int32_t block_rows(const MlaDecodeSetup& setup) {
 int32_t row_blocks(const MlaDecodeSetup& setup) {
   return int64_t{setup.max_q_len} * setup.q_heads > kTileRows ? 2 : 1;
 }
-// Blocks that convert fp8 keys for each other.
-uint32_t cluster(const MlaDecodeSetup& setup) {
-  return setup.cache == MlaCache::as_queries ? 1 : static_cast<uint32_t>(row_blocks(setup));
-}
 int32_t workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors / row_blocks(setup), kMlaMaxWorkers);
 }
@@ -169,8 +165,11 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.work = pass.work;
   params.list_settled = pass.list_settled;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
+  // Two blocks over the same keys: fp8 ones convert for each other. Others only have to be
+  // neighbours, but where the kernel ahead leaves multiprocessors one by one, blocks by themselves
+  // do not come to be: 238.6 instead of 233.4 us at 128 x 4k (2026-11-22).
   kernel.launch_overlapped({blocks}, params, stream,
-                           clusters ? static_cast<uint32_t>(pass.work.cluster) : cluster(setup));
+                           static_cast<uint32_t>(clusters ? pass.work.cluster : row_blocks(setup)));
 }
 
 }  // namespace
