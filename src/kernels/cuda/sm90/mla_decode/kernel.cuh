@@ -38,13 +38,18 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   uint32_t q_phase = 0;
   if (threadIdx.x == 0) {
     const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
-    shared.next = {range.begin + range.step, range.end, range.step};
-    announce_tile<C>(params, shared, range.begin < range.end ? &range.first : nullptr, reader.at);
+    const int4 place = __ldcg(reinterpret_cast<const int4*>(&range));  // begin, end, step
+    const MlaItem first = read_item(&range.first);
+    shared.next = {place.x + place.z, place.y, place.z};
+    announce_tile<C>(params, shared, place.x < place.y ? &first : nullptr, reader.at);
   }
   while (true) {
     const RowTile& tile = reader.take(shared);
     const int tiles = tile.tiles;
     if (tiles < 0) break;
+    auto keys = find_keys<C>(
+        params, {tile.item.request, tile.item.key_begin, tile.item.key_end});
+    wait_for_previous_kernel();
     if (tiles > 0) {
       Ring<C::kStages> place = ring;
 #pragma unroll
@@ -65,7 +70,6 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
         ring.advance();
       }
     }
-    const KeySpan span = {tile.item.request, tile.item.key_begin, tile.item.key_end};
     reader.give_back(shared);
     if (threadIdx.x == 0) {
       auto& next = shared.next;
@@ -74,9 +78,9 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
       next.index += next.step;
     }
     if constexpr (C::kFp8) {
-      convert_keys<C>(params, shared, span, tiles, ring, chunk, rope.phase);
+      convert_keys<C>(params, shared, keys, tiles, ring, chunk, rope.phase);
     } else {
-      copy_keys<C>(params, shared, span, tiles, ring, rope);
+      copy_keys<C>(params, shared, keys, tiles, ring, rope);
     }
   }
   commit_copies();
@@ -183,9 +187,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if constexpr (kNarrow) touch(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete. What
-  // others write (q, keys) is promised only after the wait. The two warps of the producer wait when
-  // they know what to copy.
-  if (kLoader != pages || !params.list_settled || threadIdx.x >= 64) {
+  // others write (q, keys) is promised only after the wait. The warps of the producer wait when they
+  // know what to copy.
+  constexpr int kEarlyThreads = kLoader == pages ? 64 : kWarpgroupThreads;
+  if (kFp8 || !params.list_settled || threadIdx.x >= kEarlyThreads) {
     wait_for_previous_kernel();
     allow_next_kernel();
   }

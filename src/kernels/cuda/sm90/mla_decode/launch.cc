@@ -100,9 +100,12 @@ DType parts(const MlaDecodeSetup& setup) {
   return block_rows(setup) < kTileRows ? DType::f32 : DType::f16;
 }
 
-// Pairs: blocks of 64 rows side by side, whose pieces take longest to merge.
+// Pairs: blocks of 64 rows side by side, whose pieces take longest to merge; converting ones have
+// no registers to spare.
 bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
-  return loads_pages(setup) && (joins == MlaJoins::clusters || row_blocks(setup) == 2);
+  return joins == MlaJoins::clusters
+             ? loads_pages(setup)
+             : setup.cache == MlaCache::as_queries && row_blocks(setup) == 2;
 }
 
 VariantValues values(const MlaDecodeSetup& setup, MlaJoins joins) {

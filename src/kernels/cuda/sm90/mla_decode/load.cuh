@@ -94,7 +94,8 @@ __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
       continue;
     }
     Ring<C::kStages> at = ring;
-#pragma unroll
+// Addresses of all tiles do not fit beside what copies rows.
+#pragma unroll(C::kLoader == pages ? C::kLatentTiles : 1)
     for (int t = 0; t < C::kLatentTiles; ++t) {
       void* to;
       if (t < C::kRegisterTiles) {
@@ -308,30 +309,63 @@ struct KeyPlace {
   }
 };
 
+// Where an item's rows are. Lane i looks after one of the warp's 16 rows of a tile, i % 16, and finds
+// its page before the wait for the tile before; from the L2, as read_item.
+struct RowPlaces {
+  int request;
+  KeyPlace at;   // of the next tile
+  int left;      // keys from there on, 0 or less behind the last one
+  int page = 0;  // of the next tile
+
+  __device__ __forceinline__ RowPlaces(const MlaDecodeParams& params, const KeySpan& item)
+      : request(item.request),
+        at(params, item.key_begin + row_of_lane()),
+        left(item.key_end - item.key_begin - row_of_lane()) {
+    find_page(params);
+  }
+  __device__ __forceinline__ static int row_of_lane() {
+    const int lane = threadIdx.x % 32;
+    return lane % 16 / 4 * 16 + static_cast<int>(threadIdx.x / 32) * 4 + lane % 4;
+  }
+  __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {
+    if (left <= 0) return;
+    page = __ldcg(&params.page_table[request * params.page_table_stride + at.number]);
+  }
+  // Bytes from the cache's first row on, -1 behind the last key.
+  __device__ __forceinline__ int64_t take(const MlaDecodeParams& params) {
+    const int64_t row = left > 0 ? page * params.page_stride + at.place * params.token_stride : -1;
+    at.next_tile(params);
+    left -= kTileKeys;
+    find_page(params);
+    return row;
+  }
+};
+
+// What the producer finds out of an item's keys before it waits for anything.
+template <class C>
+__device__ __forceinline__ auto find_keys(const MlaDecodeParams& params, const KeySpan& item) {
+  if constexpr (C::kFp8) {
+    return item;
+  } else {
+    return RowPlaces(params, item);
+  }
+}
+
 // The keys of one work item row by row, for any page size. All warps of the producer.
 template <class C>
 __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
-                                          typename C::SharedMemory& shared, const KeySpan& item,
+                                          typename C::SharedMemory& shared, RowPlaces& places,
                                           int tiles, Ring<C::kStages>& ring,
                                           Ring<C::kRopeSlots>& rope) {
-  // Lane i looks after one of the warp's 16 rows, i % 16.
   const int lane = threadIdx.x % 32;
-  const int own = lane % 16 / 4 * 16 + static_cast<int>(threadIdx.x / 32) * 4 + lane % 4;
-  const int32_t* table = params.page_table + item.request * params.page_table_stride;
-  KeyPlace at(params, item.key_begin + own);  // of the next tile
-  int left = item.key_end - item.key_begin - own;
-  int page = left > 0 ? table[at.number] : 0;  // found before the wait for the tile before
   for (int t = 0; t < tiles; ++t) {
-    const int64_t row = left > 0 ? page * params.page_stride + at.place * params.token_stride : -1;
+    const int64_t row = places.take(params);
     const char* from[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int64_t offset = __shfl_sync(~0u, row, 4 * r + lane / 8);
       from[r] = offset < 0 ? nullptr : static_cast<const char*>(params.cache) + offset + lane % 8 * 16;
     }
-    at.next_tile(params);
-    left -= kTileKeys;
-    if (left > 0) page = table[at.number];
 #pragma unroll
     for (int part = 0; part < 2 * C::kHalfStages; ++part) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);

@@ -18,7 +18,8 @@ struct NarrowFp8Config {
   static constexpr bool kSixteen = false;
   static constexpr int kBlocks = 1;
   static constexpr bool kFp8 = true;
-  static constexpr bool kScaled = kKeyLoader == scaled;
+  static constexpr Loader kLoader = kKeyLoader;
+  static constexpr bool kScaled = kLoader == scaled;
   static constexpr Type kMath = f16;
   static constexpr Type kRopeMath = kScaled ? kQuery : f16;
   static_assert(kKeyLoader != pages);
