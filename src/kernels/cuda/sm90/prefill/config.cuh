@@ -68,8 +68,9 @@ enum Scores : int { plain, general };
 
 // segments: the keys of a row are summed segment by segment, so that a row tile's segments may be computed
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
-// which a second consumer would have none. eight_rows: for up to eight, by another kernel.
-enum Sums : int { whole, segments, few_rows, eight_rows };
+// which a second consumer would have none. eight_rows: for up to eight, by another kernel; eight_shared: by pairs of
+// blocks, where there are few.
+enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared };
 
 // Factors of two sums whose rows are relative to different bases.
 struct Join {

@@ -10,7 +10,7 @@
 // A ring holds the key tiles of K and then of V, segment by segment.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/eight_rows_out.cuh"
+#include "kernels/cuda/sm90/prefill/eight_rows_shared.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -47,7 +47,7 @@ class EightRows : EightRowsOut<Config> {
         later = true;
       }
       if (is_cut(slot)) {
-        join_cut(slot);
+        join_cut(slot, 1);
       } else {
         store(slot.work, sum, sums);
       }
@@ -166,8 +166,8 @@ class EightRows : EightRowsOut<Config> {
   Ring<Config::kStages> at_;
 };
 
-template <int kDim, Type kQuery>
-__device__ void EightRowsConfig<kDim, kQuery>::run(const PrefillParams& params) {
+template <int kDim, Type kQuery, int kBlocksOfShare>
+__device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare>::run(const PrefillParams& params) {
   using Config = EightRowsConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -180,11 +180,27 @@ __device__ void EightRowsConfig<kDim, kQuery>::run(const PrefillParams& params) 
       shared.tile_full[i].init(1);
       shared.tile_empty[i].init(kWarps + kCopiers);
     }
+    if constexpr (kShare > 1) {
+      for (TransactionBarrier& full : shared.share.keys) full.init(1);
+      for (TransactionBarrier& read : shared.share.keys_read) read.init(kWarps);
+      for (TransactionBarrier& full : shared.share.values) full.init(1);
+      shared.share.scores.init(1);
+    }
     fence_barrier_init();
   }
   __syncthreads();
+  if constexpr (kShare > 1) cluster_arrive_relaxed();
   // As in sm90/decode: the list and the page table are complete in the L2 once a layer has waited for them.
   if (!params.list_settled) wait_for_previous_kernel();
+  if constexpr (kShare > 1) {
+    const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
+    const bool shares = params.order->tile_count * head_blocks <= static_cast<int>(gridDim.x) / kShare;
+    cluster_wait();  // the barriers of all blocks are there
+    if (shares) {
+      SharedRows<Config>(params, shared).run();
+      return;
+    }
+  }
   const int warp = threadIdx.x / 32;
   if (warp < kWarps) {
     EightRows<Config>(params, shared).run();

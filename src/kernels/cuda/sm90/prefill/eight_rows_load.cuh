@@ -7,13 +7,21 @@
 
 namespace fovea::kernels::cuda {
 
-template <int kDim, Type kQuery>
+// Of a segment that the blocks of a cluster share.
+template <int kTiles, int kOwnTiles>
+struct ShareMemory {
+  TransactionBarrier keys[kOwnTiles], keys_read[kOwnTiles], values[kTiles], scores;
+};
+
+// kBlocksOfShare: of a cluster, whose blocks may share a segment.
+template <int kDim, Type kQuery, int kBlocksOfShare>
 struct EightRowsConfig {
   static_assert(kDim % kSwizzledColumns == 0 && kDim <= 128 && type_bytes(kQuery) == 2);
   using Params = PrefillParams;
   static constexpr int kHeadDim = kDim;
   static constexpr int kHeadDimV = kDim;
   static constexpr Type kQ = kQuery;
+  static constexpr int kShare = kBlocksOfShare;
   static constexpr int kRows = 8;
   static constexpr int kWarps = 8;  // that compute
   static constexpr int kComputing = 32 * kWarps;
@@ -36,7 +44,7 @@ struct EightRowsConfig {
   struct SharedMemory {
     alignas(1024) uint16_t stages[kStages][kDimBlocks][kKeys][kSwizzledColumns];  // swizzled
     uint2 weights[kSegmentBlocks][kWarps][32];  // as the products read them, 16 keys each
-    float scores[kSegmentBlocks][kTilePitch];   // raw, hidden ones -inf; key tiles from the last
+    alignas(16) float scores[kSegmentBlocks][kTilePitch];  // raw, hidden ones -inf; key tiles from the last
     float most[kWarps][kRows];                  // raw, of the first key tile
     float base[kSegmentBlocks][kRows];          // that a key tile's weights are relative to
     RowSums sums[kRows];
@@ -44,6 +52,7 @@ struct EightRowsConfig {
     CutSlot tiles[kTileSlots];
     TransactionBarrier full[kStages], empty[kStages];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    Either<(kShare > 1), ShareMemory<kSegmentBlocks, kSegmentBlocks / kShare>, Nothing> share;
   };
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32 * (kTaker + 1), sizeof(SharedMemory), kGroupRows, kKeys};

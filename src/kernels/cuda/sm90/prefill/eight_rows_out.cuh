@@ -70,10 +70,11 @@ class EightRowsOut : protected EightRowsWeights<Config> {
     }
   }
 
-  // The block that stores the last missing segments of a cut tile adds them all up.
-  __device__ void join_cut(const CutSlot& slot) {
+  // The block that stores the last missing segments of a cut tile adds them all up. `sharers`: blocks that each store
+  // some columns of a segment.
+  __device__ void join_cut(const CutSlot& slot, int sharers) {
     computing_meet<Config>();  // all have stored
-    if (threadIdx.x == 0) shared_.joins = last_stored(params_, slot);
+    if (threadIdx.x == 0) shared_.joins = last_stored(params_, slot, sharers);
     computing_meet<Config>();
     if (!shared_.joins) return;
     const WorkTile& work = slot.work;

@@ -266,7 +266,8 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-using Config = Either<kSums == eight_rows, EightRowsConfig<kDim, kQuery>,
+using Config = Either<kSums == eight_rows || kSums == eight_shared,
+                      EightRowsConfig<kDim, kQuery, kSums == eight_shared ? 2 : 1>,
                       PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>>;
 
 }  // namespace fovea::kernels::cuda

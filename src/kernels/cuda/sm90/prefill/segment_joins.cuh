@@ -101,8 +101,8 @@ __device__ __forceinline__ void join_partials(const PrefillParams& params, const
 }
 
 // Whether these were the last missing segments of the row tile, all of whose partial results may be read then. One
-// thread, behind the block's stores.
-__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot) {
+// thread, behind the block's stores. `sharers`: blocks that each store a part of every segment.
+__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot, int sharers = 1) {
   const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
   int32_t* stored = params.segments.stored + slot.work.request * head_blocks +
                     (slot.work.q_head >> params.heads_shift);
@@ -111,7 +111,7 @@ __device__ __forceinline__ bool last_stored(const PrefillParams& params, const C
                : "=r"(before)
                : "l"(stored), "r"(slot.cut.own)
                : "memory");
-  const bool last = before + slot.cut.own == slot.cut.count;
+  const bool last = before + slot.cut.own == slot.cut.count * sharers;
   if (last) *stored = 0;
   return last;
 }

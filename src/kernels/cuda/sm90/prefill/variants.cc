@@ -94,6 +94,9 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, "general", "few_rows");
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
+  if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
+    found.eight_shared = variant(loader, "plain", "eight_shared");
+  }
   if (plain && paired && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype)) {
     found.pairs = variant("pairs", "plain", sums);
   }
@@ -105,7 +108,7 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
   for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
-                              found->eight_plain, found->pairs}) {
+                              found->eight_plain, found->eight_shared, found->pairs}) {
     if (variant) list.push_back(*variant);
   }
   return list;

@@ -17,8 +17,9 @@ struct Variants {
   std::optional<gpu::KernelVariant> plain, general;
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
-  std::optional<gpu::KernelVariant> eight_plain;  // for requests with up to eight rows
-  std::optional<gpu::KernelVariant> pairs;        // as plain
+  // For requests with up to eight rows; shared: and few row tiles.
+  std::optional<gpu::KernelVariant> eight_plain, eight_shared;
+  std::optional<gpu::KernelVariant> pairs;  // as plain
 };
 
 // None: no variant does.
