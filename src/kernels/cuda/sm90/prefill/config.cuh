@@ -89,6 +89,11 @@ struct SegmentMemory {
   SegmentRow rows[kConsumers][kGroupRows];
   TransactionBarrier stored[kTileSlots];  // partial results
 };
+// Of a row tile that a producer warp stores: all of a consumer's rows are staged, none is any longer.
+template <int kConsumers>
+struct StoreMemory {
+  TransactionBarrier full[kConsumers], empty[kConsumers];
+};
 struct Nothing {};
 
 template <bool kFirst, class First, class Second>
@@ -159,6 +164,9 @@ struct PrefillConfig {
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
   static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && kConsumers > 1;
+  // Out is staged beside the powers of the next row tile's first softmax, and a producer warp starts its stores: 1.5 %
+  // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22).
+  static constexpr bool kStoresApart = kInPlace && kPairs && !kSegments;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
@@ -239,13 +247,15 @@ struct PrefillConfig {
     int begun[kPlaceSlots];  // what each of these key tiles begins
     Slot tiles[kTileSlots];
     // Keys of the current key tile that each row sees.
-    uint32_t seen[kGeneral ? kConsumers : 1][kSegments && !kGeneral ? 1 : kGroupRows][(kKeys + 31) / 32];
+    uint32_t seen[kGeneral ? kConsumers : 1][(kSegments || kStoresApart) && !kGeneral ? 1 : kGroupRows]
+                 [(kKeys + 31) / 32];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
     TransactionBarrier raw_full[kPieces], raw_empty[kPieces];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    [[no_unique_address]] Either<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
     Either<kPairs, PairMemory, Nothing> pair;
   };

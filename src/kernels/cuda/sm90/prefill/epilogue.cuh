@@ -41,8 +41,8 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
 }
 
 // Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows end within
-// it, and which a box would write past.
-template <class Config>
+// it, and which a box would write past. kThreads: that do so.
+template <class Config, int kThreads = kWarpgroupThreads>
 __device__ __forceinline__ void copy_staged(const PrefillParams& params,
                                             const typename Config::SharedMemory& shared,
                                             const WorkTile& work, int consumer, int block) {
@@ -52,8 +52,7 @@ __device__ __forceinline__ void copy_staged(const PrefillParams& params,
   const int chunk = threadIdx.x % kChunks;
   const int column = block * kSwizzledColumns + chunk * 8;
 #pragma unroll 1
-  for (int row = threadIdx.x % kWarpgroupThreads / kChunks; row < kGroupRows;
-       row += kWarpgroupThreads / kChunks) {
+  for (int row = threadIdx.x % kThreads / kChunks; row < kGroupRows; row += kThreads / kChunks) {
     const int token = row_token(params, work, consumer, row);
     if (token >= work.q_len || column >= attention.head_dim_v) return;
     uint16_t* to = static_cast<uint16_t*>(attention.out) +
@@ -107,6 +106,58 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
       }
     }
     if (first_thread) commit_stores();
+  }
+}
+
+// Puts columns [16 * step, 16 * step + 16) of the consumer's rows into shared memory.
+template <class Config>
+__device__ __forceinline__ void stage_columns(typename Config::SharedMemory& shared, int consumer, int step,
+                                              const float (&factor)[2], const Accumulators<Config>& acc) {
+  static_assert(Config::kOutBlocks == Config::kDimVBlocks);
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
+  const int j = step % 4 * 2;
+  uint32_t piece[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = 4 * (step / 4 * 8 + j + i / 2) + 2 * (i % 2);
+    piece[i] = pack<Config::kOut>(acc.out[at] * factor[i % 2], acc.out[at + 1] * factor[i % 2]);
+  }
+  store_matrices(&shared.out[consumer][step / 4][row][((j + lane / 16) ^ row % 8) * 8], piece);
+}
+
+// Stores the row tiles that consumers have staged. A warp.
+template <class Config>
+__device__ void store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  const int lane = threadIdx.x % 32;
+  Ring<kTileSlots> slots;
+  for (uint32_t phase = 0;; phase ^= 1) {
+    shared.tile_full[slots.stage].wait(slots.phase);
+    const WorkTile& work = shared.tiles[slots.stage].work;
+    if (work.request < 0) return;
+#pragma unroll 1
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+      shared.stores.full[consumer].wait(phase);
+      const int token = row_token(params, work, consumer, 0);
+      if (token + (kGroupRows >> params.heads_shift) > work.q_len) {
+        for (int b = 0; b < Config::kOutBlocks; ++b) copy_staged<Config, 32>(params, shared, work, consumer, b);
+      } else if (lane == 0) {
+#pragma unroll
+        for (int b = 0; b < Config::kOutBlocks; ++b) {
+          store_box(params.out, shared.out[consumer][b], b * kSwizzledColumns, work.q_head, work.q_begin + token);
+        }
+        commit_stores();
+      }
+      __syncwarp();
+    }
+    if (lane == 0) {
+      wait_stores_read();
+#pragma unroll
+      for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.stores.empty[consumer].arrive();
+      shared.tile_empty[slots.stage].arrive();
+    }
+    __syncwarp();
+    slots.advance();
   }
 }
 

@@ -171,6 +171,27 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       tile.last_block = uniform(tile.last_block);
       tile.row_begin = uniform(tile.row_begin);
       tile.ends = uniform(tile.ends);
+    } else if constexpr (Config::kStoresApart) {
+      finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
+      products_wait<1>();
+      products_landed(acc.scores);
+      if (more) {
+        release_stage<Config>(shared.k_empty[k.stage]);
+        k.advance();
+        mask_scores<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
+        find_bases<Config>(next, acc);
+      }
+      finish_values<Config>(shared, v.stage, acc);
+      values.advance();
+      shared.stores.empty[consumer].wait(q.phase);
+      // Without a next tile these are powers of nothing.
+      first_weights_of<Config>(next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
+      fence_async_proxy();
+      __syncwarp();
+      release(shared.stores.full[consumer]);
+      release(shared.tile_empty[slot_number<Config>(shared, tile)]);
+      if (!more) break;
+      tile = next;
     } else {
       finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
       products_wait<1>();
@@ -182,7 +203,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       tile = next;
     }
   }
-  wait_stores_read();
+  if constexpr (!Config::kStoresApart) wait_stores_read();
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
@@ -215,8 +236,14 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
         shared.pair.taken_empty[i].init(1);
       }
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments ? 3 : 2));
+      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart ? 3 : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
+    }
+    if constexpr (kStoresApart) {
+      for (int i = 0; i < kConsumers; ++i) {
+        shared.stores.full[i].init(4);
+        shared.stores.empty[i].init(1);
+      }
     }
     for (int i = 0; i < kPlaceSlots; ++i) {
       shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
@@ -244,6 +271,9 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       if (warp == 1) take_tiles<Config>(params, shared);
       if constexpr (kSegments) {
         if (warp == 3) join_tiles<Config>(params, shared);
+      }
+      if constexpr (kStoresApart) {
+        if (warp == 3) store_tiles<Config>(params, shared);
       }
     } else if constexpr (kBoxes) {
       if (warp == 1) {

@@ -32,18 +32,24 @@ __device__ __forceinline__ float largest_base(int half, float before, float fact
 // it.
 constexpr float kNothing = -0x1p127f;
 
-// A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
+// Of a row tile's first key tile.
 template <class Config>
-__device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<Config>& acc) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+__device__ __forceinline__ void find_bases(const RowTile& tile, Accumulators<Config>& acc) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    acc.base[half] = largest_base<Config>(half, kNothing, factor[half], acc);
+    acc.base[half] = largest_base<Config>(half, kNothing, score_factor<Config>(tile, half), acc);
   }
+}
+
+// Weights of a row tile's first key tile in place of the scores. `under(step)`: of 8, what else is done meanwhile.
+template <class Config, typename Under>
+__device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulators<Config>& acc, Under under) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int at = i / (Config::kKeys / 4) * 2 + i % (Config::kKeys / 4) / 2 * 4 + i % 2;
     acc.scores[at] = exp2_fast(__fmaf_rn(acc.scores[at], factor[at / 2 % 2], -acc.base[at / 2 % 2]));
+    if ((i + 1) % (Config::kKeys / 16) == 0) under(i / (Config::kKeys / 16));
   }
   // Sums only after all powers: an addition right behind its power would wait for it, 64 times.
   float total[2][2] = {};
@@ -51,6 +57,21 @@ __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<
   for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
 #pragma unroll
   for (int half = 0; half < 2; ++half) acc.sum[half] = total[half][0] + total[half][1];
+}
+
+// A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
+template <class Config>
+__device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<Config>& acc) {
+  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  if constexpr (Config::kStoresApart) {
+    find_bases<Config>(tile, acc);
+  } else {  // the same, in words for which the compiler leaves the other variants as they are
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      acc.base[half] = largest_base<Config>(half, kNothing, factor[half], acc);
+    }
+  }
+  first_weights_of<Config>(tile, acc, [](int) {});
 }
 
 // Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not depend on its
