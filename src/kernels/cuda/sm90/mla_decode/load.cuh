@@ -203,6 +203,15 @@ __device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& ma
       : "memory");
 }
 
+// Into the L2 alone.
+__device__ __forceinline__ void prefetch_cache_box(const TensorMap& map, int column_tile, int group,
+                                                   int page) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %1, %2, %3, %4}];" ::"l"(&map), "r"(0),
+      "r"(column_tile), "r"(group), "r"(page)
+      : "memory");
+}
+
 // The column tiles of one key tile that `map` has in a box. One warp; lane i < boxes has the page of
 // box i, which begins at group `group` of it.
 template <int kTiles>
@@ -214,6 +223,27 @@ __device__ __forceinline__ void load_keys(const MlaDecodeParams& params, const T
   if (lane < boxes) {
     load_cache_box(to.groups[lane * params.box_keys / kGroupKeys], map, full, first_tile, group,
                    page);
+  }
+}
+
+// Asks the L2 for an item's first key tile while the kernel ahead still runs, which may write some of it: the
+// L2 has what it writes. The blocks of a request's other rows copy the same keys. One warp, for keys that
+// are one box: asking for several takes as long as it saves (2026-11-22).
+template <class C>
+__device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& params,
+                                                    const MlaItem& item, int first_row,
+                                                    const PageWindow& window) {
+  const int key = item.key_begin;
+  const int lane = threadIdx.x % 32;
+  const int page = __shfl_sync(~0u, window.page, key / kTileKeys % 32);
+  if (lane > 0 || first_row > 0) return;
+  const int group = key % params.page_size / kGroupKeys;
+#pragma unroll
+  for (int part = 0; part < 2 * C::kHalfStages; ++part) {
+    prefetch_cache_box(params.cache_map, part * C::kStageTiles, group, page);
+  }
+  if constexpr (C::kRopeTiles > 0) {
+    prefetch_cache_box(params.cache_rope_map, C::kLatentTiles, group, page);
   }
 }
 
@@ -231,15 +261,19 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     prefetch_tensor_map(params.cache_rope_map);
   }
   const int group_keys = 32 * params.box_keys;
+  bool early = C::kSixteen && params.list_settled && params.box_keys == kTileKeys;
   while (true) {
     const RowTile& tile = reader.take(shared);
     const MlaItem item = tile.item;
+    const int first_row = tile.first_row;
     const int tiles = tile.tiles;
     reader.give_back(shared);
     if (tiles < 0) return;
     if (tiles == 0) continue;
     ring.advance(C::kQueryStages);
     window.start(params, item);
+    if (early) prefetch_first_keys<C>(params, item, first_row, window);
+    early = false;
     // Narrow blocks have little else to do: 0.3 to 0.6 us less with all that the first copy needs at hand
     // (2026-11-22).
     if constexpr (!C::kNarrow) wait_for_previous_kernel();
