@@ -121,7 +121,12 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
                                             int consumer, int block, Accumulators<Config>& acc) {
   const int start = block * Config::kKeys;
   const bool from_begin = start >= tile.open.begin;
-  if (from_begin && start + Config::kKeys <= tile.open.end) return;
+  if constexpr (Config::kGeneral) {
+    // The vote changes nothing but what the compiler knows: without it products were serialised (C7520).
+    if (uniform(from_begin && start + Config::kKeys <= tile.open.end)) return;
+  } else if (from_begin && start + Config::kKeys <= tile.open.end) {
+    return;
+  }
   const bool predicate = Config::kGeneral && needs_predicate(params.attention.batch.mask);
   if constexpr (Config::kGeneral) {
     if (predicate) {
@@ -161,15 +166,19 @@ __device__ __forceinline__ void transform_scores(const PrefillParams& params, co
   if constexpr (!Config::kGeneral) return;
   const AttentionParams& attention = params.attention;
   const float cap = attention.logit_cap;
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] *= tile.factor[i / 2 % 2];
+  const bool slopes = attention.alibi_slopes != nullptr;
+  const float unit = slopes ? 1 : kLog2E;
   if (cap > 0) {
+    const float inverse = __fdividef(1, cap);  // a division a score: twice the time (2026-11-22)
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) {
-      acc.scores[i] = cap * tanh_fast(acc.scores[i] / cap);
+      acc.scores[i] = cap * unit * tanh_fast(acc.scores[i] * (tile.factor[i / 2 % 2] * inverse));
     }
+  } else {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] *= tile.factor[i / 2 % 2] * unit;
   }
-  if (attention.alibi_slopes) {
+  if (slopes) {
     const WorkTile& work = tile.slot->work;
     const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
 #pragma unroll
@@ -184,13 +193,12 @@ __device__ __forceinline__ void transform_scores(const PrefillParams& params, co
         for (int i = 0; i < 2; ++i) {
           const int key = block * Config::kKeys + 8 * j + threadIdx.x % 4 * 2 + i;
           const int at = key_position(attention.batch.mask, view, key);
-          acc.scores[4 * j + 2 * half + i] += slope * static_cast<float>(at - position);
+          float& score = acc.scores[4 * j + 2 * half + i];
+          score = (score + slope * static_cast<float>(at - position)) * kLog2E;
         }
       }
     }
   }
-#pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] *= kLog2E;
 }
 
 }  // namespace fovea::kernels::cuda
