@@ -24,6 +24,7 @@ struct KernelListing {
   int threads = 0;        // of a block
   int blocks_per_sm = 0;  // that fit an SM by registers, threads and shared memory
   double compile_seconds = 0;
+  std::string losses;  // the assembler's notes of potential performance losses, a line each
 };
 
 struct KernelBuildOptions {

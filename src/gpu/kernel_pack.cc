@@ -31,6 +31,13 @@ std::string to_hex(const Sha256::Digest& digest) {
   return text;
 }
 
+std::vector<std::string> compiler_flags(const KernelVariant& variant) {
+  std::vector<std::string> flags = {
+      fmt::format("--gpu-architecture=sm_{}{}", variant.sm, variant.sm == 90 ? "a" : "")};
+  flags.insert(flags.end(), variant.flags.begin(), variant.flags.end());
+  return flags;
+}
+
 void write_all(int file, std::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -63,7 +70,9 @@ void replace_file(const std::string& path, std::string_view bytes) {
 
 std::string content_hash(const KernelVariant& variant) {
   Sha256 sha;
-  add_field(sha, fmt::format("sm_{}", variant.sm));
+  const std::vector<std::string> flags = compiler_flags(variant);
+  add_field(sha, std::to_string(flags.size()));
+  for (const std::string& flag : flags) add_field(sha, flag);
   add_field(sha, variant.symbol);
   add_field(sha, variant.program);
   for (const auto& [name, text] : variant.headers) {
@@ -77,7 +86,7 @@ CompiledKernel compile(const KernelVariant& variant) {
   CompileOutput output = compile(CompileInput{.program = variant.program,
                                               .name = variant.name,
                                               .headers = variant.headers,
-                                              .sm = variant.sm});
+                                              .flags = compiler_flags(variant)});
   CompiledKernel kernel;
   kernel.resources = parse_resource_use(output.log, variant.symbol);
   kernel.cubin = std::move(output.cubin);
@@ -102,7 +111,7 @@ KernelPack KernelPack::open(const std::string& path) {
   if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
   const std::string_view cubins = bytes.substr(fixed + index_bytes);
   KernelPack pack;
-  try {
+  try {  // packs of before the field "losses" still open: what they have is stale by its hash
     for (const auto& item : index) {
       const auto offset = item.at("offset").get<uint64_t>();
       const auto size = item.at("size").get<uint64_t>();
@@ -117,7 +126,8 @@ KernelPack KernelPack::open(const std::string& path) {
       entry.kernel.resources = {.registers = item.at("registers").get<int>(),
                                 .spill_bytes = item.at("spill_bytes").get<int>(),
                                 .stack_bytes = item.at("stack_bytes").get<int>(),
-                                .shared_bytes = item.at("shared_bytes").get<int>()};
+                                .shared_bytes = item.at("shared_bytes").get<int>(),
+                                .losses = item.value("losses", std::string())};
     }
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::corrupt_file, "{}: the index is malformed: {}", path, error.what());
@@ -138,7 +148,8 @@ void KernelPack::save(const std::string& path) const {
                      {"registers", use.registers},
                      {"spill_bytes", use.spill_bytes},
                      {"stack_bytes", use.stack_bytes},
-                     {"shared_bytes", use.shared_bytes}});
+                     {"shared_bytes", use.shared_bytes},
+                     {"losses", use.losses}});
     cubins += entry.kernel.cubin;
   }
   const std::string text = index.dump();

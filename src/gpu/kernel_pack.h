@@ -24,7 +24,9 @@ struct KernelVariant {
   std::string program;                                       // text of the translation unit
   std::string symbol;                                        // extern "C" entry point
   std::vector<std::pair<std::string, std::string>> headers;  // name as included -> text
-  int sm = 90;
+  int sm = 90;  // 90 compiles for sm_90a, whose instructions only Hopper has
+  // Beside the architecture. The assembler's report is read for resources and losses.
+  std::vector<std::string> flags = {"-std=c++20", "-default-device", "--ptxas-options=-v"};
 };
 
 struct CompiledKernel {

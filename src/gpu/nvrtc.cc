@@ -107,12 +107,8 @@ CompileOutput compile(const CompileInput& input) {
                      static_cast<int>(names.size()), texts.data(), names.data()) != 0) {
     fail(ErrorCode::unsupported, "{}: NVRTC refused the program", input.name);
   }
-  std::vector<std::string> flags = {
-      fmt::format("--gpu-architecture=sm_{}{}", input.sm, input.sm == 90 ? "a" : ""), "-std=c++20",
-      "-default-device", "--ptxas-options=-v"};
-  flags.insert(flags.end(), input.flags.begin(), input.flags.end());
   std::vector<const char*> arguments;
-  for (const std::string& flag : flags) arguments.push_back(flag.c_str());
+  for (const std::string& flag : input.flags) arguments.push_back(flag.c_str());
 
   const auto start = std::chrono::steady_clock::now();
   const Result result =
@@ -131,12 +127,17 @@ CompileOutput compile(const CompileInput& input) {
 ResourceUse parse_resource_use(std::string_view log, std::string_view symbol) {
   ResourceUse use;
   // Lines: "Compiling entry function 'NAME' for ..." | "Function properties for NAME" | "N bytes
-  // stack frame, N bytes spill stores, N bytes spill loads" | "Used N registers, ... N bytes smem".
+  // stack frame, N bytes spill stores, N bytes spill loads" | "Used N registers, ... N bytes smem"
+  // | "ptxas info    : (C7510) Potential Performance Loss: ... in the function 'NAME'".
   bool inside = false;
   for (size_t at = 0; at < log.size();) {
     const size_t end = std::min(log.find('\n', at), log.size());
     const std::string_view line = log.substr(at, end - at);
     at = end + 1;
+    if (line.find("Potential Performance Loss") != std::string_view::npos) {
+      const std::string_view note = line.substr(std::min(line.find("(C"), line.size()));
+      use.losses += (use.losses.empty() ? "" : "\n") + std::string(note.empty() ? line : note);
+    }
     if (line.find("Compiling entry function") != std::string_view::npos) {
       inside = line.find(symbol) != std::string_view::npos;
     }

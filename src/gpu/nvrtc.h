@@ -13,8 +13,7 @@ struct CompileInput {
   std::string program;                                       // text of the translation unit
   std::string name;                                          // in messages
   std::vector<std::pair<std::string, std::string>> headers;  // name as included -> text
-  int sm = 90;                     // 90 compiles for sm_90a, whose instructions only Hopper has
-  std::vector<std::string> flags;  // beyond the standard ones
+  std::vector<std::string> flags;                            // all of them
 };
 
 struct CompileOutput {
@@ -23,12 +22,16 @@ struct CompileOutput {
   double seconds = 0;
 };
 
-// Registers, spills and stack of an entry point, from the assembler's report.
+// What the assembler reports: registers, spills and stack of an entry point, and where it gave up
+// speed.
 struct ResourceUse {
   int registers = 0;
   int spill_bytes = 0;
   int stack_bytes = 0;
   int shared_bytes = 0;  // static
+  // Its notes of potential performance losses (C7500 and up: wgmma serialised, setmaxnreg ignored)
+  // in any function, a line each; empty: none.
+  std::string losses;
 };
 
 // Empty when NVRTC can be used; otherwise why not.
@@ -39,7 +42,7 @@ std::string nvrtc_version();
 // Error{unsupported} without NVRTC or with the compiler's log when the program does not compile.
 CompileOutput compile(const CompileInput& input);
 
-// Reads the `-v` report in `log` of the entry point `symbol`.
+// Reads the assembler's `-v` report in `log` of the entry point `symbol`.
 ResourceUse parse_resource_use(std::string_view log, std::string_view symbol);
 
 }  // namespace fovea::gpu

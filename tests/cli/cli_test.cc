@@ -452,6 +452,20 @@ TEST(Cli, BuildsKernelsOnceAndReportsThem) {
     EXPECT_EQ(kernel["spill_bytes"], 0);
   }
   EXPECT_GT(packed, 0);
+
+  // As if the assembler had said so.
+  std::string noted = built;
+  const std::string nothing = R"("losses":"")", note = R"("losses":"(C7510) serialized")";
+  noted.replace(noted.find(nothing), nothing.size(), note);
+  uint64_t index_bytes = 0;
+  std::memcpy(&index_bytes, &noted[8], sizeof(index_bytes));
+  index_bytes += note.size() - nothing.size();
+  std::memcpy(&noted[8], &index_bytes, sizeof(index_bytes));
+  std::ofstream(pack, std::ios::binary) << noted;
+  const ProgramResult refused = fovea(build);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("measure/empty"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("(C7510) serialized"), std::string::npos) << refused.err;
   fs::remove(pack);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -48,13 +49,17 @@ class KernelPackFile : public ::testing::Test {
 TEST_F(KernelPackFile, KeepsWhatWasSaved) {
   KernelPack pack;
   pack.set(one_, {.cubin = std::string("\0one", 4), .resources = {.registers = 7}, .seconds = 2});
-  pack.set(two_, {.cubin = "second", .resources = {.spill_bytes = 8}, .seconds = 1});
+  pack.set(two_, {.cubin = "second",
+                  .resources = {.spill_bytes = 8, .losses = "(C7510) serialized"},
+                  .seconds = 1});
   pack.save(path_);
   const KernelPack again = KernelPack::open(path_);
   ASSERT_NE(again.find(one_), nullptr);
   EXPECT_EQ(again.find(one_)->cubin, std::string("\0one", 4));
   EXPECT_EQ(again.find(one_)->resources.registers, 7);
+  EXPECT_EQ(again.find(one_)->resources.losses, "");
   EXPECT_EQ(again.find(two_)->resources.spill_bytes, 8);
+  EXPECT_EQ(again.find(two_)->resources.losses, "(C7510) serialized");
 }
 
 TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
@@ -66,7 +71,29 @@ TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
   edited = one_;
   edited.sm = 80;
   EXPECT_EQ(pack.find(edited), nullptr);
+  edited = one_;
+  edited.flags.push_back("--use_fast_math");
+  EXPECT_EQ(pack.find(edited), nullptr);
+  edited.flags.assign(one_.flags.begin() + 1, one_.flags.end());
+  EXPECT_EQ(pack.find(edited), nullptr);
   EXPECT_EQ(pack.find(two_), nullptr);
+}
+
+// `make kernels` over a pack of before a field of the index: it is built anew, not refused.
+TEST_F(KernelPackFile, OlderPacksOpen) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
+  pack.save(path_);
+  std::string bytes = read();
+  const std::string field = R"("losses":"",)";
+  ASSERT_NE(bytes.find(field), std::string::npos);
+  bytes.erase(bytes.find(field), field.size());
+  uint64_t index_bytes = 0;
+  std::memcpy(&index_bytes, &bytes[8], sizeof(index_bytes));
+  index_bytes -= field.size();
+  std::memcpy(&bytes[8], &index_bytes, sizeof(index_bytes));
+  write(bytes);
+  EXPECT_EQ(KernelPack::open(path_).entries().size(), 1u);
 }
 
 TEST_F(KernelPackFile, DamagedFilesAreErrors) {
@@ -174,6 +201,22 @@ TEST(ResourceReport, BelongsToItsEntryPoint) {
   EXPECT_EQ(parse_resource_use(log, "fovea_kernel").spill_bytes, 0);
   EXPECT_EQ(parse_resource_use(log, "fovea_kernel").shared_bytes, 400);
   EXPECT_EQ(parse_resource_use(log, "other").spill_bytes, 12);
+  EXPECT_EQ(parse_resource_use(log, "other").losses, "");
+}
+
+TEST(ResourceReport, KeepsEveryNoteOfLostPerformance) {
+  const std::string log =
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+      "serialized due to the presence of Extern calls in the function 'fovea_kernel'\n"
+      "ptxas info    : Compiling entry function 'fovea_kernel' for 'sm_90a'\n"
+      "ptxas info    : Used 203 registers, used 1 barriers, 400 bytes smem\n"
+      "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored.";
+  const ResourceUse use = parse_resource_use(log, "fovea_kernel");
+  EXPECT_EQ(use.registers, 203);
+  EXPECT_EQ(use.losses,
+            "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due "
+            "to the presence of Extern calls in the function 'fovea_kernel'\n"
+            "(C7508) Potential Performance Loss: 'setmaxnreg' ignored.");
 }
 
 TEST(Families, EveryBakedKernelHasItsSources) {

@@ -63,6 +63,7 @@ KernelListing describe(const Baked& baked, const KernelPack& pack) {
     listing.spill_bytes = kernel->resources.spill_bytes;
     listing.shared_bytes = kernel->resources.shared_bytes;
     listing.compile_seconds = kernel->seconds;
+    listing.losses = kernel->resources.losses;
     const auto bytes = gpu::cubin_variable(kernel->cubin, kernels::cuda::kTraitsSymbol);
     if (bytes && bytes->size() == sizeof(kernels::cuda::Traits)) {
       kernels::cuda::Traits traits;
