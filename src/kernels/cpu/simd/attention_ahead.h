@@ -133,7 +133,7 @@ class PagePairsAhead {
         head_end_(head_end),
         head_bytes_{reader.k_head_bytes, reader.v_head_bytes},
         row_lines_log2_(serves(reader) ? __builtin_ctzll(reader.k_row_bytes / 64) : 0),
-        groups_near_(static_cast<int32_t>(larger(kBytesNear / (kKeys * reader.k_row_bytes), 1))) {}
+        groups_near_(larger(static_cast<int32_t>(kBytesNear / (kKeys * reader.k_row_bytes)), 1)) {}
 
   // Keys and values of 64, 128 or 256 elements, so that no request crosses rows.
   static bool serves(const KeyReader& reader) {
