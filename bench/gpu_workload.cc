@@ -251,6 +251,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.request_slots = slots.data<int32_t>();
   batch.request_slots_stride = static_cast<int64_t>(stride);
   batch.out_slots = out_slots.data<int64_t>();
+  batch.prefix_settled = true;
   if (config.prefix_levels == 0) return;
   shared_prefix = to_device(std::vector(rows.size(), config.shared_prefix), stream);
   batch.shared_prefix = shared_prefix.data<int32_t>();

@@ -74,6 +74,13 @@ struct BatchView {
   // window, chunk or ALiBi, not batch-invariant; others pay no heed to it.
   const int32_t* shared_prefix = nullptr;
 
+  // A promise: keys and values of all tokens before the new ones were stored before plan() on its
+  // stream, and nobody writes them until the last forward() of the pass has run; so no new token of
+  // a request is an earlier one of another. A GPU decode may then read them while what was enqueued
+  // ahead of it still runs, and cut its work otherwise, so that last bits may differ. Without it
+  // they may arrive any time before a layer's forward(). Scope cross pays no heed to it.
+  bool prefix_settled = false;
+
   // scope cross: the encoder's own table and lengths.
   const int32_t* encoder_lens = nullptr;   // [requests]
   const int32_t* encoder_slots = nullptr;  // [rows, encoder_slots_stride]

@@ -176,6 +176,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.request_slots = table_.data<int32_t>();
   view.request_slots_stride = table_stride_;
   view.out_slots = device<int64_t>(at_.out_slots);
+  view.prefix_settled = true;  // pages are shared once a pass has filled them
   return view;
 }
 

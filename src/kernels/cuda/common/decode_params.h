@@ -77,6 +77,8 @@ struct DecodeParams : AttentionParams {
   // The list and the page table are complete when the kernel starts: an attention launched before
   // this one has waited for them.
   int32_t list_settled;
+  // So are the keys of the tokens before a request's new ones.
+  int32_t keys_settled;
   // Keys are copied by these maps, [page, place, kv head, dim] in boxes of 16 places; else row by
   // row.
   int32_t boxes;

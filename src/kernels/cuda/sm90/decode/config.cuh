@@ -59,6 +59,7 @@ struct DecodeConfig {
     float2 stats[kWarps][kRows];  // maximum in log2 units, sum
     int is_last;
     int range_begin, range_end, in_cluster;  // of this CTA's DecodeRange
+    int reads_ahead;
     TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
     TransactionBarrier parts_full;  // of the cluster's tile
   };

@@ -64,11 +64,11 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
   };
   Tile tile = tile_of(first_item);
   RowCopier<C, !kBoxes> rows(params, first_item, shared);
+  rows.begin();
   wait_for_previous_kernel();
   Queries<C> queries;
   queries.read(params, tile);
   allow_next_kernel();
-  rows.begin();
 
   Ring<C> ring;
   for (int i = shared.range_begin;;) {
@@ -131,7 +131,8 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   }
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first attention waited for
   // list and page table before it let any. So they are complete in the L2 when a later attention starts, whatever
-  // is launched between, and are read from there. What others write (q, keys) is promised only after the wait.
+  // is launched between, and are read from there. What others write (q, the pass's own keys and, unless they are
+  // promised to be settled as the list is, all keys) is there only after the wait.
   if (!params.list_settled) wait_for_previous_kernel();
   const DecodeRange range = read_settled(params.list.ranges + blockIdx.x);
   if (range.begin == range.end) return wait_for_previous_kernel();
@@ -139,6 +140,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     shared.range_begin = range.begin;
     shared.range_end = range.end;
     shared.in_cluster = range.in_cluster;
+    shared.reads_ahead = reads_ahead<C>(params, range);
   }
   __syncthreads();
   if (warp >= kWarps) {
@@ -147,7 +149,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     const bool is_k = copier < kKSharers;
     if (params.boxes && copier < kKSharers + kVSharers) {
       BoxCopier<C>(params, side_of<C>(params, shared, is_k), is_k ? copier : copier - kKSharers)
-          .run(range.first, shared.range_begin, shared.range_end);
+          .run(range.first, shared.range_begin, shared.range_end, shared.reads_ahead);
     }
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();

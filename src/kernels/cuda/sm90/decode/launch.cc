@@ -26,6 +26,8 @@ constexpr const char* kPlanOverhead = "4";  // of an item, in grains
 
 // Fewer keys than all warps take in one step are not worth a CTA: in units of the plan's grain.
 constexpr int32_t kLeastUnits = 8;
+// Of one head: a part of so many is copied while the kernel before ends, if its keys are settled.
+constexpr int32_t kRingKeys = 256;
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
 // Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
@@ -141,6 +143,7 @@ class HopperDecode final : public AttentionKernel {
   HopperDecode(const AttentionSetup& setup, gpu::KernelStore& store)
       : setup_(setup),
         group_(setup.spec.q_heads / setup.spec.kv_heads),
+        fp8_(cached(setup.spec) && is_fp8(setup.cache.dtype)),
         pairs_per_unit_(pairs_per_unit(setup)) {
     for (Variant& variant : find_variants(setup)) {
       Kernel plan(variant.plan, store), attention(variant.attention, store);
@@ -172,6 +175,8 @@ class HopperDecode final : public AttentionKernel {
     max_kv_len_ = limits.max_kv_len;
   }
 
+  void expect_prefix(bool settled) override { prefix_settled_ = settled && cached(setup_.spec); }
+
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
   void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
     const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
@@ -191,7 +196,8 @@ class HopperDecode final : public AttentionKernel {
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
-    DecodeParams params{given, list_, list_settled_, !maps_.empty(), {}, {}};
+    DecodeParams params{
+        given, list_, list_settled_, list_settled_ && prefix_settled_, !maps_.empty(), {}, {}};
     list_settled_ = true;
     if (params.boxes) {
       params.k_map = maps_[static_cast<size_t>(layer)].k;
@@ -222,7 +228,8 @@ class HopperDecode final : public AttentionKernel {
         std::min<int64_t>(tiles * (max_kv_len_ / kGrain) / kLeastUnits, setup_.multiprocessors);
     for (const Clusters& clusters : loaded.clusters) {
       const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
-      if (clusters.size * tiles > ctas || 4 * clusters.size * tiles < 3 * busy) continue;
+      const bool fits = prefix_settled_ && !fp8_ && max_kv_len_ <= clusters.size * kRingKeys;
+      if (clusters.size * tiles > ctas || (4 * clusters.size * tiles < 3 * busy && !fits)) continue;
       list_.cluster = clusters.size;
       list_.ctas = ctas;
     }
@@ -234,6 +241,7 @@ class HopperDecode final : public AttentionKernel {
 
   AttentionSetup setup_;
   int32_t group_;
+  bool fp8_;
   float pairs_per_unit_;
   int32_t max_q_len_ = 1;
   int32_t max_kv_len_ = 1;
@@ -242,6 +250,7 @@ class HopperDecode final : public AttentionKernel {
   const Loaded* active_ = nullptr;  // of the planned batch
   DecodeWork list_{};
   bool list_settled_ = false;
+  bool prefix_settled_ = false;
 };
 
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {

@@ -105,6 +105,7 @@ class PagedSteps {
         end_(end),
         at_(begin),
         item_(first),
+        new_keys_(first.kv_len - first.q_len),
         step_(Steps<C>(first).first) {
     next_ = read_item(at_ + 1);
     after_ = read_item(at_ + 2);
@@ -116,6 +117,8 @@ class PagedSteps {
   __device__ bool empty() const { return step_ >= item_.key_end; }
   __device__ const DecodeItem& item() const { return item_; }
   __device__ int step() const { return step_; }
+  // The first of the item's keys that the pass itself stores.
+  __device__ int new_keys() const { return new_keys_; }
   __device__ const PageTable& table() const { return table_; }
   // The id for a place of the step; each lane may ask for another.
   __device__ int page(int place) const { return __shfl_sync(~0u, now_, in_window_ * kPerStep + place); }
@@ -125,6 +128,7 @@ class PagedSteps {
     if (step_ >= item_.key_end) {
       if (++at_ >= end_) return;
       item_ = item_of(next_);
+      new_keys_ = __shfl_sync(~0u, next_, kWord.kv_len) - __shfl_sync(~0u, next_, kWord.q_len);
       next_ = after_;
       after_ = read_item(at_ + 2);
       step_ = Steps<C>(item_).first;
@@ -137,6 +141,7 @@ class PagedSteps {
   static constexpr int kSteps = 32 / kPerStep;  // of a window
   static_assert(kSteps * kPerStep == 32);
   static constexpr int kItemWords = sizeof(DecodeItem) / sizeof(int);
+  static constexpr DecodeItem kWord = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
 
   __device__ void begin_window(bool early) {
     in_window_ = 0;
@@ -162,7 +167,6 @@ class PagedSteps {
   }
   // What of it is needed here.
   __device__ static DecodeItem item_of(int words) {
-    constexpr DecodeItem kWord = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
     DecodeItem item;
     item.request = __shfl_sync(~0u, words, kWord.request);
     item.kv_head = __shfl_sync(~0u, words, kWord.kv_head);
@@ -179,6 +183,7 @@ class PagedSteps {
   int at_;
   DecodeItem item_;
   int next_, after_;  // the items behind it
+  int new_keys_;
   int step_;
   int in_window_;   // steps of the window before this one
   int now_, then_;  // this lane's ids of this window and of the next

@@ -19,11 +19,13 @@ __device__ inline void copy_async_16(void* shared, const void* global, int bytes
 template <class C, bool kUsed>
 class RowCopier {
  public:
-  // May come before the wait, begin() after it.
+  // May come before the wait.
   __device__ RowCopier(const DecodeParams& params, const DecodeItem& first, typename C::SharedMemory& shared)
       : params_(params), shared_(shared), walk_(params, first, shared.range_begin, shared.range_end, {}) {}
 
+  // Waits, if nothing is known to be settled.
   __device__ void begin() {
+    if (!params_.keys_settled) wait_for_previous_kernel();
 #pragma unroll 1
     for (int s = 0; s < C::kStages; ++s) copy_next();
   }
@@ -55,6 +57,7 @@ class RowCopier {
     const int entry = walk_.page(threadIdx.x % C::kTile);
     if (steps.key_of(walk_.step(), warp) >= steps.end) return;
     const bool live = key >= steps.begin && key < steps.end;
+    if (__any_sync(~0u, live && key >= walk_.new_keys())) wait_for_previous_kernel();
     const int head = item.kv_head + steps.head_of(warp);
     const KeyParams& keys = params_.keys;
     const bool paged = keys.page_table != nullptr;

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// BatchView::prefix_settled: a decode that reads earlier keys ahead of time still sees the keys
+// that its own pass stores. Skipped where there is no GPU.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "fovea/select_backend.h"
+#include "support/cases.h"
+#include "support/device_array.h"
+#include "support/run_backend.h"
+#include "support/test_device.h"
+
+namespace fovea {
+namespace {
+
+using test::to_device;
+using test::to_host;
+
+constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128;
+constexpr int32_t kLayers = 6;
+constexpr int32_t kMostKeys = 1100;
+
+struct Shape {
+  std::string backend;
+  DType cache;
+  int32_t page_size;
+  int32_t new_tokens;  // of a request
+  std::vector<int32_t> lens;
+};
+
+// How failures show a shape.
+void PrintTo(const Shape& shape, std::ostream* to) {
+  *to << shape.backend << ", " << dtype_name(shape.cache) << ", pages of " << shape.page_size
+      << ", " << shape.new_tokens << " new tokens, " << shape.lens.size() << " requests";
+}
+
+// A graph of one pass over all layers whose new tokens held NaN before it; each layer stores its
+// own, then attends.
+class Passes {
+ public:
+  Passes(const BackendEntry& entry, const Shape& shape) : shape_(shape) {
+    test::AttentionCase test = test::mha_case("settled", kHeads, kKvHeads, kDim);
+    test.spec.q_dtype = DType::bf16;
+    test.cache.dtype = shape.cache;
+    if (is_fp8(shape.cache)) test.cache.scale = KvScale::per_token_head;
+    test.cache.page_size = shape.page_size;
+    KvCacheSpec cache = test::request_of(test).cache;
+    cache.layers = kLayers;
+    const Device device = test::test_device().device();
+    const auto requests = static_cast<int32_t>(shape.lens.size());
+    const int32_t stride = (kMostKeys + shape.page_size - 1) / shape.page_size * shape.page_size;
+    pool_ = make_kv_pool(cache, 1 + requests * (stride / shape.page_size), device);
+    backend_ = entry.create({.spec = test.spec, .kv = pool_.get(), .device = device});
+    backend_->reserve({.max_requests = requests,
+                       .max_tokens = requests * kMostKeys,
+                       .max_q_len = kMostKeys,
+                       .max_kv_len = kMostKeys});
+    std::vector<int32_t> slots(static_cast<size_t>(requests) * stride), rows(shape.lens.size());
+    std::iota(slots.begin(), slots.end(), shape.page_size);
+    std::iota(rows.begin(), rows.end(), 0);
+    slots_ = to_device(slots);
+    rows_ = to_device(rows);
+    lens_ = to_device(shape.lens);
+    stride_ = stride;
+    tokens_ = requests * shape.new_tokens;
+    std::vector<int64_t> earlier_slots, new_slots;
+    std::vector<int32_t> earlier(1, 0), fresh(1, 0);
+    for (int32_t r = 0; r < requests; ++r) {
+      for (int32_t t = 0; t < shape.lens[r]; ++t) {
+        const bool is_new = t >= shape.lens[r] - shape.new_tokens;
+        (is_new ? new_slots : earlier_slots).push_back(slots[r * stride + t]);
+      }
+      earlier.push_back(static_cast<int32_t>(earlier_slots.size()));
+      fresh.push_back(static_cast<int32_t>(new_slots.size()));
+    }
+    earlier_tokens_ = earlier.back();
+    earlier_slots_ = to_device(earlier_slots);
+    new_slots_ = to_device(new_slots);
+    earlier_ = to_device(earlier);
+    fresh_ = to_device(fresh);
+    const size_t most = std::max(earlier_slots.size(), new_slots.size());
+    k_ = noise(most * kKvHeads * kDim * kLayers, 1);
+    v_ = noise(most * kKvHeads * kDim * kLayers, 2);
+    q_ = noise(new_slots.size() * kHeads * kDim * kLayers, 3);
+    nan_ = to_device(std::vector<uint16_t>(new_slots.size() * kKvHeads * kDim, 0x7fff));
+    out_ = gpu::DeviceBuffer(static_cast<size_t>(out_elements()) * sizeof(uint16_t));
+    store(earlier_tokens_, earlier_, earlier_slots_, false, nullptr);
+    gpu::synchronize(nullptr);
+  }
+
+  std::vector<uint16_t> run(bool settled, int32_t replays) {
+    const gpu::Graph graph = gpu::Graph::capture(stream_.get(), [&](Stream stream) {
+      store(tokens_, fresh_, new_slots_, true, stream);
+      BatchView batch = view(tokens_, fresh_, new_slots_);
+      batch.mode = shape_.new_tokens == 1 ? ForwardMode::decode : ForwardMode::extend;
+      batch.max_q_len = shape_.new_tokens;
+      batch.prefix_settled = settled;
+      backend_->plan(batch, stream);
+      for (int32_t layer = 0; layer < kLayers; ++layer) {
+        backend_->forward(tensors(layer), stream);
+      }
+    });
+    std::vector<uint16_t> first;
+    for (int32_t i = 0; i < replays; ++i) {
+      gpu::fill_bytes(out_.data(), 0xff, out_.bytes(), stream_.get());
+      graph.launch(stream_.get());
+      gpu::synchronize(stream_.get());
+      std::vector<uint16_t> now = to_host<uint16_t>(out_, static_cast<size_t>(out_elements()));
+      if (first.empty()) first = now;
+      EXPECT_EQ(first, now) << "replay " << i;
+    }
+    return first;
+  }
+
+ private:
+  int64_t out_elements() const { return int64_t{kLayers} * tokens_ * kHeads * kDim; }
+  static gpu::DeviceBuffer noise(size_t count, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<uint16_t> values(count);
+    for (size_t i = 0; i < count; ++i) {
+      store_float(reinterpret_cast<char*>(values.data()), DType::bf16, static_cast<int64_t>(i),
+                  normal(random));
+    }
+    return to_device(values);
+  }
+  BatchView view(int32_t tokens, const gpu::DeviceBuffer& indptr,
+                 const gpu::DeviceBuffer& slots) const {
+    BatchView batch;
+    batch.mode = ForwardMode::extend;
+    batch.requests = static_cast<int32_t>(shape_.lens.size());
+    batch.tokens = tokens;
+    batch.q_indptr = indptr.data<int32_t>();
+    batch.kv_lens = lens_.data<int32_t>();
+    batch.request_rows = rows_.data<int32_t>();
+    batch.request_slots = slots_.data<int32_t>();
+    batch.request_slots_stride = stride_;
+    batch.out_slots = slots.data<int64_t>();
+    return batch;
+  }
+  // Of every layer, without attending.
+  void store(int32_t tokens, const gpu::DeviceBuffer& indptr, const gpu::DeviceBuffer& slots,
+             bool poison, Stream stream) {
+    backend_->plan(view(tokens, indptr, slots), stream);
+    for (int32_t number = 0; number < kLayers; ++number) {
+      LayerTensors layer = tensors(number);
+      layer.q = layer.out = {};
+      if (poison) layer.k.data = layer.v.data = nan_.data();
+      backend_->forward(layer, stream);
+    }
+  }
+  LayerTensors tensors(int32_t number) {
+    LayerTensors layer;
+    layer.layer = number;
+    // Other rows for each layer; those of earlier tokens overlap.
+    const int64_t kv = int64_t{number} * tokens_ * kKvHeads * kDim;
+    const int64_t q = int64_t{number} * tokens_ * kHeads * kDim;
+    layer.k = dense_rows(k_.data<uint16_t>() + kv, DType::bf16, kKvHeads, kDim);
+    layer.v = dense_rows(v_.data<uint16_t>() + kv, DType::bf16, kKvHeads, kDim);
+    layer.q = dense_rows(q_.data<uint16_t>() + q, DType::bf16, kHeads, kDim);
+    layer.out = dense_rows(out_.data<uint16_t>() + q, DType::bf16, kHeads, kDim);
+    return layer;
+  }
+
+  const Shape shape_;
+  gpu::OwnedStream stream_;
+  std::unique_ptr<KvPool> pool_;
+  std::unique_ptr<AttentionBackend> backend_;
+  int32_t stride_ = 0, tokens_ = 0, earlier_tokens_ = 0;
+  gpu::DeviceBuffer slots_, rows_, lens_, earlier_slots_, new_slots_, earlier_, fresh_;
+  gpu::DeviceBuffer k_, v_, q_, nan_, out_;
+};
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const BackendEntry& entry : test::gpu_backends()) {
+    if (!test::serves(entry, "mixed")) continue;
+    for (const DType cache : {DType::bf16, DType::f8e4m3}) {
+      for (const int32_t page : {1, 16, 64}) {
+        for (const int32_t tokens : {1, 3}) {
+          all.push_back({entry.name, cache, page, tokens, {1090}});
+          all.push_back({entry.name, cache, page, tokens, {3, 17, 130, 1000, 1024, 1025, 515}});
+          all.push_back({entry.name, cache, page, tokens, std::vector<int32_t>(40, 257)});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+class SettledPrefix : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(SettledPrefix, NewKeysAreSeenAsTheyAreStored) {
+  const Shape& shape = GetParam();
+  for (const BackendEntry& entry : test::gpu_backends()) {
+    if (entry.name != shape.backend) continue;
+    Passes passes(entry, shape);
+    const std::vector<uint16_t> want = passes.run(false, 2);
+    for (const uint16_t value : want) ASSERT_LT(value & 0x7fff, 0x7f80) << "not finite";
+    EXPECT_EQ(passes.run(true, 20), want);
+  }
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(SettledPrefix);
+INSTANTIATE_TEST_SUITE_P(Builtin, SettledPrefix, ::testing::ValuesIn(shapes()));
+
+}  // namespace
+}  // namespace fovea
