@@ -19,7 +19,9 @@
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/join.cuh"
+#include "kernels/cuda/sm90/mla_decode/load_boxes.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
+#include "kernels/cuda/sm90/mla_decode/load_rows.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow_fp8.cuh"

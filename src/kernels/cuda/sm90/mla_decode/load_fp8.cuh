@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/common/bf16_as.cuh"
-#include "kernels/cuda/sm90/mla_decode/load.cuh"
+#include "kernels/cuda/sm90/mla_decode/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
