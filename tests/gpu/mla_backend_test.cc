@@ -32,9 +32,6 @@
 namespace fovea {
 namespace {
 
-// The shared cases run where this says.
-const bool kOnGpu = setenv("FOVEA_TEST_DEVICE", "cuda", 1) == 0;
-
 using test::to_device;
 using test::to_host;
 
@@ -314,7 +311,6 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
 
 // Contexts in many chunks, with the ends of several requests in one of them.
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
-  ASSERT_TRUE(kOnGpu);
   for (const bool split : {false, true}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
     test.spec.nope_dim = test.spec.v_dim = 128;
