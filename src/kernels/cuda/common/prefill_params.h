@@ -7,8 +7,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Where a row's keys are summed in segments, these are [n * length, (n + 1) * length): the whole key tiles that
-// kSegmentKeys hold (10 of 96, 8 of 128).
+// Where a row's keys are summed in segments, these are [n * length, (n + 1) * length): the whole
+// key tiles that kSegmentKeys hold (10 of 96, 8 of 128).
 constexpr int32_t kSegmentKeys = 1024;
 
 // Some tokens of one request. Rows of a tile are (token, q head) pairs, token-major.
@@ -20,8 +20,8 @@ struct PrefillTile {
 // Beside a PrefillTile, where keys are summed in segments.
 struct TileSegments {
   int32_t q_begin, q_len, kv_len;  // of the request: a block that starts needs no second look-up
-  // Of a tile that is cut, which is all of its request's tokens: these of its segments, and where the partial results
-  // of all its segments lie, in (token, segment) pairs. Else partial is -1.
+  // Of a tile that is cut, which is all of its request's tokens: these of its segments, and where
+  // the partial results of all its segments lie, in (token, segment) pairs. Else partial is -1.
   int32_t begin, end;
   int32_t partial;
 };
@@ -43,13 +43,13 @@ struct SegmentBuffers {
   int32_t* stored;
 };
 
-// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests, those
-// with most keys first.
+// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests,
+// those with most keys first.
 struct PrefillOrder {
   PrefillTile* tiles;
   int32_t tile_count;
-  // Tiles of this many neighbouring head blocks (the q heads of a tile) are interleaved, so that their
-  // keys are read while they are in the L2 cache.
+  // Tiles of this many neighbouring head blocks (the q heads of a tile) are interleaved, so that
+  // their keys are read while they are in the L2 cache.
   int32_t section_heads;
   // Tiles taken, and blocks that have found no more. Zero before and after every launch of prefill.
   int32_t taken;
@@ -73,7 +73,8 @@ struct PrefillOrderParams {
 struct alignas(64) PrefillParams {
   // q: [tokens, q_heads, head_dim], boxes of 64 rows: [64 >> heads_shift, 1 << heads_shift, 64].
   TensorMap q;
-  // K and V: [pages, places, kv_heads, head_dim], boxes [1, box_keys, 1, 64]. Packed keys are one page.
+  // K and V: [pages, places, kv_heads, head_dim], boxes [1, box_keys, 1, 64]. Packed keys are one
+  // page.
   TensorMap k;
   TensorMap v;
   TensorMap out;  // as q, head_dim_v columns
@@ -84,10 +85,10 @@ struct alignas(64) PrefillParams {
   // Launched with programmatic serialization right behind a kernel that holds other SMs and whose
   // results it does not need: blocks begin as SMs fall free, and the first outlasts that kernel.
   int32_t beside;
-  // The list and the page table are complete when the kernel starts: an attention launched before this one has
-  // waited for them.
+  // The list and the page table are complete when the kernel starts: an attention launched before
+  // this one has waited for them.
   int32_t list_settled;
-  int32_t box_keys;              // divides the key tile, and the page size or the reverse
+  int32_t box_keys;  // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
 };
 

@@ -4,12 +4,11 @@
 // merged), so tiles are cut only where that buys balance:
 //
 //   pieces  no more tiles than workers: tile i is cut into ceil(blocks_i / p) equal pieces, one a
-//   worker,
-//           p being the smallest of 32 candidates for which the workers suffice
+//           worker, p being the smallest of 32 candidates for which the workers suffice
 //   whole   more tiles than workers, and dealing whole tiles in turn costs little: nobody's tiles
 //           are cut
-//   line    otherwise: the tiles stand in a line, worker w has the stretch [w, w + 1) * total /
-//   workers
+//   line    otherwise: the tiles stand in a line, of which worker w has the stretch
+//           [w, w + 1) * total / workers
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -75,7 +74,8 @@ struct MlaPlanConfig {
   // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
   // too, so that visit may synchronise.
   template <typename Visit>
-  __device__ static Totals for_tiles(const MlaPlanParams& params, SharedMemory& shared, Visit visit) {
+  __device__ static Totals for_tiles(const MlaPlanParams& params, SharedMemory& shared,
+                                     Visit visit) {
     const BatchParams& batch = params.batch;
     Totals done = {};
     for (int base = 0; base < batch.requests; base += kPlanThreads) {
@@ -159,11 +159,10 @@ struct MlaPlanConfig {
     __syncthreads();
     const int piece =
         size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
-    const int own =
-        static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
-    // Tiles with more pieces come first, whole clusters before all: no tile lies across two clusters
-    // without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many blocks, in
-    // units of 2^k, for which 8 - k bits are enough.
+    const int own = static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
+    // Tiles with more pieces come first, whole clusters before all: no tile lies across two
+    // clusters without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many
+    // blocks, in units of 2^k, for which 8 - k bits are enough.
     static_assert(kMlaMaxCluster <= 16 && kMlaMaxWorkers < 256);
     const int log_cluster = 31 - __clz(work.cluster);
     const int kind = min(31 - __clz(own | 1), log_cluster);
@@ -205,7 +204,8 @@ struct MlaPlanConfig {
         item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
     work.items[worker] = item;
     work.ranges[worker] = {worker, worker + 1, 1, 0, item};
-    if (n == 0 && count > 1 && !paired && !clusters) work.merges[worker] = merge_of(tile, worker, count);
+    if (n == 0 && count > 1 && !paired && !clusters)
+      work.merges[worker] = merge_of(tile, worker, count);
   }
 
   // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
@@ -229,22 +229,25 @@ struct MlaPlanConfig {
     const int blocks = at.tile.blocks();
     int from = 0;
     for (int worker = static_cast<int>(quotient(start, share));; ++worker) {
-      const int to = static_cast<int>(min((worker + 1) * share - start, static_cast<int64_t>(blocks)));
+      const int to =
+          static_cast<int>(min((worker + 1) * share - start, static_cast<int64_t>(blocks)));
       visit(worker, from, to);
       if (to == blocks) return;
       from = to;
     }
   }
 
-  __device__ static void write_stretches(const MlaWorkList& work, const Visited& at,
-                                         int64_t share, const SharedMemory& shared) {
+  __device__ static void write_stretches(const MlaWorkList& work, const Visited& at, int64_t share,
+                                         const SharedMemory& shared) {
     int first = -1;
     int parts = 0;
     for_stretches(at, share, [&](int worker, int from, int to) {
       if (parts++ == 0) first = worker;
       const bool whole = from == 0 && to == at.tile.blocks();
-      const MlaItem item =
-          item_of(at.tile, from, to, whole ? -1 : from == 0 ? 2 * worker + 1 : 2 * worker);
+      const MlaItem item = item_of(at.tile, from, to,
+                                   whole       ? -1
+                                   : from == 0 ? 2 * worker + 1
+                                               : 2 * worker);
       const int number = at.number + worker;
       work.items[number] = item;
       if (shared.begin[worker] == number) {
