@@ -43,6 +43,7 @@ struct Setting {
   int32_t prefix_levels = 0;
   int32_t page_size = kPage;
   int32_t q_len = 1;
+  bool by_pages = false;  // the batch has a page table instead of slots
 
   AttentionSpec spec() const {
     AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
@@ -102,14 +103,16 @@ class Pass {
                      static_cast<int32_t>(random() % (kMaxKvLen - setting.q_len + 1)));
       shared.push_back(i == 0 ? 0 : std::min(lens[static_cast<size_t>(i) - 1], lens.back()) - 1);
     }
-    std::vector<int32_t> slots(static_cast<size_t>(requests) * kMaxKvLen);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      slots[i] = static_cast<int32_t>(i % (kPage * (kPages - 1))) + kPage;
+    const int32_t entry_tokens = setting.by_pages ? setting.page_size : 1;
+    const int32_t stride = kMaxKvLen / entry_tokens;
+    std::vector<int32_t> table;
+    for (int32_t i = 0; i < requests * stride; ++i) {
+      table.push_back((i * entry_tokens % (kPage * (kPages - 1)) + kPage) / entry_tokens);
     }
     arrays_.push_back(on_device(q_indptr));
     arrays_.push_back(on_device(lens));
     arrays_.push_back(on_device(rows));
-    arrays_.push_back(on_device(slots));
+    arrays_.push_back(on_device(table));
     arrays_.push_back(on_device(out_slots));
     arrays_.push_back(on_device(shared));
     batch_ = {.mode = setting.q_len > 1 ? ForwardMode::extend : ForwardMode::decode,
@@ -120,9 +123,14 @@ class Pass {
               .q_indptr = arrays_[0].data<int32_t>(),
               .kv_lens = arrays_[1].data<int32_t>(),
               .request_rows = arrays_[2].data<int32_t>(),
-              .request_slots = arrays_[3].data<int32_t>(),
-              .request_slots_stride = kMaxKvLen,
               .out_slots = arrays_[4].data<int64_t>()};
+    if (setting.by_pages) {
+      batch_.page_table = arrays_[3].data<int32_t>();
+      batch_.page_table_stride = stride;
+    } else {
+      batch_.request_slots = arrays_[3].data<int32_t>();
+      batch_.request_slots_stride = stride;
+    }
     if (setting.prefix_levels > 0) batch_.shared_prefix = arrays_[5].data<int32_t>();
     const AttentionSpec spec = setting.spec();
     const bool mla = spec.kind == AttentionKind::mla;
@@ -254,15 +262,18 @@ const bool kRegistered = [] {
   if (!why_no_gpu().empty()) return false;
   benchmark::RegisterBenchmark("launch", time_launches)->UseManualTime()->Iterations(kRounds);
   static const BackendRegistry registry = BackendRegistry::builtin();
-  const Setting settings[] = {{"1", 1},
-                              {"64", 64},
-                              {"256", 256},
-                              {"256_invariant", 256, AttentionKind::mha, true},
-                              {"64_cascade", 64, AttentionKind::mha, false, 4},
-                              {"64_page_1", 64, AttentionKind::mha, false, 0, 1},
-                              {"16_extend", 16, AttentionKind::mha, false, 0, kPage, 64},
-                              {"64_mla", 64, AttentionKind::mla},
-                              {"256_mla", 256, AttentionKind::mla}};
+  const Setting settings[] = {
+      {.name = "1", .requests = 1},
+      {.name = "64"},
+      {.name = "256", .requests = 256},
+      {.name = "256_invariant", .requests = 256, .batch_invariant = true},
+      {.name = "64_cascade", .prefix_levels = 4},
+      {.name = "64_page_1", .page_size = 1},
+      {.name = "256_page_16", .requests = 256, .page_size = 16},
+      {.name = "256_page_16_table", .requests = 256, .page_size = 16, .by_pages = true},
+      {.name = "16_extend", .requests = 16, .q_len = 64},
+      {.name = "64_mla", .kind = AttentionKind::mla},
+      {.name = "256_mla", .requests = 256, .kind = AttentionKind::mla}};
   for (const BackendEntry& entry : registry.entries()) {
     for (const Setting& setting : settings) {
       const BackendRequest request{setting.spec(), setting.cache(), setting.limits(),

@@ -73,12 +73,13 @@ class PlainAttention final : public AttentionBackend {
 
   void attend(const LayerTensors& layer, const KvLayerView& cache, const Row& at) {
     const int32_t kv_head = at.head / (spec_.q_heads / spec_.kv_heads);
-    const int32_t* slots =
-        batch_.request_slots + batch_.request_rows[at.request] * batch_.request_slots_stride;
+    const TokenTable table = token_table(batch_, spec_.scope, pool_.spec().page_size);
+    const int32_t table_row = batch_.request_rows[at.request];
     const auto* q = reinterpret_cast<const float*>(row_address(layer.q, at.row, at.head));
     float most = -INFINITY, sum = 0;
     for (int32_t key = 0; key < at.keys; ++key) {
-      const auto* k = reinterpret_cast<const float*>(k_address(cache, slots[key], kv_head));
+      const auto* k =
+          reinterpret_cast<const float*>(k_address(cache, table.slot(table_row, key), kv_head));
       float score = 0;
       for (int32_t d = 0; d < spec_.head_dim; ++d) score += q[d] * k[d];
       scores_[key] = score / std::sqrt(static_cast<float>(spec_.head_dim));
@@ -88,7 +89,8 @@ class PlainAttention final : public AttentionBackend {
     std::fill_n(out, spec_.head_dim_v, 0.0f);
     for (int32_t key = 0; key < at.keys; ++key) sum += std::exp(scores_[key] - most);
     for (int32_t key = 0; key < at.keys; ++key) {
-      const auto* v = reinterpret_cast<const float*>(v_address(cache, slots[key], kv_head));
+      const auto* v =
+          reinterpret_cast<const float*>(v_address(cache, table.slot(table_row, key), kv_head));
       const float weight = std::exp(scores_[key] - most) / sum;
       for (int32_t d = 0; d < spec_.head_dim_v; ++d) out[d] += weight * v[d];
     }
@@ -139,15 +141,14 @@ BackendEntry plain_backend() {
   return entry;
 }
 
-// A decode step of one request of 20 tokens; every new value is 1.
+// A decode step of one request of 20 tokens, whose place is given by pages, as engines with block
+// tables have it; every new value is 1.
 float decode(const Selection& selection, const BackendRequest& request, ThreadPool& threads) {
   const auto pool = make_kv_pool(request.cache, /*pages=*/8);
   const auto backend = selection.chosen->create({request.spec, pool.get(), nullptr, &threads});
   backend->reserve(request.limits);
-  std::vector<int32_t> table(20);
-  for (int32_t token = 0; token < 20; ++token) table[token] = request.cache.page_size + token;
-  const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, row = 0;
-  const int64_t out_slot = table.back();
+  const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, row = 0, block_table[] = {3, 5};
+  const int64_t out_slot = block_table[1] * request.cache.page_size + 19 % request.cache.page_size;
   backend->plan({.mode = ForwardMode::decode,
                  .requests = 1,
                  .tokens = 1,
@@ -156,8 +157,8 @@ float decode(const Selection& selection, const BackendRequest& request, ThreadPo
                  .q_indptr = q_indptr,
                  .kv_lens = kv_lens,
                  .request_rows = &row,
-                 .request_slots = table.data(),
-                 .request_slots_stride = 20,
+                 .page_table = block_table,
+                 .page_table_stride = 2,
                  .out_slots = &out_slot});
   std::vector<float> ones(8 * 64, 1.0f), out(8 * 64);
   backend->forward({.q = dense_rows(ones.data(), DType::f32, 8, 64),

@@ -7,8 +7,8 @@
 // host never looks into an array, and nothing is copied. A captured pass reads the arrays anew at
 // every replay, at the addresses it was captured with: their contents may then be any batch of
 // `requests` requests (padded with lengths of 0) within the limits, of at most `tokens` new tokens.
-// Their contents cannot be checked there; entries of the request table and out_slots that name no
-// slot of the pool count as page 0 and as -1.
+// Their contents cannot be checked there; entries of tables and out_slots that name no page or slot
+// of the pool count as page 0 and as -1. A replay reads the table that was given at the capture.
 //
 // A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them. New token j
 // stands at position kv_lens[i] - q_len[i] + j. Any length may be 0: such rows give O = 0 and
@@ -17,6 +17,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "fovea/attention_spec.h"
 
 namespace fovea {
 
@@ -53,11 +55,18 @@ struct BatchView {
   int32_t max_q_len = 0;   // upper bounds, 0: those of the limits. A GPU backend chooses kernels by
   int32_t max_kv_len = 0;  // them, whose last bits may differ (not if batch-invariant); that is all
 
-  const int32_t* q_indptr = nullptr;       // [requests + 1], first 0, last tokens
-  const int32_t* kv_lens = nullptr;        // [requests]
-  const int32_t* request_rows = nullptr;   // [requests], rows of request_slots
-  const int32_t* request_slots = nullptr;  // RequestTable::data()
-  int64_t request_slots_stride = 0;        // RequestTable::row_stride()
+  const int32_t* q_indptr = nullptr;      // [requests + 1], first 0, last tokens
+  const int32_t* kv_lens = nullptr;       // [requests]
+  const int32_t* request_rows = nullptr;  // [requests], rows of the tables
+  // Where each request's tokens are: one of two tables, the other stays null. Entries behind a
+  // request's last token are not looked at.
+  // [rows, request_slots_stride] the slot of each token: RequestTable::data(), row_stride().
+  const int32_t* request_slots = nullptr;
+  int64_t request_slots_stride = 0;
+  // [rows, page_table_stride] the pages of the request, page_size tokens of the pool each: the
+  // block table of other engines.
+  const int32_t* page_table = nullptr;
+  int64_t page_table_stride = 0;
   // [tokens] slot each new token is written to; -1 skips the write. int64 because a slot times a
   // row may exceed 2^31.
   const int64_t* out_slots = nullptr;
@@ -81,10 +90,13 @@ struct BatchView {
   // they may arrive any time before a layer's forward(). Scope cross pays no heed to it.
   bool prefix_settled = false;
 
-  // scope cross: the encoder's own table and lengths.
+  // scope cross: lengths of the encoder and, as above, one of two tables. Those of the decoder are
+  // not looked at.
   const int32_t* encoder_lens = nullptr;   // [requests]
   const int32_t* encoder_slots = nullptr;  // [rows, encoder_slots_stride]
   int64_t encoder_slots_stride = 0;
+  const int32_t* encoder_page_table = nullptr;  // [rows, encoder_page_table_stride]
+  int64_t encoder_page_table_stride = 0;
 
   // mask tree: [tokens]; bit j of a token lets it see new token j of its own request (q_len <= 64).
   // All cached tokens before the new ones are visible.
@@ -111,5 +123,31 @@ struct BatchView {
   // cache.
   const int32_t* snapshot_slots = nullptr;  // [tokens]
 };
+
+// The table that a batch was given, of slots or of pages.
+struct TokenTable {
+  const int32_t* entries = nullptr;  // [rows, stride]
+  int64_t stride = 0;
+  int32_t entry_tokens = 1;  // that an entry stands for: 1 if it is a slot, page_size if a page
+
+  int32_t entry(int32_t row, int64_t token) const {
+    return entries[row * stride + token / entry_tokens];
+  }
+  int64_t slot(int32_t row, int64_t token) const {
+    return int64_t{entry(row, token)} * entry_tokens + token % entry_tokens;
+  }
+};
+
+// Where the keys of a layer are: scope cross has those of the encoder.
+inline TokenTable token_table(const BatchView& batch, AttentionScope scope, int32_t page_size) {
+  if (scope == AttentionScope::cross) {
+    if (batch.encoder_page_table == nullptr) {
+      return {batch.encoder_slots, batch.encoder_slots_stride};
+    }
+    return {batch.encoder_page_table, batch.encoder_page_table_stride, page_size};
+  }
+  if (batch.page_table == nullptr) return {batch.request_slots, batch.request_slots_stride};
+  return {batch.page_table, batch.page_table_stride, page_size};
+}
 
 }  // namespace fovea

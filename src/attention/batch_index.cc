@@ -18,13 +18,13 @@ int32_t first_token(const TokenSlots& tokens, int32_t request) {
   return tokens.first_tokens != nullptr ? tokens.first_tokens[request] : 0;
 }
 
-const int32_t* row_of(const TokenSlots& tokens, int32_t request) {
-  return tokens.slots + int64_t{tokens.rows[request]} * tokens.stride;
+int64_t slot_of(const TokenSlots& tokens, int32_t request, int64_t token) {
+  return tokens.table.slot(tokens.rows[request], token);
 }
 
 // The slot in the pool of one token of the table.
 int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
-  const int64_t slot = row_of(tokens, request)[token];
+  const int64_t slot = slot_of(tokens, request, token);
   if (tokens.slot_map.empty()) return slot;
   const auto mapped = static_cast<int64_t>(tokens.slot_map.size());
   check_argument(slot >= 0 && slot < mapped,
@@ -36,14 +36,23 @@ int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
   return here;
 }
 
-// Padding: the dummy row of the table, which lists slot 0 for every token.
+// Padding: the dummy row of the table, which lists slot or page 0 for every token.
 bool is_dummy(const TokenSlots& tokens, int32_t request, int64_t token) {
-  return tokens.rows[request] == 0 && row_of(tokens, request)[token] == 0;
+  return tokens.rows[request] == 0 && tokens.table.entry(0, token) == 0;
+}
+
+// The page that a table of pages has for a token is one of those that it counts.
+void check_page(const TokenSlots& tokens, int32_t request, int64_t token) {
+  const auto mapped = static_cast<int64_t>(tokens.slot_map.size());
+  const int64_t pages = mapped > 0 ? mapped / tokens.page_size : tokens.pages;
+  const int32_t page = tokens.table.entry(tokens.rows[request], token);
+  check_argument(page >= 0 && page < pages, "request {}, column {}: page {} is outside [0, {})",
+                 request, token / tokens.page_size, page, pages);
 }
 
 // slot - token is the same for all tokens of a page, or they are not one page.
 void check_same_page(const TokenSlots& tokens, int32_t request, int64_t begin, int64_t end) {
-  const int32_t* row = row_of(tokens, request);
+  const int32_t* row = tokens.table.entries + tokens.rows[request] * tokens.table.stride;
   const int64_t base = row[end - 1] - (end - 1);
   const int64_t step = tokens.check == PageCheck::ends ? std::max<int64_t>(end - 1 - begin, 1) : 1;
   for (int64_t token = begin; token < end; token += step) {
@@ -62,7 +71,11 @@ int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
   const int64_t end = std::min<int64_t>(begin + tokens.page_size, tokens.lens[request]);
   if (end <= first_token(tokens, request)) return 0;
   if (is_dummy(tokens, request, end - 1)) return 0;
-  check_same_page(tokens, request, begin, end);
+  if (tokens.table.entry_tokens > 1) {
+    check_page(tokens, request, end - 1);
+  } else {
+    check_same_page(tokens, request, begin, end);
+  }
   const int64_t slot = pool_slot(tokens, request, end - 1);
   const int64_t page = slot / tokens.page_size;
   check_argument(slot >= 0 && page < tokens.pages,

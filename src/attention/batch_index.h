@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index arrays of a batch, built from one request table: the forms that attention kernels of the
-// field read. Every buffer is the caller's; entries past the end of a request are 0, a valid page.
+// Index arrays of a batch, built from one table of slots or pages: the forms that attention kernels
+// of the field read. Every buffer is the caller's; entries past the end of a request are 0, a valid
+// page.
 //
 // All builders throw Error{invalid_argument} that names request, column, value and limit when a
 // used entry breaks the page invariant or lies outside the pool.
@@ -9,16 +10,18 @@
 #include <cstdint>
 #include <span>
 
+#include "fovea/batch.h"
+
 namespace fovea {
 
-// Which slots are looked at: the first and last of every page, or all of them (O(tokens)).
+// Which slots of a table of slots are looked at: the first and last of every page, or all of them
+// (O(tokens)).
 enum class PageCheck : uint8_t { ends, every_slot };
 
 // The tokens of a batch in a pool. Request i has lens[i] tokens; token n is in slot
-// slots[rows[i] * stride + n], translated by slot_map where the pool has one.
+// table.slot(rows[i], n), translated by slot_map where the pool has one.
 struct TokenSlots {
-  const int32_t* slots = nullptr;
-  int64_t stride = 0;             // entries of a row; lens may not exceed it
+  TokenTable table;               // has an entry for every token
   const int32_t* rows = nullptr;  // [requests]
   const int32_t* lens = nullptr;  // [requests]
   // [requests] first token that is read, or null for 0. Pages that end before it count as unused:

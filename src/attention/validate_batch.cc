@@ -46,7 +46,6 @@ void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
 // A length of 0 marks a padded request: its rows see nothing.
 void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
   need(batch.kv_lens, "kv_lens");
-  const bool table = uses_kv_cache(rules.spec) && rules.spec.scope != AttentionScope::cross;
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t kv_len = batch.kv_lens[request];
     check_argument(kv_len >= 0 && kv_len <= rules.limits.max_kv_len,
@@ -55,20 +54,27 @@ void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
     check_argument(kv_len == 0 || kv_len >= q_len_of(batch, request),
                    "request {}: kv_len is {}, less than its {} new tokens", request, kv_len,
                    q_len_of(batch, request));
-    check_argument(!table || kv_len <= batch.request_slots_stride,
-                   "request {}: kv_len is {}, its row of request_slots has {} entries", request,
-                   kv_len, batch.request_slots_stride);
   }
 }
 
 void check_encoder(const BatchView& batch, const BatchLimits& limits) {
   need(batch.encoder_lens, "encoder_lens");
-  need(batch.encoder_slots, "encoder_slots");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t length = batch.encoder_lens[request];
-    const int64_t most = std::min<int64_t>(limits.max_encoder_len, batch.encoder_slots_stride);
-    check_argument(length >= 0 && length <= most,
-                   "request {}: encoder_lens is {}, must be in [0, {}]", request, length, most);
+    check_argument(length >= 0 && length <= limits.max_encoder_len,
+                   "request {}: encoder_lens is {}, must be in [0, {}]", request, length,
+                   limits.max_encoder_len);
+  }
+}
+
+void check_table(const BatchView& batch, const BatchRules& rules) {
+  const auto [name, table] = validate_table(batch, rules);
+  const bool cross = rules.spec.scope == AttentionScope::cross;
+  const int32_t* lens = cross ? batch.encoder_lens : batch.kv_lens;
+  const int64_t most = table.stride * table.entry_tokens;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(lens[request] <= most, "request {}: {} is {}, its row of {} has {} tokens",
+                   request, cross ? "encoder_lens" : "kv_len", lens[request], name, most);
   }
 }
 
@@ -227,12 +233,11 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   check_query_lengths(batch, limits);
   const AttentionSpec& spec = rules.spec;
   if (!is_packed(spec.scope)) check_kv_lengths(batch, rules);
-  if (spec.scope == AttentionScope::cross) {
-    check_encoder(batch, limits);
-  } else if (uses_kv_cache(spec)) {
-    need(batch.request_slots, "request_slots");
+  if (spec.scope == AttentionScope::cross) check_encoder(batch, limits);
+  if (uses_kv_cache(spec)) {
+    check_table(batch, rules);
+    check_slots(batch, rules);
   }
-  if (uses_kv_cache(spec)) check_slots(batch, rules);
   if (is_linear(spec.kind)) {
     check_states(batch, rules.state_slots);
     if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);

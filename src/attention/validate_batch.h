@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
@@ -19,15 +20,23 @@ struct BatchRules {
   AttentionSpec spec;
   BatchLimits limits;
   int64_t slots = 0;        // that out_slots may name; 0 where nothing is cached
+  int32_t page_size = 1;    // of the pool
   int32_t state_slots = 0;  // of the StatePool; linear kinds
 };
 
 // Throws Error{invalid_argument} that names the request or token, the array, the value and the
-// limit. Slots of the request table are checked where the page table is built.
+// limit. Entries of its table are checked where the page table is built.
 void validate_batch(const BatchView& batch, const BatchRules& rules);
 
 // On a GPU: the host's figures and that no array is missing; the arrays are not looked into.
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules);
+
+// The table of a batch over a cache and its name. Throws unless exactly one was given.
+struct NamedTable {
+  std::string_view name;
+  TokenTable table;
+};
+NamedTable validate_table(const BatchView& batch, const BatchRules& rules);
 
 // [requests] into `first_keys`: the first key that some query of the request may see; its length
 // where nothing is seen. Windows and chunks hide everything before it.

@@ -16,19 +16,14 @@ void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
-void check_tables(const BatchView& batch, const AttentionSpec& spec) {
+void check_cache(const BatchView& batch, const BatchRules& rules) {
   need(batch.request_rows, "request_rows");
-  if (spec.scope == AttentionScope::cross) {
+  if (rules.spec.scope == AttentionScope::cross) {
     need(batch.encoder_lens, "encoder_lens");
-    need(batch.encoder_slots, "encoder_slots");
-    check_argument(batch.encoder_slots_stride > 0, "encoder_slots_stride is {}, must be positive",
-                   batch.encoder_slots_stride);
-    return;
+  } else {
+    need(batch.kv_lens, "kv_lens");
   }
-  need(batch.kv_lens, "kv_lens");
-  need(batch.request_slots, "request_slots");
-  check_argument(batch.request_slots_stride > 0, "request_slots_stride is {}, must be positive",
-                 batch.request_slots_stride);
+  validate_table(batch, rules);
 }
 
 void check_mask(const BatchView& batch, const AttentionSpec& spec) {
@@ -55,6 +50,23 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
 
 }  // namespace
 
+NamedTable validate_table(const BatchView& batch, const BatchRules& rules) {
+  const bool cross = rules.spec.scope == AttentionScope::cross;
+  const std::string_view slots = cross ? "encoder_slots" : "request_slots";
+  const std::string_view pages = cross ? "encoder_page_table" : "page_table";
+  const bool has_slots = (cross ? batch.encoder_slots : batch.request_slots) != nullptr;
+  const bool has_pages = (cross ? batch.encoder_page_table : batch.page_table) != nullptr;
+  check_argument(has_slots || has_pages, "{} and {} are null, the batch needs one of them", slots,
+                 pages);
+  check_argument(!has_slots || !has_pages, "{} and {} are given, the batch takes one of them",
+                 slots, pages);
+  const NamedTable named = {has_pages ? pages : slots,
+                            token_table(batch, rules.spec.scope, rules.page_size)};
+  check_argument(named.table.stride > 0, "{}_stride is {}, must be positive", named.name,
+                 named.table.stride);
+  return named;
+}
+
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
   if (batch.mode == ForwardMode::idle) return;
   const BatchLimits& limits = rules.limits;
@@ -72,7 +84,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
                  "tokens is {}, mode decode takes 1 for each of {} requests", batch.tokens,
                  batch.requests);
   need(batch.q_indptr, "q_indptr");
-  if (uses_kv_cache(rules.spec)) check_tables(batch, rules.spec);
+  if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
   check_mask(batch, rules.spec);
 }
 

@@ -25,12 +25,14 @@ struct Table {
   int64_t pages = 0;
   std::vector<int32_t> slots, rows, lens, first_tokens;
   std::vector<std::vector<int32_t>> pages_of;  // [request]
+  std::vector<int32_t> page_entries;           // what `slots` says, by pages
+  bool by_pages = false;                       // which of them is given
   std::vector<int64_t> slot_map;               // of a window pool; else empty
 
   TokenSlots tokens() const {
     TokenSlots tokens;
-    tokens.slots = slots.data();
-    tokens.stride = kContext;
+    tokens.table = {slots.data(), kContext};
+    if (by_pages) tokens.table = {page_entries.data(), kContext, page_size};
     tokens.rows = rows.data();
     tokens.lens = lens.data();
     tokens.first_tokens = first_tokens.empty() ? nullptr : first_tokens.data();
@@ -59,6 +61,7 @@ Table make_table(int32_t page_size, const std::vector<int32_t>& lens, uint32_t s
   std::iota(table.rows.begin(), table.rows.end(), 1);
   std::shuffle(table.rows.begin(), table.rows.end(), random);
   table.slots.assign(static_cast<size_t>((requests + 1) * kContext), kWild);
+  table.page_entries = table.slots;
   for (int32_t i = 0; i < requests; ++i) {
     table.pages_of.emplace_back();
     for (int32_t token = 0; token < lens[i]; ++token) {
@@ -69,6 +72,7 @@ Table make_table(int32_t page_size, const std::vector<int32_t>& lens, uint32_t s
       table.slots[table.rows[i] * kContext + token] =
           table.pages_of.back().back() * page_size + token % page_size;
     }
+    std::ranges::copy(table.pages_of.back(), table.page_entries.begin() + table.rows[i] * kContext);
   }
   return table;
 }
@@ -77,7 +81,9 @@ Table any_table() {
   const int32_t page_size = *rc::gen::element(1, 2, 3, 16, 64);
   const auto lens = *rc::gen::container<std::vector<int32_t>>(*rc::gen::inRange<size_t>(0, 6),
                                                               rc::gen::inRange(0, kContext + 1));
-  return make_table(page_size, lens, *rc::gen::arbitrary<uint32_t>());
+  Table table = make_table(page_size, lens, *rc::gen::arbitrary<uint32_t>());
+  table.by_pages = *rc::gen::arbitrary<bool>();
+  return table;
 }
 
 std::string error_of(const std::function<void()>& call) {
@@ -194,8 +200,7 @@ TEST(BatchIndex, AddressesAre64Bit) {
   const std::vector<int32_t> row = {32, 33};
   const int32_t rows[] = {40}, lens[] = {2};
   TokenSlots tokens;
-  tokens.slots = row.data() - 40 * kStride;
-  tokens.stride = kStride;
+  tokens.table = {row.data() - 40 * kStride, kStride};
   tokens.rows = rows;
   tokens.lens = lens;
   tokens.requests = 1;
@@ -211,6 +216,10 @@ TEST(BatchIndex, DummyRowsAreLegalAtAnyLength) {
   std::fill(table.slots.begin(), table.slots.end(), 0);
   table.rows = {0};
   std::vector<int32_t> out(kContext, kWild);
+  build_page_table(table.tokens(), kContext, out);
+  EXPECT_EQ(out, std::vector<int32_t>(kContext, 0));
+  std::fill(table.page_entries.begin(), table.page_entries.end(), 0);
+  table.by_pages = true;
   build_page_table(table.tokens(), kContext, out);
   EXPECT_EQ(out, std::vector<int32_t>(kContext, 0));
 }
@@ -240,6 +249,18 @@ TEST(BatchIndex, PagesOutsideThePoolAreNamed) {
   const std::string text = page_table_error(table.tokens());
   EXPECT_NE(text.find("request 0, column 1"), std::string::npos) << text;
   EXPECT_NE(text.find("pool of " + std::to_string(table.pages)), std::string::npos) << text;
+
+  table.by_pages = true;
+  const auto pages = static_cast<int32_t>(table.pages);
+  for (const int32_t wrong :
+       {-1, std::numeric_limits<int32_t>::min(), pages, std::numeric_limits<int32_t>::max()}) {
+    table.page_entries[table.rows[0] * kContext + 1] = wrong;
+    EXPECT_EQ(page_table_error(table.tokens()), "request 0, column 1: page " +
+                                                    std::to_string(wrong) + " is outside [0, " +
+                                                    std::to_string(pages) + ")");
+  }
+  table.page_entries[table.rows[0] * kContext + 1] = 0;
+  EXPECT_NE(page_table_error(table.tokens()).find("token 31 has no page"), std::string::npos);
 }
 
 TEST(BatchIndex, LengthsBeyondTheOwnedPagesAreNamed) {

@@ -153,7 +153,8 @@ TEST_P(BatchInvariance, CompanyChangesNoBit) {
   }
 }
 
-// The same prompt in pieces of any size, down to one token at a time, on any number of threads.
+// The same prompt in pieces of any size, down to one token at a time, on any number of threads, by
+// slots and by pages.
 TEST_P(BatchInvariance, ChunkingChangesNoBit) {
   AttentionCase test = GetParam().test;
   if (test.spec.mask == MaskKind::prefix_spans) {
@@ -164,13 +165,15 @@ TEST_P(BatchInvariance, ChunkingChangesNoBit) {
   const CaseData data = make_data(test);
   const Output whole = run_case(entry(), test, data, {.fill = Fill::zero, .threads = 1});
   int threads = 1;
+  test::Tables tables = test::Tables::slots;
   for (int32_t size : {1, 7, 16, 64, 149}) {
     std::vector<std::vector<Piece>> batches;
     for (int32_t begin = 0; begin < kLength; begin += size) {
       batches.push_back({{0, begin, std::min(begin + size, kLength)}});
     }
-    const std::vector<Output> outputs =
-        run_batches(entry(), test, data, batches, {.fill = Fill::poison, .threads = threads});
+    tables = tables == test::Tables::slots ? test::Tables::pages : test::Tables::slots;
+    const std::vector<Output> outputs = run_batches(
+        entry(), test, data, batches, {.fill = Fill::poison, .threads = threads, .tables = tables});
     Output joined;
     for (const Output& output : outputs) {
       joined.out.insert(joined.out.end(), output.out.begin(), output.out.end());
@@ -203,7 +206,7 @@ TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
   const size_t scales = request.q_scale.size() / 130;
   request.q_scale.erase(request.q_scale.begin(),
                         request.q_scale.begin() + static_cast<int64_t>(scales * 109));
-  const Output hit = run_case(entry(), warm, tail);
+  const Output hit = run_case(entry(), warm, tail, {.tables = test::Tables::pages});
 
   const std::vector<Piece> pieces = {{0, 0, 109}, {0, 109, 130}};
   EXPECT_EQ(rows_of(test, cold, pieces, 1), rows_of(warm, hit, whole_case(warm), 0));

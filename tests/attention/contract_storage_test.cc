@@ -68,14 +68,25 @@ TEST_P(Storage, SlotsThatDoNotExistAreErrors) {
         static_cast<int32_t>(wild);
     BatchView view = batch.view();
     view.request_slots = table.data();
-    try {
-      under_test.backend().plan(view);
-      ADD_FAILURE() << "accepted slot " << wild;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_NE(std::string(error.what()).find(std::to_string(wild)), std::string::npos)
-          << error.what();
-    }
+    const auto expect_refusal = [&] {
+      try {
+        under_test.backend().plan(view);
+        ADD_FAILURE() << "accepted " << wild;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+        EXPECT_NE(std::string(error.what()).find(std::to_string(wild)), std::string::npos)
+            << error.what();
+      }
+    };
+    expect_refusal();
+    std::vector<int32_t> pages(store.page_table(),
+                               store.page_table() + rows * store.page_table_stride());
+    pages[static_cast<size_t>(store.row(0) * store.page_table_stride() + 1)] =
+        static_cast<int32_t>(wild);
+    view.request_slots = nullptr;
+    view.page_table = pages.data();
+    view.page_table_stride = store.page_table_stride();
+    expect_refusal();
   }
   // The backend is as good as before.
   under_test.run(batch);

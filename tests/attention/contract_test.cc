@@ -97,6 +97,15 @@ TEST_P(Served, ForeignBytesAndThreadCountsChangeNoBit) {
   }
 }
 
+TEST_P(Served, PageTablesGiveTheBitsOfSlots) {
+  if (!test::is_cached(test().spec)) GTEST_SKIP() << "keys are packed";
+  const CaseData data = make_data(test());
+  const Output slots = run_case(entry(), test(), data, {.fill = Fill::zero});
+  const Output pages =
+      run_case(entry(), test(), data, {.fill = Fill::poison, .tables = test::Tables::pages});
+  EXPECT_TRUE(same_bits(slots, pages));
+}
+
 TEST_P(Served, OneByteLessOfWorkspaceIsRefusedByName) {
   const BackendRequest request = test::request_of(test());
   const size_t bytes = entry().workspace_bytes(request);
@@ -145,7 +154,7 @@ TEST_P(Served, GraphReplayEqualsEager) {
   const std::vector<std::vector<test::Piece>> batches = {whole, shorter, whole};
   ThreadPool threads(1);
   // Runs every batch over one store, as `pass` does it.
-  const auto run_all = [&](auto&& pass) {
+  const auto run_all = [&](test::Tables tables, auto&& pass) {
     std::optional<test::PagedStore> store;
     if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
     test::PagedStore* pages = store ? &*store : nullptr;
@@ -156,6 +165,7 @@ TEST_P(Served, GraphReplayEqualsEager) {
       packed.push_back(
           std::make_unique<test::PackedBatch>(test(), data, pages, pieces, Fill::poison));
       packed.back()->take_bounds(*packed.front());
+      packed.back()->give(tables);
       pointers.push_back(packed.back().get());
     }
     pass(under_test, pointers);
@@ -167,12 +177,16 @@ TEST_P(Served, GraphReplayEqualsEager) {
     }
     return outputs;
   };
-  const auto eager = run_all([](auto& under_test, auto& list) {
+  const auto eager = run_all(test::Tables::slots, [](auto& under_test, auto& list) {
     for (test::PackedBatch* batch : list) under_test.run(*batch);
   });
-  const auto replayed = run_all([](auto& under_test, auto& list) { under_test.replay(list); });
-  for (size_t i = 0; i < batches.size(); ++i) {
-    EXPECT_TRUE(same_bits(replayed[i], eager[i])) << "replay " << i;
+  for (const test::Tables tables : {test::Tables::slots, test::Tables::pages}) {
+    const auto replayed =
+        run_all(tables, [](auto& under_test, auto& list) { under_test.replay(list); });
+    for (size_t i = 0; i < batches.size(); ++i) {
+      EXPECT_TRUE(same_bits(replayed[i], eager[i]))
+          << "replay " << i << (tables == test::Tables::pages ? " by pages" : "");
+    }
   }
 }
 

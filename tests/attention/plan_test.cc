@@ -24,6 +24,7 @@ struct Fixture {
       .max_requests = 2, .max_tokens = 5, .max_q_len = 3, .max_kv_len = 16, .max_encoder_len = 8};
   std::vector<int32_t> q_indptr = {0, 2, 5}, kv_lens = {9, 6}, rows = {1, 2};
   std::vector<int32_t> slots = std::vector<int32_t>(3 * kContext, 0);
+  std::vector<int32_t> pages = slots;  // what `slots` says, by pages
   std::vector<int64_t> out_slots;
   std::vector<int32_t> positions = {7, 8, 3, 4, 5};
   std::vector<uint64_t> tree = {1, 3, 1, 3, 7};
@@ -42,6 +43,8 @@ struct Fixture {
     for (int32_t token = 0; token < 16; ++token) {
       slots[kContext + token] = (1 + token / kPage) * kPage + token % kPage;
       slots[2 * kContext + token] = (5 + token / kPage) * kPage + token % kPage;
+      pages[kContext + token / kPage] = 1 + token / kPage;
+      pages[2 * kContext + token / kPage] = 5 + token / kPage;
     }
     for (const int32_t token : {7, 8}) out_slots.push_back(slots[kContext + token]);
     for (const int32_t token : {3, 4, 5}) out_slots.push_back(slots[2 * kContext + token]);
@@ -68,6 +71,12 @@ struct Fixture {
              .item_prefix_lens = prefix_lens.data(),
              .token_pos_in_items = in_items.data(),
              .token_pos_in_items_stride = 5};
+  }
+
+  void give_pages() {
+    batch.request_slots = nullptr;
+    batch.page_table = pages.data();
+    batch.page_table_stride = kContext;
   }
 
   void create() {
@@ -133,12 +142,30 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"request 1: kv_len is -1", [](auto& f) { f.kv_lens[1] = -1; }},
       {"request 1: kv_len is 2, less than its 3 new tokens", [](auto& f) { f.kv_lens[1] = 2; }},
       {"row of request_slots has 8", [](auto& f) { f.batch.request_slots_stride = 8; }},
+      {"row of page_table has 8",
+       [](auto& f) {
+         f.give_pages();
+         f.batch.page_table_stride = 2;
+       }},
   });
 }
 
 TEST(Plan, RefusesSlotsOutsideThePool) {
   expect_symptoms({
-      {"request_slots is null", [](auto& f) { f.batch.request_slots = nullptr; }},
+      {"request_slots and page_table are null", [](auto& f) { f.batch.request_slots = nullptr; }},
+      {"request_slots and page_table are given",
+       [](auto& f) { f.batch.page_table = f.pages.data(); }},
+      {"request_slots_stride is 0", [](auto& f) { f.batch.request_slots_stride = 0; }},
+      {"page_table_stride is -1",
+       [](auto& f) {
+         f.give_pages();
+         f.batch.page_table_stride = -1;
+       }},
+      {"request 1, column 0: page 12 is outside [0, 12)",
+       [](auto& f) {
+         f.give_pages();
+         f.pages[2 * kContext] = kPages;
+       }},
       {"request_rows is null", [](auto& f) { f.batch.request_rows = nullptr; }},
       {"request_rows[1] is -2", [](auto& f) { f.rows[1] = -2; }},
       {"request 0, column 2", [](auto& f) { f.slots[kContext + 8] = kPages * kPage; }},
@@ -205,7 +232,17 @@ TEST(Plan, RefusesMasksThatDoNotFit) {
 TEST(Plan, RefusesEncodersThatDoNotFit) {
   expect_symptoms(
       {{"encoder_lens is null", [](auto& f) { f.batch.encoder_lens = nullptr; }},
-       {"encoder_slots is null", [](auto& f) { f.batch.encoder_slots = nullptr; }},
+       {"encoder_slots and encoder_page_table are null",
+        [](auto& f) { f.batch.encoder_slots = nullptr; }},
+       {"encoder_slots and encoder_page_table are given",
+        [](auto& f) { f.batch.encoder_page_table = f.pages.data(); }},
+       {"encoder_slots_stride is 0", [](auto& f) { f.batch.encoder_slots_stride = 0; }},
+       {"request 0: encoder_lens is 8, its row of encoder_page_table has 4",
+        [](auto& f) {
+          f.batch.encoder_slots = nullptr;
+          f.batch.encoder_page_table = f.pages.data();
+          f.batch.encoder_page_table_stride = 1;
+        }},
        {"request 0: encoder_lens is 9, must be in [0, 8]", [](auto& f) { f.encoder_lens[0] = 9; }},
        {"request 1: encoder_lens is -1", [](auto& f) { f.encoder_lens[1] = -1; }}},
       [](Fixture& f) { f.spec.scope = AttentionScope::cross; });
@@ -228,7 +265,7 @@ TEST(Plan, OneWildEntryIsAnErrorOrHarmless) {
       using Entry = typename std::decay_t<decltype(array)>::value_type;
       array[*rc::gen::inRange<size_t>(0, array.size())] = static_cast<Entry>(wild);
     };
-    switch (*rc::gen::inRange(0, 9)) {
+    switch (*rc::gen::inRange(0, 10)) {
       case 0:
         damage(fixture.q_indptr);
         break;
@@ -252,6 +289,10 @@ TEST(Plan, OneWildEntryIsAnErrorOrHarmless) {
         break;
       case 7:
         damage(fixture.prefix_lens);
+        break;
+      case 8:
+        fixture.give_pages();
+        damage(fixture.pages);
         break;
       default:
         damage(fixture.in_items);

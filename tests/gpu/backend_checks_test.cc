@@ -171,10 +171,11 @@ class SmallRun {
     return cache;
   }
 
-  // table: [requests, kLength] slots. The output of the prompts, then of the decodes.
+  // table: [requests, kLength] slots, or with entry_tokens kPage [requests, kLength / kPage] pages.
+  // The output of the prompts, then of the decodes.
   static std::vector<uint16_t> run(const BackendEntry& entry, KvPool& pool,
-                                   const std::vector<int32_t>& table) {
-    const auto requests = static_cast<int32_t>(table.size()) / kLength;
+                                   const std::vector<int32_t>& table, int32_t entry_tokens = 1) {
+    const auto requests = static_cast<int32_t>(table.size()) * entry_tokens / kLength;
     const int32_t tokens = requests * kLength;
     auto backend = entry.create({.spec = spec(), .kv = &pool, .device = pool.device()});
     backend->reserve({.max_requests = requests,
@@ -200,15 +201,23 @@ class SmallRun {
       prompts.push_back((i + 1) * kLength);
       singles.push_back(i + 1);
     }
-    const std::vector<int64_t> slots(table.begin(), table.end());
+    std::vector<int64_t> slots;
+    for (const int64_t first : table) {
+      for (int32_t n = 0; n < entry_tokens; ++n) slots.push_back(first * entry_tokens + n);
+    }
     const auto table_device = to_device(table), rows_device = to_device(rows);
     const auto lens_device = to_device(lens), slots_device = to_device(slots);
     BatchView batch;
     batch.requests = requests;
     batch.kv_lens = lens_device.data<int32_t>();
     batch.request_rows = rows_device.data<int32_t>();
-    batch.request_slots = table_device.data<int32_t>();
-    batch.request_slots_stride = kLength;
+    if (entry_tokens > 1) {
+      batch.page_table = table_device.data<int32_t>();
+      batch.page_table_stride = kLength / kPage;
+    } else {
+      batch.request_slots = table_device.data<int32_t>();
+      batch.request_slots_stride = kLength;
+    }
     batch.out_slots = slots_device.data<int64_t>();
     LayerTensors layer;
     layer.q = dense_rows(q.data(), DType::bf16, kHeads, kDim);
@@ -272,17 +281,12 @@ TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
   constexpr int64_t kDense = int64_t{SmallRun::kPage} * SmallRun::kKvHeads * SmallRun::kDim;
   const Device device = test::test_device().device();
   const auto table = SmallRun::table(kRequests, 1);
-  const auto run = [&](const std::vector<int32_t>& slots) {
+  const auto run = [&](const std::vector<int32_t>& entries, int32_t entry_tokens) {
     StridedPool pool(SmallRun::cache(), kPages, kDense, device);
-    return SmallRun::run(GetParam(), pool, slots);
+    return SmallRun::run(GetParam(), pool, entries, entry_tokens);
   };
-  const auto want = run(table);
-  for (const int32_t wild : {-1, INT_MIN, INT_MAX, kPages * SmallRun::kPage}) {
-    auto slots = table;
-    for (int32_t n = 0; n < SmallRun::kLength; n += 3) {
-      slots[static_cast<size_t>(SmallRun::kLength + n)] = wild;  // of request 1
-    }
-    const auto got = run(slots);
+  const auto want = run(table, 1);
+  const auto expect_others = [&](const std::vector<uint16_t>& got, int32_t wild) {
     const size_t row = size_t{SmallRun::kHeads} * SmallRun::kDim;
     const size_t request = SmallRun::kLength * row, decodes = kRequests * request;
     const auto equal = [&](size_t begin, size_t count) {
@@ -290,6 +294,21 @@ TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
     };
     EXPECT_TRUE(equal(0, request) && equal(2 * request, request)) << wild << ", prompts";
     EXPECT_TRUE(equal(decodes, row) && equal(decodes + 2 * row, row)) << wild << ", decodes";
+  };
+  for (const int32_t wild : {-1, INT_MIN, INT_MAX, kPages * SmallRun::kPage}) {
+    auto slots = table;
+    for (int32_t n = 0; n < SmallRun::kLength; n += 3) {
+      slots[static_cast<size_t>(SmallRun::kLength + n)] = wild;  // of request 1
+    }
+    expect_others(run(slots, 1), wild);
+  }
+  std::vector<int32_t> pages;
+  for (int32_t page = 1; page < kPages; ++page) pages.push_back(page);
+  EXPECT_EQ(run(pages, SmallRun::kPage), want);
+  for (const int32_t wild : {-1, INT_MIN, INT_MAX, kPages}) {
+    auto entries = pages;
+    entries[SmallRun::kLength / SmallRun::kPage + 1] = wild;  // of request 1
+    expect_others(run(entries, SmallRun::kPage), wild);
   }
 }
 

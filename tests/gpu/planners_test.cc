@@ -281,27 +281,33 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
   EXPECT_TRUE(want.empty());
 }
 
-// Blocks behind those that order write the page table, whatever their number: through a slot map,
-// page 0 for what names no slot, zeros up to the key tile, nothing behind.
-TEST_P(Planners, PageTableIsThatOfTheSlots) {
-  constexpr int64_t kSlots = 4000, kUntouched = 0x5a5a5a5a;
+// Blocks behind those that order write the page table, whatever their number: from slots or pages,
+// through a slot map, page 0 for what names nothing of the pool, zeros up to the key tile, nothing
+// behind.
+TEST_P(Planners, PageTableIsThatOfTheTokens) {
+  constexpr int32_t kSlots = 4008, kUntouched = 0x5a5a5a5a;
   const auto requests = static_cast<size_t>(params.requests);
   const std::vector<int32_t> lens = kv_lens->read();
   const int32_t longest = std::ranges::max(lens);
   std::mt19937 random(5);
-  std::vector<int32_t> rows(requests), slots(requests * static_cast<size_t>(longest + 1));
+  std::vector<int32_t> rows(requests), given(requests * static_cast<size_t>(longest + 1));
   std::iota(rows.rbegin(), rows.rend(), 0);
-  for (int32_t& slot : slots) slot = static_cast<int32_t>(random() % (kSlots + 40)) - 20;
   std::vector<int64_t> map(kSlots);
   for (int64_t& slot : map) slot = static_cast<int64_t>(random() % kSlots) - 3;
-  const Guarded<int32_t> rows_device(rows), slots_device(slots);
+  const Guarded<int32_t> rows_device(rows);
   const Guarded<int64_t> map_device(map);
   const Guarded<PrefillOrder> order(size_t{1});
   const Guarded<PrefillTile> tiles(static_cast<size_t>(q_indptr_host.back()));
   const Kernel plan = load("sm90/prefill_order", {"1024", "whole"});
-  for (const auto& [page_size, blocks, mapped] :
-       {std::tuple{1, 200, false}, std::tuple{16, 3, true}, std::tuple{24, 1, false}}) {
+  for (const auto& [page_size, blocks, mapped, pages] :
+       {std::tuple{1, 200, false, false}, std::tuple{16, 3, true, false},
+        std::tuple{24, 1, false, false}, std::tuple{8, 3, true, true},
+        std::tuple{24, 2, false, true}}) {
     SCOPED_TRACE(page_size);
+    const int32_t entry_tokens = pages ? page_size : 1;
+    const int32_t end = kSlots / entry_tokens;
+    for (int32_t& entry : given) entry = static_cast<int32_t>(random() % (end + 40)) - 20;
+    const Guarded<int32_t> given_device(given);
     const int32_t stride = (longest + kTableKeys) / page_size + 1;
     const Guarded<int32_t> table(requests * static_cast<size_t>(stride));
     PlanLaunch<PrefillOrderParams> launch{{.batch = params,
@@ -310,12 +316,13 @@ TEST_P(Planners, PageTableIsThatOfTheSlots) {
                                            .tokens_per_tile = 1,
                                            .heads_shift = 0,
                                            .token_bytes = 512},
-                                          {{.request_slots = slots_device.data(),
-                                            .request_slots_stride = longest + 1,
+                                          {{.given = given_device.data(),
+                                            .given_stride = longest + 1,
+                                            .given_end = end,
+                                            .gives_pages = pages,
                                             .request_rows = rows_device.data(),
                                             .kv_lens = params.kv_lens,
                                             .slot_map = mapped ? map_device.data() : nullptr,
-                                            .slots = kSlots,
                                             .page_table = table.data(),
                                             .page_table_stride = stride,
                                             .requests = params.requests,
@@ -329,9 +336,10 @@ TEST_P(Planners, PageTableIsThatOfTheSlots) {
         const int32_t last = std::min((page + 1) * page_size, lens[i]) - 1;
         int64_t slot = -1;
         if (page * page_size < lens[i]) {
-          slot = slots[static_cast<size_t>(rows[i] * (longest + 1) + last)];
+          const int64_t entry =
+              given[static_cast<size_t>(rows[i] * (longest + 1) + last / entry_tokens)];
+          if (entry >= 0 && entry < end) slot = entry * entry_tokens + last % entry_tokens;
         }
-        if (slot >= kSlots) slot = -1;
         if (mapped && slot >= 0) slot = map[static_cast<size_t>(slot)];
         want[i * static_cast<size_t>(stride) + static_cast<size_t>(page)] =
             static_cast<int32_t>(std::max<int64_t>(slot, 0) / page_size);

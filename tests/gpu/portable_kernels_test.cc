@@ -233,14 +233,14 @@ TEST_P(PortableKernels, MatchFp64) {
       .launch({static_cast<uint32_t>((run.all_keys * c.kv_heads + 7) / 8)}, write, nullptr);
 
   const gpu::DeviceBuffer page_table(static_cast<size_t>(requests) * run.max_pages * 4);
-  PageTableParams table{};
-  table.request_slots = slots_table.data<int32_t>();
-  table.request_slots_stride = int64_t{run.max_pages} * c.page_size;
+  TableWriteParams table{};
+  table.given = slots_table.data<int32_t>();
+  table.given_stride = int64_t{run.max_pages} * c.page_size;
+  table.given_end = slots;
   table.request_rows = rows.data<int32_t>();
   table.kv_lens = kv_lens.data<int32_t>();
   table.page_table = page_table.data<int32_t>();
   table.page_table_stride = run.max_pages;
-  table.slots = slots;
   table.requests = requests;
   table.page_size = c.page_size;
 

@@ -74,18 +74,18 @@ KvLayerView DevicePool::layer(int32_t index) const {
   return view;
 }
 
-DeviceBatch::DeviceBatch(PackedBatch& batch, const PagedStore* store)
+DeviceBatch::DeviceBatch(PackedBatch& batch, PagedStore* store)
     : host_(batch), mirror_(batch.memory()) {
-  if (store != nullptr) table_ = std::make_unique<DeviceMirror>(HostBlocks{store->table_bytes()});
+  if (store != nullptr) tables_ = std::make_unique<DeviceMirror>(store->tables());
 }
 
 BatchView DeviceBatch::view() const {
   BatchView view = host_.view();
   const auto move = [this](auto*& array) { array = mirror_.translate(array); };
-  // A request table is the store's, or one of the batch itself.
+  // A table is the store's, or one of the batch itself.
   const auto move_table = [&](const int32_t*& array) {
     if (array == host_.own_table()) return move(array);
-    if (array != nullptr) array = table_->translate(array);
+    if (array != nullptr) array = tables_->translate(array);
   };
   move(view.q_indptr);
   move(view.kv_lens);
@@ -102,7 +102,9 @@ BatchView DeviceBatch::view() const {
   move(view.item_prefix_lens);
   move(view.token_pos_in_items);
   move_table(view.request_slots);
+  move_table(view.page_table);
   move_table(view.encoder_slots);
+  move_table(view.encoder_page_table);
   return view;
 }
 

@@ -64,7 +64,7 @@ class DevicePool : public KvPool {
 // A batch's twin.
 class DeviceBatch {
  public:
-  DeviceBatch(PackedBatch& batch, const PagedStore* store);
+  DeviceBatch(PackedBatch& batch, PagedStore* store);
 
   BatchView view() const;
   LayerTensors tensors() const;
@@ -76,7 +76,7 @@ class DeviceBatch {
  private:
   PackedBatch& host_;
   DeviceMirror mirror_;
-  std::unique_ptr<DeviceMirror> table_;
+  std::unique_ptr<DeviceMirror> tables_;
 };
 
 }  // namespace fovea::test

@@ -244,19 +244,13 @@ BatchView PackedBatch::view() const {
   view.max_kv_len = max_kv_len_;
   view.q_indptr = q_indptr_.data();
   view.kv_lens = kv_lens_.data();
-  const bool cross = test_.spec.scope == AttentionScope::cross;
   if (store_) {
+    add_tables(view);
     view.request_rows = request_rows_.data();
-    view.request_slots = cross ? decoder_slots_.data() : store_->table();
-    view.request_slots_stride = store_->table_stride();
     view.out_slots = out_slots_.data();
     if (test_.prefix_levels > 0) view.shared_prefix = shared_.data();
   }
-  if (cross) {
-    view.encoder_lens = encoder_lens_.data();
-    view.encoder_slots = store_->table();
-    view.encoder_slots_stride = store_->table_stride();
-  }
+  if (test_.spec.scope == AttentionScope::cross) view.encoder_lens = encoder_lens_.data();
   switch (test_.spec.mask) {
     case MaskKind::none:
       break;
@@ -279,6 +273,21 @@ BatchView PackedBatch::view() const {
       break;
   }
   return view;
+}
+
+void PackedBatch::add_tables(BatchView& view) const {
+  const bool cross = test_.spec.scope == AttentionScope::cross;
+  if (tables_ == Tables::pages) {
+    view.page_table = cross ? decoder_slots_.data() : store_->page_table();
+    view.page_table_stride = store_->page_table_stride();
+    if (cross) view.encoder_page_table = store_->page_table();
+    view.encoder_page_table_stride = view.page_table_stride;
+  } else {
+    view.request_slots = cross ? decoder_slots_.data() : store_->table();
+    view.request_slots_stride = store_->table_stride();
+    if (cross) view.encoder_slots = store_->table();
+    view.encoder_slots_stride = view.request_slots_stride;
+  }
 }
 
 LayerTensors PackedBatch::tensors() {

@@ -55,6 +55,9 @@ struct Output {
 // Bit for bit.
 bool same_bits(const Output& a, const Output& b);
 
+// What a batch says where its tokens are.
+enum class Tables : uint8_t { slots, pages };
+
 class PackedBatch {
  public:
   PackedBatch(const AttentionCase& test, const CaseData& data, const PagedStore* store,
@@ -63,16 +66,18 @@ class PackedBatch {
   BatchView view() const;  // points into this object
   // Passes the upper bounds of a batch that is at least as long: those of a captured pass.
   void take_bounds(const PackedBatch& longer) { bound_q_len_ = longer.max_q_len_; }
+  void give(Tables tables) { tables_ = tables; }  // slots before
   LayerTensors tensors();
   Output output() const;
   // Rows beyond the batch's tokens and gaps between rows.
   bool untouched_outside() const;
-  // Every array that view() and tensors() point into, but for the store's table; always the same
+  // Every array that view() and tensors() point into, but for the store's tables; always the same
   // number of blocks in the same order.
   std::vector<std::span<std::byte>> memory();
   const int32_t* own_table() const { return decoder_slots_.data(); }
 
  private:
+  void add_tables(BatchView& view) const;
   void add_requests(const PagedStore* store, const std::vector<Piece>& pieces);
   int32_t shared_with_last(const PagedStore& store, const std::vector<Piece>& pieces,
                            size_t piece) const;
@@ -83,12 +88,13 @@ class PackedBatch {
   const CaseData& data_;
   const Fill fill_;
   const PagedStore* store_;
+  Tables tables_ = Tables::slots;
   int32_t tokens_ = 0, requests_ = 0;
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
   int32_t bound_q_len_ = 0;  // 0: max_q_len_
 
   std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, shared_;
-  std::vector<int32_t> decoder_slots_;  // scope cross: nobody may read them
+  std::vector<int32_t> decoder_slots_;  // or pages; scope cross: nobody may read them
   std::vector<int64_t> out_slots_;
   std::vector<uint64_t> tree_;
   std::vector<uint8_t> custom_;

@@ -155,9 +155,9 @@ PagedStore::PagedStore(const AttentionCase& test, const CaseData& data, Fill fil
   }
 }
 
-std::span<std::byte> PagedStore::table_bytes() const {
-  return {reinterpret_cast<std::byte*>(const_cast<int32_t*>(table_.data())),
-          table_.size() * sizeof(int32_t)};
+std::vector<std::span<std::byte>> PagedStore::tables() {
+  return {std::as_writable_bytes(std::span(table_)),
+          std::as_writable_bytes(std::span(page_table_))};
 }
 
 bool PagedStore::is_written_before(const AttentionCase& test, const RequestData& request,
@@ -192,6 +192,9 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
   table_stride_ = longest + 3;
   table_ = index_array(static_cast<size_t>(table_rows * table_stride_), fill);
   std::fill_n(table_.begin(), table_stride_, 0);  // row 0 is the dummy
+  page_table_stride_ = pages_for(longest, page_size) + 3;
+  page_table_ = index_array(static_cast<size_t>(table_rows * page_table_stride_), fill);
+  std::fill_n(page_table_.begin(), page_table_stride_, 0);
   rows_.resize(static_cast<size_t>(table_rows) - 1);
   std::iota(rows_.begin(), rows_.end(), 1);
   std::shuffle(rows_.begin(), rows_.end(), random);
@@ -214,6 +217,8 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
       }
       slots.push_back(page * page_size + offset);
       table_[rows_[index] * table_stride_ + token] = static_cast<int32_t>(slots.back());
+      page_table_[rows_[index] * page_table_stride_ + token / page_size] =
+          static_cast<int32_t>(page);
     }
   }
 }

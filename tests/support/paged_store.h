@@ -61,8 +61,11 @@ class PagedStore {
   LentPool& pool() { return *pool_; }
   const LentPool& pool() const { return *pool_; }
   const int32_t* table() const { return table_.data(); }
-  std::span<std::byte> table_bytes() const;
   int64_t table_stride() const { return table_stride_; }
+  // The same by pages.
+  const int32_t* page_table() const { return page_table_.data(); }
+  int64_t page_table_stride() const { return page_table_stride_; }
+  std::vector<std::span<std::byte>> tables();
   int32_t row(size_t request) const { return rows_[request]; }
   int64_t slot(size_t request, int32_t token) const { return slots_[request][token]; }
 
@@ -79,6 +82,8 @@ class PagedStore {
   std::vector<int32_t> rows_;
   std::vector<int32_t> table_;
   int64_t table_stride_ = 0;
+  std::vector<int32_t> page_table_;
+  int64_t page_table_stride_ = 0;
   int64_t full_pages_ = 0;
   int64_t pool_pages_ = 0;
   std::unique_ptr<LentPool> pool_;

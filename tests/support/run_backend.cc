@@ -99,6 +99,7 @@ std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& 
   std::vector<Output> outputs;
   for (const std::vector<Piece>& pieces : batches) {
     PackedBatch batch(test, data, pages, pieces, options.fill);
+    batch.give(options.tables);
     under_test.run(batch);
     outputs.push_back(batch.output());
     EXPECT_TRUE(batch.untouched_outside()) << "rows of no token were written";

@@ -48,6 +48,7 @@ class BackendUnderTest {
 struct RunOptions {
   Fill fill = Fill::zero;
   int threads = 2;
+  Tables tables = Tables::slots;
 };
 std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& test,
                                 const CaseData& data,

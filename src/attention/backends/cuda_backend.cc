@@ -127,6 +127,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
                    device_name(pool_->device()), device_name(context.device));
     setup_.cache = pool_->spec();
     validate_cache(spec(), setup_.cache);
+    rules_.page_size = setup_.cache.page_size;
     for (int32_t i = 0; i < setup_.cache.layers; ++i) setup_.layers.push_back(pool_->layer(i));
     for (const KvLayerView& view : setup_.layers) layers_.push_back(cuda_layer(view, *pool_));
     cache_ = CudaCache(spec(), *pool_, setup_.sm, store);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/cuda_cache.h"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
 
@@ -30,20 +33,23 @@ CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec
   return pages;
 }
 
-cuda::PageTableParams CudaCache::page_table(const BatchView& batch, const int32_t* kv_lens,
-                                            const CudaPages& pages) const {
-  const bool cross = spec_.scope == AttentionScope::cross;
-  cuda::PageTableParams table{};
-  table.request_slots = cross ? batch.encoder_slots : batch.request_slots;
-  table.request_slots_stride = cross ? batch.encoder_slots_stride : batch.request_slots_stride;
+cuda::TableWriteParams CudaCache::page_table(const BatchView& batch, const int32_t* kv_lens,
+                                             const CudaPages& pages) const {
+  const int32_t page_size = pool_->spec().page_size;
+  const TokenTable given = token_table(batch, spec_.scope, page_size);
+  cuda::TableWriteParams table{};
+  table.given = given.entries;
+  table.given_stride = given.stride;
+  table.given_end =
+      static_cast<int32_t>(std::min<int64_t>(pool_slots(*pool_) / given.entry_tokens, INT32_MAX));
+  table.gives_pages = given.entry_tokens > 1;
   table.request_rows = batch.request_rows;
   table.kv_lens = kv_lens;
   table.slot_map = pool_->device_slot_map();
-  table.slots = pool_slots(*pool_);
   table.page_table = pages.table;
   table.page_table_stride = pages.stride;
   table.requests = batch.requests;
-  table.page_size = pool_->spec().page_size;
+  table.page_size = page_size;
   return table;
 }
 

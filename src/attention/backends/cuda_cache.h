@@ -6,6 +6,7 @@
 #include "attention/backends/cuda_layer.h"
 #include "core/workspace_carver.h"
 #include "fovea/attention_backend.h"
+#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/kernel.h"
 
 namespace fovea {
@@ -26,8 +27,8 @@ class CudaCache {
   static CudaPages carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
                          const BatchLimits& limits);
   // What a plan's launch needs to write the rows of `batch`, of layers with `kv_lens` keys.
-  kernels::cuda::PageTableParams page_table(const BatchView& batch, const int32_t* kv_lens,
-                                            const CudaPages& pages) const;
+  kernels::cuda::TableWriteParams page_table(const BatchView& batch, const int32_t* kv_lens,
+                                             const CudaPages& pages) const;
   // Enqueues the write of a layer's new k and v, where there are any to store, and with has_rope
   // the rotation of q. `layer` is the layer's part of the parameters.
   void store(const LayerTensors& tensors, kernels::cuda::KvWriteParams layer,

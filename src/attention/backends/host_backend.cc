@@ -32,6 +32,7 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
     shape_.cache = pool_->spec();
     validate_cache(spec, shape_.cache);
     rules_.slots = pool_slots(*pool_);
+    rules_.page_size = shape_.cache.page_size;
   }
   if (states_ != nullptr) {
     validate_state(spec, states_->spec());

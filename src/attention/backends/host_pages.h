@@ -20,7 +20,7 @@ struct PageTable {
 PageTable carve_page_table(WorkspaceCarver& workspace, const BatchLimits& limits,
                            int32_t page_size);
 
-// Fills `pages` for the batch; scope cross takes the encoder's slots.
+// Fills `pages` for the batch; scope cross takes the encoder's table.
 void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const KvPool& pool,
                        const PageTable& pages);
 

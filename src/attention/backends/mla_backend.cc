@@ -136,6 +136,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   setup_.cache = pool.spec();
   validate_cache(spec(), setup_.cache);
   rules_.spec = spec();
+  rules_.page_size = setup_.cache.page_size;
   for (int32_t i = 0; i < setup_.cache.layers; ++i) {
     const KvLayerView view = pool.layer(i);
     layers_.push_back({mla_write(view, pool, spec()), mla_cache(view, spec())});

@@ -51,11 +51,12 @@ void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTen
   start(batch, request, layer, threads);
   const int32_t kv_len = batch.kv_lens[request];
   const int32_t cached = kv_len - q_len_;
-  const int32_t* slots =
-      batch.request_slots + batch.request_rows[request] * batch.request_slots_stride;
+  const TokenTable table = token_table(batch, shape_.spec.scope, cache.page_size);
+  const int32_t row = batch.request_rows[request];
   for (int32_t begin = 0; begin < kv_len; begin += chunk_rows_) {
     const int32_t end = std::min(kv_len, begin + chunk_rows_);
-    gather_latents({cache, slots + begin, end - begin, shape_.spec.head_dim, latents_}, threads);
+    gather_latents({cache, table, row, begin, end - begin, shape_.spec.head_dim, latents_},
+                   threads);
     project(layer.mla_weights, end - begin, threads);
     // Queries that stand inside the chunk see part of it, later ones all, earlier ones nothing.
     const int32_t inside = std::max(begin - cached, 0);

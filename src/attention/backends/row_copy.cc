@@ -88,10 +88,10 @@ void copy_rows(const RowCopy& copy, ThreadPool& threads) {
 }
 
 void gather_latents(const LatentGather& gather, ThreadPool& threads) {
-  threads.parallel_for(gather.rows, [&](int64_t row, int) {
-    const int64_t slot = gather.slots[row];
+  threads.parallel_for(gather.rows, [&](int64_t i, int) {
+    const int64_t slot = gather.table.slot(gather.row, gather.first + i);
     const char* from = k_address(gather.cache, slot, 0);
-    float* to = gather.to + row * gather.dim;
+    float* to = gather.to + i * gather.dim;
     if (gather.cache.layout == KvLayout::mla_fp8_rows) {
       load_fp8_row(from, to);
     } else {

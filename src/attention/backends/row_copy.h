@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fovea/attention_backend.h"
+#include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
@@ -25,10 +26,13 @@ struct RowCopy {
 };
 void copy_rows(const RowCopy& copy, ThreadPool& threads);
 
-// to[i, 0, dim) = the cached row of slot slots[i] as f32; layouts mla and mla_fp8_rows.
+// to[i, 0, dim) = the cached row of token first + i of table row `row` as f32; layouts mla and
+// mla_fp8_rows.
 struct LatentGather {
   KvLayerView cache;
-  const int32_t* slots = nullptr;  // [rows]
+  TokenTable table;
+  int32_t row = 0;
+  int64_t first = 0;
   int64_t rows = 0;
   int32_t dim = 0;
   float* to = nullptr;  // [rows, dim]

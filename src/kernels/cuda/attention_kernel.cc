@@ -38,7 +38,7 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
   return work;
 }
 
-int32_t page_table_blocks(const PageTableParams& pages) {
+int32_t page_table_blocks(const TableWriteParams& pages) {
   constexpr int64_t kEntries = 512;  // of a block: one each of its threads, until there are most
   constexpr int64_t kMost = 256;
   const int64_t entries = pages.requests * pages.page_table_stride;

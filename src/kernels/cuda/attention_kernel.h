@@ -75,7 +75,7 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
                          const BatchLimits& limits, int32_t row_tile, int32_t ctas);
 
 // Blocks that write this page table beside a plan; 0 if it has no requests.
-int32_t page_table_blocks(const PageTableParams& pages);
+int32_t page_table_blocks(const TableWriteParams& pages);
 
 // Enqueues a plan of `blocks` blocks and, behind them, those that write the page table.
 template <typename Plan>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every plan's launch does: wait, plan, and write the page table. Reads one slot a page, of its last
+// What every plan's launch does: wait, plan, and write the page table. Looks at one slot a page, of its last
 // token: where a window pool has forgotten the first tokens of a page, it still has the last.
 #pragma once
 
@@ -9,45 +9,47 @@
 
 namespace fovea::kernels::cuda {
 
-// Nothing wild is followed: what names no slot of the pool becomes page 0.
-__device__ inline int32_t page_of(const PageTableParams& params, int64_t slot) {
-  if (slot < 0 || slot >= params.slots) return 0;
+// Where the token at `place` of a page is. Nothing wild is followed: what names nothing of the pool becomes page 0.
+__device__ inline int32_t page_of(const TableWriteParams& params, int32_t entry, int64_t place) {
+  if (entry < 0 || entry >= params.given_end) return 0;
+  int64_t slot = params.gives_pages ? int64_t{entry} * params.page_size + place : entry;
   if (params.slot_map) slot = max(params.slot_map[slot], 0ll);
   return static_cast<int32_t>(slot) / params.page_size;
 }
 
-// Pages of 1 are slots: many to read, and nothing to look up.
-__device__ inline void write_slots(const PageTableParams& params, const int32_t* slots, int pages, int entries,
-                                   int32_t* row, int first, int step) {
+// Given pages, and slots where pages have 1: nothing to look up, and of the latter many to read.
+__device__ inline void copy_row(const TableWriteParams& params, const int32_t* given, int pages, int entries,
+                                int32_t* row, int first, int step) {
 #pragma unroll 16
   for (int page = first; page < entries; page += step) {
-    const int slot = page < pages ? slots[page] : 0;
-    row[page] = slot >= 0 && slot < params.slots ? slot : 0;
+    const int entry = page < pages ? given[page] : 0;
+    row[page] = entry >= 0 && entry < params.given_end ? entry : 0;
   }
 }
 
 // The row of a request, by threads `first`, `first + step`, ...
-__device__ inline void write_page_row(const PageTableParams& params, int64_t request, int first, int step) {
+__device__ inline void write_page_row(const TableWriteParams& params, int64_t request, int first, int step) {
   const int64_t size = params.page_size;
   const int64_t kv_len = min(static_cast<int64_t>(params.kv_lens[request]), params.page_table_stride * size);
-  const int32_t* slots = params.request_slots + params.request_rows[request] * params.request_slots_stride;
+  const int32_t* given = params.given + params.request_rows[request] * params.given_stride;
   const int pages = static_cast<int>((kv_len + size - 1) / size);
   const int64_t padded = ((kv_len + kTableKeys - 1) / kTableKeys * kTableKeys + size - 1) / size;
   const int entries = static_cast<int>(min(padded, params.page_table_stride));
   int32_t* row = params.page_table + request * params.page_table_stride;
-  if (size == 1 && !params.slot_map) {
-    write_slots(params, slots, pages, entries, row, first, step);
+  if ((params.gives_pages || size == 1) && !params.slot_map) {
+    copy_row(params, given, pages, entries, row, first, step);
     return;
   }
 #pragma unroll 4
   for (int page = first; page < entries; page += step) {
-    row[page] = page < pages ? page_of(params, slots[min((page + 1) * size, kv_len) - 1]) : 0;
+    const int64_t last = min((page + 1) * size, kv_len) - 1;
+    row[page] = page < pages ? page_of(params, given[params.gives_pages ? page : last], last - page * size) : 0;
   }
 }
 
 // The whole table, by `blocks` blocks of which this is number `block`: as many threads a request as
 // there are, a power of two and whole warps.
-__device__ inline void write_page_table(const PageTableParams& params, int block, int blocks) {
+__device__ inline void write_page_table(const TableWriteParams& params, int block, int blocks) {
   const int threads = blocks * static_cast<int>(blockDim.x);
   int shift = 5;
   while (static_cast<int64_t>(params.requests) << (shift + 1) <= threads) ++shift;

@@ -6,9 +6,26 @@
 
 namespace fovea::kernels::cuda {
 
+// From one row per request of the caller's table to page ids (KV-11).
+struct TableWriteParams {
+  const int32_t* given;  // [rows, given_stride], slots, or pages if gives_pages
+  int64_t given_stride;
+  int32_t given_end;  // entries outside [0, given_end) count as page 0
+  int32_t gives_pages;
+  const int32_t* request_rows;  // [requests]
+  const int32_t* kv_lens;       // [requests]
+  const int64_t* slot_map;      // full slot -> window slot, -1: not held; or null
+  // [requests, page_table_stride]; behind the end, up to a multiple of kTableKeys keys, entries
+  // become 0
+  int32_t* page_table;
+  int64_t page_table_stride;
+  int32_t requests;
+  int32_t page_size;
+};
+
 // What runs beside a plan.
 struct PlanCompany {
-  PageTableParams pages{};  // written by the same launch, if it has requests
+  TableWriteParams pages{};  // written by the same launch, if it has requests
   // The launch before is another plan of the same pass. Neither reads what the other writes, so
   // they run at the same time.
   bool behind_plan = false;
