@@ -227,6 +227,8 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.out_head_stride = tensors.out.head_stride;
   add.lse = lse;
   add.part = part.data;
+  add.part_token_stride = part.token_stride;
+  add.part_head_stride = part.head_stride;
   add.part_lse = buffers_.part_lse;
   add.live_rows = buffers_.live_rows;
   add.q_indptr = batch_.q_indptr;

@@ -57,15 +57,15 @@ struct MlaGatherParams {
   int32_t* chunk_indptr;  // [requests + 1]
 };
 
-// Adds the part of a context chunk to the result so far. A warp a (token, head) row.
+// Adds the part of a context chunk, or any state, to the result so far. A warp a (token, head) row.
 struct MlaAddParams {
-  void* out;  // [tokens, heads, v_dim]
-  int64_t out_token_stride, out_head_stride;
+  void* out;         // [tokens, heads, v_dim]
+  const void* part;  // [tokens, heads, v_dim]
+  int64_t out_token_stride, out_head_stride, part_token_stride, part_head_stride;
   float* lse;                // [tokens, heads]
-  const void* part;          // [tokens, heads, v_dim], dense
   const float* part_lse;     // [tokens, heads]; -inf: nothing to add
-  const int32_t* live_rows;  // [1] of the chunk; 0: it was not computed
-  const int32_t* q_indptr;   // [requests + 1]
+  const int32_t* live_rows;  // [1] of the chunk; 0: it was not computed. Null: it was
+  const int32_t* q_indptr;   // [requests + 1]: tokens behind the last are left out. Null: none is
   int32_t requests, tokens, heads, v_dim;
 };
 

@@ -132,10 +132,11 @@ struct AddConfig {
   static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
 
   __device__ static void run(const Params& params) {
-    if (*params.live_rows == 0) return;
+    if (params.live_rows && *params.live_rows == 0) return;
     const int64_t row = warp_row();
     const int64_t token = row / params.heads;
-    if (token >= min(params.tokens, params.q_indptr[params.requests])) return;
+    const int64_t head = row % params.heads;
+    if (token >= params.tokens || (params.q_indptr && token >= params.q_indptr[params.requests])) return;
     const float part_lse = params.part_lse[row];
     if (part_lse == -infinity()) return;
     const float lse = params.lse[row];
@@ -145,8 +146,9 @@ struct AddConfig {
     const float own_weight = own / (own + added);
     const float added_weight = added / (own + added);
     uint16_t* const out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                          row % params.heads * params.out_head_stride;
-    const uint16_t* const part = static_cast<const uint16_t*>(params.part) + row * params.v_dim;
+                          head * params.out_head_stride;
+    const uint16_t* const part = static_cast<const uint16_t*>(params.part) +
+                                 token * params.part_token_stride + head * params.part_head_stride;
     for (int i = threadIdx.x % 32; i < params.v_dim / 2; i += 32) {
       const float2 a = unpack<kType>(reinterpret_cast<const uint32_t*>(out)[i]);
       const float2 b = unpack<kType>(reinterpret_cast<const uint32_t*>(part)[i]);

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// StateMerger on the CPU, and with FOVEA_TEST_DEVICE=cuda on a GPU: states of parts of the keys add
+// up to the state of all.
+#include "fovea/merge_states.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "fovea/error.h"
+#include "support/device_array.h"
+#include "support/test_device.h"
+
+namespace fovea {
+namespace {
+
+constexpr int64_t kTokens = 37;
+constexpr int32_t kHeads = 3, kDim = 70, kHeadStride = 80, kTokenStride = kHeads * kHeadStride + 16;
+constexpr int32_t kKeys = 60, kRows = kTokens * kHeads;
+constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+
+// A state in memory of the test device, strided, NaN between its rows.
+class State {
+ public:
+  explicit State(DType dtype) : dtype_(dtype), out_(kTokens * kTokenStride * dtype_bytes(dtype)) {
+    for (int64_t i = 0; i < kTokens * kTokenStride; ++i) set(i, NAN);
+  }
+
+  // Softmax over keys [begin, end) of what `keys` holds for every row: a score and kDim values.
+  void attend(const std::vector<double>& keys, int32_t begin, int32_t end) {
+    for (int32_t row = 0; row < kRows && begin < end; ++row) {
+      const auto key = [&](int32_t n) {
+        return &keys[static_cast<size_t>((row * kKeys + n) * (kDim + 1))];
+      };
+      double most = *key(begin), total = 0;
+      for (int32_t n = begin; n < end; ++n) most = std::max(most, *key(n));
+      for (int32_t n = begin; n < end; ++n) total += std::exp(*key(n) - most);
+      lse_[static_cast<size_t>(row)] = static_cast<float>(most + std::log(total));
+      for (int32_t d = 0; d < kDim; ++d) {
+        double sum = 0;
+        for (int32_t n = begin; n < end; ++n) sum += std::exp(*key(n) - most) * key(n)[1 + d];
+        set(place(row) + d, static_cast<float>(sum / total));
+      }
+    }
+  }
+  // No row has seen a key, and out is zero, as forward() leaves it.
+  void clear() {
+    for (int32_t row = 0; row < kRows; ++row) {
+      for (int32_t d = 0; d < kDim; ++d) set(place(row) + d, 0);
+    }
+  }
+
+  AttentionState view() {
+    if (test::on_gpu()) {
+      device_out_ = test::to_device(out_);
+      device_lse_ = test::to_device(lse_);
+      return {rows(device_out_->data()), device_lse_->data<float>()};
+    }
+    return {rows(out_.data()), lse_.data()};
+  }
+  // What the device made of it.
+  void read() {
+    if (!test::on_gpu()) return;
+    out_ = test::to_host<char>(*device_out_, out_.size());
+    lse_ = test::to_host<float>(*device_lse_, lse_.size());
+  }
+
+  float out(int32_t row, int32_t d) const {
+    return load_float(out_.data(), dtype_, place(row) + d);
+  }
+  float lse(int32_t row) const { return lse_[static_cast<size_t>(row)]; }
+  const std::vector<char>& bytes() const { return out_; }
+
+ private:
+  static int64_t place(int32_t row) {
+    return row / kHeads * kTokenStride + row % kHeads * kHeadStride;
+  }
+  HeadRows rows(void* data) const { return {data, dtype_, kTokenStride, kHeadStride}; }
+  void set(int64_t at, float value) { store_float(out_.data(), dtype_, at, value); }
+
+  DType dtype_;
+  std::vector<char> out_;
+  std::vector<float> lse_ = std::vector<float>(kRows, kEmpty);
+  std::optional<gpu::DeviceBuffer> device_out_, device_lse_;
+};
+
+class StateMergers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::why_no_test_device().empty()) GTEST_SKIP() << test::why_no_test_device();
+    if (test::on_gpu()) context_.emplace(test::test_device().index);
+    if (context_) context_->bind();
+  }
+  static std::vector<DType> dtypes() {
+    std::vector<DType> list = {DType::bf16, DType::f16};
+    if (!test::on_gpu()) list.push_back(DType::f32);
+    return list;
+  }
+  std::unique_ptr<StateMerger> merger(const StateShape& shape) {
+    return make_state_merger(shape, test::test_device().device(),
+                             test::on_gpu() ? nullptr : &threads_);
+  }
+
+ private:
+  std::optional<gpu::Context> context_;
+  ThreadPool threads_{2};
+};
+
+std::vector<double> random_keys() {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<double> uniform(-1, 1);
+  std::vector<double> keys(static_cast<size_t>(kRows) * kKeys * (kDim + 1));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = (i % (kDim + 1) == 0 ? 10 : 1) * uniform(random);
+  }
+  return keys;
+}
+
+TEST_F(StateMergers, PartsAddUpToTheWhole) {
+  const std::vector<double> keys = random_keys();
+  const std::vector<int32_t> cuts = {0, 1, 9, 9, 30, kKeys};  // the third part has no key
+  for (const DType dtype : dtypes()) {
+    SCOPED_TRACE(dtype_name(dtype));
+    const auto merge = merger({dtype, kHeads, kDim});
+    State whole(dtype), sum(dtype);
+    whole.attend(keys, 0, kKeys);
+    sum.clear();
+    AttentionState into = sum.view();
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      State part(dtype);
+      part.attend(keys, cuts[i], cuts[i + 1]);
+      merge->merge(into, part.view(), kTokens);
+      if (test::on_gpu()) gpu::synchronize(nullptr);  // before the part's memory is freed
+    }
+    sum.read();
+    // Values of at most 1 are rounded once as a part and once in every sum; weights are at most 1.
+    const double step = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-22;
+    for (int32_t row = 0; row < kRows; ++row) {
+      ASSERT_NEAR(sum.lse(row), whole.lse(row), 0x1p-19) << row;
+      for (int32_t d = 0; d < kDim; ++d) {
+        ASSERT_NEAR(sum.out(row, d), whole.out(row, d), step * 3) << row << ", " << d;
+      }
+    }
+  }
+}
+
+TEST_F(StateMergers, EmptyPartsAndGapsChangeNoByte) {
+  const std::vector<double> keys = random_keys();
+  for (const DType dtype : dtypes()) {
+    SCOPED_TRACE(dtype_name(dtype));
+    const auto merge = merger({dtype, kHeads, kDim});
+    State sum(dtype), empty(dtype);  // all of empty's out is NaN
+    sum.attend(keys, 0, 20);
+    const std::vector<char> before = sum.bytes();
+    const AttentionState into = sum.view(), nothing = empty.view();
+    merge->merge(into, nothing, kTokens);
+    merge->merge(into, nothing, 0);
+    sum.read();
+    EXPECT_EQ(sum.bytes(), before);
+  }
+}
+
+TEST_F(StateMergers, ReplaysMerge) {
+  if (!test::on_gpu()) GTEST_SKIP() << "graphs are a GPU's";
+  const std::vector<double> keys = random_keys();
+  const auto merge = merger({DType::bf16, kHeads, kDim});
+  State eager(DType::bf16), replayed(DType::bf16), part(DType::bf16);
+  eager.attend(keys, 0, 20);
+  replayed.attend(keys, 0, 20);
+  part.attend(keys, 20, 40);
+  const AttentionState other = part.view();
+  merge->merge(eager.view(), other, kTokens);
+  const AttentionState into = replayed.view();
+  const gpu::OwnedStream stream;
+  const gpu::Graph graph = gpu::Graph::capture(
+      stream.get(), [&](Stream capturing) { merge->merge(into, other, kTokens, capturing); });
+  graph.launch(stream.get());
+  gpu::synchronize(stream.get());
+  eager.read();
+  replayed.read();
+  EXPECT_EQ(eager.bytes(), replayed.bytes());
+}
+
+TEST_F(StateMergers, NamesWhatIsWrong) {
+  const auto error_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  const auto expect_error = [&](const char* words, const std::function<void()>& call) {
+    const std::string text = error_of(call);
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  };
+  expect_error("heads is 0, must be positive", [&] { merger({DType::bf16, 0, kDim}); });
+  expect_error("dim is -2, must be positive", [&] { merger({DType::bf16, kHeads, -2}); });
+  expect_error("dtype is fp8_e4m3, ", [&] { merger({DType::f8e4m3, kHeads, kDim}); });
+  if (test::on_gpu()) {
+    expect_error("dtype is fp32, on a GPU accepted: bf16, fp16", [&] {
+      merger({DType::f32, kHeads, kDim});
+    });
+    expect_error("dim is 71, must be even", [&] { merger({DType::bf16, kHeads, 71}); });
+  } else {
+    expect_error("threads is null", [] { make_state_merger({DType::f32, 1, 1}, {}, nullptr); });
+  }
+  const auto merge = merger({DType::bf16, kHeads, kDim});
+  State one(DType::bf16), two(DType::bf16), other(DType::f16);
+  const AttentionState into = one.view(), part = two.view();
+  expect_error("tokens is -1", [&] { merge->merge(into, part, -1); });
+  expect_error("into.lse is null", [&] { merge->merge({into.out, nullptr}, part, 1); });
+  expect_error("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
+  expect_error("part.out is fp16, the merger's shape has bf16",
+               [&] { merge->merge(into, other.view(), 1); });
+  if (!test::on_gpu()) return;
+  AttentionState odd = part;
+  odd.out.token_stride += 1;
+  expect_error("a stride of part.out is 257 elements", [&] { merge->merge(into, odd, 1); });
+  odd = part;
+  odd.out.data = static_cast<char*>(odd.out.data) + 2;
+  expect_error("aligned to 4 bytes", [&] { merge->merge(into, odd, 1); });
+}
+
+}  // namespace
+}  // namespace fovea
