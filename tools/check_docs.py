@@ -1,11 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the README's example is not the compiled one, or a link in a document leads nowhere."""
+"""Fails when the README's example is not the compiled one, a link in a document leads nowhere, or a line of one is wider
+than 120 columns (tables and code are not looked at)."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+WIDTH = 120
+
+
+def wide_lines(text):
+    in_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif len(line) > WIDTH and not in_code and not line.startswith("|"):
+            yield number, len(line)
 
 
 def main():
@@ -15,10 +26,12 @@ def main():
         errors.append("README.md: the first example differs from examples/hello_attention.cc")
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for document in documents:
-        for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+        name, text = document.relative_to(ROOT), document.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#]+)", text):
             if not target.startswith("http") and not (document.parent / target).exists():
-                errors.append(f"{document.relative_to(ROOT)}: no {target}")
-    print("\n".join(errors) if errors else f"{len(documents)} documents, links and example right")
+                errors.append(f"{name}: no {target}")
+        errors += [f"{name}:{line}: {width} columns, at most {WIDTH}" for line, width in wide_lines(text)]
+    print("\n".join(errors) if errors else f"{len(documents)} documents, links, widths and example right")
     return 1 if errors else 0
 
 
