@@ -82,14 +82,18 @@ struct BackendEntry {
   std::function<std::string(const BackendRequest&)> notes;
 };
 
+// What add() makes of a name or alias that another backend has.
+enum class TakenName : uint8_t { refuse, take_over };
+
 // Backends in order of preference. The library's own come from builtin(); add() puts further ones
 // in front, so that AUTO prefers them where they fit.
 class BackendRegistry {
  public:
   static BackendRegistry builtin();
 
-  // Error{invalid_argument} when a name or alias is taken, unless override_existing.
-  void add(BackendEntry entry, bool override_existing = false);
+  // Error{invalid_argument} when a name or alias is taken. take_over: its owner goes, or loses the
+  // alias.
+  void add(BackendEntry entry, TakenName taken = TakenName::refuse);
 
   std::span<const BackendEntry> entries() const& { return entries_; }
   std::span<const BackendEntry> entries() const&& = delete;  // the rows would be gone
@@ -141,12 +145,15 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
 Selection select_backend(const BackendRegistry&&, const BackendRequest&,
                          const BackendWish& = {}) = delete;  // the chosen row would be gone
 
+// The parts of a composition by phase.
+enum class Phase : uint8_t { prefill, decode };
+
 // Composition. Both parts were created over the same pool.
-// Decode batches go to `decode`, target_verify to the one verify_with_decode names, the rest to
+// Decode batches go to `decode`, target_verify to the part that `verify` names, the rest to
 // `prefill`. forward() follows the last plan().
 std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
                                                    std::unique_ptr<AttentionBackend> decode,
-                                                   bool verify_with_decode = false);
+                                                   Phase verify = Phase::prefill);
 
 // Layer i of the model goes to parts[part_of_layer[i]], as layer layer_in_part[i] of its pool. All
 // parts plan the same batch.

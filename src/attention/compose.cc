@@ -21,10 +21,8 @@ void check_same_device(const AttentionBackend& a, const AttentionBackend& b) {
 class ByPhase final : public AttentionBackend {
  public:
   ByPhase(std::unique_ptr<AttentionBackend> prefill, std::unique_ptr<AttentionBackend> decode,
-          bool verify_with_decode)
-      : prefill_(std::move(prefill)),
-        decode_(std::move(decode)),
-        verify_with_decode_(verify_with_decode) {
+          Phase verify)
+      : prefill_(std::move(prefill)), decode_(std::move(decode)), verify_(verify) {
     check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
     check_same_device(*prefill_, *decode_);
     name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());
@@ -48,7 +46,7 @@ class ByPhase final : public AttentionBackend {
 
   void plan(const BatchView& batch, Stream stream) override {
     const bool decodes = batch.mode == ForwardMode::decode ||
-                         (batch.mode == ForwardMode::target_verify && verify_with_decode_);
+                         (batch.mode == ForwardMode::target_verify && verify_ == Phase::decode);
     active_ = nullptr;
     AttentionBackend* chosen = decodes ? decode_.get() : prefill_.get();
     chosen->plan(batch, stream);
@@ -63,7 +61,7 @@ class ByPhase final : public AttentionBackend {
  private:
   std::unique_ptr<AttentionBackend> prefill_;
   std::unique_ptr<AttentionBackend> decode_;
-  bool verify_with_decode_;
+  Phase verify_;
   std::string name_;
   WorkspaceMemory own_memory_;
   AttentionBackend* active_ = nullptr;
@@ -145,8 +143,8 @@ class ByLayer final : public AttentionBackend {
 
 std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
                                                    std::unique_ptr<AttentionBackend> decode,
-                                                   bool verify_with_decode) {
-  return std::make_unique<ByPhase>(std::move(prefill), std::move(decode), verify_with_decode);
+                                                   Phase verify) {
+  return std::make_unique<ByPhase>(std::move(prefill), std::move(decode), verify);
 }
 
 std::unique_ptr<AttentionBackend> compose_by_layer(

@@ -50,14 +50,14 @@ BackendRegistry BackendRegistry::builtin() {
   return registry;
 }
 
-void BackendRegistry::add(BackendEntry entry, bool override_existing) {
+void BackendRegistry::add(BackendEntry entry, TakenName taken) {
   check_argument(entry.reject && entry.workspace_bytes && entry.create,
                  "backend '{}' needs reject, workspace_bytes and create", entry.name);
   for (const std::string& name : names_of(entry)) {
     check_name(name);
-    const BackendEntry* taken = find(name);
-    check_argument(taken == nullptr || override_existing, "backend name '{}' is taken by '{}'",
-                   name, taken != nullptr ? taken->name : "");
+    const BackendEntry* owner = find(name);
+    check_argument(owner == nullptr || taken == TakenName::take_over,
+                   "backend name '{}' is taken by '{}'", name, owner != nullptr ? owner->name : "");
   }
   for (const std::string& name : names_of(entry)) {
     std::erase_if(entries_, [&](const BackendEntry& old) { return same_name(old.name, name); });

@@ -39,11 +39,10 @@ class Recorder : public AttentionBackend {
 using Log = std::vector<std::string>;
 
 TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
-  for (const bool verify_with_decode : {false, true}) {
+  for (const Phase part : {Phase::prefill, Phase::decode}) {
     Log log;
-    const auto both =
-        compose_by_phase(std::make_unique<Recorder>("prefill", 100, log),
-                         std::make_unique<Recorder>("decode", 300, log), verify_with_decode);
+    const auto both = compose_by_phase(std::make_unique<Recorder>("prefill", 100, log),
+                                       std::make_unique<Recorder>("decode", 300, log), part);
     EXPECT_EQ(both->name(), "hybrid(prefill, decode)");
     EXPECT_THROW(both->forward({}), Error);
     for (const ForwardMode mode : {ForwardMode::decode, ForwardMode::extend, ForwardMode::mixed,
@@ -51,7 +50,7 @@ TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
       both->plan({.mode = mode});
       both->forward({.layer = 5});
     }
-    const std::string verify = verify_with_decode ? "decode" : "prefill";
+    const std::string verify = part == Phase::decode ? "decode" : "prefill";
     EXPECT_EQ(log, (Log{"decode plan", "decode layer 5", "prefill plan", "prefill layer 5",
                         "prefill plan", "prefill layer 5", "prefill plan", "prefill layer 5",
                         verify + " plan", verify + " layer 5"}));

@@ -303,14 +303,14 @@ TEST(BackendRegistry, NamesAreTakenOnce) {
   BackendEntry entry = entry_of("mine", narrow());
   entry.aliases = {"FA3"};
   message_of([&] { registry.add(entry); }, ErrorCode::invalid_argument);
-  registry.add(entry, /*override_existing=*/true);
+  registry.add(entry, TakenName::take_over);
   EXPECT_EQ(registry.find("fa3")->name, "mine");
   EXPECT_EQ(registry.find("flash_attn")->name, "flash");
   EXPECT_EQ(registry.entries().front().name, "mine");
   EXPECT_EQ(select_backend(registry, gqa_request()).chosen->name, "mine");
 
   const size_t before = registry.entries().size();
-  registry.add(entry_of("reference", narrow()), /*override_existing=*/true);
+  registry.add(entry_of("reference", narrow()), TakenName::take_over);
   EXPECT_EQ(registry.entries().size(), before);
   EXPECT_EQ(registry.find("torch_native"), nullptr);
 }
