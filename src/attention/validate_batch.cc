@@ -13,16 +13,11 @@ namespace {
 
 constexpr int32_t kMaxTreeTokens = 64;  // bits of a tree mask
 
-void need(const void* array, std::string_view name) {
-  check_argument(array != nullptr, "{} is null, the batch needs it", name);
-}
-
 int32_t q_len_of(const BatchView& batch, int32_t request) {
   return batch.q_indptr[request + 1] - batch.q_indptr[request];
 }
 
 void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
-  need(batch.q_indptr, "q_indptr");
   check_argument(batch.q_indptr[0] == 0, "q_indptr[0] is {}, must be 0", batch.q_indptr[0]);
   const int32_t uniform = batch.requests > 0 ? q_len_of(batch, 0) : 0;
   for (int32_t request = 0; request < batch.requests; ++request) {
@@ -45,7 +40,7 @@ void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
 
 // A length of 0 marks a padded request: its rows see nothing.
 void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
-  need(batch.kv_lens, "kv_lens");
+  need_array(batch.kv_lens, "kv_lens");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t kv_len = batch.kv_lens[request];
     check_argument(kv_len >= 0 && kv_len <= rules.limits.max_kv_len,
@@ -58,7 +53,6 @@ void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
 }
 
 void check_encoder(const BatchView& batch, const BatchLimits& limits) {
-  need(batch.encoder_lens, "encoder_lens");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t length = batch.encoder_lens[request];
     check_argument(length >= 0 && length <= limits.max_encoder_len,
@@ -79,7 +73,6 @@ void check_table(const BatchView& batch, const BatchRules& rules) {
 }
 
 void check_slots(const BatchView& batch, const BatchRules& rules) {
-  need(batch.request_rows, "request_rows");
   for (int32_t request = 0; request < batch.requests; ++request) {
     check_argument(batch.request_rows[request] >= 0, "request_rows[{}] is {}, must not be negative",
                    request, batch.request_rows[request]);
@@ -105,8 +98,6 @@ void check_positions(const BatchView& batch) {
 }
 
 void check_tree(const BatchView& batch) {
-  check_argument(batch.tree_mask != nullptr || batch.mode != ForwardMode::target_verify,
-                 "tree_mask is null, mode target_verify of a spec with mask tree needs it");
   if (batch.tree_mask == nullptr) return;
   for (int32_t request = 0; request < batch.requests; ++request) {
     check_argument(q_len_of(batch, request) <= kMaxTreeTokens,
@@ -116,8 +107,6 @@ void check_tree(const BatchView& batch) {
 }
 
 void check_custom(const BatchView& batch, bool packed) {
-  need(batch.custom_mask, "custom_mask");
-  need(batch.custom_mask_indptr, "custom_mask_indptr");
   check_argument(batch.custom_mask_indptr[0] >= 0,
                  "custom_mask_indptr[0] is {}, must not be negative", batch.custom_mask_indptr[0]);
   for (int32_t request = 0; request < batch.requests; ++request) {
@@ -134,14 +123,13 @@ void check_custom(const BatchView& batch, bool packed) {
 }
 
 void check_spans(const BatchView& batch) {
-  need(batch.span_indptr, "span_indptr");
   check_argument(batch.span_indptr[0] >= 0, "span_indptr[0] is {}, must not be negative",
                  batch.span_indptr[0]);
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t begin = batch.span_indptr[request], end = batch.span_indptr[request + 1];
     check_argument(end >= begin, "span_indptr[{}] is {}, less than span_indptr[{}] = {}",
                    request + 1, end, request, begin);
-    if (end > begin) need(batch.spans, "spans");
+    if (end > begin) need_array(batch.spans, "spans");
     for (int64_t span = begin; span < end; ++span) {
       const int32_t from = batch.spans[2 * span], to = batch.spans[2 * span + 1];
       check_argument(from >= 0 && from <= to, "request {}: span [{}, {}) is not a range", request,
@@ -151,8 +139,6 @@ void check_spans(const BatchView& batch) {
 }
 
 void check_items(const BatchView& batch) {
-  need(batch.item_prefix_lens, "item_prefix_lens");
-  need(batch.token_pos_in_items, "token_pos_in_items");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int64_t items = batch.kv_lens[request] - int64_t{batch.item_prefix_lens[request]};
     check_argument(items <= batch.token_pos_in_items_stride,
@@ -178,7 +164,7 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
 }
 
 void check_states(const BatchView& batch, int32_t slots) {
-  need(batch.state_slots, "state_slots");
+  need_array(batch.state_slots, "state_slots");
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t slot = batch.state_slots[request];
     check_argument(slot >= -1 && slot < slots, "state_slots[{}] is {}, must be in [-1, {})",
@@ -220,16 +206,9 @@ int64_t pool_slots(const KvPool& pool) {
 }
 
 void validate_batch(const BatchView& batch, const BatchRules& rules) {
-  if (batch.mode == ForwardMode::idle) return;
+  validate_batch_shape(batch, rules);
+  if (batch.mode == ForwardMode::idle || batch.requests == 0) return;
   const BatchLimits& limits = rules.limits;
-  check_argument(batch.requests >= 0 && batch.requests <= limits.max_requests,
-                 "requests is {}, must be in [0, {}]", batch.requests, limits.max_requests);
-  check_argument(batch.tokens >= 0 && batch.tokens <= limits.max_tokens,
-                 "tokens is {}, must be in [0, {}]", batch.tokens, limits.max_tokens);
-  if (batch.requests == 0) {
-    check_argument(batch.tokens == 0, "tokens is {}, a batch without requests has 0", batch.tokens);
-    return;
-  }
   check_query_lengths(batch, limits);
   const AttentionSpec& spec = rules.spec;
   if (!is_packed(spec.scope)) check_kv_lengths(batch, rules);

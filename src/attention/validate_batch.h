@@ -28,8 +28,12 @@ struct BatchRules {
 // limit. Entries of its table are checked where the page table is built.
 void validate_batch(const BatchView& batch, const BatchRules& rules);
 
-// On a GPU: the host's figures and that no array is missing; the arrays are not looked into.
+// The part of it for GPUs: the host's figures and that no array is missing; the arrays are not
+// looked into.
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules);
+
+// Error{invalid_argument} where it is null.
+void need_array(const void* array, std::string_view name);
 
 // The table of a batch over a cache and its name. Throws unless exactly one was given.
 struct NamedTable {

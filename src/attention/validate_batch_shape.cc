@@ -8,20 +8,16 @@
 namespace fovea {
 namespace {
 
-void need(const void* array, std::string_view name) {
-  check_argument(array != nullptr, "{} is null, the batch needs it", name);
-}
-
 void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
 void check_cache(const BatchView& batch, const BatchRules& rules) {
-  need(batch.request_rows, "request_rows");
+  need_array(batch.request_rows, "request_rows");
   if (rules.spec.scope == AttentionScope::cross) {
-    need(batch.encoder_lens, "encoder_lens");
+    need_array(batch.encoder_lens, "encoder_lens");
   } else {
-    need(batch.kv_lens, "kv_lens");
+    need_array(batch.kv_lens, "kv_lens");
   }
   validate_table(batch, rules);
 }
@@ -35,20 +31,24 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
                      "tree_mask is null, mode target_verify of a spec with mask tree needs it");
       return;
     case MaskKind::custom:
-      need(batch.custom_mask, "custom_mask");
-      need(batch.custom_mask_indptr, "custom_mask_indptr");
+      need_array(batch.custom_mask, "custom_mask");
+      need_array(batch.custom_mask_indptr, "custom_mask_indptr");
       return;
     case MaskKind::prefix_spans:
-      need(batch.span_indptr, "span_indptr");
+      need_array(batch.span_indptr, "span_indptr");
       return;
     case MaskKind::multi_item:
-      need(batch.item_prefix_lens, "item_prefix_lens");
-      need(batch.token_pos_in_items, "token_pos_in_items");
+      need_array(batch.item_prefix_lens, "item_prefix_lens");
+      need_array(batch.token_pos_in_items, "token_pos_in_items");
       return;
   }
 }
 
 }  // namespace
+
+void need_array(const void* array, std::string_view name) {
+  check_argument(array != nullptr, "{} is null, the batch needs it", name);
+}
 
 NamedTable validate_table(const BatchView& batch, const BatchRules& rules) {
   const bool cross = rules.spec.scope == AttentionScope::cross;
@@ -83,7 +83,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
   check_argument(batch.mode != ForwardMode::decode || batch.tokens <= batch.requests,
                  "tokens is {}, mode decode takes 1 for each of {} requests", batch.tokens,
                  batch.requests);
-  need(batch.q_indptr, "q_indptr");
+  need_array(batch.q_indptr, "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
   check_mask(batch, rules.spec);
 }
