@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weighted sums of the values of a tile.
+#pragma once
+
+#include "kernels/cpu/simd/attention_item.h"
+
+namespace fovea::kernels::cpu::FOVEA_ISA {
+namespace {
+
+class ValueProducts {
+ public:
+  explicit ValueProducts(ItemView& view) : view_(view) {}
+
+  // The values of the head at work come next.
+  void start() { ready_ = false; }
+
+  // Adds the weighted values of keys [begin, end) of the head at work to o, times decay.
+  void add(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
+    if (!ready_) prepare();
+#if HWY_TARGET == HWY_AVX3
+    if (view_.paths.looks_up_values) {
+      return add_values(static_cast<const Fp8ByTable*>(nullptr), block, decay, begin, end);
+    }
+#endif
+    if (view_.paths.unpacks_values ||
+        (view_.paths.values_in_place && view_.reader.v_dtype == DType::bf16)) {
+      add_values(static_cast<const Bf16*>(nullptr), block, decay, begin, end);
+    } else if (view_.paths.values_in_place && view_.reader.v_dtype == DType::f16) {
+      add_values(static_cast<const F16*>(nullptr), block, decay, begin, end);
+    } else if (view_.paths.values_in_place) {
+      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+    } else if (view_.paths.values_in_k_rows) {
+      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+    } else {
+      add_strips(block, decay, begin, end);
+    }
+  }
+
+ private:
+  // Where the values of the tile are read from: the cache, the unpacked K rows, or strips.
+  void prepare() {
+    ready_ = true;
+    if (view_.paths.values_in_place && !view_.paths.unpacks_values) return;
+    if (view_.paths.unpacks_values) {
+      unpack_fp8(view_.reader.v_dtype, view_.here.v, view_.this_head() * view_.reader.v_head_bytes,
+                 view_.here.begin, view_.here.end, view_.shape.dim_v, v_bf16());
+      for (int32_t n = view_.here.begin; n < view_.here.end; ++n) {
+        values_[n] = reinterpret_cast<const char*>(v_bf16() + n * view_.shape.dim_v);
+      }
+      return;
+    }
+    for (int32_t n = view_.here.begin; n < view_.here.end; ++n) {
+      if (view_.paths.values_in_k_rows) {
+        values_[n] = reinterpret_cast<const char*>(view_.scratch.k_rows + n * view_.row_floats());
+      } else {
+        const char* from = view_.here.v[n] + view_.this_head() * view_.reader.v_head_bytes;
+        with_type(from, view_.reader.v_dtype, [&](const auto* typed) {
+          load_into_strips(typed, view_.shape.dim_v, n, view_.scratch.v_strips);
+        });
+      }
+    }
+  }
+
+  void add_strips(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
+    StripProduct product;
+    product.weights = view_.scores(block);
+    product.strip = view_.scratch.v_strips;
+    product.decay = decay;
+    product.begin = begin;
+    product.end = end;
+    product.o =
+        view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
+    product.o_stride = view_.shape.o_stride;
+    for (product.columns = padded(view_.shape.dim_v); product.columns > 0;
+         product.columns -= kStripColumns) {
+      if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
+      with_product_rows(product_rows(block.rows), product);
+      product.strip += kStripFloats;
+      product.o += kStripColumns;
+    }
+  }
+
+  template <class T>
+  HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
+                             int32_t end) {
+    ValueProduct<T> product;
+    product.weights = view_.scores(block);
+    const bool in_place = view_.paths.values_in_place && !view_.paths.unpacks_values;
+    product.values = in_place ? view_.here.v : values_;
+    product.offset = in_place ? view_.this_head() * view_.reader.v_head_bytes : 0;
+    product.decay = decay;
+    product.begin = begin;
+    product.end = end;
+    product.width = (view_.shape.dim_v + kLanes - 1) / kLanes * kLanes;
+    product.o =
+        view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
+    product.o_stride = view_.shape.o_stride;
+    product.fp8_bytes = view_.paths.looks_up_values ? &fp8_bytes(view_.reader.v_dtype) : nullptr;
+    product.ahead = view_.paths.one_block && view_.reader.v_row_bytes > 0 ? &view_.ahead : nullptr;
+    with_product_rows(product_rows(block.rows), product);
+  }
+
+  Bf16* v_bf16() const { return static_cast<Bf16*>(view_.scratch.v_unpacked); }
+
+  ItemView& view_;
+  bool ready_ = false;
+  const char* values_[kTileKeys];
+};
+
+}  // namespace
+}  // namespace fovea::kernels::cpu::FOVEA_ISA
