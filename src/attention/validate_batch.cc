@@ -2,7 +2,6 @@
 #include "attention/validate_batch.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "attention/names.h"
 #include "attention/validate_spec.h"

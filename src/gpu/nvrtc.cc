@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 
 #include <chrono>
-#include <cstdlib>
 
 #include "core/check.h"
 

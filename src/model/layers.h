@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "fovea/attention_backend.h"
 #include "model/device.h"

@@ -2,7 +2,6 @@
 // What a cache must hold for given inputs, written from the rules of kernels/kv_write.h alone.
 #pragma once
 
-#include <cstddef>
 #include <vector>
 
 #include "support/attention_case.h"

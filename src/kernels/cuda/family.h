@@ -4,7 +4,6 @@
 // listing of the command line tool all derive from it.
 #pragma once
 
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
