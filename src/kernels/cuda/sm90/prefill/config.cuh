@@ -160,13 +160,14 @@ struct PrefillConfig {
                                : kDim <= 128 ? (kGeneral || kNarrow ? 96 : 128)
                                : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
                                              : (kGeneral || kWiden ? 48 : 64);
-  static constexpr int kStages = kDim <= 64 ? 3 : 2;
+  static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) ? 3 : 2;
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
   static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && kConsumers > 1;
   // Out is staged beside the powers of the next row tile's first softmax, and a producer warp starts its stores: 1.5 %
-  // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22).
-  static constexpr bool kStoresApart = kInPlace && kPairs && !kSegments;
+  // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22). Of fp8 products the one that takes tiles: 3 %.
+  static constexpr bool kTakerStores = kNarrow && !kGeneral;
+  static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments) || kTakerStores;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;

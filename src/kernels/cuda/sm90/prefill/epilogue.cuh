@@ -2,6 +2,7 @@
 // Accumulators to out and lse.
 #pragma once
 
+#include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
 template <class Config>
 __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& shared, int consumer, int step,
                                               const float (&factor)[2], const Accumulators<Config>& acc) {
-  static_assert(Config::kOutBlocks == Config::kDimVBlocks);
+  static_assert(Config::kOutBlocks * kSwizzledColumns == Config::kHeadDimV);
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
   const int j = step % 4 * 2;
@@ -126,39 +127,68 @@ __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& sha
   store_matrices(&shared.out[consumer][step / 4][row][((j + lane / 16) ^ row % 8) * 8], piece);
 }
 
-// Stores the row tiles that consumers have staged. A warp.
+// Stores a row tile that consumers stage. A warp.
+template <class Config>
+__device__ __forceinline__ void store_tile(const PrefillParams& params, typename Config::SharedMemory& shared,
+                                           const WorkTile& work, uint32_t phase) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+    shared.stores.full[consumer].wait(phase);
+    const int token = row_token(params, work, consumer, 0);
+    if (token + (kGroupRows >> params.heads_shift) > work.q_len) {
+      for (int b = 0; b < Config::kOutBlocks; ++b) copy_staged<Config, 32>(params, shared, work, consumer, b);
+    } else if (lane == 0) {
+#pragma unroll
+      for (int b = 0; b < Config::kOutBlocks; ++b) {
+        store_box(params.out, shared.out[consumer][b], b * kSwizzledColumns, work.q_head, work.q_begin + token);
+      }
+      commit_stores();
+    }
+    __syncwarp();
+  }
+  if (lane == 0) {
+    wait_stores_read();
+#pragma unroll
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.stores.empty[consumer].arrive();
+  }
+}
+
+// All row tiles of the block. A warp.
 template <class Config>
 __device__ void store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
-  const int lane = threadIdx.x % 32;
   Ring<kTileSlots> slots;
   for (uint32_t phase = 0;; phase ^= 1) {
     shared.tile_full[slots.stage].wait(slots.phase);
     const WorkTile& work = shared.tiles[slots.stage].work;
     if (work.request < 0) return;
-#pragma unroll 1
-    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-      shared.stores.full[consumer].wait(phase);
-      const int token = row_token(params, work, consumer, 0);
-      if (token + (kGroupRows >> params.heads_shift) > work.q_len) {
-        for (int b = 0; b < Config::kOutBlocks; ++b) copy_staged<Config, 32>(params, shared, work, consumer, b);
-      } else if (lane == 0) {
-#pragma unroll
-        for (int b = 0; b < Config::kOutBlocks; ++b) {
-          store_box(params.out, shared.out[consumer][b], b * kSwizzledColumns, work.q_head, work.q_begin + token);
-        }
-        commit_stores();
-      }
-      __syncwarp();
-    }
-    if (lane == 0) {
-      wait_stores_read();
-#pragma unroll
-      for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.stores.empty[consumer].arrive();
-      shared.tile_empty[slots.stage].arrive();
-    }
+    store_tile<Config>(params, shared, work, phase);
+    if (threadIdx.x % 32 == 0) shared.tile_empty[slots.stage].arrive();
     __syncwarp();
     slots.advance();
   }
+}
+
+// As take_tiles, and stores all row tiles: when a tile's queries have found room, the rows of the one two before are
+// about to be staged. A warp.
+template <class Config>
+__device__ void take_and_store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+  static_assert(Config::kQueryStages == 2 && kTileSlots > Config::kQueryStages);
+  TileTaker<Config> taker{params, shared};
+  Ring<Config::kQueryStages> q;
+  int taken = 0;
+  const auto store = [&](int tile) {
+    store_tile<Config>(params, shared, shared.tiles[tile % kTileSlots].work, tile % 2);
+    __syncwarp();
+  };
+  for (;; ++taken) {
+    const WorkTile& tile = taker.take();
+    if (tile.request < 0) break;
+    load_queries_boxes<Config>(params, shared, tile, q);
+    if (taken >= 2) store(taken - 2);
+  }
+  for (int tile = max(taken - 2, 0); tile < taken; ++tile) store(tile);
+  taker.finish();
 }
 
 // Four neighbouring lanes hold 2 columns each of every 8: after the exchange each holds 8 columns of

@@ -140,19 +140,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       k.advance();
       weigh_scores<Config, true>(params, shared, of, consumer, last_block<Config>(of), acc);
     };
-    const auto store_tile = [&](const float (&mean)[2]) {
-      store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
-      release(shared.tile_empty[slot_number<Config>(shared, tile)]);
-    };
     float mean[2];
-    if constexpr (Config::kTight) {
-      finish_values<Config>(shared, v.stage, acc);
-      finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
-      store_tile(mean);
-      if (!more) break;
-      tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
-      first_weights(tile);
-    } else if constexpr (Config::kSegments) {
+    if constexpr (Config::kSegments) {
       add_segment_rows<Config>(params, shared, tile, consumer, acc);
       products_wait<1>();
       if (more) first_weights(next);
@@ -174,16 +163,21 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     } else if constexpr (Config::kStoresApart) {
       finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
       products_wait<1>();
+      if constexpr (Config::kTight) {
+        if (more) release_stage<Config>(shared.k_empty[k.stage]);
+        finish_values<Config>(shared, v.stage, acc);
+        if (more) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
+      }
       products_landed(acc.scores);
       if (more) {
-        release_stage<Config>(shared.k_empty[k.stage]);
+        if constexpr (!Config::kTight) release_stage<Config>(shared.k_empty[k.stage]);
         k.advance();
         mask_scores<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         find_bases<Config>(next, acc);
       }
-      finish_values<Config>(shared, v.stage, acc);
-      values.advance();
-      shared.stores.empty[consumer].wait(q.phase);
+      if constexpr (!Config::kTight) finish_values<Config>(shared, v.stage, acc);
+      if constexpr (Config::kOwnValueRing) values.advance();
+      shared.stores.empty[consumer].wait(Config::kQueryStages == 2 ? q.stage : q.phase);  // row tiles so far, odd or even
       // Without a next tile these are powers of nothing.
       first_weights_of<Config>(next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
       fence_async_proxy();
@@ -198,7 +192,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
       if constexpr (Config::kOwnValueRing) values.advance();
-      store_tile(mean);
+      store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
+      release(shared.tile_empty[slot_number<Config>(shared, tile)]);
       if (!more) break;
       tile = next;
     }
@@ -268,11 +263,15 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       } else {
         if (warp == 2) copy_tiles<Config, false, true>(params, shared);
       }
-      if (warp == 1) take_tiles<Config>(params, shared);
+      if constexpr (kTakerStores) {
+        if (warp == 1) take_and_store_tiles<Config>(params, shared);
+      } else {
+        if (warp == 1) take_tiles<Config>(params, shared);
+      }
       if constexpr (kSegments) {
         if (warp == 3) join_tiles<Config>(params, shared);
       }
-      if constexpr (kStoresApart) {
+      if constexpr (kStoresApart && !kTakerStores) {
         if (warp == 3) store_tiles<Config>(params, shared);
       }
     } else if constexpr (kBoxes) {
