@@ -165,7 +165,8 @@ struct PrefillConfig {
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
   static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && kConsumers > 1;
   // Out is staged beside the powers of the next row tile's first softmax, and a producer warp starts its stores: 1.5 %
-  // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22). Of fp8 products the one that takes tiles: 3 %.
+  // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22). Of fp8 products
+  // the one that takes tiles: 3 % at 16x1k, 1.7 % at 8x2k, nothing at 1x16k.
   static constexpr bool kTakerStores = kNarrow && !kGeneral;
   static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments) || kTakerStores;
   // Values are being multiplied into out when a row is found to have outgrown its base.
@@ -198,7 +199,7 @@ struct PrefillConfig {
       kConsumers == 3   ? (kNarrow ? 152 : 160)
       : kConsumers == 1 ? 240
                         : 504 / 2 - kProducerRegisters / 2;
-  // These hold one row tile at a time: out is stored before the first softmax of the next.
+  // These hold one row tile at a time: the next begins when the values of the last have landed.
   static constexpr bool kTight = kConsumerRegisters < 160;
 
   // Queries come through the ring of keys: sums of segments leave no other room beside its third stage.

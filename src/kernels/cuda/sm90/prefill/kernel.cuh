@@ -177,7 +177,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       }
       if constexpr (!Config::kTight) finish_values<Config>(shared, v.stage, acc);
       if constexpr (Config::kOwnValueRing) values.advance();
-      shared.stores.empty[consumer].wait(Config::kQueryStages == 2 ? q.stage : q.phase);  // row tiles so far, odd or even
+      // Whether the row tiles so far are odd or even.
+      shared.stores.empty[consumer].wait(Config::kQueryStages == 2 ? q.stage : q.phase);
       // Without a next tile these are powers of nothing.
       first_weights_of<Config>(next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
       fence_async_proxy();
