@@ -63,8 +63,8 @@ struct BatchView {
   // [rows, request_slots_stride] the slot of each token: RequestTable::data(), row_stride().
   const int32_t* request_slots = nullptr;
   int64_t request_slots_stride = 0;
-  // [rows, page_table_stride] the pages of the request, page_size tokens of the pool each: the
-  // block table of other engines.
+  // [rows, page_table_stride] the pages of the request, of page_size tokens each: the block table
+  // of other engines. Window pools: pages of the pool whose slots they map.
   const int32_t* page_table = nullptr;
   int64_t page_table_stride = 0;
   // [tokens] slot each new token is written to; -1 skips the write. int64 because a slot times a
