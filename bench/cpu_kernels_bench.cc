@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "bench/cpu_bench.h"
-#include "fovea/device.h"
 #include "kernels/cpu/cpu.h"
 
 namespace fovea {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "attention/names.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 

@@ -4,7 +4,6 @@
 #include <deque>
 #include <new>
 
-#include "core/check.h"
 #include "kernels/cpu/cpu.h"
 #include "model/host_experts.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_backend.h"
 
-#include "attention/backends/batch_mask.h"
 #include "attention/validate_layer.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"

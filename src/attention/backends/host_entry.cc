@@ -9,7 +9,6 @@
 #include "attention/backends/host_mla.h"
 #include "attention/backends/mla_forms.h"
 #include "attention/validate_spec.h"
-#include "core/check.h"
 
 namespace fovea {
 namespace {

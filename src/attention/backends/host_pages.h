@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "attention/workspace.h"
+#include "core/workspace_carver.h"
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
 #include "fovea/kv_cache.h"

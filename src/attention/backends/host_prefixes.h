@@ -6,7 +6,6 @@
 #include <array>
 
 #include "attention/backends/host_backend.h"
-#include "attention/backends/host_pages.h"
 #include "attention/prefix_levels.h"
 
 namespace fovea {

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "attention/validate_spec.h"
-#include "core/check.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/mla_prefill_params.h"
 #include "kernels/cuda/family.h"
