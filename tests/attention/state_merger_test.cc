@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // StateMerger on the CPU, and with FOVEA_TEST_DEVICE=cuda on a GPU: states of parts of the keys add
 // up to the state of all.
-#include "fovea/merge_states.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 
 #include "core/float_types.h"
 #include "fovea/error.h"
+#include "fovea/merge_states.h"
 #include "support/device_array.h"
 #include "support/test_device.h"
 

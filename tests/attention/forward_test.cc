@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// What creation, reserve() and forward() refuse, and what little batches do.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/two_requests.h"
+
+namespace fovea {
+namespace {
+
+using test::error_of;
+using test::kContext;
+using test::kPage;
+using test::kPages;
+using Fixture = test::TwoRequests;
+
+TEST(Forward, RefusesTensorsThatDoNotFit) {
+  std::vector<float> rows(5 * 2 * 8), lse(10);
+  const HeadRows two = dense_rows(rows.data(), DType::f32, 2, 8);
+  const HeadRows one = dense_rows(rows.data(), DType::f32, 1, 8);
+  const LayerTensors good{.q = two, .k = one, .v = one, .out = two};
+  const auto with = [&](const std::function<void(LayerTensors&)>& change) {
+    LayerTensors layer = good;
+    change(layer);
+    return layer;
+  };
+  const std::vector<std::pair<const char*, LayerTensors>> wrong = {
+      {"v is null", with([](auto& t) { t.v = {}; })},
+      {"out is null", with([](auto& t) { t.out = {}; })},
+      {"q is null and there is no k", with([](auto& t) { t.q = t.k = {}; })},
+      {"q is bf16, the spec's q_dtype asks for fp32",
+       with([](auto& t) { t.q.dtype = DType::bf16; })},
+      {"k is fp16", with([](auto& t) { t.k.dtype = DType::f16; })},
+      {"needs_lse is false", with([&](auto& t) { t.lse = lse.data(); })},
+      {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
+      {"alibi_slopes is given", with([&](auto& t) { t.alibi_slopes = lse.data(); })},
+      {"q_scale is given", with([&](auto& t) { t.q_scale = lse.data(); })},
+      {"layer is 1", with([](auto& t) { t.layer = 1; })},
+  };
+  Fixture fixture;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->forward(good);
+  for (const auto& [words, layer] : wrong) {
+    const std::string text = error_of([&] { fixture.backend->forward(layer); });
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  }
+  fixture.batch.out_slots = nullptr;
+  fixture.backend->plan(fixture.batch);
+  EXPECT_NE(error_of([&] { fixture.backend->forward(good); }).find("out_slots is null"),
+            std::string::npos);
+  fixture.backend->forward(with([](auto& t) { t.save_kv = false; }));
+}
+
+TEST(Forward, RefusesRotationsThatDoNotFit) {
+  std::vector<float> rows(5 * 2 * 8), table(kContext * 4);
+  const std::vector<int32_t> positions(5);
+  const RotaryTensors good{.cos = table.data(),
+                           .sin = table.data(),
+                           .max_positions = kContext,
+                           .rotary_dim = 8,
+                           .positions = positions.data()};
+  const std::vector<int32_t> beyond(5, kContext);
+  const auto with = [&](const std::function<void(RotaryTensors&)>& change) {
+    RotaryTensors rotary = good;
+    change(rotary);
+    return rotary;
+  };
+  const std::vector<std::pair<const char*, RotaryTensors>> wrong = {
+      {"rotary.cos is null, but the spec's has_rope is true", {}},
+      {"rotary.sin is null", with([](auto& r) { r.sin = nullptr; })},
+      {"rotary.positions is null", with([](auto& r) { r.positions = nullptr; })},
+      {"rotary.max_positions is 0", with([](auto& r) { r.max_positions = 0; })},
+      {"rotary.rotary_dim is 7, must be even and in [2, 8]",
+       with([](auto& r) { r.rotary_dim = 7; })},
+      {"rotary.rotary_dim is 10", with([](auto& r) { r.rotary_dim = 10; })},
+      {"rotary.positions[0] is", with([&](auto& r) { r.positions = beyond.data(); })},
+  };
+  Fixture fixture;
+  fixture.spec.has_rope = true;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  LayerTensors layer{.q = dense_rows(rows.data(), DType::f32, 2, 8),
+                     .k = dense_rows(rows.data(), DType::f32, 1, 8),
+                     .v = dense_rows(rows.data(), DType::f32, 1, 8),
+                     .out = dense_rows(rows.data(), DType::f32, 2, 8)};
+  layer.rotary = good;
+  fixture.backend->forward(layer);
+  for (const auto& [words, rotary] : wrong) {
+    layer.rotary = rotary;
+    const std::string text = error_of([&] { fixture.backend->forward(layer); });
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  }
+  fixture.spec.has_rope = false;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  layer.rotary = good;
+  EXPECT_NE(error_of([&] { fixture.backend->forward(layer); }).find("rotary.cos is given"),
+            std::string::npos);
+}
+
+TEST(Forward, NeedsAReserveAndAPlan) {
+  Fixture fixture;
+  fixture.pool = make_kv_pool(fixture.cache, kPages);
+  fixture.backend =
+      reference_backend().create({fixture.spec, fixture.pool.get(), nullptr, &fixture.threads});
+  EXPECT_EQ(error_of([&] { fixture.backend->plan(fixture.batch); }), "plan() before reserve()");
+  fixture.backend->reserve(fixture.limits);
+  EXPECT_EQ(error_of([&] { fixture.backend->forward({}); }), "forward() without a plan");
+}
+
+TEST(Forward, IdleAndEmptyBatchesTouchNothing) {
+  Fixture fixture;
+  fixture.create();
+  fixture.backend->plan({.mode = ForwardMode::idle, .requests = 7, .tokens = 99});
+  fixture.backend->forward({});
+  fixture.backend->plan({.mode = ForwardMode::decode});
+  fixture.backend->forward({});
+}
+
+TEST(Forward, WithoutQueriesItOnlyStores) {
+  Fixture fixture;
+  fixture.create();
+  std::vector<float> k(5 * 8), v(5 * 8);
+  for (size_t i = 0; i < k.size(); ++i) k[i] = static_cast<float>(i + 1), v[i] = -k[i];
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->forward(
+      {.k = dense_rows(k.data(), DType::f32, 1, 8), .v = dense_rows(v.data(), DType::f32, 1, 8)});
+  const KvLayerView view = fixture.pool->layer(0);
+  for (size_t token = 0; token < 5; ++token) {
+    const auto* stored =
+        reinterpret_cast<const float*>(v_address(view, fixture.out_slots[token], 0));
+    EXPECT_EQ(stored[0], v[token * 8]);
+  }
+}
+
+// A cross cache is filled by a batch of the encoder's tokens without queries, then read.
+TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
+  Fixture fixture;
+  fixture.spec.scope = AttentionScope::cross;
+  fixture.create();
+  const int32_t q_indptr[] = {0, 3, 3}, no_keys[] = {0, 0};
+  fixture.encoder_lens = {3, 0};
+  BatchView fill = fixture.batch;
+  fill.tokens = 3;
+  fill.q_indptr = q_indptr;
+  fill.kv_lens = no_keys;
+  fill.encoder_lens = fixture.encoder_lens.data();
+  const std::vector<int64_t> out_slots(fixture.slots.begin() + kContext,
+                                       fixture.slots.begin() + kContext + 3);
+  fill.out_slots = out_slots.data();
+  std::vector<float> k(3 * 8, 0), v(3 * 8), q(5 * 2 * 8, 1), out(5 * 2 * 8, -1);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / 8 + 1);
+  fixture.backend->plan(fill);
+  fixture.backend->forward(
+      {.k = dense_rows(k.data(), DType::f32, 1, 8), .v = dense_rows(v.data(), DType::f32, 1, 8)});
+
+  BatchView decode = fixture.batch;
+  decode.encoder_lens = fixture.encoder_lens.data();
+  decode.out_slots = nullptr;
+  fixture.backend->plan(decode);
+  fixture.backend->forward({.q = dense_rows(q.data(), DType::f32, 2, 8),
+                            .out = dense_rows(out.data(), DType::f32, 2, 8)});
+  // Equal scores: the mean of 1, 2 and 3. The second request has no encoder tokens.
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_FLOAT_EQ(out[i], i < 2 * 2 * 8 ? 2.0f : 0.0f);
+}
+
+TEST(Reserve, RefusesLimitsNobodyCanMean) {
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  Fixture fixture;
+  fixture.create();
+  EXPECT_THROW((void)fixture.backend->workspace_bytes({kMost, kMost, kMost, kMost, kMost}), Error);
+  fixture.spec.q_heads = 1 << 22;
+  EXPECT_NE(error_of([&] { fixture.create(); }).find("at most 16777216"), std::string::npos);
+}
+
+TEST(Reserve, NamesTheBytesAWorkspaceNeeds) {
+  Fixture fixture;
+  fixture.create();
+  const size_t needed = fixture.backend->workspace_bytes(fixture.limits);
+  EXPECT_EQ(reference_backend().workspace_bytes(
+                {fixture.spec, fixture.cache, fixture.limits, {.cores = 1}}),
+            needed);
+  alignas(64) std::byte memory[4096];
+  ASSERT_LE(needed + 1, sizeof(memory));
+  fixture.backend->reserve(fixture.limits, {memory, needed});
+  try {
+    fixture.backend->reserve(fixture.limits, {memory, needed - 1});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::workspace_too_small);
+    EXPECT_NE(std::string(error.what()).find(std::to_string(needed)), std::string::npos);
+  }
+  EXPECT_NE(error_of([&] {
+              fixture.backend->reserve(fixture.limits, {memory + 1, needed});
+            }).find("aligned to 64"),
+            std::string::npos);
+}
+
+TEST(Create, RefusesPoolsThatDoNotFit) {
+  ThreadPool threads(1);
+  const Fixture fixture;
+  const BackendEntry entry = reference_backend();
+  KvCacheSpec wide = fixture.cache;
+  wide.head_dim = 16;
+  const auto pool = make_kv_pool(fixture.cache, kPages), other = make_kv_pool(wide, kPages);
+  const auto create = [&](KvPool* kv, ThreadPool* pool_of_threads) {
+    return error_of([&] { entry.create({fixture.spec, kv, nullptr, pool_of_threads}); });
+  };
+  EXPECT_NE(create(nullptr, &threads).find("kv is null"), std::string::npos);
+  EXPECT_NE(create(other.get(), &threads).find("cache head_dim is 16"), std::string::npos);
+  EXPECT_NE(create(pool.get(), nullptr).find("threads is null"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fovea
