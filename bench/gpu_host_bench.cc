@@ -44,6 +44,7 @@ struct Setting {
   int32_t page_size = kPage;
   int32_t q_len = 1;
   bool by_pages = false;  // the batch has a page table instead of slots
+  int32_t decodes = 0;    // more requests, of one new token: a mixed batch
 
   AttentionSpec spec() const {
     AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
@@ -71,9 +72,9 @@ struct Setting {
     if (kind == AttentionKind::mla) cache.layout = KvLayout::mla;
     return cache;
   }
-  int32_t tokens() const { return requests * q_len; }
+  int32_t tokens() const { return requests * q_len + decodes; }
   BatchLimits limits() const {
-    return {.max_requests = requests,
+    return {.max_requests = requests + decodes,
             .max_tokens = tokens(),
             .max_q_len = q_len,
             .max_kv_len = kMaxKvLen,
@@ -84,7 +85,7 @@ struct Setting {
 class Pass {
  public:
   Pass(const BackendEntry& entry, const Setting& setting) : setting_(setting) {
-    const int32_t requests = setting.requests;
+    const int32_t requests = setting.requests + setting.decodes;
     BackendContext context;
     context.spec = setting.spec();
     context.device = find_device("cuda").device();
@@ -98,9 +99,9 @@ class Pass {
     std::iota(out_slots.begin(), out_slots.end(), kPage);
     for (int32_t i = 0; i < requests; ++i) {
       rows.push_back(i);
-      q_indptr.push_back((i + 1) * setting.q_len);
-      lens.push_back(setting.q_len +
-                     static_cast<int32_t>(random() % (kMaxKvLen - setting.q_len + 1)));
+      const int32_t q_len = i < setting.requests ? setting.q_len : 1;
+      q_indptr.push_back(q_indptr.back() + q_len);
+      lens.push_back(q_len + static_cast<int32_t>(random() % (kMaxKvLen - q_len + 1)));
       shared.push_back(i == 0 ? 0 : std::min(lens[static_cast<size_t>(i) - 1], lens.back()) - 1);
     }
     const int32_t entry_tokens = setting.by_pages ? setting.page_size : 1;
@@ -115,7 +116,9 @@ class Pass {
     arrays_.push_back(on_device(table));
     arrays_.push_back(on_device(out_slots));
     arrays_.push_back(on_device(shared));
-    batch_ = {.mode = setting.q_len > 1 ? ForwardMode::extend : ForwardMode::decode,
+    batch_ = {.mode = setting.decodes > 0 ? ForwardMode::mixed
+                      : setting.q_len > 1 ? ForwardMode::extend
+                                          : ForwardMode::decode,
               .requests = requests,
               .tokens = setting.tokens(),
               .max_q_len = setting.q_len,
@@ -266,8 +269,12 @@ const bool kRegistered = [] {
       {.name = "1", .requests = 1},
       {.name = "64"},
       {.name = "256", .requests = 256},
+      {.name = "1_invariant", .requests = 1, .batch_invariant = true},
+      {.name = "64_invariant", .batch_invariant = true},
       {.name = "256_invariant", .requests = 256, .batch_invariant = true},
+      {.name = "64_shared", .prefix_levels = 1},
       {.name = "64_cascade", .prefix_levels = 4},
+      {.name = "64_mixed", .requests = 2, .q_len = kMaxKvLen, .decodes = 64},
       {.name = "64_page_1", .page_size = 1},
       {.name = "256_page_16", .requests = 256, .page_size = 16},
       {.name = "256_page_16_table", .requests = 256, .page_size = 16, .by_pages = true},

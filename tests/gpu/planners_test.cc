@@ -248,7 +248,7 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
   }
   const Guarded<PrefillTile> tiles(bound);
   const Guarded<PrefillOrder> order(size_t{1});
-  const Kernel plan = load("sm90/prefill_order", {"1024", "whole"});
+  const Kernel plan = load("sm90/prefill_order", {"256", "whole"});
   plan.launch({},
               PlanLaunch<PrefillOrderParams>{{.batch = params,
                                               .order = order.data(),
@@ -298,7 +298,7 @@ TEST_P(Planners, PageTableIsThatOfTheTokens) {
   const Guarded<int64_t> map_device(map);
   const Guarded<PrefillOrder> order(size_t{1});
   const Guarded<PrefillTile> tiles(static_cast<size_t>(q_indptr_host.back()));
-  const Kernel plan = load("sm90/prefill_order", {"1024", "whole"});
+  const Kernel plan = load("sm90/prefill_order", {"256", "whole"});
   for (const auto& [page_size, blocks, mapped, pages] :
        {std::tuple{1, 200, false, false}, std::tuple{16, 3, true, false},
         std::tuple{24, 1, false, false}, std::tuple{8, 3, true, true},
@@ -360,24 +360,22 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
   const Guarded<PrefillTile> tiles(bound);
   const Guarded<TileSegments> tile_segments(bound);
   const Guarded<PrefillOrder> order(size_t{1});
-  const Guarded<int32_t> partials(requests);
   const Guarded<int32_t> stored(requests * static_cast<size_t>(params.q_heads));
-  const Kernel plan = load("sm90/prefill_order", {"1024", "cut"});
+  const Kernel plan = load("sm90/prefill_order", {"256", "cut"});
   plan.launch({},
-              PlanLaunch<PrefillOrderParams>{{.batch = params,
-                                              .order = order.data(),
-                                              .tiles = tiles.data(),
-                                              .tokens_per_tile = kTokens,
-                                              .heads_shift = 0,
-                                              .token_bytes = 512,
-                                              .segments = {.tiles = tile_segments.data(),
-                                                           .partials = partials.data(),
-                                                           .stored = stored.data()},
-                                              .segment_keys = kSegment,
-                                              .most_partials = kRoom,
-                                              .blocks = 132},
-                                             {},
-                                             0},
+              PlanLaunch<PrefillOrderParams>{
+                  {.batch = params,
+                   .order = order.data(),
+                   .tiles = tiles.data(),
+                   .tokens_per_tile = kTokens,
+                   .heads_shift = 0,
+                   .token_bytes = 512,
+                   .segments = {.tiles = tile_segments.data(), .stored = stored.data()},
+                   .segment_keys = kSegment,
+                   .most_partials = kRoom,
+                   .blocks = 132},
+                  {},
+                  0},
               nullptr);
   std::set<std::pair<int32_t, int32_t>> whole;     // request, first token
   std::set<std::pair<int32_t, int32_t>> segments;  // request, segment

@@ -177,21 +177,23 @@ void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
   active_ = longest <= most ? decode_.get() : prefill_.get();
   beside_ = nullptr;
   cuda::BatchParams all = params_.batch;
+  cuda::BatchParams few = all;
   if (batch.mode == ForwardMode::mixed && batch.requests > 1 && active_ == prefill_.get() &&
       most > 0) {
     beside_ = decode_.get();
-    cuda::BatchParams few = all;
-    few.most_q_len = most;
-    few.max_q_len = 1;  // of nearly all of them
-    beside_->plan(few, batch.tokens, {.behind_plan = cascades_}, stream);
     all.least_q_len = most + 1;
     all.most_q_len = std::numeric_limits<int32_t>::max();
+    few.most_q_len = most;
+    few.max_q_len = 1;  // of nearly all of them
   }
-  cuda::PlanCompany company{.behind_plan = cascades_ || beside_ != nullptr};
+  cuda::PlanCompany company{.behind_plan = cascades_};
   if (pool_ != nullptr) {
     company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
   }
   active_->plan(all, batch.tokens, company, stream);
+  if (beside_ == nullptr) return;
+  // The one that takes longer comes last: it is not waited for twice.
+  beside_->plan(few, batch.tokens, {.behind_plan = true}, stream);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {

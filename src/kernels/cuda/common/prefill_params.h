@@ -38,7 +38,6 @@ struct SegmentBuffers {
   TileSegments* tiles;  // as PrefillOrder::tiles
   float* out;           // [(token, segment) pairs, q_heads, head_dim_v], relative to sums
   RowSums* sums;        // [(token, segment) pairs, q_heads]
-  int32_t* partials;    // [requests], where the partial results of a cut request begin
   // [requests, head blocks], zero before and after every launch of prefill.
   int32_t* stored;
 };

@@ -37,4 +37,26 @@ __device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
   return __shfl_sync(~0u, warps - own, warp) + sum - value;
 }
 
+// Of a block of kThreads: memory of one scan, which needs a barrier less than where it is used again.
+template <typename T, int kThreads>
+struct WarpTotals {
+  alignas(16) T values[kThreads / 32];
+};
+template <int kThreads, typename T>
+__device__ T exclusive_scan(T value, T& total, WarpTotals<T, kThreads>& memory) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const T sum = warp_scan(value);
+  if (threadIdx.x % 32 == 31) memory.values[warp] = sum;
+  __syncthreads();
+  T before = sum - value;
+  total = 0;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) {
+    const T other = memory.values[i];
+    if (i < warp) before += other;
+    total += other;
+  }
+  return before;
+}
+
 }  // namespace fovea::kernels::cuda

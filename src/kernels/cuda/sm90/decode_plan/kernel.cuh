@@ -24,7 +24,8 @@ struct PlanConfig {
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
-    ScanMemory<int64_t> scan;
+    WarpTotals<int64_t, kPlanThreads> scan;
+    float pairs_beside[kPlanThreads / 32];
     PlannedTile tiles[kPlanTiles];
     int64_t bounds[kMaxRanges + 1];
   };
@@ -76,26 +77,25 @@ struct PlanConfig {
     }
   }
 
-  // (query token, key) pairs, about, of the requests that another kernel works on beside this one.
-  __device__ static int64_t pairs_beside(const BatchParams& batch, SharedMemory& shared) {
-    if (batch.most_q_len == 0) return 0;
-    int64_t own = 0;
-    for (int request = threadIdx.x; request < batch.requests; request += kPlanThreads) {
+  // (query token, key) pairs, about, of a thread's requests that another kernel works on beside this one.
+  __device__ static float pairs_beside(const BatchParams& batch, int each) {
+    float pairs = 0;
+    const int first = static_cast<int>(threadIdx.x) * each;
+#pragma unroll 1
+    for (int request = first; request < min(first + each, batch.requests); ++request) {
       if (planned_view(batch, request).q_len > 0) continue;
       const RequestView view = request_view(batch, request);
       const Interval keys = visible_keys(batch.mask, view, view.q_len / 2, view.q_len / 2);
-      own += static_cast<int64_t>(view.q_len) * (keys.end - keys.begin);
+      pairs += static_cast<float>(view.q_len) * static_cast<float>(keys.end - keys.begin);
     }
-    int64_t all;
-    exclusive_scan(own, all, shared.scan);
-    return all;
+    return pairs;
   }
 
   // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
-  __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units, int64_t other_pairs) {
+  __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units, float other_pairs) {
     const int all = params.list.ctas;
     if (other_pairs == 0) return all;
-    const float beside = static_cast<float>(other_pairs) / (params.pairs_per_unit * static_cast<float>(units));
+    const float beside = other_pairs / (params.pairs_per_unit * static_cast<float>(units));
     return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
   }
 
@@ -211,8 +211,14 @@ struct PlanConfig {
       longest = max(longest, tile.cost());
       sum += (int64_t{1} << kCostBits) + tile.cost();
     });
+    if (batch.most_q_len > 0) {
+      float pairs = pairs_beside(batch, each);
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) pairs += __shfl_xor_sync(~0u, pairs, step);
+      if (thread % 32 == 0) shared.pairs_beside[thread / 32] = pairs;
+    }
     int64_t total;
-    const int64_t sum_before = exclusive_scan(sum, total, shared.scan);
+    const int64_t sum_before = exclusive_scan<kPlanThreads>(sum, total, shared.scan);
     const Place before = {tiles_of(sum_before), cost_of(sum_before)};
     const Place all = {tiles_of(total), cost_of(total)};
     // Puts those of the thread's tiles that are among [at, at + kPlanTiles) where all can read them.
@@ -233,7 +239,12 @@ struct PlanConfig {
     };
     put_tiles(0);
     const bool kept = all.tiles <= kPlanTiles;
-    const int ctas = fitting_ctas(params, all.cost * batch.kv_heads, pairs_beside(batch, shared));
+    float other_pairs = 0;
+    if (batch.most_q_len > 0) {
+#pragma unroll
+      for (const float pairs : shared.pairs_beside) other_pairs += pairs;
+    }
+    const int ctas = fitting_ctas(params, all.cost * batch.kv_heads, other_pairs);
     // As many heads an item as leave no CTA without one: tokens are then read in longer runs.
     int heads = 1;
     int groups = batch.kv_heads;

@@ -77,7 +77,6 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   segments.tiles = workspace.take<TileSegments>(tiles);
   segments.out = workspace.take<float>(partials * spec.q_heads * width);
   segments.sums = workspace.take<RowSums>(partials * spec.q_heads);
-  segments.partials = workspace.take<int32_t>(limits.max_requests);
   segments.stored = workspace.take<int32_t>(static_cast<int64_t>(limits.max_requests) *
                                             (spec.q_heads >> heads_shift(spec)));
   return buffers;

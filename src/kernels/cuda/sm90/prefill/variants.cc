@@ -88,7 +88,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
   const char* sums = segments ? "segments" : "whole";
   Variants found{
-      .order = make_variant(family(kOrderFolder), {"1024", segments ? "cut" : "whole"}, setup.sm)};
+      .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
   if (plain) found.plain = variant(loader, "plain", sums);
   if (general) found.general = variant(loader, "general", sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
