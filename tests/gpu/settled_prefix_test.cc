@@ -33,12 +33,14 @@ struct Shape {
   int32_t page_size;
   int32_t new_tokens;  // of a request
   std::vector<int32_t> lens;
+  bool batch_invariant = false;
 };
 
 // How failures show a shape.
 void PrintTo(const Shape& shape, std::ostream* to) {
   *to << shape.backend << ", " << dtype_name(shape.cache) << ", pages of " << shape.page_size
-      << ", " << shape.new_tokens << " new tokens, " << shape.lens.size() << " requests";
+      << ", " << shape.new_tokens << " new tokens, " << shape.lens.size() << " requests"
+      << (shape.batch_invariant ? ", batch-invariant" : "");
 }
 
 // A graph of one pass over all layers whose new tokens held NaN before it; each layer stores its
@@ -48,6 +50,7 @@ class Passes {
   Passes(const BackendEntry& entry, const Shape& shape) : shape_(shape) {
     test::AttentionCase test = test::mha_case("settled", kHeads, kKvHeads, kDim);
     test.spec.q_dtype = DType::bf16;
+    test.spec.batch_invariant = shape.batch_invariant;
     test.cache.dtype = shape.cache;
     if (is_fp8(shape.cache)) test.cache.scale = KvScale::per_token_head;
     test.cache.page_size = shape.page_size;
@@ -182,12 +185,17 @@ std::vector<Shape> shapes() {
   std::vector<Shape> all;
   for (const BackendEntry& entry : test::gpu_backends()) {
     if (!test::serves(entry, "mixed")) continue;
-    for (const DType cache : {DType::bf16, DType::f8e4m3}) {
+    const std::vector<int32_t> many(40, 257);
+    for (const std::vector<int32_t>& lens :
+         {std::vector<int32_t>{1090}, {3, 17, 130, 1000, 1024, 1025, 515}, many}) {
       for (const int32_t page : {1, 16, 64}) {
-        for (const int32_t tokens : {1, 3}) {
-          all.push_back({entry.name, cache, page, tokens, {1090}});
-          all.push_back({entry.name, cache, page, tokens, {3, 17, 130, 1000, 1024, 1025, 515}});
-          all.push_back({entry.name, cache, page, tokens, std::vector<int32_t>(40, 257)});
+        for (const DType cache : {DType::bf16, DType::f8e4m3}) {
+          for (const int32_t tokens : {1, 3})
+            all.push_back({entry.name, cache, page, tokens, lens});
+        }
+        // Up to 8 rows: a kernel of their own.
+        for (const int32_t tokens : {1, 2}) {
+          all.push_back({entry.name, DType::bf16, page, tokens, lens, true});
         }
       }
     }

@@ -87,6 +87,8 @@ struct alignas(64) PrefillParams {
   // The list and the page table are complete when the kernel starts: an attention launched before
   // this one has waited for them.
   int32_t list_settled;
+  // So are the keys of tokens before the pass's own.
+  int32_t keys_settled;
   int32_t box_keys;  // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
 };

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/sm90/prefill/eight_rows_out.cuh"
+#include "kernels/cuda/sm90/prefill/eight_rows_shared_load.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -22,7 +23,11 @@ class SharedRows : EightRowsOut<Config> {
   __device__ void run() {
     TileCut cut;
     const WorkTile work = work_at<Config>(params_, *params_.order, static_cast<int>(blockIdx.x) / kShare, cut);
-    if (work.request < 0) return;
+    if (work.request < 0) {
+      // Where nobody has any, the end of this kernel is that of both all the same.
+      if (blockIdx.x == 0) wait_for_previous_kernel();
+      return;
+    }
     CutSlot& slot = shared_.tiles[0];
     if (threadIdx.x == 0) {
       slot.work = work;
@@ -30,14 +35,15 @@ class SharedRows : EightRowsOut<Config> {
     }
     const bool computes = warp_ < Config::kWarps;
     SegmentWalk<Config> segment(work);
-    BoxPlace places[kCopies];
-    find(work, segment, places);
-    wait_for_previous_kernel();
+    SharedCopier<Config> copier(params_, shared_, work, rank_);
     if (computes) {
-      read_queries(work);
       find_rows(work);
       clear_other_rows(work);
+    } else {
+      copier.begin(segment);
     }
+    wait_for_previous_kernel();
+    if (computes) read_queries(work);
     allow_next_kernel();
     float4 sum = {};
     RowSums sums[2] = {};
@@ -45,15 +51,16 @@ class SharedRows : EightRowsOut<Config> {
       if (computes) {
         attend(slot, work, segment, later, sum, sums);
       } else {
-        copy(work, segment, places);
+        copier.copy(segment, phases_, later);
+        if (is_last(segment)) arrive_at_end();
       }
-      pass_phases(segment.count());
+      phases_.pass(segment.count(), Layout::own_tiles(rank_, segment.count()));
       segment.advance();
       if (segment.done()) break;
       __syncwarp();
       cluster_arrive();  // all have read what they were sent
       cluster_wait();
-      find(work, segment, places);
+      if (!computes) copier.find(segment);
     }
     if (computes) {
       if (is_cut(slot)) {
@@ -62,87 +69,30 @@ class SharedRows : EightRowsOut<Config> {
         store(work, sum, sums);
       }
     }
-    __syncwarp();
-    cluster_arrive_relaxed();  // what was sent has landed
-    cluster_wait();
+    cluster_wait();  // what was sent has landed
   }
 
  private:
   using Base::lane_, Base::params_, Base::row_of, Base::rows, Base::shared_, Base::warp_;
-  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores, Base::weigh_kept;
-  using Base::weigh_raised, Base::rescale, Base::sum_row, Base::end_segment, Base::store, Base::join_cut;
-  static constexpr int kShare = Config::kShare, kTiles = Config::kSegmentBlocks;
-  static constexpr int kOwnTiles = kTiles / kShare;  // of K
-  static constexpr int kColumns = Config::kHeadDimV / kShare;
-  static constexpr int kColumnWarps = kColumns / 16;
-  static_assert(kShare == 2 && kColumns == kSwizzledColumns && Config::kCopiers == 2);
-  static constexpr int kCopies = kOwnTiles / 2 + kTiles / 2;  // of a warp: every second own tile of K, then of V
-  using Values = uint16_t[Config::kKeys][kSwizzledColumns];   // of a key tile, swizzled
+  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores, Base::read_kept;
+  using Base::put_weights, Base::weigh_raised, Base::rescale, Base::sum_row;
+  using Base::end_segment, Base::store, Base::join_cut;
+  using Layout = SharedLayout<Config>;
+  using Values = typename Layout::Values;
+  static constexpr int kShare = Config::kShare, kOwnTiles = Layout::kOwnTiles;
+  static constexpr int kTogether = 4;  // key tiles that a warp weighs side by side
+  static constexpr int kColumnWarps = Layout::kColumns / 16;
+
+  __device__ static bool is_last(const SegmentWalk<Config>& segment) { return segment.first == segment.begin; }
+  // A warp has seen all that its block is sent.
+  __device__ static void arrive_at_end() {
+    __syncwarp();
+    cluster_arrive_relaxed();
+  }
 
   __device__ static int first_column() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    return warp < kColumnWarps ? cluster_rank() * kColumns + warp * 16 : Config::kHeadDimV;
-  }
-
-  // The block's key tiles of K are in the first stages, those of V behind them and then, as these are read, in their
-  // place.
-  __device__ Values& values(int i) const {
-    const int place = (2 * kOwnTiles + i) % (2 * Config::kStages);
-    return shared_.stages[place / 2][place % 2];
-  }
-  __device__ TransactionBarrier& keys_read(int stage) const { return shared_.share.keys_read[stage]; }
-  __device__ uint32_t keys_phase(int stage) const { return phases_ >> (kTiles + stage) & 1; }
-  __device__ int own_tiles(int count) const { return (count - rank_ + kShare - 1) / kShare; }
-
-  // The key tile, counted from the segment's last, of a copying warp's n-th copy.
-  __device__ int copied(int n) const {
-    const int copier = warp_ - Config::kWarps;
-    const int own = 2 * n + copier;
-    return n < kOwnTiles / 2 ? rank_ + own * kShare : own - kOwnTiles;
-  }
-  __device__ bool copies() const { return warp_ >= Config::kWarps && warp_ < Config::kTaker; }
-  __device__ void find(const WorkTile& work, const SegmentWalk<Config>& segment, BoxPlace (&places)[kCopies]) const {
-    if (!copies()) return;
-#pragma unroll
-    for (int n = 0; n < kCopies; ++n) {
-      const int i = copied(n);
-      places[n] = i < segment.count() ? box_place<Config>(params_, work, segment.last - i, lane_) : BoxPlace{};
-    }
-  }
-  __device__ void copy(const WorkTile& work, const SegmentWalk<Config>& segment,
-                       const BoxPlace (&places)[kCopies]) const {
-    if (!copies()) return;
-#pragma unroll
-    for (int n = 0; n < kCopies; ++n) {
-      const int i = copied(n);
-      if (i >= segment.count()) continue;
-      const int block = segment.last - i;
-      if (n < kOwnTiles / 2) {
-        const int stage = i / kShare;
-        load_key_tile<Config>(params_, params_.k, work, block, places[n], lane_, kEvictNormal, shared_.stages[stage],
-                              shared_.share.keys[stage]);
-      } else {
-        const int stage = (i + 2 * kOwnTiles) % (2 * Config::kStages) / 2;  // whose keys may have lain there
-        if (stage < own_tiles(segment.count())) keys_read(stage).wait(keys_phase(stage));
-        copy_values(work, block, i, places[n]);
-      }
-    }
-  }
-  __device__ void copy_values(const WorkTile& work, int block, int i, BoxPlace place) const {
-    TransactionBarrier& full = shared_.share.values[i];
-    if (lane_ == 0) full.arrive_expecting(sizeof(Values));
-    __syncwarp();
-#pragma unroll 1
-    for (int box = lane_; box * params_.box_keys < Config::kKeys; box += 32) {
-      load_box(&values(i)[box * params_.box_keys], params_.v, full, kEvictNormal, rank_ * kColumns, work.kv_head,
-               place.place, place.page);
-    }
-  }
-
-  // Of what a segment of so many key tiles has used.
-  __device__ void pass_phases(int count) {
-    scores_phase_ ^= 1;
-    phases_ ^= ((1u << count) - 1) ^ (((1u << own_tiles(count)) - 1) << kTiles);
+    return warp < kColumnWarps ? cluster_rank() * Layout::kColumns + warp * 16 : Config::kHeadDimV;
   }
 
   // Nobody sends scores of rows that the tile does not have.
@@ -159,11 +109,12 @@ class SharedRows : EightRowsOut<Config> {
     const float factor = params_.attention.scale * kLog2E;
     const int count = segment.count();
     share_scores(work, segment);
+    if (is_last(segment)) arrive_at_end();
     float base[2];
     find_base(factor, base);
     bool grown = false;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) grown = weigh_kept(i, factor, base) || grown;
+    for (int i = 0; i < count; i += kTogether) grown = weigh_together(i, count, factor, base) || grown;
     const bool raised = any_computing<Config>(grown);
     if (raised) weigh_raised(count, factor);
     float out[4] = {};
@@ -178,28 +129,44 @@ class SharedRows : EightRowsOut<Config> {
     end_segment(slot, segment, out, later, sum, sums);
   }
 
+  // Key tiles [first, first + kTogether) of the segment, as far as there are: one after the other waits for each.
+  __device__ bool weigh_together(int first, int count, float factor, const float (&base)[2]) {
+    float scores[kTogether][4];
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) read_kept(min(first + n, count - 1), scores[n]);
+    bool grown = false;
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      grown = put_weights(min(first + n, count - 1), scores[n], factor, base) || grown;
+    }
+    return grown;
+  }
+
   // Scores of the block's key tiles to the other one, and its to this one.
   __device__ void share_scores(const WorkTile& work, const SegmentWalk<Config>& segment) {
     const int count = segment.count();
     const int bytes = rows(work) * Config::kRowPitch * static_cast<int>(sizeof(float));
     TransactionBarrier& full = shared_.share.scores;
-    const int own = own_tiles(count);
+    const int own = Layout::own_tiles(rank_, count);
     if (threadIdx.x == 0) full.arrive_expecting((count - own) * bytes);
-    for (int stage = 0; stage < own; ++stage) {
+    for (int stage = 0; stage < own; ++stage) shared_.share.keys[stage].wait(phases_.keys(stage));
+    // Sums wait for their last products, not for each other's; those of stages without keys are of nothing.
+    float scores[kOwnTiles][4];
+#pragma unroll
+    for (int stage = 0; stage < kOwnTiles; ++stage) multiply_keys(shared_.stages[stage], scores[stage]);
+    __syncwarp();
+    if (lane_ < own) shared_.share.keys_read[lane_].arrive();
+#pragma unroll
+    for (int stage = 0; stage < kOwnTiles; ++stage) {
       const int i = rank_ + stage * kShare;
-      float scores[4];
-      shared_.share.keys[stage].wait(keys_phase(stage));
-      multiply_keys(shared_.stages[stage], scores);
-      __syncwarp();
-      if (lane_ == 0) keys_read(stage).arrive();
-      keep_scores(segment.last - i, i, scores);
+      if (stage < own) keep_scores(segment.last - i, i, scores[stage]);
     }
     fence_async_proxy();
     computing_meet<Config>();
     if (warp_ == 0 && lane_ < own) {
       copy_in_cluster(shared_.scores[rank_ + lane_ * kShare], 1 - rank_, bytes, full);
     }
-    full.wait(scores_phase_);
+    full.wait(phases_.scores);
   }
 
   // That of the thread's rows: the largest score of the segment's last key tile. For all its key tiles, for the time
@@ -247,8 +214,8 @@ class SharedRows : EightRowsOut<Config> {
 #pragma unroll 1
     for (int i = 0; i < segment.count(); ++i) {
       const int block = segment.last - i;
-      Values& columns = values(i);
-      shared_.share.values[i].wait(phases_ >> i & 1);
+      Values& columns = Layout::values(shared_, i);
+      shared_.share.values[i].wait(phases_.values(i));
       if (work.key_begin > block * Config::kKeys || work.kv_len < (block + 1) * Config::kKeys) {
         clear_strangers(work, block, columns);
       }
@@ -268,8 +235,7 @@ class SharedRows : EightRowsOut<Config> {
   }
 
   const int rank_;
-  uint32_t scores_phase_ = 0;
-  uint32_t phases_ = 0;  // of the barriers of values, then of keys
+  SharedPhases<Config> phases_;
 };
 
 }  // namespace fovea::kernels::cuda

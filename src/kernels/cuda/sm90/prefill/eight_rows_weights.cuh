@@ -120,9 +120,12 @@ class EightRowsWeights {
   // Weights of the warp's kept scores of a key tile. Whether any is so large that its row may outgrow the base.
   __device__ bool weigh_kept(int i, float factor, const float (&base)[2]) {
     float scores[4];
+    read_kept(i, scores);
+    return put_weights(i, scores, factor, base);
+  }
+  __device__ void read_kept(int i, float (&scores)[4]) const {
 #pragma unroll
     for (int x = 0; x < 4; ++x) scores[x] = shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place_of(x / 2)];
-    return put_weights(i, scores, factor, base);
   }
 
   // The sum that thread lane % 8 / 2 of a row has of a key tile's weights in prefill: of 16 even and 16 odd keys.

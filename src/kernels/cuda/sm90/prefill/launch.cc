@@ -186,12 +186,14 @@ class HopperPrefill final : public AttentionKernel {
     params_.segments = buffers_.segments;
   }
 
+  void expect_prefix(bool settled) override { prefix_settled_ = settled; }
+
   void plan(const BatchParams& given, int32_t tokens, const PlanCompany& company,
             Stream stream) override {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
-    params_.list_settled = 0;
+    params_.list_settled = params_.keys_settled = 0;
     params_.beside = batch.most_q_len > 0;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
@@ -258,6 +260,7 @@ class HopperPrefill final : public AttentionKernel {
       active_->kernel().launch(grid, params_, stream, cluster_size);
     }
     params_.list_settled = 1;
+    params_.keys_settled = prefix_settled_;
   }
 
  private:
@@ -309,6 +312,7 @@ class HopperPrefill final : public AttentionKernel {
   const Prefill* active_ = nullptr;  // of the planned pass
   int32_t tokens_ = 0;               // of the planned pass at most
   int32_t most_partials_ = 0;
+  bool prefix_settled_ = false;
   PrefillParams params_{};  // what layers share; attend() adds the rest
   struct {
     gpu::RepeatedTensorMap q, out, k, v;

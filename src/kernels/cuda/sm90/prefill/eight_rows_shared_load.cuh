@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where two blocks share a segment: what of it lies where in a block, and the warps that copy it.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
+
+namespace fovea::kernels::cuda {
+
+// The block's key tiles of K are in the first stages, those of V, half of its columns, behind them and then, as these
+// are read, in their place.
+template <class Config>
+struct SharedLayout {
+  static constexpr int kShare = Config::kShare, kTiles = Config::kSegmentBlocks;
+  static constexpr int kOwnTiles = kTiles / kShare;  // of K
+  static constexpr int kColumns = Config::kHeadDimV / kShare;
+  static_assert(kShare == 2 && kColumns == kSwizzledColumns && Config::kCopiers == 2);
+  using Values = uint16_t[Config::kKeys][kSwizzledColumns];  // of a key tile, swizzled
+
+  // Half stages; both count key tiles from the segment's last.
+  __device__ static int place_of_values(int i) { return (2 * kOwnTiles + i) % (2 * Config::kStages); }
+  __device__ static Values& values(typename Config::SharedMemory& shared, int i) {
+    const int place = place_of_values(i);
+    return shared.stages[place / 2][place % 2];
+  }
+  __device__ static int own_tiles(int rank, int count) { return (count - rank + kShare - 1) / kShare; }
+};
+
+// Phases of the barriers of a block.
+template <class Config>
+struct SharedPhases {
+  uint32_t scores = 0;
+  uint32_t bits = 0;  // of values, then of keys
+  __device__ uint32_t values(int i) const { return bits >> i & 1; }
+  __device__ uint32_t keys(int stage) const { return bits >> (Config::kSegmentBlocks + stage) & 1; }
+  // Behind a segment of so many key tiles, of which the block has scored `own`.
+  __device__ void pass(int count, int own) {
+    scores ^= 1;
+    bits ^= ((1u << count) - 1) ^ (((1u << own) - 1) << Config::kSegmentBlocks);
+  }
+};
+
+// A box as far as the L2, where whatever is written to it later goes too.
+__device__ inline void fetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),
+               "r"(c2), "r"(c3)
+               : "memory");
+}
+
+// A warp that copies every second own key tile of K, then of V; any other warp does nothing.
+template <class Config>
+class SharedCopier {
+ public:
+  using SharedMemory = typename Config::SharedMemory;
+  __device__ SharedCopier(const PrefillParams& params, SharedMemory& shared, const WorkTile& work, int rank)
+      : params_(params),
+        shared_(shared),
+        work_(work),
+        rank_(rank),
+        copier_(static_cast<int>(threadIdx.x) / 32 - Config::kWarps),
+        lane_(threadIdx.x % 32) {}
+
+  __device__ void find(const SegmentWalk<Config>& segment) {
+    if (!copies()) return;
+#pragma unroll
+    for (int n = 0; n < kCopies; ++n) {
+      const int i = target(n, segment).i;
+      places_[n] = i < segment.count() ? box_place<Config>(params_, work_, segment.last - i, lane_) : BoxPlace{};
+    }
+  }
+
+  // Before the wait: settled keys of the first segment whose place is free, and the others as far as the L2.
+  __device__ void begin(const SegmentWalk<Config>& segment) {
+    find(segment);
+    if (!copies()) return;
+#pragma unroll
+    for (int n = 0; n < kCopies; ++n) {
+      const Target to = target(n, segment);
+      if (to.i >= segment.count()) continue;
+      if (!to.reused) expect(to);
+      if (!to.reused && is_settled(segment, to)) {
+        copy_box(to, places_[n]);
+      } else {
+        fetch(to, places_[n]);
+      }
+    }
+  }
+  // The rest of the first segment, or all of a later one.
+  __device__ void copy(const SegmentWalk<Config>& segment, const SharedPhases<Config>& phases, bool later) const {
+    if (!copies()) return;
+#pragma unroll
+    for (int n = 0; n < kCopies; ++n) {
+      const Target to = target(n, segment);
+      if (to.i >= segment.count()) continue;
+      if (to.reused) shared_.share.keys_read[to.stage].wait(phases.keys(to.stage));
+      if (to.reused || later) expect(to);
+      if (to.reused || later || !is_settled(segment, to)) copy_box(to, places_[n]);
+    }
+  }
+
+ private:
+  using Layout = SharedLayout<Config>;
+  static constexpr int kOwnTiles = Layout::kOwnTiles;
+  static constexpr int kCopies = kOwnTiles / 2 + Layout::kTiles / 2;
+  static_assert(Config::kKeys / 16 <= 32);  // boxes of a key tile, each a lane's
+
+  // Where the n-th copy goes, of key tile i, counted from the segment's last.
+  struct Target {
+    int i;
+    bool of_keys;
+    int stage;
+    bool reused;  // keys lie there until they are read
+  };
+  __device__ Target target(int n, const SegmentWalk<Config>& segment) const {
+    const int own = 2 * n + copier_;
+    if (n < kOwnTiles / 2) return {rank_ + own * Config::kShare, true, own, false};
+    const int i = own - kOwnTiles;
+    const int stage = Layout::place_of_values(i) / 2;
+    return {i, false, stage, stage < Layout::own_tiles(rank_, segment.count())};
+  }
+  __device__ bool copies() const { return copier_ >= 0 && copier_ < Config::kCopiers; }
+  __device__ bool has_box() const { return lane_ * params_.box_keys < Config::kKeys; }
+  // Whether all keys of the lane's box were there before the pass.
+  __device__ bool is_settled(const SegmentWalk<Config>& segment, const Target& to) const {
+    const int end = (segment.last - to.i) * Config::kKeys + (lane_ + 1) * params_.box_keys;
+    return params_.keys_settled && end <= work_.kv_len - work_.q_len;
+  }
+
+  __device__ void expect(const Target& to) const {
+    if (lane_ == 0) {
+      if (to.of_keys) {
+        shared_.share.keys[to.stage].arrive_expecting(sizeof(shared_.stages[0]));
+      } else {
+        shared_.share.values[to.i].arrive_expecting(sizeof(typename Layout::Values));
+      }
+    }
+    __syncwarp();
+  }
+  __device__ void copy_box(const Target& to, const BoxPlace& from) const {
+    if (!has_box()) return;
+    const int row = lane_ * params_.box_keys;
+    if (to.of_keys) {
+#pragma unroll
+      for (int c = 0; c < Config::kDimBlocks; ++c) {
+        load_box(&shared_.stages[to.stage][c][row], params_.k, shared_.share.keys[to.stage], kEvictNormal,
+                 c * kSwizzledColumns, work_.kv_head, from.place, from.page);
+      }
+    } else {
+      load_box(&Layout::values(shared_, to.i)[row], params_.v, shared_.share.values[to.i], kEvictNormal,
+               rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
+    }
+  }
+  __device__ void fetch(const Target& to, const BoxPlace& from) const {
+    if (!has_box() || from.page < 0) return;
+    if (to.of_keys) {
+#pragma unroll
+      for (int c = 0; c < Config::kDimBlocks; ++c) {
+        fetch_box(params_.k, c * kSwizzledColumns, work_.kv_head, from.place, from.page);
+      }
+    } else {
+      fetch_box(params_.v, rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
+    }
+  }
+
+  const PrefillParams& params_;
+  SharedMemory& shared_;
+  const WorkTile& work_;
+  const int rank_, copier_, lane_;
+  BoxPlace places_[kCopies];
+};
+
+}  // namespace fovea::kernels::cuda
