@@ -5,13 +5,13 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace fovea {
 namespace {
 
 int32_t pages_of(const TokenSlots& tokens, int32_t request) {
-  return static_cast<int32_t>((int64_t{tokens.lens[request]} + tokens.page_size - 1) /
-                              tokens.page_size);
+  return static_cast<int32_t>(ceil_div(int64_t{tokens.lens[request]}, tokens.page_size));
 }
 
 int32_t first_token(const TokenSlots& tokens, int32_t request) {

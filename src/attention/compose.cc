@@ -4,14 +4,11 @@
 
 #include "attention/workspace.h"
 #include "core/check.h"
+#include "core/rounding.h"
 #include "fovea/select_backend.h"
 
 namespace fovea {
 namespace {
-
-size_t aligned(size_t bytes) {
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-}
 
 void check_same_device(const AttentionBackend& a, const AttentionBackend& b) {
   check_argument(a.device() == b.device(), "'{}' is on {}, '{}' on {}", a.name(),
@@ -102,7 +99,8 @@ class ByLayer final : public AttentionBackend {
   // All parts are planned at once: each has its own bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
     size_t bytes = 0;
-    for (const auto& part : parts_) bytes += aligned(part->workspace_bytes(limits));
+    for (const auto& part : parts_)
+      bytes += round_up(part->workspace_bytes(limits), kWorkspaceAlignment);
     return bytes;
   }
 
@@ -113,7 +111,7 @@ class ByLayer final : public AttentionBackend {
     }
     check_workspace(workspace, workspace_bytes(limits), name_);
     for (const auto& part : parts_) {
-      const size_t bytes = aligned(part->workspace_bytes(limits));
+      const size_t bytes = round_up(part->workspace_bytes(limits), kWorkspaceAlignment);
       part->reserve(limits, workspace.first(bytes));
       workspace = workspace.subspan(bytes);
     }

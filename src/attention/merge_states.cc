@@ -6,6 +6,7 @@
 
 #include "attention/backends/row_copy.h"
 #include "core/check.h"
+#include "core/rounding.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/mla_prefill_params.h"
@@ -98,9 +99,8 @@ class CudaMerger final : public StateMerger {
     add.tokens = static_cast<int32_t>(tokens);
     add.heads = shape_.heads;
     add.v_dim = shape_.dim;
-    const int64_t rows = tokens * shape_.heads;
     context_.bind();
-    add_.launch({static_cast<uint32_t>((rows + add_.row_tile() - 1) / add_.row_tile())}, add,
+    add_.launch({static_cast<uint32_t>(ceil_div(tokens * shape_.heads, add_.row_tile()))}, add,
                 stream);
   }
 

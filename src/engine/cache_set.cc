@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace fovea {
 
@@ -101,7 +102,7 @@ bool CacheSet::grow(CacheLease& lease, int32_t length, int64_t spare_pages) {
   if (length <= lease.tokens) return true;
   const int64_t page_size = options_.page_size;
   const int64_t needed =
-      (length + page_size - 1) / page_size - (lease.tokens + page_size - 1) / page_size;
+      ceil_div<int64_t>(length, page_size) - ceil_div<int64_t>(lease.tokens, page_size);
   if (!make_free(needed + spare_pages)) return false;
   const std::span<int32_t> row = table_.row(lease.row);
   const auto held = static_cast<size_t>(lease.tokens);
@@ -124,8 +125,7 @@ bool CacheSet::hold_windows(CacheLease& lease, int32_t begin, int32_t end) {
   for (size_t w = 0; w < windows_.size(); ++w) {
     CacheLease::Pages& pages = lease.windows[w];
     const int32_t first = std::max(0, begin - windows_[w].window() + 1) / options_.page_size;
-    const int32_t last =
-        static_cast<int32_t>((int64_t{end} + options_.page_size - 1) / options_.page_size);
+    const auto last = static_cast<int32_t>(ceil_div(int64_t{end}, options_.page_size));
     if (pages.end == 0) pages.begin = pages.end = first;
     for (; pages.begin < std::min(first, pages.end); ++pages.begin)
       windows_[w].drop(page_of(lease, pages.begin));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "engine/sampler.h"
 #include "kernels/cuda/common/layer_params.h"
 #include "kernels/cuda/family.h"
@@ -39,7 +40,7 @@ CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   Layout at{};
   const auto take = [&](size_t bytes) {
     const size_t begin = at.total;
-    at.total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    at.total += round_up(bytes, kAlignment);
     return begin;
   };
   at.tokens = take(tokens * sizeof(int32_t));
@@ -152,8 +153,7 @@ void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
                                        table_.data<int32_t>(),
                                        table_stride_,
                                        size.tokens};
-  record_slots_.launch({static_cast<uint32_t>((size.tokens + kThreads - 1) / kThreads)}, params,
-                       stream);
+  record_slots_.launch({static_cast<uint32_t>(ceil_div(size.tokens, kThreads))}, params, stream);
 }
 
 void CudaBatch::draw(const PassSize& size, const float* logits, int32_t vocabulary,

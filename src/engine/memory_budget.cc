@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace fovea {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 constexpr int64_t kCachedConversations = 4;
 constexpr int32_t kSnapshotsPerRequest = 3;
 constexpr size_t kAlignmentSlack = 2 * 64;  // of the two arrays of a state layer
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The largest value of [low, high] that satisfies a condition that low satisfies and that, once
 // false, stays false.
@@ -40,11 +39,11 @@ struct Width {
 
 int64_t window_pages(const MemoryDemand& demand, const KvCacheSpec& spec, int64_t pages,
                      Width width) {
-  const int64_t before = ceil_div(spec.window - 1, demand.page_size);
+  const int64_t before = ceil_div<int64_t>(spec.window - 1, demand.page_size);
   const int64_t requests = int64_t{width.running} + width.cached;
   // A request's window and its new tokens each may begin and end inside a page.
   const int64_t wanted =
-      1 + requests * (before + 2) + ceil_div(demand.max_batch_tokens, demand.page_size);
+      1 + requests * (before + 2) + ceil_div<int64_t>(demand.max_batch_tokens, demand.page_size);
   return std::min(pages, wanted);
 }
 
@@ -70,7 +69,7 @@ MemoryPlan sized(const MemoryDemand& demand, int64_t pages, Width width) {
 }
 
 int64_t pages_of_context(const MemoryDemand& demand, int64_t context) {
-  return 1 + ceil_div(context, demand.page_size);
+  return 1 + ceil_div<int64_t>(context, demand.page_size);
 }
 
 // The least that serves one request of `context` tokens.

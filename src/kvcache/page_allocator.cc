@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "fovea/kv_cache.h"
 
 namespace fovea {
@@ -38,8 +39,8 @@ bool PageAllocator::extend(int32_t prefix, int32_t length, int64_t last_slot,
     slot = last_slot + 1;
   }
   // 64 bits: length + page_size may exceed int32.
-  const int64_t new_pages = (int64_t{length} + page_size_ - 1) / page_size_ -
-                            (int64_t{prefix} + page_size_ - 1) / page_size_;
+  const int64_t new_pages =
+      ceil_div(int64_t{length}, page_size_) - ceil_div(int64_t{prefix}, page_size_);
   if (new_pages > free_pages()) return false;
 
   size_t at = slots.size();
@@ -91,7 +92,7 @@ void PageAllocator::truncate(std::span<const int32_t> slots, int32_t length) {
   check_argument(length >= 0 && static_cast<size_t>(length) <= slots.size(),
                  "cannot truncate {} tokens to {}", slots.size(), length);
   const auto page_size = static_cast<size_t>(page_size_);
-  const size_t kept = (static_cast<size_t>(length) + page_size - 1) / page_size * page_size;
+  const size_t kept = round_up(static_cast<size_t>(length), page_size);
   if (kept < slots.size()) release_slots(slots.subspan(kept));
 }
 

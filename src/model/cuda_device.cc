@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/float_types.h"
+#include "core/rounding.h"
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/store.h"
 #include "model/cuda_layer_kernels.h"
@@ -27,7 +28,7 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kChunkBytes = size_t{2} << 20;
 constexpr int32_t kMostHeadDim = 2048;  // HeadsConfig::kMaxDim
 
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t aligned(size_t bytes) { return round_up(bytes, kAlignment); }
 
 cuda::NormWeights weights_of(const Norm& norm) {
   return {norm.weight.data(), norm.epsilon, norm.plus_one ? 1.0f : 0.0f};
@@ -225,7 +226,7 @@ void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows,
   params.heads = heads;
   params.dim = dim;
   const int64_t warps = kernels_.prepare_heads.row_tile();
-  const auto blocks = static_cast<uint32_t>((rows * heads + warps - 1) / warps);
+  const auto blocks = static_cast<uint32_t>(ceil_div(rows * heads, warps));
   kernels_.prepare_heads.launch({blocks}, params, stream());
 }
 

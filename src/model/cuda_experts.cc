@@ -3,6 +3,7 @@
 // The host knows no counts, so a captured pass serves any routing.
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "model/cuda_layer_kernels.h"
 #include "model/layers.h"
 
@@ -143,8 +144,8 @@ class CudaExperts final : public Experts {
     gemm.matrices = matrices;
     gemm.n = shape.n;
     gemm.k = shape.k;
-    gemm.row_tiles = (gemm.rows + kernel.row_tile() - 1) / kernel.row_tile();
-    const int32_t column_tiles = (shape.n + kernel.key_tile() - 1) / kernel.key_tile() * matrices;
+    gemm.row_tiles = ceil_div(gemm.rows, kernel.row_tile());
+    const int32_t column_tiles = ceil_div(shape.n, kernel.key_tile()) * matrices;
     kernel.launch(
         {static_cast<uint32_t>(count_ * gemm.row_tiles), static_cast<uint32_t>(column_tiles)}, gemm,
         stream_);

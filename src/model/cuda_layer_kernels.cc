@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/rounding.h"
 #include "kernels/cuda/family.h"
 
 namespace fovea {
@@ -38,7 +39,7 @@ CudaLayerKernels::CudaLayerKernels(int sm, gpu::KernelStore& store) {
 
 cuda::GridSize element_grid(int64_t count) {
   constexpr int64_t kThreads = 256, kMostBlocks = 4096;
-  return {static_cast<uint32_t>(std::min((count + kThreads - 1) / kThreads, kMostBlocks))};
+  return {static_cast<uint32_t>(std::min(ceil_div(count, kThreads), kMostBlocks))};
 }
 
 void launch_gated_activation(const CudaLayerKernels& kernels, const MlpParts& parts, Rows in,

@@ -2,13 +2,14 @@
 #include "model/layers.h"
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace fovea {
 
 std::byte* Arena::bytes(int64_t count) {
   constexpr size_t kAlignment = 256;
   const size_t begin = used_;
-  used_ += (static_cast<size_t>(count) + kAlignment - 1) / kAlignment * kAlignment;
+  used_ += round_up(static_cast<size_t>(count), kAlignment);
   if (memory_.empty()) return nullptr;
   check_argument(used_ <= memory_.size(), "a block takes {} bytes of scratch, reserved are {}",
                  used_, memory_.size());

@@ -6,6 +6,7 @@
 
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
+#include "core/rounding.h"
 
 namespace fovea {
 namespace {
@@ -26,9 +27,8 @@ CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec
                            const BatchLimits& limits) {
   const int64_t keys =
       spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
-  const int64_t tiled = (keys + cuda::kTableKeys - 1) / cuda::kTableKeys * cuda::kTableKeys;
   CudaPages pages;
-  pages.stride = (tiled + page_size - 1) / page_size;
+  pages.stride = ceil_div(round_up(keys, cuda::kTableKeys), page_size);
   pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
   return pages;
 }
@@ -75,7 +75,7 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
   const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
-  const cuda::GridSize grid{static_cast<uint32_t>((rows + kWriteRows - 1) / kWriteRows)};
+  const cuda::GridSize grid{static_cast<uint32_t>(ceil_div(rows, kWriteRows))};
   kv_write_.launch_overlapped(grid, layer, stream);
 }
 

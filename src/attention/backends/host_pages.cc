@@ -3,13 +3,14 @@
 
 #include "attention/batch_index.h"
 #include "attention/validate_batch.h"
+#include "core/rounding.h"
 
 namespace fovea {
 
 PageTable carve_page_table(WorkspaceCarver& workspace, const BatchLimits& limits,
                            int32_t page_size) {
   PageTable pages;
-  pages.stride = (int64_t{limits.max_kv_len} + page_size - 1) / page_size;
+  pages.stride = ceil_div(int64_t{limits.max_kv_len}, page_size);
   pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
   pages.first_keys = workspace.take<int32_t>(limits.max_requests);
   return pages;

@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/rounding.h"
+#include "core/workspace_carver.h"
+
 namespace fovea::kernels::cpu {
 namespace {
 
-constexpr size_t kAlignment = 64;
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-int64_t padded(int32_t dim) { return (dim + kPadFloats - 1) / kPadFloats * kPadFloats; }
+int64_t padded(int32_t dim) { return round_up(dim, kPadFloats); }
 
 // Levels of the tree over chunk numbers.
 int32_t tree_levels(int32_t max_kv_len) {
@@ -19,25 +18,8 @@ int32_t tree_levels(int32_t max_kv_len) {
   return std::bit_width(last) + 1;
 }
 
-// Hands out aligned parts of memory that may be null, to measure.
-class Carver {
- public:
-  explicit Carver(std::byte* memory) : memory_(memory) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* part = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
-    used_ += aligned(static_cast<size_t>(count) * sizeof(T));
-    return part;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* memory_;
-  size_t used_ = 0;
-};
-
-AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len, Carver& carver) {
+AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len,
+                               WorkspaceCarver& carver) {
   const int64_t rows = row_capacity(shape);
   const int64_t dim = padded(shape.head_dim);
   const int64_t dim_v = padded(shape.head_dim_v);
@@ -70,7 +52,7 @@ int32_t padded_rows(int32_t rows) {
   for (const int32_t size : {1, 2, 4, 8}) {
     if (rows <= size) return size;
   }
-  return (rows + kBlockRows - 1) / kBlockRows * kBlockRows;
+  return round_up(rows, kBlockRows);
 }
 
 // Queries and results of an item stay in the second-level cache: 576 KiB of them, at most 384 rows.
@@ -96,23 +78,23 @@ AttentionLayout::AttentionLayout(const AttentionShape& shape, const AttentionNee
   items = tiles + pieces;
   merges = std::min(tiles, pieces / 4 + 1);
   partials = pieces * split_row_capacity(shape) * (padded(shape.head_dim_v) + 2);
-  Carver carver(nullptr);
-  items_at = carver.used();
+  WorkspaceCarver carver(nullptr);
+  items_at = carver.bytes();
   carver.take<AttentionItem>(items);
-  merges_at = carver.used();
+  merges_at = carver.bytes();
   carver.take<AttentionMerge>(merges);
-  partials_at = carver.used();
+  partials_at = carver.bytes();
   carver.take<float>(partials);
-  scratch_at = carver.used();
-  Carver scratch(nullptr);
+  scratch_at = carver.bytes();
+  WorkspaceCarver scratch(nullptr);
   carve_scratch(shape, need.max_kv_len, scratch);
-  scratch_bytes = scratch.used();
+  scratch_bytes = scratch.bytes();
   total = scratch_at + scratch_bytes * static_cast<size_t>(shape.threads);
 }
 
 AttentionScratch attention_scratch(const AttentionShape& shape, int32_t max_kv_len,
                                    std::byte* memory) {
-  Carver carver(memory);
+  WorkspaceCarver carver(memory);
   return carve_scratch(shape, max_kv_len, carver);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/gemm.h"
 
@@ -14,9 +15,6 @@ namespace {
 constexpr int64_t kTaskElements = 32768;
 // Rows of a task stay a multiple of every kernel's row tile.
 constexpr int64_t kRowStep = 24;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t step) { return divide_up(a, step) * step; }
 
 void check(const GemmParams& params) {
   check_argument(params.rows >= 0 && params.n >= 0 && params.k >= 0,
@@ -44,13 +42,13 @@ void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
       params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
   // Four tasks per thread even out what other processes take.
   const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
-  const int64_t least_columns = divide_up(kTaskElements, std::max(params.k, 1));
+  const int64_t least_columns = ceil_div(kTaskElements, std::max(params.k, 1));
   const int64_t columns =
-      round_up(std::max(divide_up(params.n, wanted), least_columns), kGemmPanel);
-  const int64_t column_tasks = divide_up(params.n, columns);
-  const int64_t row_tasks_wanted = divide_up(wanted, column_tasks);
-  const int64_t rows = round_up(divide_up(params.rows, row_tasks_wanted), kRowStep);
-  const int64_t row_tasks = divide_up(params.rows, rows);
+      round_up(std::max(ceil_div<int64_t>(params.n, wanted), least_columns), kGemmPanel);
+  const int64_t column_tasks = ceil_div<int64_t>(params.n, columns);
+  const int64_t row_tasks_wanted = ceil_div(wanted, column_tasks);
+  const int64_t rows = round_up(ceil_div<int64_t>(params.rows, row_tasks_wanted), kRowStep);
+  const int64_t row_tasks = ceil_div<int64_t>(params.rows, rows);
   threads.parallel_for(column_tasks * row_tasks, [&](int64_t task, int) {
     const int64_t row = task % row_tasks * rows;
     const int64_t column = task / row_tasks * columns;

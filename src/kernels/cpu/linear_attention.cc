@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/linear_attention.h"
 
@@ -32,9 +33,8 @@ void for_request_parts(const StateBatch& batch, ThreadPool& threads, int64_t ite
                        const Body& body) {
   if (batch.requests == 0 || items == 0) return;
   const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
-  const int64_t parts_wanted = (wanted + batch.requests - 1) / batch.requests;
-  const int64_t size = ((items + parts_wanted - 1) / parts_wanted + step - 1) / step * step;
-  const int64_t parts = (items + size - 1) / size;
+  const int64_t size = round_up(ceil_div(items, ceil_div(wanted, batch.requests)), step);
+  const int64_t parts = ceil_div(items, size);
   threads.parallel_for(batch.requests * parts, [&](int64_t task, int) {
     const StateSpan span = span_of(batch, task / parts);
     if (span.begin == span.end) return;
