@@ -92,16 +92,21 @@ uint64_t bytes_of(int64_t elements, DType dtype) {
   return static_cast<uint64_t>(elements) * dtype_bytes(dtype);
 }
 
-// [pages, places, heads, dim]; packed rows are one page.
-gpu::TensorMapSpec key_map(const void* data, DType dtype, int64_t dim, int64_t heads,
-                           int64_t places, int64_t pages, int64_t head_stride, int64_t place_stride,
-                           int64_t page_stride, int32_t box_keys) {
+struct KeySizes {
+  int64_t dim, heads, places, pages;  // packed rows are one page
+};
+struct KeyStrides {
+  int64_t head, place, page;  // elements
+};
+
+gpu::TensorMapSpec key_map(const void* data, DType dtype, const KeySizes& sizes,
+                           const KeyStrides& strides, int32_t box_keys) {
   gpu::TensorMapSpec spec;
   spec.data = data;
-  spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(heads),
-                static_cast<uint64_t>(places), static_cast<uint64_t>(pages)};
-  spec.strides = {bytes_of(head_stride, dtype), bytes_of(place_stride, dtype),
-                  bytes_of(page_stride, dtype)};
+  spec.sizes = {bytes_of(sizes.dim, dtype) / kWordBytes, static_cast<uint64_t>(sizes.heads),
+                static_cast<uint64_t>(sizes.places), static_cast<uint64_t>(sizes.pages)};
+  spec.strides = {bytes_of(strides.head, dtype), bytes_of(strides.place, dtype),
+                  bytes_of(strides.page, dtype)};
   spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
   return spec;
 }
@@ -127,11 +132,12 @@ class Prefill {
     for (const KvLayerView& view : setup.layers) {
       const int64_t pages = view.slots / view.page_size;
       layers_.push_back(
-          {encoded(key_map(view.k, view.dtype, spec.head_dim, spec.kv_heads, view.page_size, pages,
-                           view.k_head_stride, view.k_token_stride, view.k_page_stride, box_keys_)),
-           encoded(key_map(view.v, view.dtype, spec.head_dim_v, spec.kv_heads, view.page_size,
-                           pages, view.v_head_stride, view.v_token_stride, view.v_page_stride,
-                           box_keys_))});
+          {encoded(
+               key_map(view.k, view.dtype, {spec.head_dim, spec.kv_heads, view.page_size, pages},
+                       {view.k_head_stride, view.k_token_stride, view.k_page_stride}, box_keys_)),
+           encoded(
+               key_map(view.v, view.dtype, {spec.head_dim_v, spec.kv_heads, view.page_size, pages},
+                       {view.v_head_stride, view.v_token_stride, view.v_page_stride}, box_keys_))});
     }
   }
 
@@ -243,14 +249,14 @@ class HopperPrefill final : public AttentionKernel {
       const KeyParams& keys = given.keys;
       const int64_t rows =
           keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
-      maps_.k.encode(
-          key_map(keys.k, spec.q_dtype, spec.head_dim, spec.kv_heads, rows, 1, keys.k_head_stride,
-                  keys.k_token_stride, rows * keys.k_token_stride, params_.box_keys),
-          &params_.k);
-      maps_.v.encode(
-          key_map(keys.v, spec.q_dtype, spec.head_dim_v, spec.kv_heads, rows, 1, keys.v_head_stride,
-                  keys.v_token_stride, rows * keys.v_token_stride, params_.box_keys),
-          &params_.v);
+      maps_.k.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim, spec.kv_heads, rows, 1},
+                             {keys.k_head_stride, keys.k_token_stride, rows * keys.k_token_stride},
+                             params_.box_keys),
+                     &params_.k);
+      maps_.v.encode(key_map(keys.v, spec.q_dtype, {spec.head_dim_v, spec.kv_heads, rows, 1},
+                             {keys.v_head_stride, keys.v_token_stride, rows * keys.v_token_stride},
+                             params_.box_keys),
+                     &params_.v);
     }
     const GridSize grid{static_cast<uint32_t>(blocks())};
     const auto cluster_size = static_cast<uint32_t>(cluster());
