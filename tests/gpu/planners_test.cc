@@ -440,39 +440,60 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   view.kv_lens = lens.data();
   view.shared_prefix = shared.data();
 
-  PrefixPlanParams plan{};
-  plan.batch = params;
-  const Guarded<int32_t> shared_device(shared);
-  plan.shared_prefix = shared_device.data();
-  plan.most_q_len = kMostQLen;
-  plan.least_prefix = kLeastPrefix;
-  plan.least_saved = kLeastSaved;
-  plan.levels = kPrefixLevels;
-  std::vector<Guarded<int32_t>> device;
-  const auto take = [&](size_t count) { return device.emplace_back(count).data(); };
   std::vector<std::vector<int32_t>> host;
   std::vector<PrefixLevel> levels;
-  device.reserve(3 * kPrefixLevels + 2);
   host.reserve(3 * kPrefixLevels + 1);
-  for (PrefixGroups& groups : plan.groups) {
-    groups = {take(requests + 1), take(requests), take(requests)};
+  for (int32_t i = 0; i < kPrefixLevels; ++i) {
     levels.push_back({host.emplace_back(requests + 1).data(), host.emplace_back(requests).data(),
                       host.emplace_back(requests).data()});
   }
-  plan.first_keys = take(requests);
-  plan.scratch = take(requests * kPrefixScratch);
   int32_t* first_keys = host.emplace_back(requests).data();
-  load("portable/prefix_plan", {"256"}).launch({}, plan, nullptr);
   const int32_t used = find_prefix_levels(view, {kMostQLen, kLeastSaved}, levels, first_keys);
-  for (size_t i = 0; i < static_cast<size_t>(3 * used); ++i) {
-    EXPECT_EQ(device[i].read(), host[i]) << "level " << i / 3 << " array " << i % 3;
-  }
-  EXPECT_EQ(device[3 * kPrefixLevels].read(), host.back());
-  for (size_t i = static_cast<size_t>(3 * used); i < 3 * kPrefixLevels; i += 3) {
-    EXPECT_EQ(device[i + 1].read(), std::vector<int32_t>(requests, 0))
-        << "groups at level " << i / 3;
-  }
-  device[3 * kPrefixLevels + 1].read();  // guards
+
+  const Guarded<int32_t> shared_device(shared);
+  // Plans of no request of their own, with other numbers of threads.
+  const auto finds = [&](auto launch) {
+    PrefixGroupsParams prefixes{.q_indptr = params.q_indptr,
+                                .kv_lens = params.kv_lens,
+                                .shared_prefix = shared_device.data(),
+                                .requests = params.requests,
+                                .most_q_len = kMostQLen,
+                                .least_prefix = kLeastPrefix,
+                                .least_saved = kLeastSaved,
+                                .levels = kPrefixLevels};
+    std::vector<Guarded<int32_t>> device;
+    device.reserve(3 * kPrefixLevels + 2);
+    const auto take = [&](size_t count) { return device.emplace_back(count).data(); };
+    for (PrefixGroups& groups : prefixes.groups) {
+      groups = {take(requests + 1), take(requests), take(requests)};
+    }
+    prefixes.first_keys = take(requests);
+    prefixes.scratch = take(requests * kPrefixScratch);  // of one block
+    launch(PlanCompany{.prefixes = prefixes});
+    for (size_t i = 0; i < static_cast<size_t>(3 * used); ++i) {
+      EXPECT_EQ(device[i].read(), host[i]) << "level " << i / 3 << " array " << i % 3;
+    }
+    EXPECT_EQ(device[3 * kPrefixLevels].read(), host.back());
+    for (size_t i = static_cast<size_t>(3 * used); i < 3 * kPrefixLevels; i += 3) {
+      EXPECT_EQ(device[i + 1].read(), std::vector<int32_t>(requests, 0))
+          << "groups at level " << i / 3;
+    }
+    device[3 * kPrefixLevels + 1].read();  // guards
+  };
+  BatchParams nobody{};
+  nobody.q_heads = nobody.kv_heads = 1;
+  finds([&](const PlanCompany& company) {
+    load("portable/plan", {"16"})
+        .launch({}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
+  });
+  const Guarded<PrefillOrder> order(size_t{1});
+  finds([&](const PlanCompany& company) {
+    load("sm90/prefill_order", {"256", "whole"})
+        .launch({},
+                PlanLaunch<PrefillOrderParams>{
+                    {.batch = nobody, .order = order.data(), .tokens_per_tile = 1}, company, 0},
+                nullptr);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Planners, ::testing::ValuesIn(batches()),

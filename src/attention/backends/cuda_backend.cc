@@ -86,6 +86,7 @@ class CudaBackend final : public AttentionBackend {
 
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
+  cuda::PlanCompany company_of(const BatchView& batch, int32_t number) const;
   void plan_kernels(const BatchView& batch, Stream stream);
   void launch_layer(const LayerTensors& tensors, Stream stream);
 
@@ -167,6 +168,12 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   planned_ = false;
 }
 
+// Of plan `number` of the pass over the keys that are in no group.
+cuda::PlanCompany CudaBackend::company_of(const BatchView& batch, int32_t number) const {
+  return cascades_ ? buffers_.prefixes.last_plan(batch, params_.batch, number)
+                   : cuda::PlanCompany{};
+}
+
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
 // with. In a mixed batch every request goes to the kernel that suits its length, by the lengths on
 // the device.
@@ -186,14 +193,16 @@ void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
   }
-  cuda::PlanCompany company{.behind_plan = cascades_};
+  cuda::PlanCompany company = company_of(batch, 0);
   if (pool_ != nullptr) {
     company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
   }
   active_->plan(all, batch.tokens, company, stream);
   if (beside_ == nullptr) return;
   // The one that takes longer comes last: it is not waited for twice.
-  beside_->plan(few, batch.tokens, {.behind_plan = true}, stream);
+  company = company_of(batch, 1);
+  company.behind_plan = true;
+  beside_->plan(few, batch.tokens, company, stream);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -220,7 +229,7 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     cascades_ = buffers_.prefixes.serves(batch);
     plan_launches_.submit(stream, [&] {
       if (cascades_) {
-        buffers_.prefixes.plan(batch.shared_prefix, batch.tokens, params_.batch, stream);
+        buffers_.prefixes.plan(batch, params_.batch, stream);
       }
       plan_kernels(batch, stream);
     });

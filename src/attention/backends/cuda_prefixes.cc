@@ -16,8 +16,7 @@ int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
 std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
   const auto type = cuda::variant_type(activation_dtype(spec));
   check_argument(type.has_value(), "no kernel writes {}", dtype_name(activation_dtype(spec)));
-  return {cuda::make_variant(cuda::family("portable/prefix_plan"), {"256"}, sm),
-          cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
+  return {cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
 }
 
 void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
@@ -37,7 +36,11 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
     level.lse = workspace.take<float>(rows);
   }
   first_keys_ = workspace.take<int32_t>(requests);
-  scratch_ = workspace.take<int32_t>(requests * cuda::kPrefixScratch);
+  if (requests > cuda::kHeldRequests) {
+    for (int32_t*& scratch : std::span(scratch_).first(levels_ + kLastPlans)) {
+      scratch = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
+    }
+  }
   own_lse_ = workspace.take<float>(rows);
 }
 
@@ -48,9 +51,7 @@ void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& se
     level.kernel = table.groups->load(setup, store);
     level.kernel->reserve(limits, level.plan);
   }
-  const std::vector<gpu::KernelVariant> variants = prefix_variants(setup.spec, setup.sm);
-  plan_.emplace(variants[0], store);
-  join_.emplace(variants[1], store);
+  join_.emplace(prefix_variants(setup.spec, setup.sm).front(), store);
 }
 
 namespace {
@@ -69,24 +70,37 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
 
 }  // namespace
 
-void CudaPrefixes::plan(const int32_t* shared_prefix, int32_t tokens, cuda::BatchParams& batch,
-                        Stream stream) {
-  cuda::PrefixPlanParams params{};
-  params.batch = batch;
-  params.shared_prefix = shared_prefix;
-  params.most_q_len = kMostPrefixRows / (batch.q_heads / batch.kv_heads);
-  params.least_prefix = kLeastPrefix;
-  params.least_saved = least_saved_;
-  params.levels = levels_;
-  for (int32_t i = 0; i < levels_; ++i) params.groups[i] = level_[i].groups;
-  params.first_keys = first_keys_;
-  params.scratch = scratch_;
-  plan_->launch_overlapped({}, params, stream);
+cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
+                                              const cuda::BatchParams& params, int32_t levels,
+                                              int32_t number) const {
+  cuda::PrefixGroupsParams groups{};
+  groups.q_indptr = params.q_indptr;
+  groups.kv_lens = params.kv_lens;
+  groups.shared_prefix = batch.shared_prefix;
+  groups.scratch = scratch_[static_cast<size_t>(number)];
+  groups.requests = params.requests;
+  groups.most_q_len = kMostPrefixRows / (params.q_heads / params.kv_heads);
+  groups.least_prefix = kLeastPrefix;
+  groups.least_saved = least_saved_;
+  groups.levels = levels;
+  return groups;
+}
+
+void CudaPrefixes::plan(const BatchView& batch, cuda::BatchParams& params, Stream stream) {
   for (int32_t i = 0; i < levels_; ++i) {
-    level_[i].kernel->plan(batch_of(batch, level_[i].groups), tokens, {.behind_plan = i > 0},
-                           stream);
+    cuda::PlanCompany company{.behind_plan = i > 0, .prefixes = groups(batch, params, i + 1, i)};
+    company.prefixes.groups[i] = level_[i].groups;
+    level_[i].kernel->plan(batch_of(params, level_[i].groups), batch.tokens, company, stream);
   }
-  batch.mask.first_keys = first_keys_;
+  params.mask.first_keys = first_keys_;
+}
+
+cuda::PlanCompany CudaPrefixes::last_plan(const BatchView& batch, const cuda::BatchParams& params,
+                                          int32_t number) const {
+  cuda::PlanCompany company{.behind_plan = true,
+                            .prefixes = groups(batch, params, levels_, levels_ + number)};
+  company.prefixes.first_keys = first_keys_;
+  return company;
 }
 
 void CudaPrefixes::attend(cuda::AttentionParams& params, int32_t layer, Stream stream) const {

@@ -37,9 +37,12 @@ class CudaPrefixes {
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && batch.shared_prefix != nullptr;
   }
-  // Finds the groups and gives `batch` the first keys of the last pass.
-  void plan(const int32_t* shared_prefix, int32_t tokens, kernels::cuda::BatchParams& batch,
-            Stream stream);
+  // Plans the passes over groups and gives `params` the first keys of the last pass.
+  void plan(const BatchView& batch, kernels::cuda::BatchParams& params, Stream stream);
+  // What the last pass's plans find before they plan; there may be two, beside each other.
+  kernels::cuda::PlanCompany last_plan(const BatchView& batch,
+                                       const kernels::cuda::BatchParams& params,
+                                       int32_t number) const;
   // Before the last pass, whose `params` these are: attends to the groups. Gives it a place for its
   // LSE if nobody asked for one.
   void attend(kernels::cuda::AttentionParams& params, int32_t layer, Stream stream) const;
@@ -55,13 +58,19 @@ class CudaPrefixes {
     std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
   };
 
+  static constexpr int32_t kLastPlans = 2;
+  // Of the first `levels` levels, for plan `number` of the pass.
+  kernels::cuda::PrefixGroupsParams groups(const BatchView& batch,
+                                           const kernels::cuda::BatchParams& params, int32_t levels,
+                                           int32_t number) const;
+
   int32_t levels_ = 0;
   int32_t least_saved_ = 0;
   std::array<Level, kMostPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
-  int32_t* scratch_ = nullptr;
+  std::array<int32_t*, kMostPrefixLevels + kLastPlans> scratch_{};  // of each plan
   float* own_lse_ = nullptr;
-  std::optional<kernels::cuda::Kernel> plan_, join_;
+  std::optional<kernels::cuda::Kernel> join_;
 };
 
 }  // namespace fovea

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/common/prefix_groups.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/types.cuh"
 
@@ -75,6 +76,21 @@ __device__ void run_plan(const Params& params, Plan plan) {
     plan();
   }
   if (params.company.behind_plan) wait_for_previous_kernel();
+}
+
+// The same of a plan that may be one of a cascade: each finds the groups of shared prefixes for itself, which is sooner
+// done than waited for.
+template <class Config, typename Params, typename Plan>
+__device__ void run_cascade_plan(const Params& params, Plan plan) {
+  using Finder = PrefixGroupsFinder<Config::kTraits.threads>;
+  static_assert(sizeof(typename Finder::SharedMemory) <= Config::kTraits.shared_bytes);
+  run_plan(params, [&] {
+    if (params.company.prefixes.levels > 0) {
+      extern __shared__ __align__(16) char dynamic_shared[];
+      Finder::run(params.company.prefixes, *reinterpret_cast<typename Finder::SharedMemory*>(dynamic_shared));
+    }
+    plan();
+  });
 }
 
 }  // namespace fovea::kernels::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/prefix_params.h"
 
 namespace fovea::kernels::cuda {
 
@@ -29,6 +30,8 @@ struct PlanCompany {
   // The launch before is another plan of the same pass. Neither reads what the other writes, so
   // they run at the same time.
   bool behind_plan = false;
+  // Of a cascade: what is found first, for the batch of the plan itself.
+  PrefixGroupsParams prefixes{};
 };
 
 // What a plan kernel takes. The last table_blocks blocks of its grid write the page table, which

@@ -8,7 +8,9 @@
 namespace fovea::kernels::cuda {
 
 constexpr int32_t kPrefixLevels = 4;
-constexpr int32_t kPrefixScratch = 5;  // integers for each request
+constexpr int32_t kPrefixScratch = 5;    // integers for each request,
+constexpr int32_t kHeldRequests = 1024;  // in shared memory up to so many
+constexpr int32_t kMostPlanBlocks = 4;   // of a plan, each of which finds the groups for itself
 
 // The groups of one level as a batch of their own: request i stands for the group that begins with
 // it. As fovea::PrefixLevel.
@@ -18,16 +20,20 @@ struct PrefixGroups {
   int32_t* first_keys;  // [requests]
 };
 
-struct PrefixPlanParams {
-  BatchParams batch;
+// What a plan of a cascade finds before it plans: the groups of the first `levels` levels, of which
+// it writes those that have arrays.
+struct PrefixGroupsParams {
+  const int32_t* q_indptr;       // [requests + 1]
+  const int32_t* kv_lens;        // [requests]
   const int32_t* shared_prefix;  // [requests], as BatchView::shared_prefix
-  int32_t most_q_len;            // of a request in a group
-  int32_t least_prefix;          // keys of a group
-  int32_t least_saved;           // keys that a level saves from being read again
-  int32_t levels;
   PrefixGroups groups[kPrefixLevels];
-  int32_t* first_keys;  // [requests] keys from here on belong to no group
-  int32_t* scratch;     // [requests * kPrefixScratch]
+  int32_t* first_keys;  // [requests] keys from here on belong to no group; or null
+  int32_t* scratch;     // [kMostPlanBlocks, requests, kPrefixScratch] beyond kHeldRequests
+  int32_t requests;
+  int32_t most_q_len;    // of a request in a group
+  int32_t least_prefix;  // keys of a group
+  int32_t least_saved;   // keys that a level saves from being read again
+  int32_t levels;        // 0: nothing is to be found
 };
 
 // States of the passes over groups, of the requests in them.

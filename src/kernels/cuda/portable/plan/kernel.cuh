@@ -176,7 +176,7 @@ struct PlanConfig {
   }
 
   __device__ static void run(const Params& params) {
-    run_plan(params, [&] { plan(params.plan); });
+    run_cascade_plan<PlanConfig>(params, [&] { plan(params.plan); });
   }
 };
 

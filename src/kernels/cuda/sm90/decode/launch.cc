@@ -30,6 +30,7 @@ constexpr int32_t kLeastUnits = 8;
 constexpr int32_t kRingKeys = 256;
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
+static_assert(kPlanCtas <= kMostPlanBlocks);
 // Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
 constexpr int32_t kBoxKeys = 16;
 constexpr uint32_t kBoxColumns = 64;

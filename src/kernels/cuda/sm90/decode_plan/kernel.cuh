@@ -305,7 +305,7 @@ struct PlanConfig {
 
   __device__ static void run(const Params& params) {
     const int blocks = static_cast<int>(gridDim.x) - params.table_blocks;
-    run_plan(params, [&] { plan(params.plan, static_cast<int>(blockIdx.x), blocks); });
+    run_cascade_plan<PlanConfig>(params, [&] { plan(params.plan, static_cast<int>(blockIdx.x), blocks); });
   }
 };
 

@@ -312,7 +312,7 @@ struct PrefillOrderConfig {
   }
 
   __device__ static void run(const Params& params) {
-    run_plan(params, [&] { order(params.plan); });
+    run_cascade_plan<PrefillOrderConfig>(params, [&] { order(params.plan); });
   }
 };
 

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the tokens that neighbouring requests share to the groups of every level, as find_prefix_levels
-// does on the host, in one CTA.
+// does on the host.
 #pragma once
 
-#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/prefix_params.h"
 #include "kernels/cuda/common/scan.cuh"
-#include "kernels/cuda/common/visibility.cuh"
+#include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kHeldRequests = 1024;  // whose scratch is in shared memory
 constexpr int kNoKeys = 0x7fffffff;
 
+// All threads of a block.
 template <int kThreads>
-struct PrefixPlanConfig {
-  using Params = PrefixPlanParams;
-  static constexpr int kBlocksPerSm = 1;
+struct PrefixGroupsFinder {
+  using Params = PrefixGroupsParams;
   static constexpr int kWarps = kThreads / 32;
 
   struct SharedMemory {
@@ -24,7 +22,6 @@ struct PrefixPlanConfig {
     unsigned long long saved;
     int scratch[kPrefixScratch][kHeldRequests];
   };
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), 0, 0};
 
   // Of every request; those of a group are at its first request.
   struct Requests {
@@ -37,21 +34,24 @@ struct PrefixPlanConfig {
   };
 
   __device__ static Requests place_requests(const Params& params, SharedMemory& shared) {
-    const int count = params.batch.requests;
-    int* base = count <= kHeldRequests ? shared.scratch[0] : params.scratch;
+    const int count = params.requests;
     const int64_t stride = count <= kHeldRequests ? kHeldRequests : count;
+    int* base =
+        count <= kHeldRequests ? shared.scratch[0] : params.scratch + blockIdx.x * stride * kPrefixScratch;
     return {count, base, base + stride, base + 2 * stride, base + 3 * stride, base + 4 * stride};
   }
 
-  __device__ static bool is_short(const Params& params, const RequestView& view) {
-    return view.q_len > 0 && view.q_len <= params.most_q_len;
+  // Cached tokens of a request that may be in a group, else -1.
+  __device__ static int cached(const Params& params, int request) {
+    const int q_len = params.q_indptr[request + 1] - params.q_indptr[request];
+    return q_len > 0 && q_len <= params.most_q_len ? params.kv_lens[request] - q_len : -1;
   }
   __device__ static int common(const Params& params, int request) {
     if (request == 0) return -1;
-    const RequestView view = request_view(params.batch, request);
-    const RequestView before = request_view(params.batch, request - 1);
-    if (!is_short(params, view) || !is_short(params, before)) return -1;
-    return min(params.shared_prefix[request], min(view.prefix(), before.prefix()));
+    const int own = cached(params, request);
+    const int before = cached(params, request - 1);
+    const int shared = params.shared_prefix[request];
+    return own < 0 || before < 0 ? -1 : min(shared, min(own, before));
   }
 
   // The largest value of this thread, those before it and `carry`, which becomes that of all threads.
@@ -66,11 +66,9 @@ struct PrefixPlanConfig {
     __syncthreads();  // the memory may still be read from the last time
     if (lane == 31) warp_max[warp] = value;
     __syncthreads();
-    value = max(value, carry);
-    for (int i = 0; i < kWarps; ++i) {
-      if (i < warp) value = max(value, warp_max[i]);
-      carry = max(carry, warp_max[i]);
-    }
+    const int other = lane < kWarps ? warp_max[lane] : 0;
+    value = max(max(value, carry), __reduce_max_sync(~0u, lane < warp ? other : 0));
+    carry = max(carry, __reduce_max_sync(~0u, other));
     return value;
   }
 
@@ -122,43 +120,44 @@ struct PrefixPlanConfig {
     __syncthreads();
   }
 
-  __device__ static void write_groups(const Params& params, const PrefixGroups& groups, const Requests& at,
-                                      bool worth) {
-    if (threadIdx.x == 0) groups.q_indptr[0] = 0;
+  // Groups that do not save enough have no keys and leave those to the levels behind.
+  __device__ static void end_level(const Params& params, const PrefixGroups& groups, const Requests& at, bool worth) {
+    if (groups.q_indptr && threadIdx.x == 0) groups.q_indptr[0] = 0;
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       const int begin = at.begin[i];
       const bool grouped = at.last[begin] > begin;
-      groups.q_indptr[i + 1] = params.batch.q_indptr[at.last[begin] + 1];
-      groups.first_keys[i] = at.first_keys[i];
-      groups.kv_lens[i] = worth && grouped && begin == i ? at.keys[i] : 0;
+      if (groups.q_indptr) {
+        groups.q_indptr[i + 1] = params.q_indptr[at.last[begin] + 1];
+        groups.first_keys[i] = at.first_keys[i];
+        groups.kv_lens[i] = worth && grouped && begin == i ? at.keys[i] : 0;
+      }
       if (worth && grouped) at.first_keys[i] = at.keys[begin];
     }
     __syncthreads();
   }
 
-  __device__ static void run(const Params& params) {
-    extern __shared__ __align__(16) char dynamic_shared[];
-    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+  // What this block reads afterwards is there then.
+  __device__ static void run(const Params& params, SharedMemory& shared) {
     const Requests at = place_requests(params, shared);
-    wait_and_allow_next();
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       at.common[i] = common(params, i);
       at.first_keys[i] = 0;
     }
     bool worth = true;
+#pragma unroll 1
     for (int level = 0; level < params.levels; ++level) {
       if (threadIdx.x == 0) shared.saved = 0;
       find_groups(params, at, shared.warp_begins);
       measure_groups(at);
       add_savings(at, shared.saved);
       worth = worth && shared.saved >= static_cast<unsigned long long>(params.least_saved);
-      write_groups(params, params.groups[level], at, worth);
+      end_level(params, params.groups[level], at, worth);
     }
-    for (int i = threadIdx.x; i < at.count; i += kThreads) params.first_keys[i] = at.first_keys[i];
+    if (params.first_keys) {
+      for (int i = threadIdx.x; i < at.count; i += kThreads) params.first_keys[i] = at.first_keys[i];
+    }
+    __syncthreads();
   }
 };
-
-template <int kThreads>
-using Config = PrefixPlanConfig<kThreads>;
 
 }  // namespace fovea::kernels::cuda
