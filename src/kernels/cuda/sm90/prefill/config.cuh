@@ -94,6 +94,10 @@ template <int kConsumers>
 struct StoreMemory {
   TransactionBarrier full[kConsumers], empty[kConsumers];
 };
+// Of the key tiles whose rows are found: whether all keys are the request's.
+struct WholeTiles {
+  bool at[kPlaceSlots];
+};
 struct Nothing {};
 
 template <bool kFirst, class First, class Second>
@@ -247,6 +251,7 @@ struct PrefillConfig {
     const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
+    [[no_unique_address]] Either<kRows && !kBoxes, WholeTiles, Nothing> whole;
     Slot tiles[kTileSlots];
     // Keys of the current key tile that each row sees.
     uint32_t seen[kGeneral ? kConsumers : 1][(kSegments || kStoresApart) && !kGeneral ? 1 : kGroupRows]

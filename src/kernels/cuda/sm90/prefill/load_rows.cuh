@@ -21,7 +21,11 @@ __device__ __forceinline__ void loaders_meet() {
   named_barrier_wait(kLoaderBarrier, kLoaderThreads);
 }
 
-// 16 bytes, zeros where not live: then `global` is not read, but must be aligned.
+// 16 bytes.
+__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
+}
+// The same, zeros where not live: then `global` is not read, but must be aligned.
 __device__ __forceinline__ void copy_async_or_zero(uint32_t shared, const void* global, bool live) {
   asm volatile(
       "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
@@ -31,12 +35,12 @@ __device__ __forceinline__ void copy_async_or_zero(uint32_t shared, const void* 
 
 // Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
 // that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A warp takes
-// every third group of 8 rows: so a lane's places differ by constants.
+// every third group of 8 rows: so a lane's places differ by constants. kWhole: all rows and their bytes are live.
 template <int kBytes>
 constexpr int kRowLanes = kBytes % 128 == 0 ? 8 : 4;  // neighbouring ones that copy a row
 
-template <int kKeys, int kBytes, int kPitch, int kNext, typename To>
-__device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], int live_bytes, To to) {
+template <int kKeys, int kBytes, int kPitch, int kNext, bool kWhole, typename To>
+__device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys], int live_bytes, To to) {
   constexpr int kLanes = kRowLanes<kBytes>;
   constexpr int kRowsOfLane = kLanes / 4;  // in a group
   constexpr int kGroups = kKeys / 8;
@@ -62,11 +66,24 @@ __device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], in
     for (int i = 0; i < kRowsOfLane; ++i) {
 #pragma unroll
       for (int chunk = 0; chunk < kBytes / 16; chunk += kLanes) {
-        copy_async_or_zero(first[i] + group * 8 * kPitch + chunk / kLanes * kNext,
-                           from[i] + chunk * 16,
-                           live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
+        const uint32_t at = first[i] + group * 8 * kPitch + chunk / kLanes * kNext;
+        if constexpr (kWhole) {
+          copy_async_16(at, from[i] + chunk * 16);
+        } else {
+          copy_async_or_zero(at, from[i] + chunk * 16, live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
+        }
       }
     }
+  }
+}
+
+// Key tiles between a request's first and last take half the instructions.
+template <int kKeys, int kBytes, int kPitch, int kNext, typename To>
+__device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], bool whole, int live_bytes, To to) {
+  if (whole && live_bytes == kBytes) {
+    copy_live_rows<kKeys, kBytes, kPitch, kNext, true>(places, live_bytes, to);
+  } else {
+    copy_live_rows<kKeys, kBytes, kPitch, kNext, false>(places, live_bytes, to);
   }
 }
 
@@ -78,11 +95,11 @@ __device__ __forceinline__ uint16_t* swizzled(uint16_t (&tile)[kColumnBlocks][kK
 
 template <class Config, int kDim>
 __device__ __forceinline__ void gather_tile(
-    const char* const (&places)[Config::kKeys], int live_dim,
+    const char* const (&places)[Config::kKeys], bool whole, int live_dim,
     uint16_t (&to)[kDim / kSwizzledColumns][Config::kKeys][kSwizzledColumns],
     TransactionBarrier& full) {
   copy_rows<Config::kKeys, 2 * kDim, kSwizzledBytes, sizeof(to[0])>(
-      places, 2 * live_dim, [&](int row, int chunk) { return swizzled(to, row, chunk); });
+      places, whole, 2 * live_dim, [&](int row, int chunk) { return swizzled(to, row, chunk); });
   full.arrive_after_copies();
 }
 
@@ -101,7 +118,7 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
   Ring<Config::kQueryStages> q;
   const auto gather_values = [&](int slot) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
-    gather_tile<Config, Config::kHeadDimV>(shared.v_places[slot], attention.head_dim_v,
+    gather_tile<Config, Config::kHeadDimV>(shared.v_places[slot], shared.whole.at[slot], attention.head_dim_v,
                                            shared.v[v.stage], shared.v_full[v.stage]);
     v.advance();
     release_places<Config>(shared, slot);
@@ -111,8 +128,8 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
     const int begun = shared.begun[places.stage];
     if (begun != kNoMoreTiles) {
       shared.k_empty[k.stage].wait(k.phase ^ 1);
-      gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
-                                            shared.k[k.stage], shared.k_full[k.stage]);
+      gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], shared.whole.at[places.stage],
+                                            attention.head_dim, shared.k[k.stage], shared.k_full[k.stage]);
       k.advance();
       if (begun != kSameTile && threadIdx.x < 32) {
         load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
@@ -179,10 +196,10 @@ __device__ __forceinline__ void widen_piece(
 }
 
 template <class Config, int kDim>
-__device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], int live_dim,
+__device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], bool whole, int live_dim,
                                            uint8_t (&to)[Config::kKeys][Config::kRawBytes]) {
   copy_rows<Config::kKeys, kDim, kDim, 16 * kRowLanes<kDim>>(
-      places, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
+      places, whole, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
 }
 
 // fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are copied.
@@ -200,16 +217,16 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
   };
   const auto copy_k = [&] {
     if (begun != kNoMoreTiles) {
-      copy_piece<Config, Config::kHeadDim>(shared.k_places[places.stage], attention.head_dim,
-                                           shared.raw[to.stage]);
+      copy_piece<Config, Config::kHeadDim>(shared.k_places[places.stage], shared.whole.at[places.stage],
+                                           attention.head_dim, shared.raw[to.stage]);
     }
     commit_copies();
     to.advance();
   };
   const auto copy_v = [&] {
     if (begun != kNoMoreTiles) {
-      copy_piece<Config, Config::kHeadDimV>(shared.v_places[places.stage], attention.head_dim_v,
-                                            shared.raw[to.stage]);
+      copy_piece<Config, Config::kHeadDimV>(shared.v_places[places.stage], shared.whole.at[places.stage],
+                                            attention.head_dim_v, shared.raw[to.stage]);
       release_places<Config>(shared, places.stage);
       places.advance();
     }

@@ -89,8 +89,11 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
   TileTaker<Config> taker{params, shared};
   Ring<kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
-  const auto hand_on = [&](int begun) {
-    if (lane == 0) shared.begun[places.stage] = begun;
+  const auto hand_on = [&](int begun, bool whole) {
+    if (lane == 0) {
+      shared.begun[places.stage] = begun;
+      shared.whole.at[places.stage] = whole;
+    }
     if constexpr (Config::kWiden) shared.places_full[places.stage].arrive_after_copies();
     shared.places_full[places.stage].arrive();
     places.advance();
@@ -110,13 +113,14 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
       next.find(finder, block - 1);
       shared.places_empty[places.stage].wait(places.phase ^ 1);
       note_places<Config>(params, shared, kv_head, found, places.stage, scales.stage);
-      hand_on(begun);
+      const int key = block * Config::kKeys;
+      hand_on(begun, key >= finder.live.begin && key + Config::kKeys <= finder.live.end);
       begun = kSameTile;
       found = next;
     }
   }
   shared.places_empty[places.stage].wait(places.phase ^ 1);
-  hand_on(kNoMoreTiles);
+  hand_on(kNoMoreTiles, false);
   wait_copies<0>();
   taker.finish();
 }
