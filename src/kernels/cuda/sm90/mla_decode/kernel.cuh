@@ -60,7 +60,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
         place.advance();
       }
       shared.q_empty.wait(q_phase ^ 1);
-      if (threadIdx.x == 0) load_queries<C>(params, shared, tile, ring);
+      if (threadIdx.x == 0) load_queries<C>(params, shared, tile.item, QueryPlace::of<C>(params, tile.item, 0), ring);
       q_phase ^= 1;
 #pragma unroll
       for (int t = 0; t < C::kQueryStages; ++t) {
@@ -91,14 +91,17 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
 
 template <class C>
 __device__ __forceinline__ void run_producer(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared) {
+                                             typename C::SharedMemory& shared,
+                                             const FirstWork& first) {
   const int warp = threadIdx.x / 32;
   if constexpr (C::kLoader != pages) {
     produce_rows<C>(params, shared);
   } else if (warp == 0) {
-    produce_keys<C>(params, shared);
+    produce_keys<C>(params, shared, first);
   } else if (threadIdx.x == 32) {
-    produce_queries<C>(params, shared);
+    produce_queries<C>(params, shared, first, true);
+  } else if (threadIdx.x == 64 && first.exists()) {
+    announce_tile<C>(params, shared, &first.item, {});
   }
 }
 
@@ -150,7 +153,15 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   using C = MlaDecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-  if (threadIdx.x == 0) {
+  constexpr bool kEarlyList = kLoader == pages;
+  constexpr int kEarlyThreads = kEarlyList ? 96 : kWarpgroupThreads;
+  FirstWork first;
+  if constexpr (kEarlyList) {
+    if (threadIdx.x < kEarlyThreads && params.list_settled) {
+      first.read(params.work.ranges[blockIdx.x / kBlocks]);
+    }
+  }
+  if (threadIdx.x == kWarpgroupThreads) {
     for (int i = 0; i < kStages; ++i) {
       shared.full[i].init(kFullArrivals);
       shared.empty[i].init(kSixteen ? kConsumerWarps / (2 * kHalfStages) : 4 * kSharers);
@@ -191,16 +202,18 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   // attention waited for list and page table before it let any: later ones find both complete. What
   // others write (q, keys) is promised only after the wait. The warps of the producer wait when they
   // know what to copy.
-  constexpr int kEarlyThreads = kLoader == pages ? 64 : kWarpgroupThreads;
   if (kFp8 || !params.list_settled || threadIdx.x >= kEarlyThreads) {
     wait_for_previous_kernel();
     allow_next_kernel();
+  }
+  if constexpr (kEarlyList) {
+    if (!params.list_settled) first.read(params.work.ranges[blockIdx.x / kBlocks]);
   }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {
     if (warpgroup == 0) {
       if constexpr (kSixteen) give_registers<kSixteenProducerRegisters>();
-      run_producer<C>(params, shared);
+      run_producer<C>(params, shared, first);
       if constexpr (kClusters) pass_cluster();
     } else if constexpr (kSixteen) {
       take_registers<kSixteenRegisters>();
@@ -210,7 +223,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     }
   } else if (warpgroup == 0) {
     give_registers<kProducerRegisters>();
-    run_producer<C>(params, shared);
+    run_producer<C>(params, shared, first);
   } else if (warpgroup == 1) {
     if constexpr (kFp8) {
       give_registers<kScoreRegisters>();  // of 128

@@ -31,9 +31,13 @@ __device__ __forceinline__ void meet_cluster() {
   cluster_wait();
 }
 
+__device__ __forceinline__ int key_tiles(const MlaItem& item) {
+  return (max(item.key_end - item.key_begin, 0) + kTileKeys - 1) / kTileKeys;
+}
+
 // Tells all roles what to do next; without an item, that there is nothing more. One thread.
 template <class C>
-__device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
+__device__ __forceinline__ void announce_tile(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared, const MlaItem* item,
                                              Ring<kTileSlots> at) {
   RowTile tile = {};
@@ -49,7 +53,7 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
     tile.view = {item->request, item->q_begin, item->q_len, item->kv_len};
     tile.first_row = item->first_row + block_rank<C>() * C::kRows;
     tile.rows = min(max(item->q_len * heads - tile.first_row, 0), C::kRows);
-    tile.tiles = (max(item->key_end - item->key_begin, 0) + kTileKeys - 1) / kTileKeys;
+    tile.tiles = key_tiles(*item);
     const int token = tile.first_row / heads;
     const int open_end =
         mask.tree ? tile.view.prefix() : visible_keys(mask, tile.view, token, token).end;
@@ -58,7 +62,6 @@ __device__ __forceinline__ int announce_tile(const MlaDecodeParams& params,
   shared.tile_empty[at.stage].wait(at.phase ^ 1);
   shared.tiles[at.stage] = tile;
   shared.tile_full[at.stage].arrive();
-  return tile.tiles;
 }
 
 // A stage as it holds queries: column tiles of 64 rows.
@@ -68,19 +71,28 @@ __device__ __forceinline__ uint16_t (*query_stage(typename C::SharedMemory& shar
   return reinterpret_cast<uint16_t(*)[kTileRows][kTileColumns]>(&shared.kv[stage]);
 }
 
+// Of a row of q; its division is worth doing before the wait for the kernel ahead.
+struct QueryPlace {
+  int token, head;
+
+  template <class C>
+  __device__ __forceinline__ static QueryPlace of(const MlaDecodeParams& params, const MlaItem& item, int row) {
+    const int packed = item.first_row + block_rank<C>() * C::kRows + row;
+    return {item.q_begin + packed / params.batch.q_heads, packed % params.batch.q_heads};
+  }
+};
+
 // Query rows of one work item: the tiles that live in registers through stages of the ring, from
 // where the score warpgroup takes them, the rest to its place. Rows behind the last one are
-// whatever stands there: rows do not mix. One thread.
+// whatever stands there: rows do not mix. first: the place of the first one. One thread.
 template <class C>
 __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared, const RowTile& tile,
-                                             Ring<C::kStages> ring) {
+                                             typename C::SharedMemory& shared, const MlaItem& item,
+                                             const QueryPlace& first, Ring<C::kStages> ring) {
   shared.q_full.arrive_expecting(C::kRows * 128 * (C::kLatentTiles + C::kRopeTiles));
 #pragma unroll 1
   for (int row = 0; row < C::kRows; row += params.q_box_rows) {
-    const int packed = tile.first_row + row;
-    const int token = tile.view.q_begin + packed / params.batch.q_heads;
-    const int head = packed % params.batch.q_heads;
+    const auto [token, head] = row == 0 ? first : QueryPlace::of<C>(params, item, row);
     if constexpr (C::kSixteen) {
       // A box of each column tile takes 86 cycles, one of all as long (2026-11-22).
       const int box_tiles = params.q_box_rows == C::kRows ? C::kLatentTiles : 1;
@@ -122,24 +134,35 @@ __device__ __forceinline__ MlaItem read_item(const MlaItem* from) {
   return item;
 }
 
-// One thread: work items and their queries.
+// A block's part of the list: asked for while its barriers are made.
+struct FirstWork {
+  int4 place;  // begin, end, step
+  MlaItem item;
+
+  __device__ __forceinline__ void read(const MlaRange& range) {
+    place = __ldcg(reinterpret_cast<const int4*>(&range));
+    item = read_item(&range.first);
+  }
+  __device__ __forceinline__ bool exists() const { return place.x < place.y; }
+};
+
+// One thread: work items and their queries. announced: the first item has been, by another thread.
 template <class C>
 __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
-                                                typename C::SharedMemory& shared) {
-  prefetch_tensor_map(params.q_latent_map);
-  prefetch_tensor_map(params.q_rope_map);
-  const MlaRange* range = &params.work.ranges[blockIdx.x / C::kBlocks];
-  const int4 place = __ldcg(reinterpret_cast<const int4*>(range));  // begin, end, step
+                                                typename C::SharedMemory& shared,
+                                                const FirstWork& first_work, bool announced) {
+  const int4 place = first_work.place;
   Ring<C::kStages> ring;
   Ring<kTileSlots> slot;
   uint32_t phase = 0;
   for (int i = place.x; i < place.y; i += place.z) {
-    const RowTile& tile = shared.tiles[slot.stage];
-    const MlaItem item = read_item(i == place.x ? &range->first : &params.work.items[i]);
-    const int tiles = announce_tile<C>(params, shared, &item, slot);
-    if (i == place.x) wait_for_previous_kernel();
+    const bool is_first = i == place.x;
+    const MlaItem item = is_first ? first_work.item : read_item(&params.work.items[i]);
+    const int tiles = key_tiles(item);
+    if (!is_first || !announced) announce_tile<C>(params, shared, &item, slot);
     slot.advance();
     if (tiles == 0) continue;
+    const auto query = QueryPlace::of<C>(params, item, 0);
     const Ring<C::kStages> first = ring;
 #pragma unroll
     for (int t = 0; t < C::kQueryStages; ++t) {
@@ -147,7 +170,8 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
       ring.advance();
     }
     shared.q_empty.wait(phase ^ 1);
-    load_queries<C>(params, shared, tile, first);
+    wait_for_previous_kernel();
+    load_queries<C>(params, shared, item, query, first);
     phase ^= 1;
     ring = first;
 #pragma unroll

@@ -77,12 +77,11 @@ __device__ __forceinline__ void load_keys(const MlaDecodeParams& params, const T
 // are one box: asking for several takes as long as it saves (2026-11-22).
 template <class C>
 __device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& params,
-                                                    const MlaItem& item, int first_row,
-                                                    const PageWindow& window) {
+                                                    const MlaItem& item, const PageWindow& window) {
   const int key = item.key_begin;
   const int lane = threadIdx.x % 32;
   const int page = __shfl_sync(~0u, window.page, key / kTileKeys % 32);
-  if (lane > 0 || first_row > 0) return;
+  if (lane > 0 || item.first_row > 0) return;
   const int group = key % params.page_size / kGroupKeys;
 #pragma unroll
   for (int part = 0; part < 2 * C::kHalfStages; ++part) {
@@ -97,39 +96,42 @@ __device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& param
 // the page behind the wait, the kernel took 1.35 times as long (2026-11-21).
 template <class C>
 __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared) {
+                                             typename C::SharedMemory& shared,
+                                             const FirstWork& first_work) {
   Ring<C::kStages> ring;
   Ring<C::kRopeSlots> rope;
   TileReader<C> reader;
   PageWindow window;
-  if (threadIdx.x % 32 == 0) {
-    prefetch_tensor_map(params.cache_map);
-    prefetch_tensor_map(params.cache_rope_map);
-  }
+  bool first = true;
+  if (first_work.exists()) window.start(params, first_work.item);
   const int group_keys = 32 * params.box_keys;
   bool early = C::kSixteen && params.list_settled && params.box_keys == kTileKeys;
   while (true) {
-    const RowTile& tile = reader.take(shared);
-    const MlaItem item = tile.item;
-    const int first_row = tile.first_row;
-    const int tiles = tile.tiles;
+    MlaItem item = first_work.item;
+    int tiles = key_tiles(item);
+    if (!first || !first_work.exists()) {
+      const RowTile& tile = reader.take(shared);
+      item = tile.item;
+      tiles = tile.tiles;
+    }
     reader.give_back(shared);
     if (tiles < 0) return;
+    if (!first && tiles > 0) window.start(params, item);
+    first = false;
     if (tiles == 0) continue;
     ring.advance(C::kQueryStages);
-    window.start(params, item);
-    if (early) prefetch_first_keys<C>(params, item, first_row, window);
+    if (early) prefetch_first_keys<C>(params, item, window);
     early = false;
     // Narrow blocks have little else to do: 0.3 to 0.6 us less with all that the first copy needs at hand
     // (2026-11-22).
     if constexpr (!C::kNarrow) wait_for_previous_kernel();
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
       if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
-      const int page = __shfl_sync(
-          ~0u, window.page, key % group_keys / params.box_keys + static_cast<int>(threadIdx.x % 32));
       const int group = key % params.page_size / kGroupKeys;
       const int boxes =
           (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
+      const int page = __shfl_sync(
+          ~0u, window.page, key % group_keys / params.box_keys + static_cast<int>(threadIdx.x % 32));
       if (C::kNarrow && key == item.key_begin) wait_for_previous_kernel();
 #pragma unroll
       for (int part = 0; part < 2 * C::kHalfStages; ++part) {

@@ -266,7 +266,9 @@ __device__ void NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>::run(const
     if (threadIdx.x / 32 == 0) {
       copy_fp8_rows<C>(params, shared);
     } else if (threadIdx.x == 32) {
-      produce_queries<C>(params, shared);
+      FirstWork first;
+      first.read(params.work.ranges[blockIdx.x / C::kBlocks]);
+      produce_queries<C>(params, shared, first, false);
     }
   } else {
     take_registers<kConsumerRegisters>();
