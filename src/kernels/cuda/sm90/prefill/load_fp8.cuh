@@ -35,7 +35,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   static_assert(Config::kKeys <= 32 * 16 && Config::kKeys % 32 == 0);
   const int lane = threadIdx.x % 32;
   TileTaker<Config> taker{params, shared};
-  Ring<kPlaceSlots> places;
+  Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   Ring<Config::kPieces> pieces;
   const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block, const BoxPlace& place) {
@@ -79,7 +79,7 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
   Ring<Config::kPieces> pieces;
-  Ring<kPlaceSlots> places;
+  Ring<Config::kPlaceSlots> places;
   Interval live = {};  // keys of the request, from the key tile's first
   const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty) {
     shared.raw_full[pieces.stage].wait(pieces.phase);

@@ -114,7 +114,7 @@ template <class Config>
 __device__ void gather_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
   Ring<Config::kStages> k, v;
-  Ring<kPlaceSlots> places;
+  Ring<Config::kPlaceSlots> places;
   Ring<Config::kQueryStages> q;
   const auto gather_values = [&](int slot) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
@@ -209,7 +209,7 @@ __device__ void widen_rows(const PrefillParams& params, typename Config::SharedM
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
   Ring<Config::kPieces> to;  // of the next copy; behind it, the oldest piece
-  Ring<kPlaceSlots> places;  // of the key tile to copy
+  Ring<Config::kPlaceSlots> places;  // of the key tile to copy
   int begun;                 // by that one
   const auto find_next = [&] {
     shared.places_full[places.stage].wait(places.phase);

@@ -87,7 +87,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
   const KeyParams& keys = params.attention.keys;
   const uint32_t inverse = 0xffffffffu / keys.page_size;
   TileTaker<Config> taker{params, shared};
-  Ring<kPlaceSlots> places;
+  Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   const auto hand_on = [&](int begun, bool whole) {
     if (lane == 0) {
