@@ -7,13 +7,10 @@
 #include <cmath>
 #include <tuple>
 
-#include "kernels/mla_row.h"
-
 namespace fovea::bench {
 namespace {
 
 constexpr int32_t kKilo = 1024;
-constexpr int32_t kMlaRowBytes = kernels::kMlaRowRopeOffset + 2 * kernels::kMlaRowRope;
 
 std::string length_name(int32_t tokens) {
   return tokens % kKilo ? std::to_string(tokens) : fmt::format("{}k", tokens / kKilo);
@@ -60,6 +57,51 @@ GpuCase extend(int32_t page_size) {
   config.requests.assign(8, {512, 512 + 8 * kKilo});
   config.page_size = page_size;
   return config;
+}
+
+// Layers of gemma2 (soft cap 50, every second with a window of 4096), gpt-oss (sinks and a window
+// of 128, heads of 64), mistral (window), llama4 (chunk of 8192), of models with ALiBi, and drafts
+// to verify.
+std::vector<GpuCase> feature_cases() {
+  std::vector<GpuCase> cases;
+  const auto add = [&](const char* feature, GpuCase config, auto&& change) {
+    config.phase = fmt::format("{}-{}", config.phase == "extend" ? "extend" : "prefill", feature);
+    change(config.spec);
+    cases.push_back(config);
+  };
+  const auto window = [](int32_t keys) {
+    return [keys](AttentionSpec& spec) { spec.window = keys; };
+  };
+  const auto cap = [](AttentionSpec& spec) { spec.logit_cap = 50; };
+  const auto alibi = [](AttentionSpec& spec) { spec.has_alibi = true; };
+  add("window-1k", prefill(4, 4 * kKilo), window(kKilo));
+  add("window-4k", prefill(1, 16 * kKilo), window(4 * kKilo));
+  add("chunk-8k", prefill(1, 32 * kKilo), [](AttentionSpec& spec) { spec.chunk = 8 * kKilo; });
+  add("sinks", prefill(4, 4 * kKilo, kWide, 64),
+      [](AttentionSpec& spec) { spec.has_sinks = true; });
+  add("sinks-window-128", prefill(4, 4 * kKilo, kWide, 64), [](AttentionSpec& spec) {
+    spec.has_sinks = true;
+    spec.window = 128;
+  });
+  for (const GpuCase& config : {prefill(16, kKilo), prefill(4, 4 * kKilo), extend(64)}) {
+    add("cap", config, cap);
+    add("alibi", config, alibi);
+  }
+  add("cap", prefill(4, 4 * kKilo, {16, 8}, 256), cap);
+  add("cap-window-4k", prefill(1, 8 * kKilo, {16, 8}, 256), [](AttentionSpec& spec) {
+    spec.logit_cap = 50;
+    spec.window = 4 * kKilo;
+  });
+  for (const auto& [batch, drafts, context] :
+       {std::tuple{8, 16, 4}, {8, 64, 4}, {32, 64, 4}, {8, 64, 16}}) {
+    GpuCase config = extend(64);
+    config.phase = "verify-tree";
+    config.work = fmt::format("{}x{} over {}k", batch, drafts, context);
+    config.requests.assign(static_cast<size_t>(batch), {drafts, drafts + context * kKilo});
+    config.spec.mask = MaskKind::tree;
+    cases.push_back(config);
+  }
+  return cases;
 }
 
 GpuCase decode(int32_t batch, int32_t length, Heads heads = kGrouped, int32_t page_size = 64,
@@ -255,6 +297,7 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
                  invariant(decode(128, kKilo)), invariant(log_uniform(64))});
   append(cases, mla_table());
   if (suite == GpuSuite::full) {
+    append(cases, feature_cases());
     for (const Heads heads : {kGrouped, kWide, kEqual}) {
       for (const int32_t page_size : {1, 16, 64}) {
         if (heads.q == kGrouped.q && heads.kv == kGrouped.kv && page_size == 64) continue;
@@ -277,82 +320,6 @@ GpuCase gpu_case(const AttentionCase& config) {
                                        length_name(config.kv_len));
   made.requests.assign(static_cast<size_t>(config.batch), {q_len, config.kv_len});
   return made;
-}
-
-std::string GpuCase::name() const {
-  std::string text =
-      fmt::format("{} {} h{}/{} d{}", phase, work, spec.q_heads, spec.kv_heads, spec.head_dim);
-  if (cached()) text += fmt::format(" p{}", page_size);
-  if (fp8_products()) {
-    text += " fp8";
-  } else if (is_fp8(kv_dtype)) {
-    text += " fp8-kv";
-  }
-  if (prefix_levels > 0) text += " cascade";
-  if (spec.batch_invariant) text += " invariant";
-  return text;
-}
-
-KvCacheSpec GpuCase::cache(int32_t layers) const {
-  KvCacheSpec cache;
-  const bool mla = spec.kind == AttentionKind::mla;
-  cache.layout = mla_fp8_rows ? KvLayout::mla_fp8_rows : mla ? KvLayout::mla : KvLayout::mha;
-  cache.dtype = kv_dtype;
-  // One scale of the layer where products run in fp8, as models that quantise queries have it.
-  cache.scale = !is_fp8(kv_dtype) || mla_fp8_rows ? KvScale::none
-                : fp8_products()                  ? KvScale::per_tensor
-                                                  : KvScale::per_token_head;
-  cache.layers = layers;
-  cache.kv_heads = spec.kv_heads;
-  cache.head_dim = spec.head_dim;
-  cache.head_dim_v = spec.head_dim_v;
-  cache.page_size = page_size;
-  return cache;
-}
-
-int32_t GpuCase::tokens() const {
-  int32_t sum = 0;
-  for (const RequestLengths& request : requests) sum += request.q_len;
-  return sum;
-}
-
-int32_t GpuCase::longest_q() const {
-  return std::ranges::max_element(requests, {}, &RequestLengths::q_len)->q_len;
-}
-
-int32_t GpuCase::longest_kv() const {
-  return std::ranges::max_element(requests, {}, &RequestLengths::kv_len)->kv_len;
-}
-
-double GpuCase::kv_bytes() const {
-  double keys = shared_prefix;
-  for (const RequestLengths& request : requests) keys += request.kv_len - shared_prefix;
-  if (mla_fp8_rows) return keys * kMlaRowBytes;
-  const int32_t columns =
-      spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
-  return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));
-}
-
-int32_t GpuCase::q_width() const {
-  return has_mla_weights() ? spec.nope_dim + spec.rope_dim : spec.head_dim;
-}
-
-int32_t GpuCase::out_width() const { return has_mla_weights() ? spec.v_dim : spec.head_dim_v; }
-
-double GpuCase::bytes() const {
-  const double out_bytes = 2;
-  const double row =
-      q_width() * static_cast<double>(dtype_bytes(spec.q_dtype)) + out_width() * out_bytes;
-  return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row;
-}
-
-double GpuCase::flops() const {
-  double pairs = 0;
-  for (const RequestLengths& request : requests) {
-    const double q = request.q_len;
-    pairs += cached() ? q * (request.kv_len - q) + q * (q + 1) / 2 : q * request.kv_len;
-  }
-  return 2 * pairs * spec.q_heads * (q_width() + out_width());
 }
 
 }  // namespace fovea::bench

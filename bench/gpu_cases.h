@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/attention_suite.h"
@@ -18,11 +19,11 @@ struct RequestLengths {
 };
 
 struct GpuCase {
-  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "decode-shared",
-  // "mixed", "mla-decode", "mla-prefill-causal": the names of the peers' tables. Prefill and extend
-  // are causal; prefill-full has no cache; mla-prefill-causal is attention over given keys and
-  // values of MLA's widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's
-  // weights.
+  // "prefill-causal", "prefill-cap" (and other features of layers), "verify-tree", "prefill-full",
+  // "extend", "decode", "decode-varlen", "decode-shared", "mixed", "mla-decode",
+  // "mla-prefill-causal": the names of the peers' tables. Prefill and extend are causal;
+  // prefill-full has no cache; mla-prefill-causal is attention over given keys and values of MLA's
+  // widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's weights.
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;
@@ -36,11 +37,15 @@ struct GpuCase {
   std::string name() const;  // unique in the grid
   KvCacheSpec cache(int32_t layers) const;
   bool cached() const { return spec.scope == AttentionScope::decoder; }
+  // Whether scores or masks are more than causal: peers of other cases are none of theirs.
+  bool has_features() const;
   bool fp8_products() const { return is_fp8(spec.q_dtype); }
   bool has_mla_weights() const { return spec.nope_dim > 0; }
   int32_t q_width() const;    // of a head as the call takes it
   int32_t out_width() const;  // of a head as the call returns it
   int32_t tokens() const;
+  // Keys of its request that a new token sees: [first, second). Trees of drafts are chains.
+  std::pair<int32_t, int32_t> visible(const RequestLengths& request, int32_t token) const;
   int32_t longest_q() const;
   int32_t longest_kv() const;
   double kv_bytes() const;  // of keys and values, read once

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "bench/gpu_latent_check.h"
@@ -37,11 +38,12 @@ std::vector<SampledRow> sample_rows(const GpuCase& config, std::span<const int32
       const auto after = std::ranges::upper_bound(q_indptr, below(config.tokens()));
       row.request = static_cast<int32_t>(after - q_indptr.begin()) - 1;
     }
-    const auto& [q_len, kv_len] = config.requests[static_cast<size_t>(row.request)];
+    const RequestLengths& lengths = config.requests[static_cast<size_t>(row.request)];
+    const int32_t q_len = lengths.q_len;
     const int32_t token = i % 8 == 0 ? q_len - 1 : i % 8 == 1 ? 0 : below(q_len);
     row.token = q_indptr[static_cast<size_t>(row.request)] + token;
     row.q_head = below(config.spec.q_heads);
-    row.key_end = config.cached() ? kv_len - q_len + token + 1 : kv_len;
+    std::tie(row.key_begin, row.key_end) = config.visible(lengths, token);
     rows.push_back(row);
   }
   return rows;
@@ -85,7 +87,10 @@ std::vector<RowError> row_errors(const GpuCase& config, const CallOutput& call,
       .kv_heads = config.spec.kv_heads,
       .head_dim = config.spec.head_dim,
       .head_dim_v = config.spec.head_dim_v,
-      .scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(config.spec.head_dim))};
+      .scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(config.spec.head_dim)),
+      .logit_cap = config.spec.logit_cap,
+      .sinks = call.sinks,
+      .alibi_slopes = call.alibi_slopes};
   kernels
       .get("measure/attention_rows",
            {variant_value(config.spec.q_dtype), variant_value(config.kv_dtype),

@@ -17,9 +17,11 @@ struct CallOutput {
   const void* q = nullptr;    // [tokens, q_heads, q_width], dense
   const void* out = nullptr;  // [tokens, q_heads, out_width], dense; NaN before the call
   DType out_dtype = DType::bf16;
-  const void* w_uk = nullptr;      // [q_heads, nope_dim, kv_lora_rank] with MLA's weights
-  const void* w_uv = nullptr;      // [q_heads, v_dim, kv_lora_rank]
-  const int32_t* slots = nullptr;  // [requests, longest_kv]: the slot of each token
+  const void* w_uk = nullptr;           // [q_heads, nope_dim, kv_lora_rank] with MLA's weights
+  const void* w_uv = nullptr;           // [q_heads, v_dim, kv_lora_rank]
+  const float* sinks = nullptr;         // [q_heads] or null
+  const float* alibi_slopes = nullptr;  // [q_heads] or null
+  const int32_t* slots = nullptr;       // [requests, longest_kv]: the slot of each token
   std::span<const int32_t> q_indptr;
 };
 

@@ -132,8 +132,11 @@ std::map<std::string, std::vector<PeerTime>> run_peers(
     const bool uniform = std::ranges::all_of(config.requests, [&](const RequestLengths& request) {
       return request.q_len == first.q_len && request.kv_len == first.kv_len;
     });
-    // What scaled_dot_product_attention has: one length, heads of one width, bf16.
-    if (!uniform || config.spec.kind != AttentionKind::mha || is_fp8(config.kv_dtype)) continue;
+    // What scaled_dot_product_attention has: one length, heads of one width, bf16, no features.
+    if (!uniform || config.spec.kind != AttentionKind::mha || is_fp8(config.kv_dtype) ||
+        config.has_features()) {
+      continue;
+    }
     list.push_back({{"name", config.name()},
                     {"phase", config.phase},
                     {"batch", config.requests.size()},

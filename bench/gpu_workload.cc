@@ -134,6 +134,7 @@ struct GpuWorkload::Setup {
   std::vector<int32_t> q_indptr{0};
   gpu::DeviceBuffer q, out;
   gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
+  gpu::DeviceBuffer sinks, alibi_slopes, tree_mask;  // of features that the layers have
   gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots, shared_prefix;
   KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
   BatchView batch;
@@ -141,6 +142,7 @@ struct GpuWorkload::Setup {
   void place_cache(CacheMemory& memory);
   void place_batch(Stream stream);
   void place_queries(Stream stream);
+  void place_features(Stream stream);
   void make_backend(const BackendWish& wish);
   int64_t query_elements() const {
     return int64_t{config.tokens()} * config.spec.q_heads * config.q_width();
@@ -237,9 +239,10 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   kv_lens = to_device(lengths, stream);
   out_slots = to_device(new_slots, stream);
   q_indptr_device = to_device(q_indptr, stream);
-  batch.mode = config.phase == "mixed"   ? ForwardMode::mixed
-               : config.longest_q() == 1 ? ForwardMode::decode
-                                         : ForwardMode::extend;
+  batch.mode = config.phase == "mixed"              ? ForwardMode::mixed
+               : config.longest_q() == 1            ? ForwardMode::decode
+               : config.spec.mask == MaskKind::tree ? ForwardMode::target_verify
+                                                    : ForwardMode::extend;
   batch.requests = static_cast<int32_t>(config.requests.size());
   batch.tokens = config.tokens();
   batch.max_q_len = config.longest_q();
@@ -279,6 +282,25 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
   fill(w_uv, config.spec.v_dim, 6);
 }
 
+// Slopes as for ALiBi's models; a tree of drafts is a chain.
+void GpuWorkload::Setup::place_features(Stream stream) {
+  const auto heads = static_cast<size_t>(config.spec.q_heads);
+  std::vector<float> slopes(heads);
+  for (size_t head = 0; head < heads; ++head) {
+    slopes[head] = std::exp2(-8 * static_cast<float>(head + 1) / static_cast<float>(heads));
+  }
+  if (config.spec.has_alibi) alibi_slopes = to_device(slopes, stream);
+  if (config.spec.has_sinks) sinks = to_device(std::vector<float>(heads, 1), stream);
+  if (config.spec.mask != MaskKind::tree) return;
+  std::vector<uint64_t> ancestors;
+  for (const RequestLengths& request : config.requests) {
+    for (int32_t draft = 0; draft < request.q_len; ++draft)
+      ancestors.push_back(~uint64_t{0} >> (63 - draft));
+  }
+  tree_mask = to_device(ancestors, stream);
+  batch.tree_mask = tree_mask.data<uint64_t>();
+}
+
 void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
   const auto start = std::chrono::steady_clock::now();
   BackendRequest request;
@@ -303,6 +325,8 @@ LayerTensors GpuWorkload::Setup::tensors(int32_t turn) const {
   LayerTensors layer;
   layer.layer = pool ? turn % cache_sets : 0;
   layer.save_kv = false;
+  layer.sinks = sinks.data<float>();
+  layer.alibi_slopes = alibi_slopes.data<float>();
   layer.q = dense_rows(q_of(turn), config.spec.q_dtype, config.spec.q_heads, config.q_width());
   layer.out = dense_rows(out_of(turn), out_dtype(), config.spec.q_heads, config.out_width());
   if (config.has_mla_weights()) {
@@ -324,6 +348,7 @@ GpuWorkload::GpuWorkload(const GpuCase& config, const BackendWish& wish, Measure
   make_noise(config, kernels, memory, stream);
   setup_->place_batch(stream);
   setup_->place_queries(stream);
+  setup_->place_features(stream);
 }
 GpuWorkload::~GpuWorkload() = default;
 
@@ -346,6 +371,8 @@ OutputError GpuWorkload::check(int32_t turn, Stream stream) {
                        .out_dtype = setup.out_dtype(),
                        .w_uk = setup.w_uk.data(),
                        .w_uv = setup.w_uv.data(),
+                       .sinks = setup.sinks.data<float>(),
+                       .alibi_slopes = setup.alibi_slopes.data<float>(),
                        .slots = setup.slots.data<int32_t>(),
                        .q_indptr = setup.q_indptr},
                       setup.kernels, stream);

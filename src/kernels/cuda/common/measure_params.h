@@ -75,6 +75,9 @@ struct AttentionRowsParams {
   int32_t mla_fp8_rows;
   int32_t q_heads, kv_heads, head_dim, head_dim_v;
   double scale;
+  double logit_cap;           // 0: none
+  const float* sinks;         // [q_heads] or null
+  const float* alibi_slopes;  // [q_heads] or null, of the distance from the row's last key
 };
 
 }  // namespace fovea::kernels::cuda

@@ -79,7 +79,10 @@ struct AttentionRowsConfig {
       if (params.k_scale) {
         dot *= params.k_scale[slot * params.scale_slot_stride + kv_head * params.scale_head_stride];
       }
-      if (lane == 0) scores[key] = dot * params.scale;
+      dot *= params.scale;
+      if (params.logit_cap > 0) dot = params.logit_cap * tanh(dot / params.logit_cap);
+      if (params.alibi_slopes) dot -= params.alibi_slopes[row.q_head] * (row.key_end - 1 - key);
+      if (lane == 0) scores[key] = dot;
     }
     __syncthreads();
     double most = -1e300;
@@ -99,6 +102,7 @@ struct AttentionRowsConfig {
     }
     const auto add = [](double a, double b) { return a + b; };
     sum = over_block(sum, 0, add);
+    if (params.sinks) sum += exp(params.sinks[row.q_head] - most);
 
     double squared_error = 0;
     double squared_norm = 0;

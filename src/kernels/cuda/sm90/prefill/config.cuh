@@ -98,6 +98,12 @@ template <int kPlaceSlots>
 struct WholeTiles {
   bool at[kPlaceSlots];
 };
+// Which keys of a key tile a consumer's tokens see, as bits that a producer warp finds.
+template <int kConsumers, int kWords>
+struct MaskMemory {
+  uint32_t seen[kConsumers][kGroupRows][kWords];
+  TransactionBarrier full[kConsumers], empty[kConsumers];
+};
 struct Nothing {};
 
 template <bool kFirst, class First, class Second>
@@ -161,18 +167,20 @@ struct PrefillConfig {
   // (128 heads 4x4k, H200, 2026-11-22). Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of
   // 64, a copy for every 16 keys.
   static constexpr int kKeys = kDim <= 64      ? 128
-                               : kDim <= 128 ? (kGeneral || kNarrow ? 96 : 128)
+                               : kDim <= 128 ? (kNarrow || (kGeneral && (kSegments || kRows)) ? 96 : 128)
                                : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
-                                             : (kGeneral || kWiden ? 48 : 64);
+                                             : (kWiden ? 48 : 64);
   static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) ? 3 : 2;
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
-  static constexpr bool kInPlace = kDim == 128 && !kGeneral && !kRows && !kFp8 && kConsumers > 1;
+  static constexpr bool kInPlace = kDim == 128 && !(kGeneral && kSegments) && !kRows && !kFp8 && kConsumers > 1;
   // Out is staged beside the powers of the next row tile's first softmax, and a producer warp starts its stores: 1.5 %
   // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22). Of fp8 products
   // the one that takes tiles: 3 % at 16x1k, 1.7 % at 8x2k, nothing at 1x16k.
   static constexpr bool kTakerStores = kNarrow && !kGeneral;
-  static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments) || kTakerStores;
+  static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments && !kGeneral) || kTakerStores;
+  // A producer warp of its own finds masks, where one is idle.
+  static constexpr bool kFindsApart = kGeneral && !kRows && !kNarrow && !kSegments;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
@@ -193,15 +201,17 @@ struct PrefillConfig {
   // dims 192/128 there is room for half of them: 1 % (H200, 2026-11-22).
   static constexpr int kQueryRegisterSteps =
       kQueryRegisters ? kDim * kBytes / 32
+                      : kGeneral && kInPlace ? 2
                       : (kDim == 192 && kDimV == 128 && !kGeneral && !kWiden && !kRows ? 6 : 0);
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.
-  static constexpr int kProducerRegisters = kWiden && (kDim > 128 || (kBoxes && kGeneral)) ? 72
-                                            : kRows || kNarrow   ? 56
-                                            : kConsumers == 3    ? 32
-                                            : kConsumers == 1    ? 128
-                                                                 : 40;
+  static constexpr int kProducerRegisters = kConsumers == 1                     ? 128
+                                            : kWiden && kDim > 128             ? 72
+                                            : kGeneral                         ? (kFindsApart ? 56 : 72)
+                                            : kRows || kNarrow                 ? 56
+                                            : kConsumers == 3                  ? 32
+                                                                               : 40;
   static constexpr int kConsumerRegisters =
       kConsumers == 3   ? (kNarrow ? 152 : 160)
       : kConsumers == 1 ? 240
@@ -214,7 +224,7 @@ struct PrefillConfig {
   static_assert(!kQueryRing || kConsumers * kGroupRows == kKeys);
   // The next tile's queries are loaded while this tile's are read, where there is room.
   static constexpr int kQueryStages =
-      kConsumers == 1 || (kDim <= (kSegments ? 64 : 128) && !kQueryRegisters && !kWiden) ? 2 : 1;
+      kConsumers == 1 || (kDim <= (kSegments ? 64 : 128) && !kQueryRegisters && !kWiden && !kInPlace) ? 2 : 1;
 
   static constexpr int kDimBlocks = kDim * kBytes / kSwizzledBytes;
   static constexpr int kDimVBlocks = kDimV * kBytes / kSwizzledBytes;
@@ -241,30 +251,28 @@ struct PrefillConfig {
     alignas(1024) uint16_t raw_v[kNarrow ? kStages : 1][kDimVBlocks][kNarrow ? kKeys : 1]
                                 [kSwizzledColumns];
   };
-  // Sums of segments leave no room for what they do not use.
-  struct SharedMemory : Either<kSegments, Operands, OperandsAndRaw> {
+  // Sums of segments and masks leave no room for what they do not use.
+  struct SharedMemory : Either<kSegments || (kGeneral && !kNarrow), Operands, OperandsAndRaw> {
     // Where segments are summed, their sum lies here before out is staged: `sum` below.
     alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
                               [kStageOut ? kGroupRows : 1][kSwizzledColumns];
     alignas(kBoxes ? 1024 : 16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
-    float q_unit[kWiden ? kConsumers : 1][kSegments ? 1 : kGroupRows];  // what f16 queries are relative to
+    float q_unit[kWiden ? kConsumers : 1][kSegments || (kGeneral && !kWiden) ? 1 : kGroupRows];  // what f16 queries are relative to
     // The rows of some key tiles in memory, null: not the request's.
     const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
     [[no_unique_address]] Either<kRows && !kBoxes, WholeTiles<kPlaceSlots>, Nothing> whole;
     Slot tiles[kTileSlots];
-    // Keys of the current key tile that each row sees.
-    uint32_t seen[kGeneral ? kConsumers : 1][(kSegments || kStoresApart) && !kGeneral ? 1 : kGroupRows]
-                 [(kKeys + 31) / 32];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
     TransactionBarrier raw_full[kPieces], raw_empty[kPieces];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    [[no_unique_address]] Either<kGeneral, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
     [[no_unique_address]] Either<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
     Either<kPairs, PairMemory, Nothing> pair;

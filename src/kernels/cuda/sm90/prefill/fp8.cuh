@@ -144,16 +144,22 @@ __device__ __forceinline__ void scale_rows(const PrefillParams& params,
   if constexpr (!Config::kFp8) return;
   const KeyParams& keys = params.attention.keys;
   const WorkTile& work = tile.slot->work;
-  const float scale = params.attention.scale * (Config::kGeneral ? 1 : kLog2E) *
-                      shared_scale(keys, keys.k_scale, work.kv_head);
+  const bool transformed = Config::kGeneral && is_transformed(params.attention);
+  const ScoreUnits units = score_units<Config>(params.attention, params.attention.scale);
+  const float scale = (transformed ? units.inner : units.factor) * shared_scale(keys, keys.k_scale, work.kv_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);
-    tile.factor[half] = scale;
-    if constexpr (Config::kMath != Config::kQ) tile.factor[half] *= shared.q_unit[consumer][row];
+    float factor = scale;
+    if constexpr (Config::kMath != Config::kQ) factor *= shared.q_unit[consumer][row];
     if constexpr (Config::kNarrow) {
       const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
-      tile.factor[half] *= query_scale(params, work.q_begin + token, row_head(params, work, row));
+      factor *= query_scale(params, work.q_begin + token, row_head(params, work, row));
+    }
+    if (transformed) {
+      tile.inner[half] = factor;
+    } else {
+      tile.factor[half] = factor;
     }
   }
 }

@@ -32,8 +32,8 @@ __device__ __forceinline__ int slot_number(const typename Config::SharedMemory& 
 template <class Config>
 __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
                                               const typename Config::SharedMemory& shared,
-                                              const TileSlot& slot, int consumer, float factor) {
-  RowTile tile = row_tile(slot, consumer, factor);
+                                              const TileSlot& slot, int consumer, const ScoreUnits& units) {
+  RowTile tile = row_tile<Config>(params, slot, consumer, units);
   if constexpr (Config::kSegments) keep_first_segment<Config>(tile);
   scale_rows<Config>(params, shared, consumer, tile);
   return tile;
@@ -59,11 +59,8 @@ template <class Config>
 __device__ __forceinline__ void consume(const PrefillParams& params,
                                         typename Config::SharedMemory& shared, int consumer) {
   Accumulators<Config> acc;
-  float factor = params.attention.scale;
-  if constexpr (!Config::kGeneral) {
-    factor *= kLog2E;
-    asm volatile("" : "+f"(factor));  // else loaded and multiplied again for every key tile: 3 %
-  }
+  ScoreUnits units = score_units<Config>(params.attention, params.attention.scale);
+  asm volatile("" : "+f"(units.factor));  // else loaded and multiplied again for every key tile: 3 %
   Ring<kTileSlots> tiles;
   Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
   Ring<Config::kStages> values;  // of the next whose values are
@@ -73,8 +70,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   const TileSlot* slot = take_tile<Config>(shared, tiles);
   if (slot->work.request < 0) return;
   take_queries<Config>(shared, consumer, q, k, acc);
-  RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, factor);
+  RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, units);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
+  await_mask<Config>(shared, tile, consumer, last_block<Config>(tile), acc);
   products_begin();
   start_scores<Config>(shared, consumer, q.stage, k.stage, acc);
   products_commit();
@@ -116,11 +114,12 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     if (more) {
       if (closing) {
         take_queries<Config>(shared, consumer, q, k, acc);
-        if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
+        if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, units);
       } else {
         keep_segment<Config>(next, tile.block_begin - 1);
       }
       await_keys<Config>(shared.k_full[k.stage], k.phase);
+      await_mask<Config>(shared, next, consumer, last_block<Config>(next), acc);
     }
     // Without a next tile these scores are of nothing, and nobody reads them.
     take_turn<Config>(consumer);
@@ -166,13 +165,15 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if constexpr (Config::kTight) {
         if (more) release_stage<Config>(shared.k_empty[k.stage]);
         finish_values<Config>(shared, v.stage, acc);
-        if (more) next = begin_tile<Config>(params, shared, *slot, consumer, factor);
+        if (more) next = begin_tile<Config>(params, shared, *slot, consumer, units);
       }
       products_landed(acc.scores);
       if (more) {
         if constexpr (!Config::kTight) release_stage<Config>(shared.k_empty[k.stage]);
         k.advance();
+        transform_scores<Config>(params, next, consumer, last_block<Config>(next), acc);
         mask_scores<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
+        release_mask<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         find_bases<Config>(next, acc);
       }
       if constexpr (!Config::kTight) finish_values<Config>(shared, v.stage, acc);
@@ -232,8 +233,14 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
         shared.pair.taken_empty[i].init(1);
       }
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart ? 3 : 2));
+      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart || kFindsApart ? 3 : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
+    }
+    if constexpr (kGeneral) {
+      for (int i = 0; i < kConsumers; ++i) {
+        shared.masks.full[i].init(1);
+        shared.masks.empty[i].init(4);
+      }
     }
     if constexpr (kStoresApart) {
       for (int i = 0; i < kConsumers; ++i) {
@@ -271,6 +278,9 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
       }
       if constexpr (kSegments) {
         if (warp == 3) join_tiles<Config>(params, shared);
+      }
+      if constexpr (kFindsApart) {
+        if (warp == 3) find_all_masks<Config>(params, shared);
       }
       if constexpr (kStoresApart && !kTakerStores) {
         if (warp == 3) store_tiles<Config>(params, shared);

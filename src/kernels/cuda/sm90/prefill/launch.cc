@@ -176,10 +176,13 @@ class HopperPrefill final : public AttentionKernel {
       share_clusters_ =
           std::min(eight_shared_->kernel().active_clusters(kShare), setup.multiprocessors / kShare);
     }
-    load(pairs_, variants.pairs, kPair * kLeastRowTile);
-    // Every multiprocessor must have a partner.
-    if (pairs_ && pairs_->kernel().active_clusters(kPair) * kPair < setup.multiprocessors) {
-      pairs_.reset();
+    for (const auto& [pairs, variant] : {std::pair(&pairs_, &variants.pairs),
+                                         std::pair(&general_pairs_, &variants.general_pairs)}) {
+      load(*pairs, *variant, kPair * kLeastRowTile);
+      // Every multiprocessor must have a partner.
+      if (*pairs && (*pairs)->kernel().active_clusters(kPair) * kPair < setup.multiprocessors) {
+        pairs->reset();
+      }
     }
     params_.heads_shift = heads_shift(setup.spec);
   }
@@ -212,7 +215,8 @@ class HopperPrefill final : public AttentionKernel {
         active_ = shared ? &*eight_shared_ : &*eight_plain_;
       }
     }
-    if (plain && in_pairs(batch)) active_ = &*pairs_;
+    const std::optional<Prefill>& pairs = plain ? pairs_ : general_pairs_;
+    if (in_pairs(pairs, batch)) active_ = &*pairs;
     launch_plan(
         order_, 1,
         PrefillOrderParams{.batch = batch,
@@ -272,7 +276,10 @@ class HopperPrefill final : public AttentionKernel {
  private:
   // Of the planned pass.
   bool in_use(const std::optional<Prefill>& kernel) const { return kernel && active_ == &*kernel; }
-  int32_t cluster() const { return in_use(pairs_) ? kPair : in_use(eight_shared_) ? kShare : 1; }
+  int32_t cluster() const {
+    if (in_use(pairs_) || in_use(general_pairs_)) return kPair;
+    return in_use(eight_shared_) ? kShare : 1;
+  }
   int32_t blocks() const {
     if (in_use(eight_shared_)) return share_clusters_ * kShare;
     return setup_.multiprocessors / cluster() * cluster();
@@ -296,23 +303,23 @@ class HopperPrefill final : public AttentionKernel {
   // which all work to the last one's key: 471 instead of 496 TFLOP/s at 16x1k, 747 instead of 734
   // at 1x16k (head dim 128, H200, 2026-11-22). Beside another kernel blocks begin as single SMs
   // fall free.
-  bool in_pairs(const BatchParams& batch) const {
-    if (!pairs_ || params_.beside) return false;
+  bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
+    if (!pairs || params_.beside) return false;
     if (sums_segments(setup_) && tokens_ / kLeastPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
+    if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kLeastRowTile) return false;
     return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= kLeastPairedTiles;
   }
 
-  // Without window, chunk, spans and ALiBi nothing is measured on positions.
   BatchParams without_idle_positions(BatchParams batch) const {
-    if (plain_ && !uses_positions(setup_.spec)) batch.mask.positions = nullptr;
+    if (!measures_positions(setup_.spec)) batch.mask.positions = nullptr;
     return batch;
   }
 
   AttentionSetup setup_;
   Kernel order_;
   std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, eight_shared_,
-      pairs_;
+      pairs_, general_pairs_;
   Buffers buffers_{};
   int32_t share_clusters_ = 0;       // of kShare blocks, at the same time
   const Prefill* active_ = nullptr;  // of the planned pass

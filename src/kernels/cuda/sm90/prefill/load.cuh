@@ -3,7 +3,7 @@
 // one those of V. What the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/prefill/find_masks.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
 
 namespace fovea::kernels::cuda {
@@ -52,7 +52,10 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   }
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
   const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
-  const Interval keys = visible_keys(batch.mask, view, tile.first_token, last);
+  // Cuts of a row tile are those that prefill_order sees.
+  const Interval keys = Config::kGeneral && !Config::kSegments
+                            ? tile_keys(batch.mask, view, tile.first_token, last)
+                            : visible_keys(batch.mask, view, tile.first_token, last);
   if constexpr (Config::kPairs) work.first_token += cluster_rank() * tokens;
   work.key_begin = keys.begin;
   work.block_begin = keys.begin / Config::kKeys;
@@ -68,12 +71,20 @@ __device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work,
   const int tokens = kGroupRows >> params.heads_shift;
   const int first = min(work.first_token + consumer * tokens, work.q_len - 1);
   const int last = min(first + tokens, work.q_len) - 1;
-  const Interval low = visible_keys(mask, view, first, first);
-  const Interval high = visible_keys(mask, view, last, last);
-  // Both ends grow with the token.
-  RowsView rows = {high.begin, low.end, 0};
-  if (Config::kGeneral && needs_predicate(mask)) rows.open_end = rows.open_begin;
-  const int seen = high.end - (work.block_end - 1) * Config::kKeys;
+  RowsView rows;
+  int end;
+  if constexpr (Config::kGeneral) {
+    const Interval open = open_keys(mask, view, first, last);
+    rows = {open.begin, open.end, 0};
+    end = tile_keys(mask, view, first, last).end;
+  } else {
+    const Interval low = visible_keys(mask, view, first, first);
+    const Interval high = visible_keys(mask, view, last, last);
+    // Both ends grow with the token.
+    rows = {high.begin, low.end, 0};
+    end = high.end;
+  }
+  const int seen = end - (work.block_end - 1) * Config::kKeys;
   rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
                      Config::kKeys);
   return rows;
@@ -263,6 +274,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
   const uint64_t policy = params.beside ? kEvictLast : kEvictNormal;
   Ring<kTileSlots> slots;
   Ring<kOfKeys ? Config::kKeyStages : Config::kStages> at;
+  [[maybe_unused]] uint32_t masks_phase = 0;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
     const WorkTile& tile = shared.tiles[slots.stage].work;
@@ -276,6 +288,9 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
         shared.k_empty[at.stage].wait(at.phase ^ 1);
         load_key_tile<Config>(params, params.k, tile, block, place, lane, policy, shared.k[at.stage],
                               shared.k_full[at.stage]);
+      }
+      if constexpr (kOfValues && Config::kGeneral && !Config::kFindsApart) {
+        find_masks<Config>(params, shared, shared.tiles[slots.stage], block, masks_phase);
       }
       if constexpr (kOfValues && Config::kNarrow) {
         shared.raw_empty[at.stage].wait(at.phase ^ 1);

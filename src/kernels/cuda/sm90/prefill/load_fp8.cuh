@@ -38,6 +38,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   Ring<Config::kPieces> pieces;
+  [[maybe_unused]] uint32_t masks_phase = 0;
   const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block, const BoxPlace& place) {
     shared.raw_empty[pieces.stage].wait(pieces.phase ^ 1);
     auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(shared.raw[pieces.stage]);
@@ -46,7 +47,8 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
     pieces.advance();
   };
   while (true) {
-    int begun = taker.slots.stage;
+    const int slot = taker.slots.stage;
+    int begun = slot;
     const WorkTile tile = taker.take();
     if (tile.request < 0) begun = kNoMoreTiles;
     int block = tile.block_end - 1;
@@ -65,6 +67,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
       const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
       load_piece(params.k, tile, block, place);
       load_piece(params.v, tile, block, place);
+      if constexpr (Config::kGeneral) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       place = next;
     } while (--block >= tile.block_begin);
     if (begun == kNoMoreTiles) break;

@@ -89,6 +89,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
+  [[maybe_unused]] uint32_t masks_phase = 0;
   const auto hand_on = [&](int begun, bool whole) {
     if (lane == 0) {
       shared.begun[places.stage] = begun;
@@ -100,7 +101,8 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
     scales.advance();
   };
   while (true) {
-    int begun = taker.slots.stage;
+    const int slot = taker.slots.stage;
+    int begun = slot;
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
     const RowFinder finder = {keys.page_table + tile.request * keys.page_table_stride,
@@ -115,6 +117,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
       note_places<Config>(params, shared, kv_head, found, places.stage, scales.stage);
       const int key = block * Config::kKeys;
       hand_on(begun, key >= finder.live.begin && key + Config::kKeys <= finder.live.end);
+      if constexpr (Config::kGeneral) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       begun = kSameTile;
       found = next;
     }

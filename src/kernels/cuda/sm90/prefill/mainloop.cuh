@@ -14,15 +14,12 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
                                              int stage, Accumulators<Config>& acc) {
   if constexpr (Config::kMath != Config::kQ) narrow_queries<Config>(shared, consumer, stage);
   if constexpr (Config::kQueryRegisterSteps > 0) {
-    const int lane = threadIdx.x % 32;
-    const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < Config::kQueryRegisterSteps; ++step) {
-      const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
-      uint32_t(&to)[4] = reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]);
-      load_matrices(to, &Config::queries(shared, stage, consumer)[step / 4][row][chunk * 8]);
+      load_query_step<Config>(shared, consumer, stage, step,
+                              reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]));
     }
-    if (Config::kQueryRegisters && !Config::kQueryRing && lane == 0) shared.q_empty[stage][consumer].arrive();
+    if (Config::kQueryRegisters && !Config::kQueryRing && threadIdx.x % 32 == 0) shared.q_empty[stage][consumer].arrive();
   }
 }
 

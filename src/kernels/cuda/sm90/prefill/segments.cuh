@@ -16,12 +16,6 @@ __device__ __forceinline__ RowSums row_sums(const Accumulators<Config>& acc, int
   return {acc.base[half], total};
 }
 
-// Computed where it is used: what follows from it would else be kept in registers all through the key tiles.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 __device__ __forceinline__ const CutSlot& cut_slot(const RowTile& tile) {
   return static_cast<const CutSlot&>(*tile.slot);
 }
@@ -161,7 +155,7 @@ __device__ __forceinline__ void store_means(const PrefillParams& params,
                                             int consumer, const SegmentRow (&rows)[2],
                                             const Accumulators<Config>& acc) {
   consumer = opaque(consumer);
-  const int thread = opaque(threadIdx.x % kWarpgroupThreads);
+  const int thread = opaque(static_cast<int>(threadIdx.x % kWarpgroupThreads));
   const typename Config::Sum& sum = Config::sum(shared, consumer);
   const Join join[2] = {rows[0].join, rows[1].join};
   const float factor[2] = {rows[0].sums.total, rows[1].sums.total};
@@ -211,7 +205,7 @@ template <class Config>
 __device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shared, const RowTile& tile, int consumer,
                                              const Accumulators<Config>& acc) {
   consumer = opaque(consumer);
-  const int thread = opaque(threadIdx.x % kWarpgroupThreads);
+  const int thread = opaque(static_cast<int>(threadIdx.x % kWarpgroupThreads));
   typename Config::Sum& sum = Config::sum(shared, consumer);
   if (opens<Config>(tile)) {
     // The rows staged before may still be read.

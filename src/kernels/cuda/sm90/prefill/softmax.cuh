@@ -4,15 +4,10 @@
 
 #include "kernels/cuda/common/wgmma.cuh"
 #include "kernels/cuda/sm90/prefill/fp8.cuh"
-#include "kernels/cuda/sm90/prefill/scores.cuh"
+#include "kernels/cuda/sm90/prefill/masks.cuh"
+#include "kernels/cuda/sm90/prefill/transform.cuh"
 
 namespace fovea::kernels::cuda {
-
-// What the softmax multiplies scores with.
-template <class Config>
-__device__ __forceinline__ float score_factor(const RowTile& tile, int half) {
-  return Config::kGeneral ? 1.0f : tile.factor[half];
-}
 
 // The base that the largest of the row's scaled scores of the key tile asks for, at least `before`.
 template <class Config>
@@ -32,19 +27,31 @@ __device__ __forceinline__ float largest_base(int half, float before, float fact
 // it.
 constexpr float kNothing = -0x1p127f;
 
+template <class Config>
+__device__ __forceinline__ float first_base(const RowTile& tile, int half, const Accumulators<Config>& acc) {
+  if (Config::kGeneral && uniform(tile.bounded)) return 0;
+  return largest_base<Config>(half, kNothing, tile.factor[half], acc);
+}
+
+// Whether a row's weights, of which a thread's sum is given, have outgrown its base.
+template <class Config>
+__device__ __forceinline__ bool has_outgrown(const RowTile& tile, float sum) {
+  return !(sum <= Config::kMostSum) && !(Config::kGeneral && tile.bounded);
+}
+
 // Of a row tile's first key tile.
 template <class Config>
 __device__ __forceinline__ void find_bases(const RowTile& tile, Accumulators<Config>& acc) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    acc.base[half] = largest_base<Config>(half, kNothing, score_factor<Config>(tile, half), acc);
+    acc.base[half] = first_base<Config>(tile, half, acc);
   }
 }
 
 // Weights of a row tile's first key tile in place of the scores. `under(step)`: of 8, what else is done meanwhile.
 template <class Config, typename Under>
 __device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulators<Config>& acc, Under under) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  const float factor[2] = {tile.factor[0], tile.factor[1]};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int at = i / (Config::kKeys / 4) * 2 + i % (Config::kKeys / 4) / 2 * 4 + i % 2;
@@ -62,13 +69,13 @@ __device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulato
 // A row tile's first key tile: weights in place of the scores, relative to the largest of the row.
 template <class Config>
 __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<Config>& acc) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (Config::kStoresApart) {
     find_bases<Config>(tile, acc);
   } else {  // the same, in words for which the compiler leaves the other variants as they are
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      acc.base[half] = largest_base<Config>(half, kNothing, factor[half], acc);
+      acc.base[half] = first_base<Config>(tile, half, acc);
     }
   }
   first_weights_of<Config>(tile, acc, [](int) {});
@@ -124,7 +131,7 @@ __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float
 // both.
 template <class Config, int kHalves>
 __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config>& acc) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (Config::kAlone) acc.rescale[0] = acc.rescale[1] = 1;
 #pragma unroll 1
   for (bool raised = false;; raised = true) {
@@ -149,7 +156,7 @@ __device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       sum[half] = total[half][0] + total[half][1];
-      outgrown[half] = half < kHalves && !(sum[half] <= Config::kMostSum);
+      outgrown[half] = half < kHalves && has_outgrown<Config>(tile, sum[half]);
     }
     if (raised || !uniform(outgrown[0] || outgrown[1])) {
 #pragma unroll
@@ -187,6 +194,7 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
   if (scaled) scale_keys<Config>(scales[0], acc.scores);
   transform_scores<Config>(params, tile, consumer, block, acc);
   mask_scores<Config>(params, shared, tile, consumer, block, acc);
+  release_mask<Config>(params, shared, tile, consumer, block, acc);
   if constexpr (kFirst) {
     first_softmax<Config>(tile, acc);
     if (scaled) acc.v_unit = values_unit<Config>(scales[1], 0);

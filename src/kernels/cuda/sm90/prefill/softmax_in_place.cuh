@@ -13,19 +13,18 @@ __device__ __forceinline__ float weight_of(float score, float factor, float base
 
 // Scores of a key tile once more, into those of the warp's rows that have outgrown their base: weights may have
 // overflowed in their place. By products of the warp, through local memory: others would make the compiler
-// serialise the warpgroup's or spill. Rare, and slow.
+// serialise the warpgroup's or spill. Rare, and slow. general: of all rows, whose others get the same weights again.
 template <class Config>
 __device__ __forceinline__ void score_again(const PrefillParams& params,
-                                            const typename Config::SharedMemory& shared, const RowTile& tile,
+                                            typename Config::SharedMemory& shared, const RowTile& tile,
                                             int consumer, int block, int stage, const bool (&rows)[2],
                                             Accumulators<Config>& acc) {
-  static_assert(Config::kQueryRegisters);
   const int lane = threadIdx.x % 32;
   const int key = lane / 16 * 8 + lane % 8;
   const int column = block * Config::kKeys + lane % 4 * 2;
   Interval seen[2];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2 && !Config::kGeneral; ++half) {
     seen[half] = row_keys(params, tile.slot->work, consumer, thread_row(half));
   }
   float again[Config::kKeys / 2];
@@ -34,7 +33,13 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
     float scores[2][4] = {};
 #pragma unroll
     for (int step = 0; step < Config::kHeadDim / 16; ++step) {
-      const uint32_t(&q)[4] = reinterpret_cast<const uint32_t(&)[4]>(acc.queries[4 * step]);
+      uint32_t q[4];
+      if (step < Config::kQueryRegisterSteps) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) q[i] = acc.queries[4 * step + i];
+      } else {
+        load_query_step<Config>(shared, consumer, 0, step, q);  // of the only stage
+      }
       const int chunk = (step % 4 * 2 + lane / 8 % 2) ^ key % 8;
       uint32_t k[4];
       load_matrices(k, &shared.k[stage][step / 4][first + key][chunk * 8]);
@@ -45,12 +50,17 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
     for (int i = 0; i < 8; ++i) {
       const int at = column + first + i / 4 * 8 + i % 2;
       const Interval& keys = seen[i / 2 % 2];
-      again[first / 2 + i] = at >= keys.begin && at < keys.end ? scores[i / 4][i % 4] : -infinity();
+      const bool visible = Config::kGeneral || (at >= keys.begin && at < keys.end);
+      again[first / 2 + i] = visible ? scores[i / 4][i % 4] : -infinity();
     }
   }
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
-    if (rows[i / 2 % 2]) acc.scores[i] = again[i];
+    if (Config::kGeneral || rows[i / 2 % 2]) acc.scores[i] = again[i];
+  }
+  if constexpr (Config::kGeneral) {
+    transform_scores<Config>(params, tile, consumer, block, acc);
+    mask_scores<Config>(params, shared, tile, consumer, block, acc);
   }
 }
 
@@ -62,7 +72,7 @@ struct WeightSums {
   bool keep;
 };
 template <class Config>
-__device__ __forceinline__ WeightSums sum_weights(const Accumulators<Config>& acc) {
+__device__ __forceinline__ WeightSums sum_weights(const RowTile& tile, const Accumulators<Config>& acc) {
   float total[2][2] = {};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
@@ -70,7 +80,7 @@ __device__ __forceinline__ WeightSums sum_weights(const Accumulators<Config>& ac
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     sums.rows[half] = total[half][0] + total[half][1];
-    sums.outgrown[half] = !(sums.rows[half] <= Config::kMostSum);
+    sums.outgrown[half] = has_outgrown<Config>(tile, sums.rows[half]);
   }
   sums.keep = !uniform(sums.outgrown[0] || sums.outgrown[1]);
   return sums;
@@ -80,7 +90,7 @@ __device__ __forceinline__ WeightSums sum_weights(const Accumulators<Config>& ac
 // row tile's second key tile, the first that rows see which end before the last one.
 template <class Config, bool kSecond>
 __device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulators<Config>& acc) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
+  const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (kSecond) {
     const bool nothing[2] = {acc.base[0] == kNothing, acc.base[1] == kNothing};
     if (uniform(nothing[0] || nothing[1])) [[unlikely]] {
@@ -91,11 +101,16 @@ __device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulato
       }
     }
   }
+  if (Config::kGeneral && uniform(tile.bounded)) {
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) {
-    acc.scores[i] = weight_of(acc.scores[i], factor[i / 2 % 2], acc.base[i / 2 % 2]);
+    for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] = exp2_fast(acc.scores[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 2; ++i) {
+      acc.scores[i] = weight_of(acc.scores[i], factor[i / 2 % 2], acc.base[i / 2 % 2]);
+    }
   }
-  const WeightSums sums = sum_weights<Config>(acc);
+  const WeightSums sums = sum_weights<Config>(tile, acc);
   if (sums.keep) {
     acc.sum[0] += sums.rows[0];
     acc.sum[1] += sums.rows[1];
@@ -107,19 +122,19 @@ __device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulato
 // of the key tile's keys, which are still there.
 template <class Config>
 __device__ __forceinline__ void softmax_again(const PrefillParams& params,
-                                              const typename Config::SharedMemory& shared, const RowTile& tile,
+                                              typename Config::SharedMemory& shared, const RowTile& tile,
                                               int consumer, int block, int stage, Accumulators<Config>& acc) {
-  const float factor[2] = {score_factor<Config>(tile, 0), score_factor<Config>(tile, 1)};
-  const WeightSums void_sums = sum_weights<Config>(acc);
+  const float factor[2] = {tile.factor[0], tile.factor[1]};
+  const WeightSums void_sums = sum_weights<Config>(tile, acc);
   const bool rows[2] = {row_votes(void_sums.outgrown[0]), row_votes(void_sums.outgrown[1])};
   score_again<Config>(params, shared, tile, consumer, block, stage, rows, acc);
   raise_bases<Config>(factor, rows, acc);
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int half = i / 2 % 2;
-    if (rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
+    if (Config::kGeneral || rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
   }
-  const WeightSums sums = sum_weights<Config>(acc);
+  const WeightSums sums = sum_weights<Config>(tile, acc);
   acc.sum[0] += sums.rows[0];
   acc.sum[1] += sums.rows[1];
 }

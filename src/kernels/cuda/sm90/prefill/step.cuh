@@ -98,6 +98,7 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
   const Ring<Config::kStages> v = due_values<Config>(k, values);
   if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
+  await_mask<Config>(shared, tile, consumer, block, acc);
   take_turn<Config>(consumer);
   products_begin();
   start_scores<Config>(shared, consumer, q_stage, k.stage, acc);
@@ -117,9 +118,13 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
   products_wait<Config::kNarrow || Config::kAlone || Config::kInPlace ? 1 : 0>();
   if constexpr (Config::kInPlace) {
     products_landed(acc.scores);
+    transform_scores<Config>(params, tile, consumer, block, acc);
     mask_scores<Config>(params, shared, tile, consumer, block, acc);
     const bool kept = softmax_in_place<Config, kFirst>(tile, acc);
-    if (kept) release_stage<Config>(shared.k_empty[k.stage]);
+    if (kept) {
+      release_stage<Config>(shared.k_empty[k.stage]);
+      release_mask<Config>(params, shared, tile, consumer, block, acc);
+    }
     products_wait<0>();  // for values, by the whole warpgroup: single warps may leave now
     if (!kept) return false;
   }
@@ -144,6 +149,7 @@ __device__ __forceinline__ void end_outgrown(const PrefillParams& params, typena
                                              Accumulators<Config>& acc) {
   softmax_again<Config>(params, shared, tile, consumer, block, k.stage, acc);
   release_stage<Config>(shared.k_empty[k.stage]);
+  release_mask<Config>(params, shared, tile, consumer, block, acc);
   end_products<Config>(params, shared, consumer, tile, block, q_stage, k, values, acc);
   pack_weights<Config>(params, shared, acc);
   shrink_out<Config>(acc.rescale, acc);

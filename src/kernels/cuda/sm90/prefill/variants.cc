@@ -49,6 +49,11 @@ DType stored(const AttentionSetup& setup) {
 
 bool uses_positions(const AttentionSpec& spec) { return spec.window > 0 || spec.chunk > 0; }
 
+bool measures_positions(const AttentionSpec& spec) {
+  return uses_positions(spec) || spec.has_alibi || spec.mask == MaskKind::prefix_spans ||
+         spec.mask == MaskKind::multi_item;
+}
+
 bool gathers(const AttentionSetup& setup) {
   if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype) || widens_boxes(setup)) return false;
   return widens(setup) || setup.cache.page_size % kLeastBox != 0;
@@ -84,7 +89,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const bool plain = !always_general(spec);
   const bool general = always_general(spec) || uses_positions(spec);
   const bool segments = sums_segments(setup);
-  const bool paired = dims->first == dims->second && dims->first % 128 == 0;
+  const bool paired = dims->first == dims->second && dims->first % 128 == 0 && !gathers(setup) &&
+                      !widens(setup) && !is_fp8(spec.q_dtype);
   const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
   const char* sums = segments ? "segments" : "whole";
   Variants found{
@@ -97,9 +103,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
     found.eight_shared = variant(loader, "plain", "eight_shared");
   }
-  if (plain && paired && !gathers(setup) && !widens(setup) && !is_fp8(spec.q_dtype)) {
-    found.pairs = variant("pairs", "plain", sums);
-  }
+  if (plain && paired) found.pairs = variant("pairs", "plain", sums);
+  if (general && paired && !segments) found.general_pairs = variant("pairs", "general", sums);
   return found;
 }
 
@@ -107,8 +112,9 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
-                              found->eight_plain, found->eight_shared, found->pairs}) {
+  for (const auto& variant :
+       {found->plain, found->general, found->few_plain, found->few_general, found->eight_plain,
+        found->eight_shared, found->pairs, found->general_pairs}) {
     if (variant) list.push_back(*variant);
   }
   return list;

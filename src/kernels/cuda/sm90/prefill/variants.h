@@ -19,7 +19,7 @@ struct Variants {
   std::optional<gpu::KernelVariant> few_plain, few_general;
   // For requests with up to eight rows; shared: and few row tiles.
   std::optional<gpu::KernelVariant> eight_plain, eight_shared;
-  std::optional<gpu::KernelVariant> pairs;  // as plain
+  std::optional<gpu::KernelVariant> pairs, general_pairs;  // as plain and general
 };
 
 // None: no variant does.
@@ -32,6 +32,8 @@ bool cached(const AttentionSpec& spec);
 DType stored(const AttentionSetup& setup);
 // Windows and chunks are measured on positions, which some batches give.
 bool uses_positions(const AttentionSpec& spec);
+// So are ALiBi and some masks. Others have no use for them.
+bool measures_positions(const AttentionSpec& spec);
 // Whether threads gather the keys: from other pages, and where other rows are widened. fp8 products
 // have the copy engine only.
 bool gathers(const AttentionSetup& setup);

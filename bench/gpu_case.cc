@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a case of the grid is called and how much work it is.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "bench/gpu_cases.h"
+#include "kernels/mla_row.h"
+
+namespace fovea::bench {
+namespace {
+
+constexpr int32_t kMlaRowBytes = kernels::kMlaRowRopeOffset + 2 * kernels::kMlaRowRope;
+
+}  // namespace
+
+std::string GpuCase::name() const {
+  std::string text =
+      fmt::format("{} {} h{}/{} d{}", phase, work, spec.q_heads, spec.kv_heads, spec.head_dim);
+  if (cached()) text += fmt::format(" p{}", page_size);
+  if (fp8_products()) {
+    text += " fp8";
+  } else if (is_fp8(kv_dtype)) {
+    text += " fp8-kv";
+  }
+  if (prefix_levels > 0) text += " cascade";
+  if (spec.batch_invariant) text += " invariant";
+  return text;
+}
+
+KvCacheSpec GpuCase::cache(int32_t layers) const {
+  KvCacheSpec cache;
+  const bool mla = spec.kind == AttentionKind::mla;
+  cache.layout = mla_fp8_rows ? KvLayout::mla_fp8_rows : mla ? KvLayout::mla : KvLayout::mha;
+  cache.dtype = kv_dtype;
+  // One scale of the layer where products run in fp8, as models that quantise queries have it.
+  cache.scale = !is_fp8(kv_dtype) || mla_fp8_rows ? KvScale::none
+                : fp8_products()                  ? KvScale::per_tensor
+                                                  : KvScale::per_token_head;
+  cache.layers = layers;
+  cache.kv_heads = spec.kv_heads;
+  cache.head_dim = spec.head_dim;
+  cache.head_dim_v = spec.head_dim_v;
+  cache.page_size = page_size;
+  return cache;
+}
+
+bool GpuCase::has_features() const {
+  return spec.window > 0 || spec.chunk > 0 || spec.logit_cap > 0 || spec.has_alibi ||
+         spec.has_sinks || spec.mask != MaskKind::none;
+}
+
+int32_t GpuCase::tokens() const {
+  int32_t sum = 0;
+  for (const RequestLengths& request : requests) sum += request.q_len;
+  return sum;
+}
+
+std::pair<int32_t, int32_t> GpuCase::visible(const RequestLengths& request, int32_t token) const {
+  if (!cached()) return {0, request.kv_len};
+  const int32_t position = request.kv_len - request.q_len + token;
+  int32_t begin = 0;
+  if (spec.window > 0) begin = position - spec.window + 1;
+  if (spec.chunk > 0) begin = std::max(begin, position / spec.chunk * spec.chunk);
+  return {std::max(begin, 0), position + 1};
+}
+
+int32_t GpuCase::longest_q() const {
+  return std::ranges::max_element(requests, {}, &RequestLengths::q_len)->q_len;
+}
+
+int32_t GpuCase::longest_kv() const {
+  return std::ranges::max_element(requests, {}, &RequestLengths::kv_len)->kv_len;
+}
+
+double GpuCase::kv_bytes() const {
+  double keys = shared_prefix;
+  for (const RequestLengths& request : requests) keys += request.kv_len - shared_prefix;
+  if (mla_fp8_rows) return keys * kMlaRowBytes;
+  const int32_t columns =
+      spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
+  return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));
+}
+
+int32_t GpuCase::q_width() const {
+  return has_mla_weights() ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+}
+
+int32_t GpuCase::out_width() const { return has_mla_weights() ? spec.v_dim : spec.head_dim_v; }
+
+double GpuCase::bytes() const {
+  const double out_bytes = 2;
+  const double row =
+      q_width() * static_cast<double>(dtype_bytes(spec.q_dtype)) + out_width() * out_bytes;
+  return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row;
+}
+
+double GpuCase::flops() const {
+  double pairs = 0;
+  for (const RequestLengths& request : requests) {
+    for (int32_t token = 0; token < request.q_len; ++token) {
+      const auto [begin, end] = visible(request, token);
+      pairs += end - begin;
+    }
+  }
+  return 2 * pairs * spec.q_heads * (q_width() + out_width());
+}
+
+}  // namespace fovea::bench

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hides keys that rows do not see.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/find_masks.cuh"
+#include "kernels/cuda/sm90/prefill/scores.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <class Config>
+__device__ __forceinline__ bool is_open(const RowTile& tile, int block) {
+  return is_open(tile.open, block * Config::kKeys, Config::kKeys);
+}
+
+// Read where it stands: bits of all words at once would take registers that are not there.
+__device__ __forceinline__ uint32_t load_bits(const uint32_t& bits) {
+  uint32_t loaded;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(shared_address(&bits)) : "memory");
+  return loaded;
+}
+
+// Hides keys by the bits that a producer warp has found.
+template <class Config>
+__device__ __forceinline__ void hide_unseen(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared, int consumer,
+                                            Accumulators<Config>& acc) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto& words = shared.masks.seen[consumer][opaque(thread_row(half)) >> params.heads_shift];
+#pragma unroll
+    for (int i = 0; i < Config::kKeys / 4; i += 8) {
+      const uint32_t bits = load_bits(words[i / 8]) >> opaque(static_cast<int>(threadIdx.x % 4 * 2));
+#pragma unroll
+      for (int n = i; n < i + 8 && n < Config::kKeys / 4; ++n) {
+        float& score = acc.scores[n / 2 * 4 + half * 2 + n % 2];
+        if (!(bits >> (n % 8 / 2 * 8 + n % 2) & 1)) score = -infinity();
+      }
+    }
+  }
+}
+
+// Until the mask of a key tile is there, if it has one. Before its products are issued: in the middle of a softmax the
+// registers of a loop that waits are not there.
+template <class Config>
+__device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared, const RowTile& tile, int consumer,
+                                           int block, const Accumulators<Config>& acc) {
+  if constexpr (Config::kGeneral) {
+    if (!uniform(is_open<Config>(tile, block))) shared.masks.full[consumer].wait(acc.masks_phase);
+  }
+}
+
+// The mask of a key tile is no longer needed.
+template <class Config>
+__device__ __forceinline__ void release_mask(const PrefillParams& params, typename Config::SharedMemory& shared,
+                                             const RowTile& tile, int consumer, int block,
+                                             Accumulators<Config>& acc) {
+  if constexpr (Config::kGeneral) {
+    if (uniform(is_open<Config>(tile, block))) return;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.masks.empty[consumer].arrive();
+    acc.masks_phase ^= 1;
+  }
+}
+
+// Hides keys that the rows do not see.
+template <class Config>
+__device__ __forceinline__ void mask_scores(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared, const RowTile& tile,
+                                            int consumer, int block, Accumulators<Config>& acc) {
+  const int start = block * Config::kKeys;
+  if constexpr (Config::kGeneral) {
+    // The vote changes nothing but what the compiler knows: without it products were serialised (C7520).
+    if (!uniform(is_open<Config>(tile, block))) hide_unseen<Config>(params, shared, consumer, acc);
+    return;
+  }
+  if (is_open<Config>(tile, block)) return;
+  const bool from_begin = start >= tile.open.begin;
+  const int column = start + threadIdx.x % 4 * 2;
+  int begin[2], end[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Interval keys = row_keys(params, tile.slot->work, consumer, thread_row(half));
+    begin[half] = keys.begin - column;
+    end[half] = keys.end - column;
+  }
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    if (i / 4 * 8 + i % 2 >= end[i / 2 % 2]) acc.scores[i] = -infinity();
+  }
+  if (from_begin) return;
+#pragma unroll
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    if (i / 4 * 8 + i % 2 < begin[i / 2 % 2]) acc.scores[i] = -infinity();
+  }
+}
+
+}  // namespace fovea::kernels::cuda
