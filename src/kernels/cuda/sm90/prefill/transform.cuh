@@ -6,33 +6,37 @@
 
 namespace fovea::kernels::cuda {
 
-// outer * tanh(inner * x) to 4e-7 of its value for |inner * x| <= kNearTanh, without a special function: the powers of
-// the softmax keep that unit busy. A minimax polynomial of x^2, whose coefficients hold both factors.
-constexpr float kNearTanh = 0.7f;
+// outer * tanh(inner * x) to 1.6e-7 of its value for |inner * x| <= kNearTanh, without a special
+// function: the powers of the softmax keep that unit busy. A minimax polynomial of x^2, whose
+// coefficients hold both factors.
+constexpr float kNearTanh = 0.75f;
 struct NearCap {
-  float c[5];
+  float c[6];
   __device__ __forceinline__ float operator()(float x) const {
     const float square = x * x;
-    float sum = fmaf(square, c[4], c[3]);
+    float sum = fmaf(square, c[5], c[4]);
+    sum = fmaf(square, sum, c[3]);
     sum = fmaf(square, sum, c[2]);
     sum = fmaf(square, sum, c[1]);
     return x * fmaf(square, sum, c[0]);
   }
 };
 __device__ __forceinline__ NearCap near_cap(float inner, float outer) {
-  constexpr float kTanh[5] = {0.999999702f, -0.33330214f, 0.132811129f, -0.0508362353f, 0.0137737105f};
+  constexpr float kTanh[6] = {
+      1, -0.333329588f, 0.133254066f, -0.0533444323f, 0.0195829086f, -0.0047162571f};
   NearCap cap;
   float factor = inner * outer;
 #pragma unroll
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 6; ++i) {
     cap.c[i] = kTanh[i] * factor;
     factor *= inner * inner;
   }
   return cap;
 }
 
-// A rare change of every score, one after the other: a loop of few instructions, through local memory. Not where
-// fp8 keys are widened: ptxas 13.0 gave the register of the stack's address to something else in their largest variant.
+// A rare change of every score, one after the other: a loop of few instructions, through local
+// memory. Not where fp8 keys are widened: ptxas 13.0 gave the register of the stack's address to
+// something else in their largest variant.
 template <class Config, typename Change>
 __device__ __forceinline__ void change_scores(Accumulators<Config>& acc, Change change) {
   if constexpr (Config::kWiden) {
@@ -54,7 +58,8 @@ struct InnerFactors {
   float rows[2];
 };
 template <class Config>
-__device__ __forceinline__ InnerFactors inner_factors(const PrefillParams& params, const RowTile& tile) {
+__device__ __forceinline__ InnerFactors inner_factors(const PrefillParams& params,
+                                                      const RowTile& tile) {
   if constexpr (Config::kFp8) return {tile.inner[0], tile.inner[1]};
   const float both = score_units<Config>(params.attention, opaque(params.attention.scale)).inner;
   return {both, both};
@@ -62,17 +67,19 @@ __device__ __forceinline__ InnerFactors inner_factors(const PrefillParams& param
 
 // Scores become `outer` * tanh(inner * product).
 template <class Config>
-__device__ __forceinline__ void cap_scores(const PrefillParams& params, const RowTile& tile, float outer,
-                                           Accumulators<Config>& acc) {
+__device__ __forceinline__ void cap_scores(const PrefillParams& params, const RowTile& tile,
+                                           float outer, Accumulators<Config>& acc) {
   const InnerFactors factors = inner_factors<Config>(params, tile);
   const float(&inner)[2] = factors.rows;
   float most[2] = {};
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(acc.scores[i]));
+  for (int i = 0; i < Config::kKeys / 2; ++i)
+    most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(acc.scores[i]));
   if (uniform(most[0] * inner[0] > kNearTanh || most[1] * inner[1] > kNearTanh)) {
     change_scores<Config>(acc, [&](int i, float score) {
       const float factor = i / 2 % 2 ? inner[1] : inner[0];
-      return fabsf(score) * factor > kNearTanh ? outer * tanh_fast(score * factor) : near_cap(factor, outer)(score);
+      return fabsf(score) * factor > kNearTanh ? outer * tanh_fast(score * factor)
+                                               : near_cap(factor, outer)(score);
     });
   } else {
     const NearCap cap[2] = {near_cap(inner[0], outer), near_cap(inner[1], outer)};
@@ -86,7 +93,8 @@ struct RowSlopes {
   float slope[2];  // in units of log2
   int position[2];
 };
-__device__ __forceinline__ RowSlopes row_slopes(const PrefillParams& params, const RowTile& tile, int consumer) {
+__device__ __forceinline__ RowSlopes row_slopes(const PrefillParams& params, const RowTile& tile,
+                                                int consumer) {
   const WorkTile& work = tile.slot->work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
   RowSlopes rows;
@@ -102,8 +110,9 @@ __device__ __forceinline__ RowSlopes row_slopes(const PrefillParams& params, con
 
 // Scores, in units of log2 when multiplied by `unit`, plus slope * (key - query).
 template <class Config>
-__device__ __forceinline__ void add_slopes(const PrefillParams& params, const RowTile& tile, int consumer, int block,
-                                           const float (&unit)[2], Accumulators<Config>& acc) {
+__device__ __forceinline__ void add_slopes(const PrefillParams& params, const RowTile& tile,
+                                           int consumer, int block, const float (&unit)[2],
+                                           Accumulators<Config>& acc) {
   const MaskParams& mask = params.attention.batch.mask;
   const WorkTile& work = tile.slot->work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
@@ -130,8 +139,9 @@ __device__ __forceinline__ void add_slopes(const PrefillParams& params, const Ro
 }
 
 template <class Config>
-__device__ __forceinline__ void transform_scores(const PrefillParams& params, const RowTile& tile, int consumer,
-                                                 int block, Accumulators<Config>& acc) {
+__device__ __forceinline__ void transform_scores(const PrefillParams& params, const RowTile& tile,
+                                                 int consumer, int block,
+                                                 Accumulators<Config>& acc) {
   if constexpr (!Config::kGeneral) return;
   const AttentionParams& attention = params.attention;
   const bool capped = uniform(attention.logit_cap > 0);
