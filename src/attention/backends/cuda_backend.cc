@@ -222,8 +222,10 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.q_indptr = batch.q_indptr;
     params_.batch.kv_lens = !cached ? nullptr : cross ? batch.encoder_lens : batch.kv_lens;
     params_.batch.requests = batch.requests;
-    prefill_->expect_prefix(batch.prefix_settled && !cross);
-    if (decode_ != nullptr) decode_->expect_prefix(batch.prefix_settled && !cross);
+    for (cuda::AttentionKernel* kernel : {prefill_.get(), decode_.get()}) {
+      if (kernel == nullptr) continue;
+      kernel->expect_keys(batch.prefix_settled && !cross, cross ? 0 : batch.max_kv_len);
+    }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
     cascades_ = buffers_.prefixes.serves(batch);

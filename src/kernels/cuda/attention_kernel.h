@@ -42,8 +42,9 @@ class AttentionKernel {
   // aligned. The bytes are the kernel's from a plan() to the last attend() of its pass; before a
   // plan() they may be anything.
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
-  // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead.
-  virtual void expect_prefix(bool /*settled*/) {}
+  // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and a
+  // bound of keys, 0: that of the limits.
+  virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}
   // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
   // that holds for every replay. With batch.most_q_len the kernel shares the pass with one of
   // another family: those for few new tokens attend first, directly before those for many.

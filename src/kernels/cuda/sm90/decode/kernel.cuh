@@ -33,7 +33,7 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
 template <class C>
 __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int head, Queries<C>& queries,
                                Factors<C>& factors) {
-  const float scale = params.scale * (params.logit_cap > 0 ? 1.0f : kLog2E);
+  const float scale = params.logit_cap > 0 ? params.scale / params.logit_cap : params.scale * kLog2E;
   if constexpr (C::kFp8) {
     const float k_scale = scale * shared_scale(params.keys, params.keys.k_scale, tile.item.kv_head + head);
     float unit[C::kColumns];

@@ -173,10 +173,13 @@ class HopperDecode final : public AttentionKernel {
     for (Loaded& loaded : loaded_)
       loaded.list = carve(workspace, setup_, limits, loaded.variant, bytes);
     max_q_len_ = limits.max_q_len;
-    max_kv_len_ = limits.max_kv_len;
+    max_kv_len_ = longest_ = limits.max_kv_len;
   }
 
-  void expect_prefix(bool settled) override { prefix_settled_ = settled && cached(setup_.spec); }
+  void expect_keys(bool prefix_settled, int32_t max_kv_len) override {
+    prefix_settled_ = prefix_settled && cached(setup_.spec);
+    longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
+  }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
   void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
@@ -226,10 +229,10 @@ class HopperDecode final : public AttentionKernel {
   void choose_cluster(const Loaded& loaded, int32_t requests) {
     const int64_t tiles = int64_t{requests} * setup_.spec.kv_heads;
     const int64_t busy =
-        std::min<int64_t>(tiles * (max_kv_len_ / kGrain) / kLeastUnits, setup_.multiprocessors);
+        std::min<int64_t>(tiles * (longest_ / kGrain) / kLeastUnits, setup_.multiprocessors);
     for (const Clusters& clusters : loaded.clusters) {
       const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
-      const bool fits = prefix_settled_ && !fp8_ && max_kv_len_ <= clusters.size * kRingKeys;
+      const bool fits = prefix_settled_ && !fp8_ && longest_ <= clusters.size * kRingKeys;
       if (clusters.size * tiles > ctas || (4 * clusters.size * tiles < 3 * busy && !fits)) continue;
       list_.cluster = clusters.size;
       list_.ctas = ctas;
@@ -246,6 +249,7 @@ class HopperDecode final : public AttentionKernel {
   float pairs_per_unit_;
   int32_t max_q_len_ = 1;
   int32_t max_kv_len_ = 1;
+  int32_t longest_ = 1;          // keys of a request of the planned batch, at most
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch

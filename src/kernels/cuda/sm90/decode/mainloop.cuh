@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t widen_upper(uint32_t four) {
   return wide;
 }
 
-// What turns a raw product into log2 units (natural ones with a cap), for each of a lane's query rows.
+// What turns a raw product into log2 units (those of the soft cap, if there is one), for each of a lane's query rows.
 template <class C>
 struct Factors {
   float values[C::kFp8 ? C::kColumns : 1][2];

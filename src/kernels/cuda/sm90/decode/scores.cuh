@@ -39,14 +39,14 @@ __device__ void for_each_score(float (&scores)[C::kTile / 16][C::kColumns][4], V
   }
 }
 
-// Soft cap and ALiBi.
+// Soft cap, of scores in its units, and ALiBi.
 template <class C>
 __device__ void bend_scores(const DecodeParams& params, const Tile& tile, int head, int first,
                             float (&scores)[C::kTile / 16][C::kColumns][4]) {
   const MaskParams& mask = params.batch.mask;
   for_each_score<C>(scores, [&](float& score, int key, int row) {
     if (params.logit_cap > 0) {
-      score = params.logit_cap * kLog2E * tanh_fast(score / params.logit_cap);
+      score = params.logit_cap * kLog2E * tanh_fast(score);
     }
     if (params.alibi_slopes && row < tile.rows) {
       const int distance = key_position(mask, tile.view, first + key) -

@@ -195,7 +195,7 @@ class HopperPrefill final : public AttentionKernel {
     params_.segments = buffers_.segments;
   }
 
-  void expect_prefix(bool settled) override { prefix_settled_ = settled; }
+  void expect_keys(bool prefix_settled, int32_t) override { prefix_settled_ = prefix_settled; }
 
   void plan(const BatchParams& given, int32_t tokens, const PlanCompany& company,
             Stream stream) override {
