@@ -30,7 +30,8 @@ struct alignas(16) DecodeItem {
 struct alignas(16) DecodeRange {
   int32_t begin;  // items
   int32_t end;
-  int32_t in_cluster;  // the parts of its tile, if several, are those of CTAs of one cluster
+  // If the parts of its tile are those of CTAs of one cluster: units of the longest, else 0.
+  int32_t cluster_units;
   int32_t reserved;
   DecodeItem first;  // items[begin] once more, so that a CTA needs one read to start
 };

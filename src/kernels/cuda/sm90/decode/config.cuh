@@ -58,7 +58,7 @@ struct DecodeConfig {
     alignas(16) float join[kWarps][8][kJoinPitch];
     float2 stats[kWarps][kRows];  // maximum in log2 units, sum
     int is_last;
-    int range_begin, range_end, in_cluster;  // of this CTA's DecodeRange
+    int range_begin, range_end, cluster_units;  // of this CTA's DecodeRange
     int reads_ahead;
     TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
     TransactionBarrier parts_full;  // of the cluster's tile

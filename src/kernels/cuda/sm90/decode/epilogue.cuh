@@ -106,16 +106,22 @@ __device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::Shar
 template <class C>
 __device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads, int head, int row,
                               int column) {
+  const auto part_of = [&](int warp) -> RowPart {
+    const float2 stats = shared.stats[warp][row];
+    return {stats.x, stats.y, *reinterpret_cast<const float4*>(&shared.join[warp][row % 8][column])};
+  };
+  if (heads > 1) {
+    RowPart joined = {-infinity(), 0, {0, 0, 0, 0}};
+#pragma unroll 1
+    for (int warp = head; warp < C::kWarps; warp += heads) {
+      const RowPart two[2] = {joined, part_of(warp)};
+      joined = join(two);
+    }
+    return joined;
+  }
   RowPart parts[C::kWarps];
 #pragma unroll
-  for (int i = 0; i < C::kWarps; ++i) {
-    const int warp = head + i * heads;
-    const bool mine = warp < C::kWarps;
-    const int from = mine ? warp : 0;
-    const float2 stats = shared.stats[from][row];
-    parts[i] = {mine ? stats.x : -infinity(), stats.y,
-                *reinterpret_cast<const float4*>(&shared.join[from][row % 8][column])};
-  }
+  for (int warp = 0; warp < C::kWarps; ++warp) parts[warp] = part_of(warp);
   return join(parts);
 }
 
@@ -195,7 +201,7 @@ __device__ void store_joined(const DecodeParams& params, const Tile& tile, int h
       scaled(joined.out, empty ? 0.0f : __fdividef(1.0f, joined.sum));
 }
 
-// The parts of a tile in the CTA that has the first of them: over its rings, which are not needed any more.
+// The parts of a tile in the CTA that has the first of them.
 template <class C>
 struct ClusterParts {
   struct alignas(16) Row {
@@ -205,13 +211,25 @@ struct ClusterParts {
   Row rows[kMostCluster][C::kRowTile];
 };
 
+// They land in the last stage of V, or where it is needed, over the rings: then the cluster has to meet first.
+template <class C>
+__device__ bool parts_in_rings(const typename C::SharedMemory& shared) {
+  if constexpr (sizeof(ClusterParts<C>) > sizeof(shared.v[0])) return true;
+  return shared.cluster_units * kBoxKeys > (C::kStages - 1) * C::kStepKeys;
+}
+template <class C>
+__device__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
+  static_assert(sizeof(ClusterParts<C>) <= sizeof(shared.k) + sizeof(shared.v));
+  if (parts_in_rings<C>(shared)) return *reinterpret_cast<ClusterParts<C>*>(&shared.k);
+  return *reinterpret_cast<ClusterParts<C>*>(&shared.v[C::kStages - 1]);
+}
+
 // A joined row quad to the CTA that has the tile's first part.
 template <class C>
 __device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column, const RowPart& joined,
                           typename C::SharedMemory& shared) {
-  static_assert(sizeof(ClusterParts<C>) <= sizeof(shared.k) + sizeof(shared.v));
   const int first = tile.item.first_part / 2;
-  auto& to = reinterpret_cast<ClusterParts<C>*>(&shared.k)->rows[blockIdx.x - first][row];
+  auto& to = cluster_parts<C>(shared).rows[blockIdx.x - first][row];
   const int leader = first & (params.list.cluster - 1);
   store_in_cluster(&to.out[column], leader, joined.out, shared.parts_full);
   if (column == 0) store_in_cluster(&to.most, leader, float2{joined.most, joined.sum}, shared.parts_full);
@@ -220,7 +238,7 @@ __device__ void send_part(const DecodeParams& params, const Tile& tile, int row,
 template <class C>
 __device__ void join_cluster(const DecodeParams& params, const Tile& tile, typename C::SharedMemory& shared) {
   constexpr int kQuads = C::kHeadDimV / 4;
-  const auto& parts = *reinterpret_cast<const ClusterParts<C>*>(&shared.k);
+  const auto& parts = cluster_parts<C>(shared);
   for (int i = threadIdx.x; i < tile.rows * kQuads; i += C::kConsumers) {
     const int row = i / kQuads;
     const int column = i % kQuads * 4;
@@ -253,19 +271,30 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
     const int row_bytes = ((params.head_dim_v + 3) / 4 * 4 + 2) * static_cast<int>(sizeof(float));
     shared.parts_full.arrive_expecting(tile.item.parts * tile.rows * row_bytes);
   }
+  // A warp that has a head to itself needs no other.
+  const auto meet = [alone = heads == C::kWarps && tile.item.partial < 0] {
+    if (alone) {
+      __syncwarp();
+    } else {
+      wait_for_consumers<C>();
+    }
+  };
   put_down_stats<C>(acc, shared);
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
     if (8 * n >= tile.rows) break;
     put_down_rows<C>(acc, n, shared);
     // This CTA's rings may be written over: what was read from them is in the rows put down.
-    if (in_cluster && n == 0) cluster_arrive_relaxed();
-    wait_for_consumers<C>();
+    if (in_cluster && n == 0 && parts_in_rings<C>(shared)) cluster_arrive_relaxed();
+    meet();
     if (in_cluster && n == 0) cluster_wait();
+    const int shift = 31 - __clz(heads);
+    // The warps of a head share its rows.
     for (int i = threadIdx.x; i < heads * 8 * kQuads; i += C::kConsumers) {
-      const int head = i / (8 * kQuads);
-      const int row = 8 * n + i / kQuads % 8;
-      const int column = i % kQuads * 4;
+      const int head = i / 32 & (heads - 1);
+      const int quad = (i / 32 >> shift) * 32 + i % 32;
+      const int row = 8 * n + quad / kQuads;
+      const int column = quad % kQuads * 4;
       if (row >= tile.rows || column >= params.head_dim_v) continue;
       RowPart joined = join_warps<C>(shared, heads, head, row, column);
       if constexpr (C::kFp8) {
@@ -277,7 +306,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
         store_joined<C>(params, tile, head, row, column, joined);
       }
     }
-    if (!in_cluster || 8 * (n + 1) < tile.rows) wait_for_consumers<C>();
+    if (!in_cluster || 8 * (n + 1) < tile.rows) meet();
   }
   if (tile.item.partial < 0) return;
   if (in_cluster) {

@@ -63,6 +63,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     return tile;
   };
   Tile tile = tile_of(first_item);
+  if (shared.cluster_units > 0 && !parts_in_rings<C>(shared)) cluster_arrive_relaxed();
   RowCopier<C, !kBoxes> rows(params, first_item, shared);
   rows.begin();
   wait_for_previous_kernel();
@@ -106,7 +107,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
       tile = tile_of(next);
       queries.read(params, tile);
     }
-    finish_item<C>(params, done, acc, shared.in_cluster && done.item.partial >= 0, shared);
+    finish_item<C>(params, done, acc, shared.cluster_units > 0 && done.item.partial >= 0, shared);
     if (!more) break;
   }
 }
@@ -139,7 +140,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
   if (threadIdx.x == 0) {
     shared.range_begin = range.begin;
     shared.range_end = range.end;
-    shared.in_cluster = range.in_cluster;
+    shared.cluster_units = range.cluster_units;
     shared.reads_ahead = reads_ahead<C>(params, range);
   }
   __syncthreads();

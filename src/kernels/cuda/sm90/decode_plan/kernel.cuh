@@ -147,7 +147,7 @@ struct PlanConfig {
     // The last unit of the pair before lies kOverhead + 1 before this pair.
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
-      work.ranges[range].in_cluster = line.in_cluster;
+      work.ranges[range].cluster_units = line.in_cluster ? quotient(tile.units + line.parts - 1, line.parts) : 0;
       work.ranges[range].first = item;
     }
     const int64_t next = pair.start + tile.cost();
@@ -164,6 +164,9 @@ struct PlanConfig {
   // The first part of a pair, and the ranges that its overhead swallowed.
   __device__ static void write_first(const DecodeWork& work, const Line& line, const Pair& pair) {
     write_part(work, line, pair, pair.first_range);
+    if (pair.number == 0) {
+      for (int range = 0; range < pair.first_range; ++range) write_empty(work, range);
+    }
     const int64_t next = pair.start + pair.tile.cost();
     const bool is_last = pair.number == line.pairs - 1;
     for (int range = pair.last_range + 1; range < line.ranges; ++range) {
@@ -255,22 +258,26 @@ struct PlanConfig {
     }
     const int64_t line = all.cost * groups;
     const int pairs = all.tiles * groups;
-    int ranges = range_count(work, ctas, pairs, line);
+    const bool alike = !__syncthreads_or(64ll * longest * pairs > 65 * line) && kept;
+    const bool similar = !__syncthreads_or(4ll * longest * pairs > 5 * line) && kept;
+    // Items of one head are slower so, as yet unexplained: 16 log-uniform lengths took 177 us instead of 172.
+    const bool at_ends = alike || heads == 1;
+    int ranges = range_count(work, ctas, pairs, line, at_ends);
     // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs or the
     // parts are of 16 units.
     int parts = 1;
 #pragma unroll 1
-    while (2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
+    while (similar && 2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
     if (4 * parts * pairs < 3 * ranges && line > 17ll * parts * pairs) parts = 1;
-    const bool longer = 4ll * longest * pairs > 5 * line;
-    if (__syncthreads_or(longer) || !kept) parts = 1;
+    const bool in_cluster = parts > 1;
     // Without clusters a CTA of each tile is the last to end, for it joins the parts. Where these are short, the next
     // kernel's CTAs do not wait for those: 8.7 instead of 9.2 us at 1 x 4k (H200, 2026-11-22).
     const bool spares = 8 * pairs <= ctas && line <= 24ll * ctas;
-    if (parts > 1) {
+    if (in_cluster) {
       ranges = parts * pairs;
-    } else if (spares) {
-      ranges = range_count(work, ctas - pairs, pairs, line);
+    } else {
+      if (spares) ranges = range_count(work, ctas - pairs, pairs, line, at_ends);
+      if (alike && !spares && ranges > pairs && ranges % pairs == 0) parts = ranges / pairs;
     }
     cut_line(shared.tiles, line, ranges, parts, groups, shared.bounds);
     const int step = kPlanThreads * blocks;
@@ -282,7 +289,7 @@ struct PlanConfig {
     __syncthreads();
 
     const Line cut = {shared.bounds, ranges, __fdividef(static_cast<float>(ranges), static_cast<float>(line)),
-                           groups,        heads,  pairs, parts > 1};
+                           groups,        heads,  pairs, parts,  in_cluster};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
       if (at > 0) {
