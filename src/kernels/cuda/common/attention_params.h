@@ -133,21 +133,6 @@ struct MergeParams {
   int32_t f32_out;
 };
 
-// From one row per request of a request table to page ids (KV-11).
-struct PageTableParams {
-  const int32_t* request_slots;  // [rows, request_slots_stride]
-  int64_t request_slots_stride;
-  const int32_t* request_rows;  // [requests]
-  const int32_t* kv_lens;       // [requests]
-  const int64_t* slot_map;      // full slot -> window slot, -1: not held; or null
-  int64_t slots;                // entries of slot_map, or slots of the pool; others count as page 0
-  // [requests, page_table_stride]; behind the end, up to a multiple of kTableKeys keys, entries
-  // become 0
-  int32_t* page_table;
-  int64_t page_table_stride;
-  int32_t requests;
-  int32_t page_size;
-};
 constexpr int32_t kTableKeys = 256;  // the largest key tile of any kernel
 
 // How a cache keeps scales; as KvScale.
