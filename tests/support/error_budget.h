@@ -28,9 +28,11 @@ inline constexpr ErrorBudget kE4m3Budget = {2, 0x1p-8, 2, 1e-3};
 inline constexpr ErrorBudget kE4m3LseBudget = {2, 0x1p-13, 8, 0};
 // Of the natural log-sum-exp, relative to the larger of 1 and its value.
 inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
-// The same of MLA on a GPU: a score is a sum of 36 products of 16 columns, and tensor cores cut off
-// what lies below the last bit of each sum. Measured: 16.
-inline constexpr ErrorBudget kLatentLseBudget = {2, 0x1p-24, 36, 0};
+// A tensor core cuts off what lies below the last bit of each sum: a score is one of so many
+// products of 16 columns, and its LSE may be off by a unit for each if they are more than the units
+// above. Measured: 16 of MLA's 36.
+inline constexpr int kColumnsOfASum = 16;
+
 // With MLA's weights queries or keys pass through the dtype once more on a GPU, and so do values or
 // results; 656-byte rows are multiplied by their scales into it. The plain computation rounds keys
 // and values, and these are added. Measured: a quarter of a bf16 unit in the LSE of a single key
