@@ -19,11 +19,12 @@ struct RequestLengths {
 };
 
 struct GpuCase {
-  // "prefill-causal", "prefill-cap" (and other features of layers), "verify-tree", "prefill-full",
-  // "extend", "decode", "decode-varlen", "decode-shared", "mixed", "mla-decode",
-  // "mla-prefill-causal": the names of the peers' tables. Prefill and extend are causal;
-  // prefill-full has no cache; mla-prefill-causal is attention over given keys and values of MLA's
-  // widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's weights.
+  // "prefill-causal", "prefill-full", "extend", "decode", "decode-varlen", "decode-shared",
+  // "mixed", "mla-decode", "mla-prefill-causal": the names of the peers' tables. Prefill and extend
+  // are causal; prefill-full has no cache; mla-prefill-causal is attention over given keys and
+  // values of MLA's widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's
+  // weights. "prefill-" and "extend-" with a feature ("prefill-cap") are layers that have it;
+  // "verify-tree" verifies drafts.
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;
@@ -37,7 +38,7 @@ struct GpuCase {
   std::string name() const;  // unique in the grid
   KvCacheSpec cache(int32_t layers) const;
   bool cached() const { return spec.scope == AttentionScope::decoder; }
-  // Whether scores or masks are more than causal: peers of other cases are none of theirs.
+  // Whether scores or masks are more than causal. The peers run without.
   bool has_features() const;
   bool fp8_products() const { return is_fp8(spec.q_dtype); }
   bool has_mla_weights() const { return spec.nope_dim > 0; }
@@ -56,7 +57,7 @@ struct GpuCase {
 enum class GpuSuite {
   quick,  // a case of each kind, half a minute
   table,  // what targets are stated for
-  full,   // every batch, length, group size and page size
+  full,   // every batch, length, group size, page size and feature of scores and masks
 };
 
 std::vector<GpuCase> gpu_cases(GpuSuite suite);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "bench/gpu_cache.h"
 #include "bench/gpu_cases.h"
 #include "bench/gpu_ceilings.h"
 #include "bench/gpu_output_check.h"
@@ -12,15 +13,6 @@
 #include "gpu/gpu.h"
 
 namespace fovea::bench {
-
-// Device memory the cases take turns to use as caches. Its noise is never written by a case: the
-// timed calls attend to what is there (save_kv is false), as the peers' do.
-struct CacheMemory {
-  gpu::DeviceBuffer values;  // bf16 or e4m3 noise, whatever the last case needed
-  gpu::DeviceBuffer scales;  // f32, positive
-  DType dtype = DType::f32;  // of the noise; f32: none yet
-  bool mla_fp8_rows = false;
-};
 
 class GpuWorkload {
  public:
