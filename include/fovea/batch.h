@@ -64,7 +64,7 @@ struct BatchView {
   const int32_t* request_slots = nullptr;
   int64_t request_slots_stride = 0;
   // [rows, page_table_stride] the pages of the request, of page_size tokens each: the block table
-  // of other engines. Window pools: pages of the pool whose slots they map.
+  // of other engines. For a window pool: pages of the full pool, whose slots it maps.
   const int32_t* page_table = nullptr;
   int64_t page_table_stride = 0;
   // [tokens] slot each new token is written to; -1 skips the write. int64 because a slot times a

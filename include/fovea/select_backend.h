@@ -48,7 +48,7 @@ struct Reason {
   std::string text;  // names the value and what would be accepted
 };
 
-// G-7: which batches a backend can serve from a captured graph.
+// Which batches a backend can serve from a captured graph.
 enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
 
 // Everything selection looks at. `cache` is ignored for linear kinds and uncached scopes. On the

@@ -34,11 +34,11 @@ struct TokenSlots {
   PageCheck check = PageCheck::ends;
 };
 
-// KV-11 and KV-14: table[i, c] = page of tokens [c * page_size, ...) of request i. table is
-// [requests, table_stride] with table_stride >= ceil(max len / page_size).
+// table[i, c] = page of tokens [c * page_size, ...) of request i. table is [requests, table_stride]
+// with table_stride >= ceil(max len / page_size).
 void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<int32_t> table);
 
-// KV-12: the pages of request i are indices[indptr[i], indptr[i + 1]); its last page holds
+// The pages of request i are indices[indptr[i], indptr[i + 1]); its last page holds
 // last_page_lens[i] tokens, 1 when it has none. indptr is [requests + 1], last_page_lens
 // [requests].
 struct PageIndices {
@@ -48,12 +48,12 @@ struct PageIndices {
 };
 void build_page_indices(const TokenSlots& tokens, const PageIndices& out);
 
-// KV-13: one slot per token, tokens [first_tokens[i], lens[i]) of request i, at
+// One slot per token, tokens [first_tokens[i], lens[i]) of request i, at
 // indices[indptr[i], indptr[i + 1]).
 void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
                         std::span<int32_t> indices);
 
-// KV-15: indptr[0] = 0, indptr[i + 1] = indptr[i] + lens[i]. Error when the sum exceeds int32.
+// indptr[0] = 0, indptr[i + 1] = indptr[i] + lens[i]. Error when the sum exceeds int32.
 void build_indptr(std::span<const int32_t> lens, std::span<int32_t> indptr);
 
 }  // namespace fovea

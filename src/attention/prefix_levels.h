@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared prefixes of a batch (K-11) as levels of groups: neighbouring requests whose next keys lie
-// in the same slots.
+// Shared prefixes of a batch as levels of groups: neighbouring requests whose next keys lie in
+// the same slots.
 #pragma once
 
 #include <cstdint>

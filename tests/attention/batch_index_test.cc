@@ -274,7 +274,7 @@ TEST(BatchIndex, LengthsBeyondTheOwnedPagesAreNamed) {
   }
 }
 
-// E-20: 300 tokens at slots 14... with pages of 128 straddle pages; here in small.
+// 300 tokens at slots 14... with pages of 128 straddle pages; here in small.
 TEST(BatchIndex, SlotsThatStraddlePagesAreRefused) {
   Table table = make_table(16, {30}, 3);
   int32_t* row = table.slots.data() + table.rows[0] * kContext;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small batch with everything that one may point to, for tests of what is refused.
+// The fixture of tests of what is refused.
 #pragma once
 
 #include <gtest/gtest.h>

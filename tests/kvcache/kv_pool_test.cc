@@ -228,7 +228,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// KV-24: rows of 576 at 4 M slots are past 2^31 elements and 4 GiB.
+// Rows of 576 at 4 M slots are past 2^31 elements and 4 GiB.
 TEST(KvPool, AddressesPast32BitsAndUntouchedPagesCostNothing) {
   KvCacheSpec spec;
   spec.layout = KvLayout::mla;

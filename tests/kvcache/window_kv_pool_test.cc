@@ -84,7 +84,7 @@ TEST(WindowKvPool, MisuseIsAnError) {
   expect_invalid("full_slots is 42", [] { make_window_kv_pool(window_spec(4, 8), 3, 42); });
 }
 
-// KV-17: a request that unmaps what left its window holds at most
+// A request that unmaps what left its window holds at most
 // ceil((window - 1 + new) / page_size) + 1 pages.
 TEST(WindowKvPool, SlidingRequestStaysWithinItsBound) {
   std::mt19937 random(7);

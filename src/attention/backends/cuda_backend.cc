@@ -168,7 +168,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   planned_ = false;
 }
 
-// Of plan `number` of the pass over the keys that are in no group.
+// What a cascade's last pass, over the keys that are in no group, adds to its plan `number`.
 cuda::PlanCompany CudaBackend::company_of(const BatchView& batch, int32_t number) const {
   return cascades_ ? buffers_.prefixes.last_plan(batch, params_.batch, number)
                    : cuda::PlanCompany{};
