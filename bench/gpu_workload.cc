@@ -196,7 +196,7 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
   fill(w_uv, config.spec.v_dim, 6);
 }
 
-// Slopes as for ALiBi's models; a tree of drafts is a chain.
+// Slopes as ALiBi's models have them; a tree of drafts is a chain.
 void GpuWorkload::Setup::place_features(Stream stream) {
   const auto heads = static_cast<size_t>(config.spec.q_heads);
   std::vector<float> slopes(heads);

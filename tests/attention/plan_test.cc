@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention/two_requests.h"
+#include "attention/validate_batch.h"
 
 namespace fovea {
 namespace {
@@ -244,6 +245,38 @@ TEST(Plan, PagesBeforeTheWindowMayBeGone) {
   fixture.slots[kContext + 6] = -1;
   EXPECT_NE(error_of([&] { fixture.backend->plan(fixture.batch); }).find("request 0, column 1"),
             std::string::npos);
+}
+
+// What backends of a GPU check: the arrays, here at an address that nobody may read, count only as
+// given or not.
+TEST(Plan, WithoutReadingArraysATableIsMissedOrOneTooMany) {
+  const Fixture fixture;
+  const auto* device = reinterpret_cast<const int32_t*>(64);
+  BatchView good = fixture.batch;
+  good.q_indptr = good.kv_lens = good.request_rows = good.encoder_lens = device;
+  good.page_table = good.encoder_page_table = device;
+  good.page_table_stride = good.encoder_page_table_stride = 4;
+  good.request_slots = good.encoder_slots = nullptr;
+  for (const bool cross : {false, true}) {
+    BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
+    if (cross) rules.spec.scope = AttentionScope::cross;
+    const auto expect = [&](const BatchView& batch, const std::string& words) {
+      EXPECT_EQ(error_of([&] { validate_batch_shape(batch, rules); }), words);
+    };
+    const std::string slots = cross ? "encoder_slots" : "request_slots";
+    const std::string pages = cross ? "encoder_page_table" : "page_table";
+    const std::string both = slots + " and " + pages;
+    expect(good, "nothing was thrown");
+    BatchView batch = good;
+    (cross ? batch.encoder_page_table : batch.page_table) = nullptr;
+    expect(batch, both + " are null, the batch needs one of them");
+    batch = good;
+    (cross ? batch.encoder_slots : batch.request_slots) = device;
+    expect(batch, both + " are given, the batch takes one of them");
+    batch = good;
+    (cross ? batch.encoder_page_table_stride : batch.page_table_stride) = 0;
+    expect(batch, pages + "_stride is 0, must be positive");
+  }
 }
 
 }  // namespace
