@@ -63,6 +63,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     return tile;
   };
   Tile tile = tile_of(first_item);
+  // Parts that land where this CTA copies nothing may come as soon as the barriers are made.
   if (shared.cluster_units > 0 && !parts_in_rings<C>(shared)) cluster_arrive_relaxed();
   RowCopier<C, !kBoxes> rows(params, first_item, shared);
   rows.begin();

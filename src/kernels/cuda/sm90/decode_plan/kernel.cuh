@@ -31,7 +31,7 @@ struct PlanConfig {
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kGrain};
 
-  // Tiles and their cost, which are summed together: below 2^24 and 2^40.
+  // Tiles and their cost, which are summed together: below 2^23 and 2^40.
   static constexpr int kCostBits = 40;
   __device__ static int tiles_of(int64_t sum) { return static_cast<int>(sum >> kCostBits); }
   __device__ static int64_t cost_of(int64_t sum) { return sum & ((int64_t{1} << kCostBits) - 1); }
@@ -288,8 +288,8 @@ struct PlanConfig {
     for (int i = ranges + rank; i < work.ctas; i += step) write_empty(work, i);
     __syncthreads();
 
-    const Line cut = {shared.bounds, ranges, __fdividef(static_cast<float>(ranges), static_cast<float>(line)),
-                           groups,        heads,  pairs, parts,  in_cluster};
+    const float ranges_per_unit = __fdividef(static_cast<float>(ranges), static_cast<float>(line));
+    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups, heads, pairs, parts, in_cluster};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
       if (at > 0) {

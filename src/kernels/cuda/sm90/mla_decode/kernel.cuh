@@ -89,6 +89,8 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   wait_copies<0>();
 }
 
+// Beside pages a warp each for keys, for queries and all items but the first, and for that one: `first`, which
+// all three have read.
 template <class C>
 __device__ __forceinline__ void run_producer(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared,

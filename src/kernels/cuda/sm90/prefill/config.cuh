@@ -259,7 +259,8 @@ struct PrefillConfig {
     alignas(kBoxes ? 1024 : 16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
-    float q_unit[kWiden ? kConsumers : 1][kSegments || (kGeneral && !kWiden) ? 1 : kGroupRows];  // what f16 queries are relative to
+    // What f16 queries are relative to.
+    float q_unit[kWiden ? kConsumers : 1][kSegments || (kGeneral && !kWiden) ? 1 : kGroupRows];
     // The rows of some key tiles in memory, null: not the request's.
     const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];

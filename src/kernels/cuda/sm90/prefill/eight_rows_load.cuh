@@ -75,7 +75,7 @@ struct SegmentWalk {
   __device__ void advance() { go_to(first - 1); }
 };
 
-// Reads the list ahead of the copies. A warp. `settled`: the list was complete when the kernel started.
+// Reads the list ahead of the copies. A warp.
 template <class Config>
 __device__ void take_row_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;

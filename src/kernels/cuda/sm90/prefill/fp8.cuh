@@ -60,7 +60,10 @@ __device__ __forceinline__ float shared_scale(const KeyParams& keys, const float
 // Scales of two neighbouring keys. Volatile, so that few are in registers at once.
 __device__ __forceinline__ float2 load_scales(const float* scales) {
   float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(shared_address(scales)) : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.x), "=f"(pair.y)
+               : "r"(shared_address(scales))
+               : "memory");
   return pair;
 }
 

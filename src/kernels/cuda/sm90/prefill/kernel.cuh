@@ -1,5 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of many new tokens over paged or packed keys on Hopper. One persistent block per SM.
+//
+//   warpgroup 0, the producer: each warp has roles of its own
+//              pages, pairs              fp8 products              boxes                 rows
+//     warp 0   K                         K and V                   widens K, V; q        copies K, V; q
+//     warp 1   row tiles and q           row tiles, q, plain out   row tiles, K, V       row tiles, places of rows
+//     warp 2   V                         transposes V              widens K, V           copies K, V
+//     warp 3   joins | masks | plain out transposes V              widens K, V           copies K, V
+//   warpgroups 1 to 3, consumers of 64 query rows each: mainloop.cuh
+//
+// Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores are general, else
+// stores out of pairs at head dim 128. Masks that it does not find are found by the warp that brings V or finds rows.
+// The queries of kQueryRing come with K.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/eight_rows.cuh"
@@ -233,7 +245,8 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
         shared.pair.taken_empty[i].init(1);
       }
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart || kFindsApart ? 3 : 2));
+      shared.tile_empty[i].init(
+          4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart || kFindsApart ? 3 : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
     }
     if constexpr (kGeneral) {

@@ -20,7 +20,7 @@ struct RowFinder {
   const int32_t* pages;  // of the request
   Interval live;         // keys to be read
   int page_size;
-  uint32_t inverse;  // of page_size, times 2^32, rounded down
+  uint32_t inverse;  // (2^32 - 1) / page_size, rounded down
 
   struct Row {
     int page;   // not yet there when the finder returns it
@@ -79,8 +79,8 @@ __device__ __forceinline__ void note_places(const PrefillParams& params, typenam
   }
 }
 
-// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies; pages are
-// read one key tile ahead of their use.
+// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies, and their masks; pages
+// are read one key tile ahead of their use. Masks come last: their memory may wait for what was handed on.
 template <class Config>
 __device__ void locate_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;

@@ -19,7 +19,9 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
       load_query_step<Config>(shared, consumer, stage, step,
                               reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]));
     }
-    if (Config::kQueryRegisters && !Config::kQueryRing && threadIdx.x % 32 == 0) shared.q_empty[stage][consumer].arrive();
+    if (Config::kQueryRegisters && !Config::kQueryRing && threadIdx.x % 32 == 0) {
+      shared.q_empty[stage][consumer].arrive();
+    }
   }
 }
 
@@ -46,7 +48,8 @@ __device__ __forceinline__ void start_scores(typename Config::SharedMemory& shar
       Product<Config::kKeys>::template run<Config::kMath, false>(
           acc.scores, &acc.queries[4 * step], k_step, step > 0);
     } else {
-      const uint64_t q_step = moved(q, step / 4 * sizeof(typename Config::Queries) / Config::kDimBlocks + step % 4 * 32);
+      const uint64_t q_step =
+          moved(q, step / 4 * sizeof(typename Config::Queries) / Config::kDimBlocks + step % 4 * 32);
       Product<Config::kKeys>::template run<Config::kMath, false>(acc.scores, q_step, k_step,
                                                                  step > 0);
     }

@@ -118,8 +118,8 @@ __device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulato
   return sums.keep;
 }
 
-// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by acc.rescale. `stage`:
-// of the key tile's keys, which are still there.
+// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by acc.rescale.
+// `stage`: of the key tile's keys, which are still there.
 template <class Config>
 __device__ __forceinline__ void softmax_again(const PrefillParams& params,
                                               typename Config::SharedMemory& shared, const RowTile& tile,

@@ -8,7 +8,9 @@ namespace fovea::kernels::cuda {
 
 // outer * tanh(inner * x) to 1.6e-7 of its value for |inner * x| <= kNearTanh, without a special
 // function: the powers of the softmax keep that unit busy. A minimax polynomial of x^2, whose
-// coefficients hold both factors.
+// coefficients hold both factors: their range is that of 1e-4 < inner < 3e3. Below, the last ones
+// vanish, and scores near kNearTanh of a cap of 50 err by 0.01 at 2e-5, by 0.06 at 2e-6; above they
+// are infinite.
 constexpr float kNearTanh = 0.75f;
 struct NearCap {
   float c[6];
