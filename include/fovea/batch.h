@@ -85,9 +85,9 @@ struct BatchView {
 
   // A promise: keys and values of all tokens before the new ones were stored before plan() on its
   // stream, and nobody writes them until the last forward() of the pass has run; so no new token of
-  // a request is an earlier one of another. A GPU decode may then read them while what was enqueued
-  // ahead of it still runs, and cut its work otherwise, so that last bits may differ. Without it
-  // they may arrive any time before a layer's forward(). Scope cross pays no heed to it.
+  // a request is an earlier one of another. GPU kernels for few new tokens may then read them while
+  // what was enqueued ahead still runs, and decode cut its work otherwise, so that last bits may
+  // differ. Without it they may arrive any time before a layer's forward(). Not for scope cross.
   bool prefix_settled = false;
 
   // scope cross: lengths of the encoder and, as above, one of two tables. Those of the decoder are
