@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The results of the warps become the result of the item; the last CTA to finish a tile that several
-// shared joins their parts, in ascending order of keys whoever comes last.
+// shared joins their parts, in ascending order of keys whoever comes last. CTAs of a cluster send theirs
+// to the one that has the first.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From device-side lengths to the work list, without the host. Every (row tile, group of kv heads)
 // pair costs its keys, counted in units of kGrain, plus kOverhead; the pairs stand in a line, which
-// is cut into equal ranges, one for each CTA of the attention kernel. Everything about a pair follows
-// from where it begins in the line, so each thread writes its pairs on its own.
+// is cut into equal ranges, one for each CTA of the attention kernel; where all tiles are about as long,
+// each pair into as many equal parts. Everything about a pair follows from where it begins in the line,
+// so each thread writes its pairs on its own.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
 //   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index pair + range
