@@ -2,39 +2,10 @@
 // Soft cap and ALiBi: from landed products to scores that the softmax takes, in place.
 #pragma once
 
+#include "kernels/cuda/common/near_cap.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
 
 namespace fovea::kernels::cuda {
-
-// outer * tanh(inner * x) to 1.6e-7 of its value for |inner * x| <= kNearTanh, without a special
-// function: the powers of the softmax keep that unit busy. A minimax polynomial of x^2, whose
-// coefficients hold both factors: their range is that of 1e-4 < inner < 3e3. Below, the last ones
-// vanish, and scores near kNearTanh of a cap of 50 err by 0.01 at 2e-5, by 0.06 at 2e-6; above they
-// are infinite.
-constexpr float kNearTanh = 0.75f;
-struct NearCap {
-  float c[6];
-  __device__ __forceinline__ float operator()(float x) const {
-    const float square = x * x;
-    float sum = fmaf(square, c[5], c[4]);
-    sum = fmaf(square, sum, c[3]);
-    sum = fmaf(square, sum, c[2]);
-    sum = fmaf(square, sum, c[1]);
-    return x * fmaf(square, sum, c[0]);
-  }
-};
-__device__ __forceinline__ NearCap near_cap(float inner, float outer) {
-  constexpr float kTanh[6] = {
-      1, -0.333329588f, 0.133254066f, -0.0533444323f, 0.0195829086f, -0.0047162571f};
-  NearCap cap;
-  float factor = inner * outer;
-#pragma unroll
-  for (int i = 0; i < 6; ++i) {
-    cap.c[i] = kTanh[i] * factor;
-    factor *= inner * inner;
-  }
-  return cap;
-}
 
 // A rare change of every score, one after the other: a loop of few instructions, through local
 // memory. Not where fp8 keys are widened: ptxas 13.0 gave the register of the stack's address to
