@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// First, as device code needs its names.
 #include "kernels/cuda/common/near_cap.cuh"
 
 #include <gtest/gtest.h>
