@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// First, as device code needs its names.
-#include "kernels/cuda/common/near_cap.cuh"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+// clang-format off: device code needs the names of the first.
 #include "emulation/cuda.h"
+#include "kernels/cuda/common/near_cap.cuh"
+// clang-format on
 
 namespace fovea::kernels::cuda {
 namespace {
