@@ -4,19 +4,33 @@
 GroupQueryAttention: same machine, threads, dtype, shapes and kind of inputs, one run, case by case.
 Rounds of all libraries alternate and the median round counts: a machine that slows down slows all.
 
-Needs the PyPI packages torch, onnxruntime, onnx and numpy, which the build does not. Peers read one
-contiguous cache; Fovea reads pages of 16 in random order. Caches rotate so that none is warm.
+Peers are PyPI packages, which the build does not need: torch; onnxruntime with onnx and numpy. Those
+installed are measured. They read one contiguous cache; Fovea reads pages of 16 in random order. Caches
+rotate so that none is warm.
 
 Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--rounds 3] [--quick]
                           [--phase decode|prefill] [--dtype fp32|bf16] [--filter SUBSTRING] [--csv FILE]
 """
 import argparse
+import importlib
+import importlib.util
 import json
 import subprocess
 import sys
 import time
 
 COLD_BYTES = 640e6
+MODULES_OF = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}
+
+
+def installed_peers():
+    """Says on stderr, in one line, which peers lack which module."""
+    missing = {peer: [module for module in modules if importlib.util.find_spec(module) is None]
+               for peer, modules in MODULES_OF.items()}
+    absent = [f"{peer} (no module {', '.join(modules)})" for peer, modules in missing.items() if modules]
+    if absent:
+        print("not measured: " + "; ".join(absent), file=sys.stderr)
+    return [peer for peer, modules in missing.items() if not modules]
 
 
 def median_seconds(call, variants, budget):
@@ -120,16 +134,18 @@ def fovea_result(binary, case, threads, budget):
         command += ["--" + flag.replace("_", "-"), str(case[flag])]
     command += ["--dtype", case["q_dtype"], "--kv-dtype", case["kv_dtype"]]
     report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return report["results"][0], report
+    return report["results"][0]
 
 
 def measure(case, flags):
-    """One round: Fovea's result and the seconds of each peer, None where it has no such case."""
-    ours, _ = fovea_result(flags.fovea, case, flags.threads, flags.seconds)
-    peers = {"torch": torch_seconds(case, case["q_dtype"], flags.seconds, False),
-             "torch expanded": torch_seconds(case, case["q_dtype"], flags.seconds, True),
-             "onnxruntime": onnx_seconds(case, flags.seconds, flags.threads)
-             if case["q_dtype"] == "fp32" else None}
+    """One round: Fovea's result and the seconds of each peer, None where it is absent or has no such case."""
+    ours = fovea_result(flags.fovea, case, flags.threads, flags.seconds)
+    peers = {"torch": None, "torch expanded": None, "onnxruntime": None}
+    if "torch" in flags.peers:
+        peers["torch"] = torch_seconds(case, case["q_dtype"], flags.seconds, False)
+        peers["torch expanded"] = torch_seconds(case, case["q_dtype"], flags.seconds, True)
+    if "onnxruntime" in flags.peers and case["q_dtype"] == "fp32":
+        peers["onnxruntime"] = onnx_seconds(case, flags.seconds, flags.threads)
     return ours, peers
 
 
@@ -170,11 +186,14 @@ def main():
     parser.add_argument("--filter", default="", help="part of the case's name, as in the first column")
     parser.add_argument("--csv", help="also write the rows here")
     flags = parser.parse_args()
-    import onnxruntime
-    import torch
-    torch.set_num_threads(flags.threads)
+    flags.peers = installed_peers()
+    if not flags.peers:
+        return 1
+    if "torch" in flags.peers:
+        importlib.import_module("torch").set_num_threads(flags.threads)
+    versions = [f"{peer} {importlib.import_module(peer).__version__}" for peer in flags.peers]
     rows = []
-    print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {flags.threads} threads\n")
+    print(f"{', '.join(versions)}, {flags.threads} threads\n")
     print("| case | fovea ms | of ceiling | torch ms | torch expanded ms | onnxruntime ms | fovea vs best peer |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for case in all_cases(flags.quick, flags.phase, flags.dtype):
@@ -183,12 +202,13 @@ def main():
         rounds = [measure(case, flags) for _ in range(flags.rounds)]
         ours = sorted((ours for ours, _ in rounds), key=lambda result: result["seconds"])[len(rounds) // 2]
         peers = {name: median([peers[name] for _, peers in rounds]) for name in rounds[0][1]}
-        best = min(seconds for seconds in peers.values() if seconds)
+        best = min((seconds for seconds in peers.values() if seconds), default=None)
+        ratio = best / ours["seconds"] if best else None
         name = name_of(case)
         shown = [f"{seconds * 1e3:.3f}" if seconds else "-" for seconds in peers.values()]
         print(f"| {name} | {ours['seconds'] * 1e3:.3f} | {ours['fraction']:.2f} {ours['bound']} | "
-              f"{' | '.join(shown)} | {best / ours['seconds']:.2f} |", flush=True)
-        rows.append([name, ours["seconds"], ours["fraction"], ours["bound"], *peers.values(), best / ours["seconds"]])
+              f"{' | '.join(shown)} | {f'{ratio:.2f}' if ratio else '-'} |", flush=True)
+        rows.append([name, ours["seconds"], ours["fraction"], ours["bound"], *peers.values(), ratio])
     if flags.csv:
         with open(flags.csv, "w", encoding="utf-8") as file:
             file.write("case,fovea_s,fraction,bound,torch_s,torch_expanded_s,onnxruntime_s,ratio\n")
