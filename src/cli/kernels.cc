@@ -62,7 +62,8 @@ void print_report(const std::vector<KernelListing>& listings) {
   };
   std::map<std::string, Family> families;
   fmt::print(
-      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB | compile "
+      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB of code | "
+      "compile "
       "s |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
   for (const KernelListing& kernel : listings) {
     if (!kernel.packed) continue;
@@ -78,7 +79,7 @@ void print_report(const std::vector<KernelListing>& listings) {
     family.seconds += kernel.compile_seconds;
   }
   fmt::print(
-      "\n| family | kernels | most registers | spilled bytes | MB | compile s |\n"
+      "\n| family | kernels | most registers | spilled bytes | MB of code | compile s |\n"
       "| --- | ---: | ---: | ---: | ---: | ---: |\n");
   Family all;
   const auto line = [](const std::string& name, const Family& family) {

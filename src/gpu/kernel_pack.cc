@@ -10,14 +10,17 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/compression.h"
 #include "core/mapped_file.h"
 #include "core/sha256.h"
 
 namespace fovea::gpu {
 namespace {
 
-// File: magic, length of the index (8 bytes, little-endian), index as JSON, cubins back to back.
-constexpr std::string_view kMagic = "FOVEAPK1";
+// File: magic, length of the index (8 bytes, little-endian), index as JSON, frames of compressed
+// cubins back to back. Before 2026-11-22 the cubins themselves, and no "frame_size" in the index.
+constexpr std::string_view kMagic = "FOVEAPK2", kMagicUncompressed = "FOVEAPK1";
+constexpr size_t kMaxCubinBytes = size_t{64} << 20;  // the largest baked one has 0.37 MB
 
 // Every field with its length, so that no two fields can imitate each other.
 void add_field(Sha256& sha, std::string_view field) {
@@ -66,6 +69,15 @@ void replace_file(const std::string& path, std::string_view bytes) {
   }
 }
 
+// Packs of before the field "losses" still open: what they have is stale by its hash.
+ResourceUse resources_of(const nlohmann::json& item) {
+  return {.registers = item.at("registers").get<int>(),
+          .spill_bytes = item.at("spill_bytes").get<int>(),
+          .stack_bytes = item.at("stack_bytes").get<int>(),
+          .shared_bytes = item.at("shared_bytes").get<int>(),
+          .losses = item.value("losses", std::string())};
+}
+
 }  // namespace
 
 std::string content_hash(const KernelVariant& variant) {
@@ -98,7 +110,8 @@ KernelPack KernelPack::open(const std::string& path) {
   const MappedFile file(path);
   const std::string_view bytes = file.text();
   const size_t fixed = kMagic.size() + 8;
-  if (bytes.size() < fixed || bytes.substr(0, kMagic.size()) != kMagic) {
+  const std::string_view magic = bytes.substr(0, kMagic.size());
+  if (bytes.size() < fixed || (magic != kMagic && magic != kMagicUncompressed)) {
     fail(ErrorCode::corrupt_file, "{}: not a kernel pack", path);
   }
   uint64_t index_bytes = 0;
@@ -109,25 +122,29 @@ KernelPack KernelPack::open(const std::string& path) {
   }
   const auto index = nlohmann::json::parse(bytes.substr(fixed, index_bytes), nullptr, false);
   if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
-  const std::string_view cubins = bytes.substr(fixed + index_bytes);
+  const std::string_view frames = bytes.substr(fixed + index_bytes);
   KernelPack pack;
-  try {  // packs of before the field "losses" still open: what they have is stale by its hash
+  pack.path_ = path;
+  try {
     for (const auto& item : index) {
-      const auto offset = item.at("offset").get<uint64_t>();
-      const auto size = item.at("size").get<uint64_t>();
       const auto name = item.at("name").get<std::string>();
-      if (offset > cubins.size() || size > cubins.size() - offset) {
+      const auto cubin_bytes = item.at("size").get<uint64_t>();
+      if (cubin_bytes > kMaxCubinBytes) {
+        fail(ErrorCode::corrupt_file, "{}: {} has {} bytes of machine code, at most {}", path, name,
+             cubin_bytes, kMaxCubinBytes);
+      }
+      const bool compressed = magic == kMagic;
+      const auto offset = item.at("offset").get<uint64_t>();
+      const auto size = compressed ? item.at("frame_size").get<uint64_t>() : cubin_bytes;
+      if (offset > frames.size() || size > frames.size() - offset) {
         fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
       }
-      Entry& entry = pack.entries_[name];
-      entry.hash = item.at("hash").get<std::string>();
-      entry.kernel.cubin = cubins.substr(offset, size);
-      entry.kernel.seconds = item.at("seconds").get<double>();
-      entry.kernel.resources = {.registers = item.at("registers").get<int>(),
-                                .spill_bytes = item.at("spill_bytes").get<int>(),
-                                .stack_bytes = item.at("stack_bytes").get<int>(),
-                                .shared_bytes = item.at("shared_bytes").get<int>(),
-                                .losses = item.value("losses", std::string())};
+      const std::string_view stored = frames.substr(offset, size);
+      pack.entries_[name] = {.hash = item.at("hash").get<std::string>(),
+                             .frame = compressed ? std::string(stored) : compress(stored),
+                             .cubin_bytes = cubin_bytes,
+                             .resources = resources_of(item),
+                             .seconds = item.at("seconds").get<double>()};
     }
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::corrupt_file, "{}: the index is malformed: {}", path, error.what());
@@ -137,36 +154,49 @@ KernelPack KernelPack::open(const std::string& path) {
 
 void KernelPack::save(const std::string& path) const {
   nlohmann::json index = nlohmann::json::array();
-  std::string cubins;
+  std::string frames;
   for (const auto& [name, entry] : entries_) {
-    const ResourceUse& use = entry.kernel.resources;
     index.push_back({{"name", name},
                      {"hash", entry.hash},
-                     {"offset", cubins.size()},
-                     {"size", entry.kernel.cubin.size()},
-                     {"seconds", entry.kernel.seconds},
-                     {"registers", use.registers},
-                     {"spill_bytes", use.spill_bytes},
-                     {"stack_bytes", use.stack_bytes},
-                     {"shared_bytes", use.shared_bytes},
-                     {"losses", use.losses}});
-    cubins += entry.kernel.cubin;
+                     {"offset", frames.size()},
+                     {"frame_size", entry.frame.size()},
+                     {"size", entry.cubin_bytes},
+                     {"seconds", entry.seconds},
+                     {"registers", entry.resources.registers},
+                     {"spill_bytes", entry.resources.spill_bytes},
+                     {"stack_bytes", entry.resources.stack_bytes},
+                     {"shared_bytes", entry.resources.shared_bytes},
+                     {"losses", entry.resources.losses}});
+    frames += entry.frame;
   }
   const std::string text = index.dump();
   const uint64_t size = text.size();
   std::string bytes(kMagic);
   bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
-  replace_file(path, bytes + text + cubins);
+  replace_file(path, bytes + text + frames);
 }
 
-void KernelPack::set(const KernelVariant& variant, CompiledKernel kernel) {
-  entries_[variant.name] = {content_hash(variant), std::move(kernel)};
+void KernelPack::set(const KernelVariant& variant, const CompiledKernel& kernel) {
+  entries_[variant.name] = {.hash = content_hash(variant),
+                            .frame = compress(kernel.cubin),
+                            .cubin_bytes = kernel.cubin.size(),
+                            .resources = kernel.resources,
+                            .seconds = kernel.seconds};
 }
 
-const CompiledKernel* KernelPack::find(const KernelVariant& variant) const {
+const KernelPack::Entry* KernelPack::entry_of(const KernelVariant& variant) const {
   const auto found = entries_.find(variant.name);
   if (found == entries_.end() || found->second.hash != content_hash(variant)) return nullptr;
-  return &found->second.kernel;
+  return &found->second;
+}
+
+std::optional<CompiledKernel> KernelPack::find(const KernelVariant& variant) const {
+  const Entry* entry = entry_of(variant);
+  if (!entry) return std::nullopt;
+  return CompiledKernel{.cubin = decompress(entry->frame, entry->cubin_bytes,
+                                            fmt::format("{}: {}", path_, variant.name)),
+                        .resources = entry->resources,
+                        .seconds = entry->seconds};
 }
 
 void KernelPack::retain_only(const std::function<bool(std::string_view)>& keep) {
@@ -189,8 +219,7 @@ std::optional<CompiledKernel> KernelStore::find_cached(const KernelVariant& vari
   std::error_code ignored;
   if (!std::filesystem::exists(file, ignored)) return std::nullopt;
   try {
-    const KernelPack one = KernelPack::open(file);
-    if (const CompiledKernel* kernel = one.find(variant)) return *kernel;
+    return KernelPack::open(file).find(variant);
   } catch (const Error& error) {
     announce(fmt::format("the kernel cache is damaged: {}", error.what()));
   }
@@ -215,7 +244,7 @@ void KernelStore::announce(const std::string& line) const {
 }
 
 std::string KernelStore::why_not(const KernelVariant& variant) const {
-  if (pack_.find(variant) || find_cached(variant)) return {};
+  if (pack_.contains(variant) || find_cached(variant)) return {};
   return why_not_compiled(variant);
 }
 
@@ -229,7 +258,7 @@ std::string KernelStore::why_not_compiled(const KernelVariant& variant) const {
 }
 
 CompiledKernel KernelStore::get(const KernelVariant& variant) {
-  if (const CompiledKernel* packed = pack_.find(variant)) return *packed;
+  if (auto packed = pack_.find(variant)) return *std::move(packed);
   if (auto cached = find_cached(variant)) return *std::move(cached);
   if (const std::string reason = why_not_compiled(variant); !reason.empty()) {
     fail(ErrorCode::unsupported, "{}", reason);

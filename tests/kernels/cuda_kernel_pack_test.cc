@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel packs and the compiler's report, on machines without a GPU or NVRTC.
-#include <elf.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "fovea/error.h"
-#include "gpu/cubin.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/family.h"
 
@@ -26,15 +23,28 @@ class KernelPackFile : public ::testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  void expect_corrupt(const std::string& bytes) const {
+  // The message says `what` beside the file: whole packs fail when they are opened, entries that
+  // do not decompress when they are asked for.
+  void expect_corrupt(const std::string& bytes, const std::string& what = "") const {
     write(bytes);
     try {
-      KernelPack::open(path_);
+      KernelPack::open(path_).find(one_);
       FAIL() << "accepted " << bytes.size() << " bytes";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
-      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
     }
+  }
+  // `pack` with `from` in its index replaced.
+  static std::string edited(std::string pack, const std::string& from, const std::string& to) {
+    EXPECT_NE(pack.find(from), std::string::npos) << from;
+    pack.replace(pack.find(from), from.size(), to);
+    uint64_t index_bytes = 0;
+    std::memcpy(&index_bytes, &pack[8], sizeof(index_bytes));
+    index_bytes += to.size() - from.size();
+    std::memcpy(&pack[8], &index_bytes, sizeof(index_bytes));
+    return pack;
   }
 
   const std::string path_ =
@@ -54,7 +64,7 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
                   .seconds = 1});
   pack.save(path_);
   const KernelPack again = KernelPack::open(path_);
-  ASSERT_NE(again.find(one_), nullptr);
+  ASSERT_TRUE(again.contains(one_));
   EXPECT_EQ(again.find(one_)->cubin, std::string("\0one", 4));
   EXPECT_EQ(again.find(one_)->resources.registers, 7);
   EXPECT_EQ(again.find(one_)->resources.losses, "");
@@ -65,35 +75,44 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
 TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
   KernelPack pack;
   pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
-  KernelVariant edited = one_;
-  edited.headers = {{"h", "new"}};
-  EXPECT_EQ(pack.find(edited), nullptr);
-  edited = one_;
-  edited.sm = 80;
-  EXPECT_EQ(pack.find(edited), nullptr);
-  edited = one_;
-  edited.flags.push_back("--use_fast_math");
-  EXPECT_EQ(pack.find(edited), nullptr);
-  edited.flags.assign(one_.flags.begin() + 1, one_.flags.end());
-  EXPECT_EQ(pack.find(edited), nullptr);
-  EXPECT_EQ(pack.find(two_), nullptr);
+  KernelVariant other = one_;
+  other.headers = {{"h", "new"}};
+  EXPECT_FALSE(pack.find(other));
+  other = one_;
+  other.sm = 80;
+  EXPECT_FALSE(pack.find(other));
+  other = one_;
+  other.flags.push_back("--use_fast_math");
+  EXPECT_FALSE(pack.find(other));
+  other.flags.assign(one_.flags.begin() + 1, one_.flags.end());
+  EXPECT_FALSE(pack.find(other));
+  EXPECT_FALSE(pack.find(two_));
 }
 
 // `make kernels` over a pack of before a field of the index: it is built anew, not refused.
-TEST_F(KernelPackFile, OlderPacksOpen) {
+TEST_F(KernelPackFile, PacksWithoutLossesOpen) {
   KernelPack pack;
   pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
   pack.save(path_);
-  std::string bytes = read();
-  const std::string field = R"("losses":"",)";
-  ASSERT_NE(bytes.find(field), std::string::npos);
-  bytes.erase(bytes.find(field), field.size());
-  uint64_t index_bytes = 0;
-  std::memcpy(&index_bytes, &bytes[8], sizeof(index_bytes));
-  index_bytes -= field.size();
-  std::memcpy(&bytes[8], &index_bytes, sizeof(index_bytes));
-  write(bytes);
-  EXPECT_EQ(KernelPack::open(path_).entries().size(), 1u);
+  write(edited(read(), R"("losses":"",)", ""));
+  EXPECT_TRUE(KernelPack::open(path_).contains(one_));
+}
+
+TEST_F(KernelPackFile, PacksOfBeforeCompressionOpen) {
+  const std::string index =
+      R"([{"name":"a/1","hash":")" + content_hash(one_) +
+      R"(","offset":2,"size":12,"seconds":3.0,"registers":7,"spill_bytes":0,"stack_bytes":0,)"
+      R"("shared_bytes":0}])";
+  const uint64_t index_bytes = index.size();
+  write("FOVEAPK1" + std::string(reinterpret_cast<const char*>(&index_bytes), 8) + index +
+        "..machine code");
+  KernelPack::open(path_).save(path_);
+  EXPECT_EQ(read().substr(0, 8), "FOVEAPK2");
+  const auto kernel = KernelPack::open(path_).find(one_);
+  ASSERT_TRUE(kernel);
+  EXPECT_EQ(kernel->cubin, "machine code");
+  EXPECT_EQ(kernel->resources.registers, 7);
+  EXPECT_EQ(kernel->seconds, 3);
 }
 
 TEST_F(KernelPackFile, DamagedFilesAreErrors) {
@@ -109,6 +128,45 @@ TEST_F(KernelPackFile, DamagedFilesAreErrors) {
   longer[8] = '\xff';
   longer[12] = '\xff';
   expect_corrupt(longer);
+}
+
+TEST_F(KernelPackFile, CodeIsCompressed) {
+  const std::string code(100'000, 'x');
+  KernelPack pack;
+  pack.set(one_, {.cubin = code, .resources = {}, .seconds = 0});
+  pack.save(path_);
+  EXPECT_LT(read().size(), 1000u);
+  EXPECT_EQ(KernelPack::open(path_).find(one_)->cubin, code);
+}
+
+// Nothing may be taken for machine code that is not, byte for byte, what was compiled.
+TEST_F(KernelPackFile, DamagedCodeIsAnErrorThatNamesIt) {
+  std::string code;
+  for (int i = 0; i < 64; ++i) code += "machine code " + std::to_string(i * i);
+  KernelPack pack;
+  pack.set(one_, {.cubin = code, .resources = {}, .seconds = 0});
+  pack.save(path_);
+  const std::string good = read();
+  const std::string size = std::to_string(code.size());
+  const size_t frame_bytes = good.size() - good.rfind("}]") - 2;
+  const std::string frame_size = R"("frame_size":)" + std::to_string(frame_bytes);
+  expect_corrupt(edited(good, R"("size":)" + size, R"("size":)" + size + "0"),
+                 "a/1: " + size + "0 bytes where its zstd frame has " + size);
+  expect_corrupt(edited(good, R"("size":)" + size, R"("size":99999999999)"), "at most 67108864");
+  expect_corrupt(edited(good, frame_size, R"("frame_size":3)"), "a/1: its 3 bytes are not one");
+  expect_corrupt(edited(good, frame_size, frame_size + "0"), "a/1 lies outside");
+  expect_corrupt(edited(good, frame_size, R"("frame":1)"), "frame_size");
+  for (size_t at = good.size() - frame_bytes; at < good.size(); ++at) {
+    std::string damaged = good;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+    write(damaged);
+    try {
+      EXPECT_EQ(KernelPack::open(path_).find(one_)->cubin, code) << "byte " << at;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
+      EXPECT_NE(std::string(error.what()).find("a/1"), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST_F(KernelPackFile, AForbiddenCompilationSaysWhatIsMissing) {
@@ -175,6 +233,18 @@ TEST_F(KernelCache, DamagedFilesCountAsAbsent) {
   }
 }
 
+TEST_F(KernelCache, DamagedCodeCountsAsAbsent) {
+  std::filesystem::create_directories(path_);
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
+  pack.save(file());
+  std::fstream stored(file(), std::ios::in | std::ios::out | std::ios::binary);
+  stored.seekp(-1, std::ios::end).put('x');  // of the checksum
+  stored.close();
+  EXPECT_NE(store(false).why_not(one_).find("forbidden"), std::string::npos);
+  EXPECT_NE(lines_.find(file() + ": a/1"), std::string::npos) << lines_;
+}
+
 TEST_F(KernelCache, AFolderThatCannotBeWrittenCostsTheCacheOnly) {
   if (!why_no_nvrtc().empty()) GTEST_SKIP() << why_no_nvrtc();
   write("a file where the folder should be");
@@ -230,54 +300,6 @@ TEST(Families, EveryBakedKernelHasItsSources) {
     }
   }
   EXPECT_THROW(family("nothing/here"), Error);
-}
-
-// An ELF64 file of one section with one variable.
-std::string elf_with(const std::string& symbol, const std::string& content) {
-  const std::string names = '\0' + symbol + '\0';
-  Elf64_Sym variable{};
-  variable.st_name = 1;
-  variable.st_shndx = 1;
-  variable.st_value = 2;
-  variable.st_size = content.size();
-  const uint64_t data_at = sizeof(Elf64_Ehdr), symbols_at = data_at + 2 + content.size(),
-                 names_at = symbols_at + sizeof(variable), table_at = names_at + names.size();
-  Elf64_Shdr sections[4] = {};
-  sections[1] = {.sh_type = SHT_PROGBITS, .sh_offset = data_at, .sh_size = 2 + content.size()};
-  sections[2] = {
-      .sh_type = SHT_SYMTAB, .sh_offset = symbols_at, .sh_size = sizeof(variable), .sh_link = 3};
-  sections[3] = {.sh_type = SHT_STRTAB, .sh_offset = names_at, .sh_size = names.size()};
-  Elf64_Ehdr header{};
-  std::copy_n(ELFMAG, SELFMAG, header.e_ident);
-  header.e_shoff = table_at;
-  header.e_shentsize = sizeof(Elf64_Shdr);
-  header.e_shnum = 4;
-  const auto bytes = [](const auto& value) {
-    return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
-  };
-  return bytes(header) + "xx" + content + bytes(variable) + names + bytes(sections);
-}
-
-TEST(Cubin, VariablesAreRead) {
-  const std::string cubin = elf_with("fovea_traits", "abcd");
-  EXPECT_EQ(cubin_variable(cubin, "fovea_traits"), "abcd");
-  EXPECT_EQ(cubin_variable(cubin, "fovea"), std::nullopt);
-}
-
-TEST(Cubin, DamagedFilesAreNotFollowed) {
-  const std::string cubin = elf_with("fovea_traits", "abcd");
-  for (size_t size = 0; size < cubin.size(); ++size) {
-    EXPECT_EQ(cubin_variable(std::string_view(cubin).substr(0, size), "fovea_traits"), std::nullopt)
-        << size;
-  }
-  for (size_t at = 0; at < cubin.size(); ++at) {
-    std::string damaged = cubin;
-    damaged[at] = '\xff';
-    const auto found = cubin_variable(damaged, "fovea_traits");
-    if (!found) continue;
-    EXPECT_GE(found->data(), damaged.data());
-    EXPECT_LE(found->data() + found->size(), damaged.data() + damaged.size());
-  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "core/check.h"
@@ -56,7 +57,7 @@ int blocks_per_sm(const KernelListing& kernel) {
 KernelListing describe(const Baked& baked, const KernelPack& pack) {
   const KernelVariant& variant = baked.variant;
   KernelListing listing{.name = variant.name, .family = baked.family, .sm = variant.sm};
-  if (const CompiledKernel* kernel = pack.find(variant)) {
+  if (const std::optional<CompiledKernel> kernel = pack.find(variant)) {
     listing.packed = true;
     listing.cubin_bytes = kernel->cubin.size();
     listing.registers = kernel->resources.registers;
@@ -88,7 +89,7 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   for (const auto& [family, variant] : variants) {
     names.insert(variant.name);
     const bool wanted = variant.name.find(options.only) != std::string::npos;
-    if (wanted && !pack.find(variant)) missing.push_back(&variant);
+    if (wanted && !pack.contains(variant)) missing.push_back(&variant);
   }
   pack.retain_only([&](std::string_view name) { return names.contains(name); });
 
@@ -98,14 +99,14 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
   size_t done = 0;
   const auto compile = [&](int64_t index, int) {
     const KernelVariant& variant = *missing[static_cast<size_t>(index)];
-    CompiledKernel kernel = gpu::compile(variant);
+    const CompiledKernel kernel = gpu::compile(variant);
     const std::lock_guard lock(mutex);
     ++done;
     if (options.progress) {
       options.progress(
           fmt::format("[{}/{}] {} {:.1f} s", done, missing.size(), variant.name, kernel.seconds));
     }
-    pack.set(variant, std::move(kernel));
+    pack.set(variant, kernel);
   };
   try {
     threads.parallel_for(static_cast<int64_t>(missing.size()), compile);
