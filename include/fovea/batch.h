@@ -52,8 +52,11 @@ struct BatchView {
   // New tokens of the batch; rows of q beyond them stay untouched. On a GPU an upper bound:
   // q_indptr[requests] counts.
   int32_t tokens = 0;
-  int32_t max_q_len = 0;   // upper bounds, 0: those of the limits. A GPU backend chooses kernels by
-  int32_t max_kv_len = 0;  // them, whose last bits may differ (not if batch-invariant); that is all
+  // Upper bounds, 0: those of the limits. A GPU backend chooses kernels by them, whose last bits
+  // may differ (not if batch-invariant); that is all. A row of the table has room for max_kv_len
+  // tokens.
+  int32_t max_q_len = 0;
+  int32_t max_kv_len = 0;
 
   const int32_t* q_indptr = nullptr;      // [requests + 1], first 0, last tokens
   const int32_t* kv_lens = nullptr;       // [requests]

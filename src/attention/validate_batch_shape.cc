@@ -12,6 +12,17 @@ void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
+// On a GPU nobody sees the lengths: the bound must be one that the table has room for. A batch has
+// none for its encoder.
+void check_width(const BatchView& batch, const BatchRules& rules, const NamedTable& named) {
+  if (rules.spec.scope == AttentionScope::cross) return;
+  const bool given = batch.max_kv_len > 0;
+  const int32_t longest = given ? batch.max_kv_len : rules.limits.max_kv_len;
+  const int64_t width = named.table.stride * named.table.entry_tokens;
+  check_argument(longest <= width, "max_kv_len is {}{}, a row of {} has {} tokens", longest,
+                 given ? "" : " (that of the limits)", named.name, width);
+}
+
 void check_cache(const BatchView& batch, const BatchRules& rules) {
   need_array(batch.request_rows, "request_rows");
   if (rules.spec.scope == AttentionScope::cross) {
@@ -19,7 +30,7 @@ void check_cache(const BatchView& batch, const BatchRules& rules) {
   } else {
     need_array(batch.kv_lens, "kv_lens");
   }
-  validate_table(batch, rules);
+  check_width(batch, rules, validate_table(batch, rules));
 }
 
 void check_mask(const BatchView& batch, const AttentionSpec& spec) {

@@ -65,10 +65,17 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"request 0: kv_len is 17, must be in [0, 16]", [](auto& f) { f.kv_lens[0] = 17; }},
       {"request 1: kv_len is -1", [](auto& f) { f.kv_lens[1] = -1; }},
       {"request 1: kv_len is 2, less than its 3 new tokens", [](auto& f) { f.kv_lens[1] = 2; }},
-      {"row of request_slots has 8", [](auto& f) { f.batch.request_slots_stride = 8; }},
-      {"row of page_table has 8",
+      {"max_kv_len is 9, a row of request_slots has 8 tokens",
+       [](auto& f) { f.batch.request_slots_stride = 8; }},
+      {"request 0: kv_len is 9, its row of request_slots has 8",
+       [](auto& f) {
+         f.batch.max_kv_len = 8;
+         f.batch.request_slots_stride = 8;
+       }},
+      {"request 0: kv_len is 9, its row of page_table has 8",
        [](auto& f) {
          f.give_pages();
+         f.batch.max_kv_len = 8;
          f.batch.page_table_stride = 2;
        }},
   });
@@ -277,6 +284,26 @@ TEST(Plan, WithoutReadingArraysATableIsMissedOrOneTooMany) {
     (cross ? batch.encoder_page_table_stride : batch.page_table_stride) = 0;
     expect(batch, pages + "_stride is 0, must be positive");
   }
+}
+
+TEST(Plan, WithoutReadingLengthsTheirBoundMustFitTheTable) {
+  const Fixture fixture;
+  const BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
+  BatchView batch = fixture.batch;
+  const auto error = [&] { return error_of([&] { validate_batch_shape(batch, rules); }); };
+  batch.request_slots_stride = 8;
+  EXPECT_EQ(error(), "max_kv_len is 9, a row of request_slots has 8 tokens");
+  batch.request_slots = nullptr;
+  batch.page_table = fixture.pages.data();
+  batch.page_table_stride = 2;
+  EXPECT_EQ(error(), "max_kv_len is 9, a row of page_table has 8 tokens");
+  batch.max_kv_len = 8;
+  EXPECT_EQ(error(), "nothing was thrown");
+  batch.max_kv_len = 0;
+  batch.page_table_stride = 3;
+  EXPECT_EQ(error(), "max_kv_len is 16 (that of the limits), a row of page_table has 12 tokens");
+  batch.page_table_stride = 4;
+  EXPECT_EQ(error(), "nothing was thrown");
 }
 
 }  // namespace

@@ -215,6 +215,7 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
   backend->plan({.mode = ForwardMode::decode,
                  .requests = 1,
                  .tokens = 1,
+                 .max_kv_len = 1,
                  .q_indptr = numbers.data<int32_t>(),
                  .kv_lens = numbers.data<int32_t>(),
                  .request_rows = numbers.data<int32_t>(),
