@@ -69,11 +69,13 @@ class CudaMerger final : public StateMerger {
  public:
   CudaMerger(const StateShape& shape, Device device) : shape_(shape), context_(device.index) {
     const auto type = cuda::variant_type(shape.dtype);
-    if (is_fp8(shape.dtype) || !type) {
+    if (!type) {
       fail(ErrorCode::unsupported, "dtype is {}, on a GPU accepted: bf16, fp16",
            dtype_name(shape.dtype));
     }
-    check_argument(shape.dim % 2 == 0, "dim is {}, must be even on a GPU", shape.dim);
+    if (shape.dim % 2 != 0) {
+      fail(ErrorCode::unsupported, "dim is {}, must be even on a GPU", shape.dim);
+    }
     context_.bind();
     add_ = cuda::Kernel(cuda::make_variant(cuda::family("portable/mla_prefill"),
                                            {"add", *type, *type}, context_.info().sm),
@@ -129,10 +131,10 @@ std::unique_ptr<StateMerger> make_state_merger(const StateShape& shape, Device d
                                                ThreadPool* threads) {
   check_argument(shape.heads > 0, "heads is {}, must be positive", shape.heads);
   check_argument(shape.dim > 0, "dim is {}, must be positive", shape.dim);
+  check_argument(is_floating(shape.dtype) && !is_fp8(shape.dtype),
+                 "dtype is {}, accepted: fp32, bf16, fp16", dtype_name(shape.dtype));
   if (device.kind == DeviceKind::cuda) return std::make_unique<CudaMerger>(shape, device);
   check_argument(threads != nullptr, "threads is null, a merger on the CPU runs on them");
-  check_argument(!is_fp8(shape.dtype), "dtype is {}, accepted: fp32, bf16, fp16",
-                 dtype_name(shape.dtype));
   return std::make_unique<HostMerger>(shape, *threads);
 }
 

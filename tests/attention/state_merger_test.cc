@@ -189,26 +189,35 @@ TEST_F(StateMergers, ReplaysMerge) {
 }
 
 TEST_F(StateMergers, NamesWhatIsWrong) {
-  const auto error_of = [](const std::function<void()>& call) -> std::string {
+  const auto expect_error = [](const char* words, const std::function<void()>& call,
+                               ErrorCode code = ErrorCode::invalid_argument) {
     try {
       call();
+      ADD_FAILURE() << "nothing was thrown: " << words;
     } catch (const Error& error) {
-      return error.what();
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos)
+          << words << " / " << error.what();
     }
-    return "nothing was thrown";
-  };
-  const auto expect_error = [&](const char* words, const std::function<void()>& call) {
-    const std::string text = error_of(call);
-    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
   };
   expect_error("heads is 0, must be positive", [&] { merger({DType::bf16, 0, kDim}); });
   expect_error("dim is -2, must be positive", [&] { merger({DType::bf16, kHeads, -2}); });
-  expect_error("dtype is fp8_e4m3, ", [&] { merger({DType::f8e4m3, kHeads, kDim}); });
+  for (const DType dtype : {DType::f8e4m3, DType::i32}) {
+    expect_error("accepted: fp32, bf16, fp16", [&] { merger({dtype, kHeads, kDim}); });
+  }
   if (test::on_gpu()) {
-    expect_error("dtype is fp32, on a GPU accepted: bf16, fp16", [&] {
-      merger({DType::f32, kHeads, kDim});
-    });
-    expect_error("dim is 71, must be even", [&] { merger({DType::bf16, kHeads, 71}); });
+    expect_error(
+        "dtype is fp32, on a GPU accepted: bf16, fp16",
+        [&] {
+          merger({DType::f32, kHeads, kDim});
+        },
+        ErrorCode::unsupported);
+    expect_error(
+        "dim is 71, must be even",
+        [&] {
+          merger({DType::bf16, kHeads, 71});
+        },
+        ErrorCode::unsupported);
   } else {
     expect_error("threads is null", [] { make_state_merger({DType::f32, 1, 1}, {}, nullptr); });
   }

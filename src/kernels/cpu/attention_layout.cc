@@ -35,9 +35,9 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len,
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);
   scratch.bounds = carver.take<RowBounds>(rows);
-  scratch.states = carver.take<AttentionState>(scratch.levels + 1);
+  scratch.states = carver.take<RowStates>(scratch.levels + 1);
   for (int32_t level = 0; level <= scratch.levels; ++level) {
-    AttentionState state;
+    RowStates state;
     state.o = carver.take<float>(rows * dim_v);
     state.m = carver.take<float>(rows);
     state.l = carver.take<float>(rows);

@@ -35,7 +35,7 @@ class ItemRunner {
     }
   }
 
-  AttentionState& run() {
+  RowStates& run() {
     StateTree tree(view_.shape, view_.scratch.states + 1);
     start_chunk();
     const int32_t first_tile = view_.item.kv_begin / kTileKeys * kTileKeys;
@@ -188,7 +188,7 @@ class ItemRunner {
   ValueProducts values_;
   const MaskView mask_;
   ScoreAdjuster adjuster_;
-  AttentionState& state_;
+  RowStates& state_;
   const bool token_scales_;
   RowBlock blocks_[kMostRows / kProductRows];
   alignas(64) float decay_[kPadFloats];
@@ -199,13 +199,13 @@ class ItemRunner {
 void attention_item(const AttentionCall& call, const AttentionItem& item,
                     const AttentionScratch& scratch) {
   ItemRunner runner(call, item, scratch);
-  const AttentionState& state = runner.run();
+  const RowStates& state = runner.run();
   const RowShape& shape = runner.shape();
   if (item.partial < 0) {
     write_rows(*call.params, item, shape, state);
     return;
   }
-  const AttentionState to = partial_state(call, shape, item.partial);
+  const RowStates to = partial_state(call, shape, item.partial);
   const size_t rows = static_cast<size_t>(shape.total());
   memcpy(to.o, state.o, rows * shape.o_stride * sizeof(float));
   memcpy(to.m, state.m, rows * sizeof(float));
@@ -215,11 +215,10 @@ void attention_item(const AttentionCall& call, const AttentionItem& item,
 void attention_merge(const AttentionCall& call, const AttentionMerge& merge) {
   constexpr int32_t kLevels = 33;
   const RowShape shape(*call.params, merge.tile);
-  AttentionState states[kLevels] = {};
+  RowStates states[kLevels] = {};
   StateTree tree(shape, states);
   for (int32_t piece = 0; piece < merge.pieces; ++piece) {
-    AttentionState state =
-        partial_state(call, shape, merge.tile.partial + piece * merge.partial_stride);
+    RowStates state = partial_state(call, shape, merge.tile.partial + piece * merge.partial_stride);
     tree.add(static_cast<uint32_t>(merge.first_piece + piece), state);
   }
   write_rows(*call.params, merge.tile, shape, tree.result());

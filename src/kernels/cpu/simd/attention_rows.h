@@ -37,7 +37,7 @@ struct RowShape {
   int32_t o_stride;
 };
 
-inline void clear_state(const RowShape& shape, const AttentionState& state) {
+inline void clear_state(const RowShape& shape, const RowStates& state) {
   const int64_t size = static_cast<int64_t>(shape.total()) * shape.o_stride;
   for (int64_t i = 0; i < size; i += kLanes) store(hn::Zero(kF32), state.o + i);
   for (int32_t r = 0; r < shape.total(); ++r) {
@@ -47,8 +47,7 @@ inline void clear_state(const RowShape& shape, const AttentionState& state) {
 }
 
 // later = earlier merged with later. An empty state leaves the other one bit for bit.
-inline void merge_states(const RowShape& shape, const AttentionState& earlier,
-                         const AttentionState& later) {
+inline void merge_states(const RowShape& shape, const RowStates& earlier, const RowStates& later) {
   for (int32_t r = 0; r < shape.total(); ++r) {
     const float m = earlier.m[r] > later.m[r] ? earlier.m[r] : later.m[r];
     const float finite = m == -kInfinity ? 0.0f : m;
@@ -70,10 +69,10 @@ inline void merge_states(const RowShape& shape, const AttentionState& earlier,
 // the tree over their parts.
 class StateTree {
  public:
-  StateTree(const RowShape& shape, AttentionState* states) : shape_(shape), states_(states) {}
+  StateTree(const RowShape& shape, RowStates* states) : shape_(shape), states_(states) {}
 
   // Takes `state` and leaves the memory of a consumed one in its place.
-  void add(uint32_t number, AttentionState& state) {
+  void add(uint32_t number, RowStates& state) {
     int32_t level = 0;
     for (; (number >> level) & 1; ++level) {
       if (!(held_ >> level & 1)) continue;
@@ -85,8 +84,8 @@ class StateTree {
   }
 
   // The whole. At least one state was added.
-  AttentionState& result() {
-    AttentionState* sum = nullptr;
+  RowStates& result() {
+    RowStates* sum = nullptr;
     for (int32_t level = 0; held_ >> level; ++level) {
       if (!(held_ >> level & 1)) continue;
       if (sum) {
@@ -99,14 +98,14 @@ class StateTree {
   }
 
  private:
-  static void swap(AttentionState& a, AttentionState& b) {
-    const AttentionState old = a;
+  static void swap(RowStates& a, RowStates& b) {
+    const RowStates old = a;
     a = b;
     b = old;
   }
 
   const RowShape& shape_;
-  AttentionState* states_;
+  RowStates* states_;
   uint32_t held_ = 0;
 };
 
@@ -205,7 +204,7 @@ inline void load_queries(const AttentionParams& params, const AttentionItem& ite
 
 // Divides by the sum, the sink included, and writes out and lse.
 inline void write_rows(const AttentionParams& params, const AttentionItem& item,
-                       const RowShape& shape, const AttentionState& state) {
+                       const RowShape& shape, const RowStates& state) {
   const KvLayerView& cache = params.keys.cache;
   for (int32_t place = 0; place < shape.total(); ++place) {
     const int32_t r = place % shape.head_rows;
@@ -246,9 +245,8 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
 }
 
 // Where the partial result at `offset` lies.
-inline AttentionState partial_state(const AttentionCall& call, const RowShape& shape,
-                                    int64_t offset) {
-  AttentionState state;
+inline RowStates partial_state(const AttentionCall& call, const RowShape& shape, int64_t offset) {
+  RowStates state;
   state.o = call.partials + offset;
   state.m = state.o + static_cast<int64_t>(shape.total()) * shape.o_stride;
   state.l = state.m + shape.total();

@@ -43,7 +43,7 @@ struct AttentionMerge {
 };
 
 // A partial result of rows: o [rows, dim_v] not yet divided by l, maximum m and sum l [rows].
-struct AttentionState {
+struct RowStates {
   float* o;
   float* m;  // in units of log2
   float* l;
@@ -51,17 +51,17 @@ struct AttentionState {
 
 // Memory of one worker. Row counts are those of row_capacity(), dims are padded to kPadFloats.
 struct AttentionScratch {
-  float* q;                // [rows, dim], blocks of rows interleaved
-  AttentionState* states;  // [levels + 1]
-  float* l_lanes;          // [rows, kPadFloats]
-  float* k_tile;           // [kTileKeys, dim], transposed in panels
-  float* k_rows;           // [kTileKeys, dim + kPadFloats]
-  void* k_unpacked;        // bf16 [kTileKeys, dim], of fp8 keys
-  void* v_unpacked;        // bf16 [kTileKeys, dim_v], of fp8 values
-  float* v_strips;         // [dim_v / 2 vectors, kTileKeys, 2 vectors]
-  float* scores;           // [rows that may be split, kTileKeys]
-  float* scales;           // [2, heads, kTileKeys], of keys, then of values
-  RowBounds* bounds;       // [rows]
+  float* q;           // [rows, dim], blocks of rows interleaved
+  RowStates* states;  // [levels + 1]
+  float* l_lanes;     // [rows, kPadFloats]
+  float* k_tile;      // [kTileKeys, dim], transposed in panels
+  float* k_rows;      // [kTileKeys, dim + kPadFloats]
+  void* k_unpacked;   // bf16 [kTileKeys, dim], of fp8 keys
+  void* v_unpacked;   // bf16 [kTileKeys, dim_v], of fp8 values
+  float* v_strips;    // [dim_v / 2 vectors, kTileKeys, 2 vectors]
+  float* scores;      // [rows that may be split, kTileKeys]
+  float* scales;      // [2, heads, kTileKeys], of keys, then of values
+  RowBounds* bounds;  // [rows]
   int32_t levels;
 };
 
