@@ -224,7 +224,7 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     for (cuda::AttentionKernel* kernel : {prefill_.get(), decode_.get()}) {
       if (kernel == nullptr) continue;
-      kernel->expect_keys(batch.prefix_settled && !cross, cross ? 0 : batch.max_kv_len);
+      kernel->expect_keys(batch.prefix_settled && cached && !cross, cross ? 0 : batch.max_kv_len);
     }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));

@@ -177,7 +177,7 @@ class HopperDecode final : public AttentionKernel {
   }
 
   void expect_keys(bool prefix_settled, int32_t max_kv_len) override {
-    prefix_settled_ = prefix_settled && cached(setup_.spec);
+    prefix_settled_ = prefix_settled;
     longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
   }
 
