@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/batch_index.h"
+#include "fovea/batch_index.h"
 
 #include <algorithm>
 #include <limits>
@@ -103,9 +103,30 @@ void check_room(std::string_view name, size_t size, int64_t needed) {
                  needed);
 }
 
+void check_tokens(const TokenSlots& tokens) {
+  check_argument(tokens.requests >= 0, "requests is {}, must not be negative", tokens.requests);
+  check_argument(tokens.page_size >= 1, "page_size is {}, must be at least 1", tokens.page_size);
+  if (tokens.requests == 0) return;
+  check_argument(tokens.table.entries != nullptr, "table.entries is null");
+  check_argument(tokens.rows != nullptr, "rows is null");
+  check_argument(tokens.lens != nullptr, "lens is null");
+  const int64_t most = tokens.table.stride * tokens.table.entry_tokens;
+  for (int32_t request = 0; request < tokens.requests; ++request) {
+    const int32_t len = tokens.lens[request];
+    check_argument(tokens.rows[request] >= 0, "rows[{}] is {}, must not be negative", request,
+                   tokens.rows[request]);
+    check_argument(len >= 0 && len <= most,
+                   "lens[{}] is {}, must be in [0, {}], a row of the table", request, len, most);
+    check_argument(first_token(tokens, request) >= 0,
+                   "first_tokens[{}] is {}, must not be negative", request,
+                   first_token(tokens, request));
+  }
+}
+
 }  // namespace
 
 void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<int32_t> table) {
+  check_tokens(tokens);
   check_room("table", table.size(), tokens.requests * table_stride);
   for (int32_t request = 0; request < tokens.requests; ++request) {
     const int32_t columns = pages_of(tokens, request);
@@ -120,6 +141,7 @@ void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<
 }
 
 void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
+  check_tokens(tokens);
   check_room("indptr", out.indptr.size(), int64_t{tokens.requests} + 1);
   check_room("last_page_lens", out.last_page_lens.size(), tokens.requests);
   int64_t total = 0;
@@ -139,6 +161,7 @@ void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
 
 void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
                         std::span<int32_t> indices) {
+  check_tokens(tokens);
   check_room("indptr", indptr.size(), int64_t{tokens.requests} + 1);
   const int64_t slots = tokens.pages * tokens.page_size;
   int64_t total = 0;
@@ -162,6 +185,7 @@ void build_indptr(std::span<const int32_t> lens, std::span<int32_t> indptr) {
   int64_t total = 0;
   indptr[0] = 0;
   for (size_t i = 0; i < lens.size(); ++i) {
+    check_argument(lens[i] >= 0, "lens[{}] is {}, must not be negative", i, lens[i]);
     total += lens[i];
     indptr[i + 1] = next_indptr(total);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/batch_index.h"
+#include "fovea/batch_index.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -192,6 +192,9 @@ TEST(BatchIndex, IndptrSumsLengths) {
   EXPECT_EQ(indptr[0], 0);
   const std::vector<int32_t> huge(3, 1 << 30);
   EXPECT_NE(error_of([&] { build_indptr(huge, indptr); }), "");
+  const std::vector<int32_t> negative = {3, -1};
+  EXPECT_EQ(error_of([&] { build_indptr(negative, indptr); }),
+            "lens[1] is -1, must not be negative");
 }
 
 TEST(BatchIndex, AddressesAre64Bit) {
@@ -294,6 +297,34 @@ TEST(BatchIndex, OnlyTheFullCheckSeesInnerSlots) {
   EXPECT_NE(page_table_error(tokens), "");
   tokens.check = PageCheck::ends;
   EXPECT_EQ(page_table_error(tokens), "");
+}
+
+TEST(BatchIndex, RequestsThatAreNoneAreNamed) {
+  const Table table = make_table(16, {40, 20}, 3);
+  const std::vector<int32_t> negative = {1, -1}, long_one = {71, 20};
+  using Change = std::function<void(TokenSlots&)>;
+  const std::vector<std::pair<std::string, Change>> changes = {
+      {"requests is -1, must not be negative", [](auto& t) { t.requests = -1; }},
+      {"page_size is 0, must be at least 1", [](auto& t) { t.page_size = 0; }},
+      {"table.entries is null", [](auto& t) { t.table.entries = nullptr; }},
+      {"rows is null", [](auto& t) { t.rows = nullptr; }},
+      {"lens is null", [](auto& t) { t.lens = nullptr; }},
+      {"rows[1] is -1, must not be negative", [&](auto& t) { t.rows = negative.data(); }},
+      {"lens[1] is -1, must be in [0, 70], a row of the table",
+       [&](auto& t) { t.lens = negative.data(); }},
+      {"lens[0] is 71, must be in [0, 70], a row of the table",
+       [&](auto& t) { t.lens = long_one.data(); }},
+      {"first_tokens[1] is -1, must not be negative",
+       [&](auto& t) { t.first_tokens = negative.data(); }},
+  };
+  std::vector<int32_t> a(200), b(200), c(200);
+  for (const auto& [words, change] : changes) {
+    TokenSlots tokens = table.tokens();
+    change(tokens);
+    EXPECT_EQ(error_of([&] { build_page_table(tokens, 5, a); }), words);
+    EXPECT_EQ(error_of([&] { build_page_indices(tokens, {a, b, c}); }), words);
+    EXPECT_EQ(error_of([&] { build_slot_indices(tokens, a, b); }), words);
+  }
 }
 
 TEST(BatchIndex, ShortBuffersAreRefused) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_pages.h"
 
-#include "attention/batch_index.h"
 #include "attention/validate_batch.h"
 #include "core/rounding.h"
+#include "fovea/batch_index.h"
 
 namespace fovea {
 
