@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an engine is loaded with: refusals, memory, backends, batch invariance, reduced caches.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/small_engine.h"
+
+namespace fovea {
+namespace {
+
+TEST(EngineOptions, AreCheckedByName) {
+  const auto refused = [](const std::string& field, ErrorCode code,
+                          const std::function<void(EngineOptions&)>& change) {
+    EngineOptions options = small_options();
+    change(options);
+    expect_error([&] { (void)Engine::load(options); }, code, {field});
+  };
+  constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
+  for (const int32_t value : {-1, 0, std::numeric_limits<int32_t>::max()}) {
+    refused("page_size", kInvalid, [&](auto& o) { o.page_size = value; });
+    refused("max_requests", kInvalid, [&](auto& o) { o.max_requests = value; });
+    refused("max_batch_tokens", kInvalid, [&](auto& o) { o.max_batch_tokens = value; });
+  }
+  refused("max_context", kInvalid, [](auto& o) { o.max_context = -1; });
+  refused("max_context is 8193", kInvalid, [](auto& o) { o.max_context = 8193; });
+  refused("threads", kInvalid, [](auto& o) { o.threads = -1; });
+  refused("kv_dtype", kInvalid, [](auto& o) { o.kv_dtype = DType::i32; });
+  refused("kv_scale", kInvalid, [](auto& o) { o.kv_scale = KvScale::per_head; });
+  refused("model_path", kInvalid, [](auto& o) { o.model_path.clear(); });
+  refused("config.json", ErrorCode::io, [](auto& o) { o.model_path = "/nonexistent"; });
+  refused("no_such_backend", kInvalid,
+          [](auto& o) { o.backend = parse_backend_wish("no_such_backend"); });
+  refused("budget", ErrorCode::out_of_memory, [](auto& o) { o.kv_memory_bytes = 100000; });
+  refused("budget", ErrorCode::out_of_memory, [](auto& o) {
+    o.kv_memory_bytes = 100;
+    o.max_context = 0;
+  });
+}
+
+TEST(EngineOptions, LatentCachesTakeTheirOwnFp8Format) {
+  for (const auto& [dtype, scale] :
+       {std::pair{DType::f8e5m2, KvScale::none}, {DType::f8e4m3, KvScale::per_head}}) {
+    EngineOptions options = small_options("deepseek_v3");
+    options.kv_dtype = dtype;
+    options.kv_scale = scale;
+    expect_error([&] { (void)Engine::load(options); }, ErrorCode::unsupported,
+                 {"kv_lora_rank 512 and rope_dim 64", std::string(dtype_name(dtype))});
+  }
+}
+
+TEST(EngineOptions, TheContextShrinksToTheBudget) {
+  EngineOptions options = small_options();
+  options.max_context = 0;
+  options.kv_memory_bytes = size_t{1} << 20;
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  EXPECT_LT(engine->max_context(), 8192);
+  EXPECT_GE(engine->max_context(), 128);
+  EXPECT_LE(engine->stats().kv_bytes, options.kv_memory_bytes);
+  GenerateRequest request = text_request("", 10000);
+  request.tokens.assign(static_cast<size_t>(engine->max_context()) - 20, 11);
+  EXPECT_EQ(engine->generate({&request, 1}).front().tokens.size(), 20u);
+  expect_no_leak(*engine);
+}
+
+TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {
+  EngineOptions options = small_options("gemma2");
+  options.backend = parse_backend_wish("cpu");
+  options.decode_backend = parse_backend_wish("reference");
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  const std::string text = engine->explain();
+  for (const char* part : {"layers 0, 2, prefill", "layers 1, 3, decode", "cpu", "reference"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
+  options.batch_invariant = true;
+  expect_error([&] { (void)Engine::load(options); }, ErrorCode::invalid_argument,
+               {"batch_invariant", "decode_backend"});
+}
+
+TEST(EngineOptions, SplitBackendsGiveTheSameText) {
+  for (const char* model : {"llama", "gemma2", "deepseek_v3", "qwen3_next"}) {
+    EngineOptions options = small_options(model);
+    options.backend = parse_backend_wish("cpu");
+    options.decode_backend = parse_backend_wish("reference");
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    std::vector<GenerateRequest> requests;
+    const std::vector<ReferencePrompt> prompts = read_reference(model);
+    for (size_t i = 0; i < 3; ++i) {
+      requests.push_back(greedy_request(prompts[i]));
+      requests.back().sampling.max_new_tokens = 12;
+    }
+    const std::vector<GenerateResult> results = engine->generate(requests);
+    for (size_t i = 0; i < 3; ++i)
+      EXPECT_TRUE(
+          std::equal(results[i].tokens.begin(), results[i].tokens.end(), prompts[i].greedy.begin()))
+          << model << " prompt " << i;
+  }
+}
+
+// Batch-invariant mode: the bits of a request's logits do not depend on its company, on chunking or
+// on cache hits. Log-probabilities show them.
+TEST(EngineOptions, BatchInvariantBits) {
+  for (const char* model : {"llama", "gemma2", "deepseek_v3", "qwen3_next"}) {
+    EngineOptions options = small_options(model);
+    options.batch_invariant = true;
+    std::vector<GenerateRequest> requests;
+    const std::vector<ReferencePrompt> prompts = read_reference(model);
+    for (size_t i = 0; i < 3; ++i) {
+      requests.push_back(greedy_request(prompts[i]));
+      requests.back().sampling.max_new_tokens = 10;
+      requests.back().sampling.logprobs = 5;
+    }
+    const auto bits = [](const GenerateResult& result) {
+      std::vector<float> values = result.logprobs;
+      for (const auto& top : result.top)
+        for (const TokenLogprob& entry : top) values.push_back(entry.logprob);
+      return values;
+    };
+    std::vector<std::vector<float>> alone;
+    for (const GenerateRequest& request : requests) {
+      const std::unique_ptr<Engine> engine = Engine::load(options);
+      alone.push_back(bits(engine->generate({&request, 1}).front()));
+    }
+    options.max_batch_tokens = 37;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    for (const bool warm : {false, true}) {
+      const std::vector<GenerateResult> batched = engine->generate(requests);
+      for (size_t i = 0; i < requests.size(); ++i)
+        EXPECT_EQ(bits(batched[i]), alone[i]) << model << " prompt " << i << " warm " << warm;
+    }
+  }
+}
+
+TEST(EngineOptions, ReducedCachesStayCloseToTheText) {
+  for (const char* model : {"llama", "gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"}) {
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f8e4m3}) {
+      EngineOptions options = small_options(model);
+      options.kv_dtype = dtype;
+      const std::unique_ptr<Engine> engine = Engine::load(options);
+      const ReferencePrompt prompt = read_reference(model)[1];
+      const std::vector<float> logits = engine->logits(prompt.tokens);
+      const size_t width = static_cast<size_t>(engine->vocabulary());
+      double error = 0, norm = 0;
+      for (size_t i = 0; i < width; ++i) {
+        const double expected = prompt.last_logits[i];
+        error += std::pow(logits[logits.size() - width + i] - expected, 2);
+        norm += expected * expected;
+      }
+      // One rounding per cached value: the relative error stays near the format's.
+      const double limit = dtype == DType::f16 ? 2e-3 : dtype == DType::bf16 ? 1e-2 : 8e-2;
+      EXPECT_LT(std::sqrt(error / norm), limit) << model << " " << dtype_name(dtype);
+      EXPECT_GT(error, 0) << model << " " << dtype_name(dtype) << " changed nothing";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A small engine over a checkpoint of testdata, and what tests ask of it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "fovea/engine.h"
+#include "fovea/error.h"
+
+namespace fovea {
+
+inline EngineOptions small_options(const std::string& model = "llama") {
+  EngineOptions options;
+  options.model_path = model_folder(model);
+  options.kv_memory_bytes = size_t{32} << 20;
+  options.max_context = 256;
+  options.max_requests = 4;
+  options.max_batch_tokens = 64;
+  options.threads = 1;
+  return options;
+}
+
+inline GenerateRequest text_request(const std::string& prompt, int32_t new_tokens) {
+  GenerateRequest request;
+  request.prompt = prompt;
+  request.sampling.max_new_tokens = new_tokens;
+  request.sampling.ignore_eos = true;
+  return request;
+}
+
+inline const std::string kPrompt = "And it came to pass in the days of";
+
+inline void expect_error(const std::function<void()>& action, ErrorCode code,
+                         const std::vector<std::string>& parts) {
+  try {
+    action();
+    ADD_FAILURE() << "no error, expected one about " << parts.front();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "no \"" << part << "\" in: " << error.what();
+  }
+}
+
+inline void expect_no_leak(Engine& engine) {
+  EXPECT_TRUE(engine.idle());
+  engine.clear_prefix_cache();
+  EXPECT_EQ(engine.stats().kv_pages_free, engine.stats().kv_pages);
+}
+
+// One engine for the tests that only read from it.
+inline Engine& shared_engine() {
+  static const std::unique_ptr<Engine> engine = Engine::load(small_options());
+  return *engine;
+}
+
+}  // namespace fovea
