@@ -1,83 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool as a user runs it: what it prints, where, and how it ends.
+// What the command line tool prints, where, and how it ends.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
-#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "support/run_program.h"
+#include "cli/run_fovea.h"
 
 namespace fovea::test {
 namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kModels = std::string(FOVEA_SOURCE_DIR) + "/testdata/models/";
-
-ProgramResult fovea(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), FOVEA_CLI);
-  return run_program(arguments);
-}
-
 // Its standard output goes where the shell's `redirection` says.
 ProgramResult fovea_redirected(const std::string& arguments, const std::string& redirection) {
   return run_program({"/bin/sh", "-c", "'" FOVEA_CLI "' " + arguments + " " + redirection});
 }
-
-// Bad input: exit code 2, one line on stderr, nothing on stdout.
-void expect_refused(const ProgramResult& result, const std::vector<std::string>& mentions) {
-  EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_EQ(result.out, "");
-  for (const std::string& text : mentions) {
-    EXPECT_NE(result.err.find(text), std::string::npos) << "no '" << text << "' in: " << result.err;
-  }
-}
-
-void expect_one_line(const ProgramResult& result) {
-  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
-}
-
-// A copy of the llama checkpoint that a test may damage.
-class DamagedModel {
- public:
-  DamagedModel() {
-    path_ = fs::temp_directory_path() / ("fovea_cli_test_" + std::to_string(getpid()));
-    fs::remove_all(path_);
-    fs::copy(kModels + "llama", path_);
-  }
-  ~DamagedModel() { fs::remove_all(path_); }
-  std::string folder() const { return path_.string(); }
-  fs::path file(const std::string& name) const { return path_ / name; }
-
-  std::string read(const std::string& name) const {
-    std::ifstream stream(file(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-  }
-  void write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(file(name), std::ios::binary) << bytes;
-  }
-  // Replaces text of the safetensors header by text of the same length.
-  void edit_header(const std::string& from, const std::string& to) const {
-    ASSERT_EQ(from.size(), to.size());
-    std::string bytes = read("model.safetensors");
-    const size_t at = bytes.find(from);
-    ASSERT_NE(at, std::string::npos) << from;
-    bytes.replace(at, from.size(), to);
-    write("model.safetensors", bytes);
-  }
-
- private:
-  fs::path path_;
-};
 
 TEST(Cli, GeneratesTheReferenceText) {
   const nlohmann::json reference =
@@ -106,104 +50,6 @@ TEST(Cli, StaysWithinItsMemory) {
   EXPECT_LE(result.peak_rss_bytes, weights + budget + (200u << 20));
 }
 
-TEST(Cli, NamesTheDamagedTensor) {
-  const DamagedModel model;
-  const uintmax_t size = fs::file_size(model.file("model.safetensors"));
-  fs::resize_file(model.file("model.safetensors"), size - 1000);
-  const ProgramResult truncated = fovea({"generate", model.folder(), "-p", "x"});
-  expect_refused(truncated, {"model.safetensors", "model.", "bytes"});
-  expect_one_line(truncated);
-}
-
-TEST(Cli, NamesTheOverflowingTensor) {
-  const DamagedModel model;
-  model.edit_header("[2048,128]", "[2e9,2e99]");
-  expect_refused(fovea({"generate", model.folder(), "-p", "x"}), {"model.embed_tokens.weight"});
-}
-
-TEST(Cli, ListsTheKnownArchitectures) {
-  const DamagedModel model;
-  nlohmann::json config = nlohmann::json::parse(model.read("config.json"));
-  config["architectures"] = {"MambaForCausalLM"};
-  model.write("config.json", config.dump());
-  const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
-  expect_refused(result, {"MambaForCausalLM", "LlamaForCausalLM", "DeepseekV3ForCausalLM"});
-  expect_one_line(result);
-}
-
-TEST(Cli, SaysBothLengthsOfATooLongPrompt) {
-  std::string tokens = "5";
-  for (int i = 1; i < 300; ++i) tokens += ",5";
-  const ProgramResult result =
-      fovea({"generate", kModels + "llama", "--tokens", tokens, "--max-context", "256", "-n", "4"});
-  expect_refused(result, {"300", "256"});
-  expect_one_line(result);
-}
-
-TEST(Cli, PrintsAllReasonsOfARequiredBackend) {
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--backend", "flash"}),
-                 {"flash"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--backend", "nonsense"}),
-                 {"nonsense", "cpu", "reference", "flash"});
-}
-
-TEST(Cli, RefusesWrongFlags) {
-  expect_refused(fovea({"generate", kModels + "llama"}), {"--prompt"});
-  expect_refused(fovea({"generate", "/nonexistent", "-p", "x"}), {"/nonexistent"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--kv-dtype", "int7"}),
-                 {"--kv-dtype", "int7", "bf16"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--top-p", "1.5"}),
-                 {"top_p", "1.5"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "-n", "-1"}), {"-1"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--page-size", "0"}),
-                 {"page_size", "0"});
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--kv-memory", "1kB"}),
-                 {"KV budget", "1024"});
-  expect_refused(fovea({"frobnicate"}), {"frobnicate", "generate"});
-  expect_refused(fovea({"bench", "attention", "--q-len", "5"}), {"--kv-len"});
-  expect_refused(fovea({"bench", "attention", "--device", "gpu"}), {"'gpu'", "cpu, cuda, cuda:N"});
-  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--filter", "nothing"}),
-                 {"--filter"});
-  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--baselines", "/nowhere.csv"}),
-                 {"/nowhere.csv"});
-}
-
-TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
-  struct Line {
-    std::vector<std::string> arguments;
-    std::string wrong, help;
-  };
-  for (const Line& line : std::vector<Line>{
-           {{}, "subcommand", "fovea --help"},
-           {{"generate"}, "model", "fovea generate --help"},
-           {{"generate", kModels + "llama", "--bogus"}, "--bogus", "fovea generate --help"},
-           {{"generate", "m", "--seed", "abc"}, "--seed = abc", "fovea generate --help"},
-           {{"explain", "--require", "flash"}, "--require", "fovea explain --help"},
-           {{"bench", "attention", "--phase", "x"}, "--phase: x", "fovea bench attention --help"},
-       }) {
-    const ProgramResult result = fovea(line.arguments);
-    expect_refused(result, {"fovea: ", line.wrong, line.help});
-    expect_one_line(result);
-  }
-}
-
-TEST(Cli, RefusesSizesThatAreNone) {
-  for (const std::string size :
-       {"0", "-5", "5XB", "MB", "1.5GB", "99999999999999999999999", "20000000TB", "1000 000"}) {
-    SCOPED_TRACE(size);
-    const ProgramResult result =
-        fovea({"generate", kModels + "llama", "-p", "x", "-n", "1", "--kv-memory=" + size});
-    expect_refused(result, {"--kv-memory", "'" + size + "'", "512MB"});
-    expect_one_line(result);
-  }
-  for (const std::string size : {"4194304", "4mb", "4M", "4MiB", "4096k", "1Gb"}) {
-    EXPECT_EQ(
-        fovea({"generate", kModels + "llama", "-p", "x", "-n", "1", "--kv-memory", size}).exit_code,
-        0)
-        << size;
-  }
-}
-
 // Lists take one value a flag, so that the model may follow them.
 TEST(Cli, TheModelMayComeLast) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
@@ -217,19 +63,6 @@ TEST(Cli, TheModelMayComeLast) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_NE(result.out, "");
   }
-}
-
-TEST(Cli, NamesTheEmptyEntryOfAList) {
-  for (const std::string list : {"1,,2", ",1", "1,", ",", ""}) {
-    const ProgramResult result = fovea({"generate", kModels + "llama", "--tokens", list});
-    expect_refused(result, {"--tokens", "'" + list + "' has an empty entry"});
-    expect_one_line(result);
-  }
-  expect_refused(fovea({"check", kModels + "llama", "--kv-dtypes", "fp32,"}), {"--kv-dtypes"});
-  expect_refused(fovea({"bench", "attention", "--threads", "1,,2"}), {"--threads", "'1,,2'"});
-  expect_refused(fovea({"bench", "attention", "--state", "burst,foo"}),
-                 {"--state", "foo", "burst"});
-  expect_refused(fovea({"generate", kModels + "llama", "--tokens", "1,x"}), {"--tokens", "1,x"});
 }
 
 TEST(Cli, SaysWhenOutputIsLost) {
@@ -295,20 +128,6 @@ TEST(Cli, PrintsWholeJsonWhenInterrupted) {
   }
 }
 
-TEST(Cli, NamesThePromptFileThatCannotBeRead) {
-  for (const std::string file : {"/nonexistent", "/"}) {
-    const ProgramResult result = fovea({"generate", kModels + "llama", "--prompt-file", file});
-    expect_refused(result, {"--prompt-file", file});
-    expect_one_line(result);
-  }
-}
-
-TEST(Cli, NamesThePromptOfSeveralThatIsWrong) {
-  const ProgramResult result = fovea({"generate", kModels + "llama", "-p", "x", "-p", ""});
-  expect_refused(result, {"request 2 of 2", "0 tokens"});
-  expect_one_line(result);
-}
-
 TEST(Cli, SaysThatAPreferredBackendDoesNotServe) {
   const std::vector<std::string> command = {
       "generate", kModels + "llama", "-p", "And God said", "-n", "4", "--backend"};
@@ -324,22 +143,6 @@ TEST(Cli, SaysThatAPreferredBackendDoesNotServe) {
     EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
 }
 
-TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--logprobs", "2"}), {"--json"});
-  expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
-                 {"--window", "--model"});
-  expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
-  expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
-  expect_refused(fovea({"bench", "attention", "--filter", "decode"}),
-                 {"--filter", "--device cuda"});
-  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--quick"}), {"--quick", "cpu"});
-  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--phase", "decode"}),
-                 {"--phase", "--kv-len"});
-  expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--quick"}),
-                 {"--quick", "--kv-len"});
-  expect_refused(fovea({"bench", "ceilings", "--device", "cpu"}), {"'cpu'", "cuda"});
-}
-
 TEST(Cli, ChecksOnlyWhatWasNamed) {
   const std::string llama = kModels + "llama";
   const ProgramResult one = fovea(
@@ -353,10 +156,6 @@ TEST(Cli, ChecksOnlyWhatWasNamed) {
   EXPECT_EQ(some.exit_code, 0) << some.err;
   EXPECT_NE(some.out.find("| flash | bf16 | | | | | refused: "), std::string::npos) << some.out;
   EXPECT_NE(some.out.find("sm_90"), std::string::npos) << some.out;
-}
-
-TEST(Cli, SaysThatTheDeviceToCheckOnIsNotThere) {
-  expect_refused(fovea({"check", kModels + "llama", "--device", "cuda:99"}), {"cuda"});
 }
 
 TEST(Cli, OneDocumentForAllThreadCounts) {
@@ -403,70 +202,6 @@ TEST(Cli, ExplainsEveryScope) {
     EXPECT_EQ(nlohmann::json::parse(result.out)["chosen"], "cpu") << scope;
   }
   expect_refused(fovea({"explain", "--prefix-levels", "9"}), {"prefix_levels is 9"});
-}
-
-TEST(Cli, ListsTheKernelsAndNamesAMissingPack) {
-  const ProgramResult result = fovea({"kernels", "list", "--json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  std::set<std::string> names, families;
-  for (const nlohmann::json& kernel : nlohmann::json::parse(result.out)) {
-    EXPECT_TRUE(names.insert(kernel["name"]).second) << kernel["name"];
-    families.insert(kernel["family"]);
-  }
-  for (const char* family : {"sm90/decode", "sm90/prefill", "sm90/mla_decode", "portable/attention",
-                             "portable/mla_decode"}) {
-    EXPECT_TRUE(families.contains(family)) << family;
-  }
-  for (const char* what : {"list", "report"}) {
-    expect_refused(fovea({"kernels", what, "--pack", "/nowhere/kernels.pack"}),
-                   {"/nowhere/kernels.pack"});
-  }
-}
-
-// Needs NVRTC and no GPU; without it the reason is said.
-TEST(Cli, BuildsKernelsOnceAndReportsThem) {
-  const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";
-  const std::vector<std::string> build = {"kernels", "build",         "--pack", pack,
-                                          "--only",  "measure/empty", "--json"};
-  const nlohmann::json environment = nlohmann::json::parse(fovea({"env", "--json"}).out);
-  if (environment["kernel_compiler"] != "NVRTC") {
-    expect_refused(fovea(build), {environment["kernel_compiler"]});
-    return;
-  }
-  const auto bytes = [&] {
-    std::ifstream file(pack, std::ios::binary);
-    return std::string{std::istreambuf_iterator<char>(file), {}};
-  };
-  ASSERT_EQ(fovea(build).exit_code, 0);
-  const std::string built = bytes();
-  ASSERT_EQ(fovea(build).exit_code, 0);
-  EXPECT_EQ(bytes(), built) << "compiled again what was there";  // compilation times are in it
-  const ProgramResult report = fovea({"kernels", "report", "--json", "--pack", pack});
-  int packed = 0;
-  for (const nlohmann::json& kernel : nlohmann::json::parse(report.out)) {
-    if (!kernel["packed"]) continue;
-    ++packed;
-    EXPECT_EQ(kernel["family"], "measure/empty");
-    EXPECT_GT(kernel["registers"], 0);
-    EXPECT_GT(kernel["cubin_bytes"], 0);
-    EXPECT_EQ(kernel["spill_bytes"], 0);
-  }
-  EXPECT_GT(packed, 0);
-
-  // As if the assembler had said so.
-  std::string noted = built;
-  const std::string nothing = R"("losses":"")", note = R"("losses":"(C7510) serialized")";
-  noted.replace(noted.find(nothing), nothing.size(), note);
-  uint64_t index_bytes = 0;
-  std::memcpy(&index_bytes, &noted[8], sizeof(index_bytes));
-  index_bytes += note.size() - nothing.size();
-  std::memcpy(&noted[8], &index_bytes, sizeof(index_bytes));
-  std::ofstream(pack, std::ios::binary) << noted;
-  const ProgramResult refused = fovea(build);
-  EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.err.find("measure/empty"), std::string::npos) << refused.err;
-  EXPECT_NE(refused.err.find("(C7510) serialized"), std::string::npos) << refused.err;
-  fs::remove(pack);
 }
 
 TEST(Cli, ChecksAModel) {

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// `fovea kernels`: lists, builds once, reports.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/run_fovea.h"
+
+namespace fovea::test {
+namespace {
+
+TEST(Cli, ListsTheKernelsAndNamesAMissingPack) {
+  const ProgramResult result = fovea({"kernels", "list", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::set<std::string> names, families;
+  for (const nlohmann::json& kernel : nlohmann::json::parse(result.out)) {
+    EXPECT_TRUE(names.insert(kernel["name"]).second) << kernel["name"];
+    families.insert(kernel["family"]);
+  }
+  for (const char* family : {"sm90/decode", "sm90/prefill", "sm90/mla_decode", "portable/attention",
+                             "portable/mla_decode"}) {
+    EXPECT_TRUE(families.contains(family)) << family;
+  }
+  for (const char* what : {"list", "report"}) {
+    expect_refused(fovea({"kernels", what, "--pack", "/nowhere/kernels.pack"}),
+                   {"/nowhere/kernels.pack"});
+  }
+}
+
+// Needs NVRTC and no GPU; without it the reason is said.
+TEST(Cli, BuildsKernelsOnceAndReportsThem) {
+  const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";
+  const std::vector<std::string> build = {"kernels", "build",         "--pack", pack,
+                                          "--only",  "measure/empty", "--json"};
+  const nlohmann::json environment = nlohmann::json::parse(fovea({"env", "--json"}).out);
+  if (environment["kernel_compiler"] != "NVRTC") {
+    expect_refused(fovea(build), {environment["kernel_compiler"]});
+    return;
+  }
+  const auto bytes = [&] {
+    std::ifstream file(pack, std::ios::binary);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  ASSERT_EQ(fovea(build).exit_code, 0);
+  const std::string built = bytes();
+  ASSERT_EQ(fovea(build).exit_code, 0);
+  EXPECT_EQ(bytes(), built) << "compiled again what was there";  // compilation times are in it
+  const ProgramResult report = fovea({"kernels", "report", "--json", "--pack", pack});
+  int packed = 0;
+  for (const nlohmann::json& kernel : nlohmann::json::parse(report.out)) {
+    if (!kernel["packed"]) continue;
+    ++packed;
+    EXPECT_EQ(kernel["family"], "measure/empty");
+    EXPECT_GT(kernel["registers"], 0);
+    EXPECT_GT(kernel["cubin_bytes"], 0);
+    EXPECT_EQ(kernel["spill_bytes"], 0);
+  }
+  EXPECT_GT(packed, 0);
+
+  // As if the assembler had said so.
+  std::string noted = built;
+  const std::string nothing = R"("losses":"")", note = R"("losses":"(C7510) serialized")";
+  noted.replace(noted.find(nothing), nothing.size(), note);
+  uint64_t index_bytes = 0;
+  std::memcpy(&index_bytes, &noted[8], sizeof(index_bytes));
+  index_bytes += note.size() - nothing.size();
+  std::memcpy(&noted[8], &index_bytes, sizeof(index_bytes));
+  std::ofstream(pack, std::ios::binary) << noted;
+  const ProgramResult refused = fovea(build);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("measure/empty"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("(C7510) serialized"), std::string::npos) << refused.err;
+  std::filesystem::remove(pack);
+}
+
+}  // namespace
+}  // namespace fovea::test
