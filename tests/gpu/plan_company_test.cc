@@ -131,7 +131,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
       groups = {take(requests + 1), take(requests), take(requests)};
     }
     prefixes.first_keys = take(requests);
-    prefixes.scratch = take(requests * kPrefixScratch);  // of one block
+    prefixes.scratch = take(kMostPlanBlocks * requests * kPrefixScratch);
     launch(PlanCompany{.prefixes = prefixes});
     for (size_t i = 0; i < static_cast<size_t>(3 * used); ++i) {
       EXPECT_EQ(device[i].read(), host[i]) << "level " << i / 3 << " array " << i % 3;
@@ -148,6 +148,11 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   finds([&](const PlanCompany& company) {
     load("portable/plan", {"16"})
         .launch({}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
+  });
+  finds([&](PlanCompany company) {
+    company.level_bytes = 64;  // a block a level, each of which writes its own
+    load("portable/plan", {"128"})
+        .launch({kPrefixLevels}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
   });
   const Guarded<PrefillOrder> order(size_t{1});
   finds([&](const PlanCompany& company) {

@@ -2,6 +2,7 @@
 #include "attention/backends/cuda_prefixes.h"
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "kernels/cuda/family.h"
 
 namespace fovea {
@@ -26,18 +27,19 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
   least_saved_ = limits.min_prefix_savings;
   const int64_t requests = limits.max_requests;
   const int64_t rows = int64_t{limits.max_tokens} * setup.spec.q_heads;
-  const auto plan_bytes = static_cast<int64_t>(table.groups->workspace_bytes(setup, limits));
+  level_bytes_ = static_cast<int64_t>(
+      round_up(table.groups->workspace_bytes(setup, limits), kWorkspaceAlignment));
+  plans_ = workspace.take<std::byte>(levels_ * level_bytes_);
   for (Level& level : std::span(level_).first(levels_)) {
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
     level.groups.kv_lens = workspace.take<int32_t>(requests);
     level.groups.first_keys = workspace.take<int32_t>(requests);
-    level.plan = workspace.take<std::byte>(plan_bytes);
     level.out = workspace.take<float>(rows * setup.spec.head_dim_v);
     level.lse = workspace.take<float>(rows);
   }
   first_keys_ = workspace.take<int32_t>(requests);
   if (requests > cuda::kHeldRequests) {
-    for (int32_t*& scratch : std::span(scratch_).first(levels_ + kLastPlans)) {
+    for (int32_t*& scratch : scratch_) {
       scratch = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
     }
   }
@@ -47,9 +49,9 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
 void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& setup,
                         const BatchLimits& limits, gpu::KernelStore& store) {
   if (levels_ == 0) return;
-  for (Level& level : std::span(level_).first(levels_)) {
-    level.kernel = table.groups->load(setup, store);
-    level.kernel->reserve(limits, level.plan);
+  for (int32_t i = 0; i < levels_; ++i) {
+    level_[i].kernel = table.groups->load(setup, store);
+    level_[i].kernel->reserve(limits, plans_ + i * level_bytes_);
   }
   join_.emplace(prefix_variants(setup.spec, setup.sm).front(), store);
 }
@@ -71,7 +73,7 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
 }  // namespace
 
 cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
-                                              const cuda::BatchParams& params, int32_t levels,
+                                              const cuda::BatchParams& params,
                                               int32_t number) const {
   cuda::PrefixGroupsParams groups{};
   groups.q_indptr = params.q_indptr;
@@ -82,23 +84,21 @@ cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
   groups.most_q_len = kMostPrefixRows / (params.q_heads / params.kv_heads);
   groups.least_prefix = kLeastPrefix;
   groups.least_saved = least_saved_;
-  groups.levels = levels;
+  groups.levels = levels_;
   return groups;
 }
 
 void CudaPrefixes::plan(const BatchView& batch, cuda::BatchParams& params, Stream stream) {
-  for (int32_t i = 0; i < levels_; ++i) {
-    cuda::PlanCompany company{.behind_plan = i > 0, .prefixes = groups(batch, params, i + 1, i)};
-    company.prefixes.groups[i] = level_[i].groups;
-    level_[i].kernel->plan(batch_of(params, level_[i].groups), batch.tokens, company, stream);
-  }
+  cuda::PlanCompany company{.prefixes = groups(batch, params, 0), .level_bytes = level_bytes_};
+  for (int32_t i = 0; i < levels_; ++i) company.prefixes.groups[i] = level_[i].groups;
+  level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, company, stream);
   params.mask.first_keys = first_keys_;
 }
 
 cuda::PlanCompany CudaPrefixes::last_plan(const BatchView& batch, const cuda::BatchParams& params,
                                           int32_t number) const {
   cuda::PlanCompany company{.behind_plan = true,
-                            .prefixes = groups(batch, params, levels_, levels_ + number)};
+                            .prefixes = groups(batch, params, 1 + number)};
   company.prefixes.first_keys = first_keys_;
   return company;
 }

@@ -37,7 +37,7 @@ class CudaPrefixes {
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && batch.shared_prefix != nullptr;
   }
-  // Plans the passes over groups and gives `params` the first keys of the last pass.
+  // Plans the passes over groups, in one launch, and gives `params` the first keys of the last pass.
   void plan(const BatchView& batch, kernels::cuda::BatchParams& params, Stream stream);
   // What the last pass's plans find before they plan; there may be two, beside each other.
   kernels::cuda::PlanCompany last_plan(const BatchView& batch,
@@ -52,23 +52,24 @@ class CudaPrefixes {
  private:
   struct Level {
     kernels::cuda::PrefixGroups groups{};
-    std::byte* plan = nullptr;  // the family's
-    float* out = nullptr;       // [max_tokens, q_heads, head_dim_v]
-    float* lse = nullptr;       // [max_tokens, q_heads]
+    float* out = nullptr;  // [max_tokens, q_heads, head_dim_v]
+    float* lse = nullptr;  // [max_tokens, q_heads]
     std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
   };
 
   static constexpr int32_t kLastPlans = 2;
-  // Of the first `levels` levels, for plan `number` of the pass.
+  // For launch `number` of those that plan the pass.
   kernels::cuda::PrefixGroupsParams groups(const BatchView& batch,
-                                           const kernels::cuda::BatchParams& params, int32_t levels,
+                                           const kernels::cuda::BatchParams& params,
                                            int32_t number) const;
 
   int32_t levels_ = 0;
   int32_t least_saved_ = 0;
   std::array<Level, kMostPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
-  std::array<int32_t*, kMostPrefixLevels + kLastPlans> scratch_{};  // of each plan
+  std::byte* plans_ = nullptr;  // the family's of each level
+  int64_t level_bytes_ = 0;
+  std::array<int32_t*, 1 + kLastPlans> scratch_{};  // of each launch
   float* own_lse_ = nullptr;
   std::optional<kernels::cuda::Kernel> join_;
 };

@@ -32,6 +32,9 @@ struct PlanCompany {
   bool behind_plan = false;
   // Of a cascade: what is found first, for the batch of the plan itself.
   PrefixGroupsParams prefixes{};
+  // Not 0: block i of the launch plans the groups of level i, whose work list lies so many bytes behind that of the
+  // level before.
+  int64_t level_bytes = 0;
 };
 
 // What a plan kernel takes. The last table_blocks blocks of its grid write the page table, which

@@ -75,6 +75,7 @@ struct PrefixGroupsFinder {
   // Groups of requests that each share least_prefix keys more with the one before.
   __device__ static void find_groups(const Params& params, const Requests& at, int* warp_begins) {
     int carry = 0;
+#pragma unroll 1
     for (int base = 0; base < at.count; base += kThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       const bool live = request < at.count;
@@ -90,6 +91,7 @@ struct PrefixGroupsFinder {
   // Their last requests and the keys that all of a group share.
   __device__ static void measure_groups(const Requests& at) {
     const int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int base = 0; base < at.count; base += kThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       const bool live = request < at.count;
@@ -112,6 +114,7 @@ struct PrefixGroupsFinder {
   // Keys that the groups save from being read again, added to `saved`.
   __device__ static void add_savings(const Requests& at, unsigned long long& saved) {
     int64_t own = 0;
+#pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       if (at.begin[i] != i) own += at.keys[at.begin[i]] - at.first_keys[i];
     }
@@ -121,12 +124,14 @@ struct PrefixGroupsFinder {
   }
 
   // Groups that do not save enough have no keys and leave those to the levels behind.
-  __device__ static void end_level(const Params& params, const PrefixGroups& groups, const Requests& at, bool worth) {
-    if (groups.q_indptr && threadIdx.x == 0) groups.q_indptr[0] = 0;
+  __device__ static void end_level(const Params& params, const PrefixGroups& groups, const Requests& at, bool worth,
+                                   bool written) {
+    if (written && threadIdx.x == 0) groups.q_indptr[0] = 0;
+#pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       const int begin = at.begin[i];
       const bool grouped = at.last[begin] > begin;
-      if (groups.q_indptr) {
+      if (written) {
         groups.q_indptr[i + 1] = params.q_indptr[at.last[begin] + 1];
         groups.first_keys[i] = at.first_keys[i];
         groups.kv_lens[i] = worth && grouped && begin == i ? at.keys[i] : 0;
@@ -137,23 +142,28 @@ struct PrefixGroupsFinder {
   }
 
   // What this block reads afterwards is there then.
-  __device__ static void run(const Params& params, SharedMemory& shared) {
+  __device__ static void run(const Params& params, int levels, int first_written, SharedMemory& shared) {
     const Requests at = place_requests(params, shared);
+#pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       at.common[i] = common(params, i);
       at.first_keys[i] = 0;
     }
     bool worth = true;
 #pragma unroll 1
-    for (int level = 0; level < params.levels; ++level) {
-      if (threadIdx.x == 0) shared.saved = 0;
-      find_groups(params, at, shared.warp_begins);
-      measure_groups(at);
-      add_savings(at, shared.saved);
-      worth = worth && shared.saved >= static_cast<unsigned long long>(params.least_saved);
-      end_level(params, params.groups[level], at, worth);
+    for (int level = 0; level < levels; ++level) {
+      if (worth) {
+        if (threadIdx.x == 0) shared.saved = 0;
+        find_groups(params, at, shared.warp_begins);
+        measure_groups(at);
+        add_savings(at, shared.saved);
+        worth = shared.saved >= static_cast<unsigned long long>(params.least_saved);
+      }
+      const PrefixGroups& groups = params.groups[level];
+      end_level(params, groups, at, worth, groups.q_indptr && level >= first_written);
     }
-    if (params.first_keys) {
+    if (params.first_keys && levels == params.levels) {
+#pragma unroll 1
       for (int i = threadIdx.x; i < at.count; i += kThreads) params.first_keys[i] = at.first_keys[i];
     }
     __syncthreads();

@@ -15,7 +15,8 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = 256;
+constexpr int kHeldTiles = 1024;  // that are in shared memory at a time
 // What an item costs besides its keys, in key blocks: loading q, storing out, filling the pipeline.
 constexpr int kItemOverhead = 2;
 
@@ -73,36 +74,37 @@ struct PlanConfig {
   static constexpr int kBlocksPerSm = 1;
 
   struct SharedMemory {
-    ScanMemory<int> small_scan;
-    ScanMemory<int64_t> scan;
-    int tile_indptr[kPlanThreads];  // of work, if there are no more requests
-    PlannedTile tiles[kPlanThreads];
+    WarpTotals<int, kPlanThreads> small_scan;
+    WarpTotals<int64_t, kPlanThreads> scan;
+    int tile_indptr[kHeldTiles];  // of work, if there are no more requests
+    PlannedTile tiles[kHeldTiles];
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kBlockKeys};
 
   // Writes the tiles before each request; returns how many there are.
   __device__ static int count_tiles(const PlanParams& params, SharedMemory& shared) {
-    const int group = params.batch.q_heads / params.batch.kv_heads;
+    const int group = quotient(params.batch.q_heads, params.batch.kv_heads);
     int tiles = 0;
+#pragma unroll 1
     for (int base = 0; base < params.batch.requests; base += kPlanThreads) {
-      const int request = base + threadIdx.x;
+      const int request = base + static_cast<int>(threadIdx.x);
       int own = 0;
       if (request < params.batch.requests) {
         own = (planned_view(params.batch, request).q_len * group + kRowTile - 1) / kRowTile;
       }
       int total;
-      const int before = tiles + exclusive_scan(own, total, shared.small_scan);
+      const int before = tiles + exclusive_scan<kPlanThreads>(own, total, shared.small_scan);
       if (request < params.batch.requests) params.work.tile_indptr[request] = before;
-      if (base == 0) shared.tile_indptr[threadIdx.x] = before;
+      if (request < kHeldTiles) shared.tile_indptr[request] = before;
       tiles += total;
+      __syncthreads();
     }
-    __syncthreads();
     return tiles;
   }
 
   __device__ static PlannedTile planned_tile(const PlanParams& params, int tile, const SharedMemory& shared) {
     const int requests = params.batch.requests;
-    const int* indptr = requests <= kPlanThreads ? shared.tile_indptr : params.work.tile_indptr;
+    const int* indptr = requests <= kHeldTiles ? shared.tile_indptr : params.work.tile_indptr;
     // The last request whose first tile is not after this one.
     int low = 0;
     int high = requests;
@@ -110,13 +112,13 @@ struct PlanConfig {
       const int middle = (low + high) / 2;
       (indptr[middle] <= tile ? low : high) = middle;
     }
-    const int group = params.batch.q_heads / params.batch.kv_heads;
+    const int group = quotient(params.batch.q_heads, params.batch.kv_heads);
     PlannedTile planned;
     planned.view = request_view(params.batch, low);
     planned.first_row = (tile - indptr[low]) * kRowTile;
     const int last_row = min(planned.first_row + kRowTile, planned.view.q_len * group) - 1;
-    const Interval keys = visible_keys(params.batch.mask, planned.view, planned.first_row / group,
-                                       last_row / group);
+    const Interval keys = visible_keys(params.batch.mask, planned.view, quotient(planned.first_row, group),
+                                       quotient(last_row, group));
     planned.first_key = keys.begin;
     planned.begin_block = keys.begin / kBlockKeys;
     planned.blocks = keys.end > keys.begin
@@ -126,19 +128,25 @@ struct PlanConfig {
     return planned;
   }
 
-  // 1024 tiles from `base` on, a thread each, whose line begins at `line`, into shared memory; returns
-  // what one head of them costs.
+  // kHeldTiles tiles from `base` on, whose line begins at `line`, into shared memory; returns what one head of them
+  // costs.
   __device__ static int64_t load_tiles(const PlanParams& params, int base, int tiles, int64_t line,
                                        SharedMemory& shared) {
-    const int tile = base + static_cast<int>(threadIdx.x);
-    PlannedTile planned = {};
-    if (tile < tiles) planned = planned_tile(params, tile, shared);
-    const int64_t own = tile < tiles ? planned.cost() : 0;
-    int64_t total;
-    planned.start = line + exclusive_scan(own, total, shared.scan) * params.batch.kv_heads;
-    shared.tiles[threadIdx.x] = planned;
-    __syncthreads();
-    return total;
+    int64_t cost = 0;
+#pragma unroll 1
+    for (int at = 0; at < min(kHeldTiles, tiles - base); at += kPlanThreads) {
+      const int held = at + static_cast<int>(threadIdx.x);
+      PlannedTile planned = {};
+      const bool live = base + held < tiles;
+      if (live) planned = planned_tile(params, base + held, shared);
+      int64_t total;
+      const int64_t before = cost + exclusive_scan<kPlanThreads>(int64_t{live ? planned.cost() : 0}, total, shared.scan);
+      planned.start = line + before * params.batch.kv_heads;
+      shared.tiles[held] = planned;
+      cost += total;
+      __syncthreads();
+    }
+    return cost;
   }
 
   __device__ static void plan(const PlanParams& params) {
@@ -146,37 +154,67 @@ struct PlanConfig {
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const WorkList& work = params.work;
     const int heads = params.batch.kv_heads;
+#pragma unroll 1
     for (int cta = threadIdx.x; cta < work.ctas; cta += kPlanThreads) {
       work.cta_begin[cta] = work.cta_end[cta] = 0;
       work.merges[cta].count = 0;
     }
     const int tiles = count_tiles(params, shared);
     int64_t cost = 0;
-    for (int base = 0; base < tiles; base += kPlanThreads) {
+#pragma unroll 1
+    for (int base = 0; base < tiles; base += kHeldTiles) {
       cost += load_tiles(params, base, tiles, 0, shared) * heads;
     }
     if (cost == 0) return;
     const int64_t per_cta = quotient(cost + work.ctas - 1, int64_t{work.ctas});
     int64_t line = 0;
-    for (int base = 0; base < tiles; base += kPlanThreads) {
-      if (tiles > kPlanThreads) {
-        __syncthreads();
-        line += load_tiles(params, base, tiles, line, shared) * heads;
-      }
-      const int pairs = min(kPlanThreads, tiles - base) * heads;
+#pragma unroll 1
+    for (int base = 0; base < tiles; base += kHeldTiles) {
+      if (tiles > kHeldTiles) line += load_tiles(params, base, tiles, line, shared) * heads;
+      const int pairs = min(kHeldTiles, tiles - base) * heads;
       int lanes = 1;  // of a pair
       while (2 * lanes * pairs <= kPlanThreads) lanes *= 2;
+#pragma unroll 1
       for (int i = threadIdx.x; i < pairs * lanes; i += kPlanThreads) {
         const int pair = i / lanes;
+        const int tile = quotient(pair, heads);
         const int number = base * heads + pair;
-        write_pair(params, shared.tiles[pair / heads], number, pair % heads, per_cta,
-                   number == tiles * heads - 1, i % lanes, lanes);
+        write_pair(params, shared.tiles[tile], number, pair - tile * heads, per_cta, number == tiles * heads - 1,
+                   i % lanes, lanes);
       }
+      if (tiles > kHeldTiles) __syncthreads();  // the tiles are read
     }
   }
 
+  // What block `level` of a launch for all levels of a cascade plans.
+  __device__ static void turn_to_level(PlanParams& plan, const PlanCompany& company, int level) {
+    const PrefixGroups& groups = company.prefixes.groups[level];
+    plan.batch.q_indptr = groups.q_indptr;
+    plan.batch.kv_lens = groups.kv_lens;
+    plan.batch.mask.first_keys = groups.first_keys;
+    const auto behind = [&]<typename T>(T* pointer) {
+      return reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + level * company.level_bytes);
+    };
+    WorkList& work = plan.work;
+    work.items = behind(work.items);
+    work.cta_begin = behind(work.cta_begin);
+    work.cta_end = behind(work.cta_end);
+    work.merges = behind(work.merges);
+    work.tile_indptr = behind(work.tile_indptr);
+  }
+
   __device__ static void run(const Params& params) {
-    run_cascade_plan<PlanConfig>(params, [&] { plan(params.plan); });
+    run_plan(params, [&] {
+      const PlanCompany& company = params.company;
+      const bool of_levels = company.level_bytes > 0;
+      const int level = of_levels ? static_cast<int>(blockIdx.x) : 0;
+      if (company.prefixes.levels > 0) {
+        find_prefix_groups<PlanConfig>(company.prefixes, of_levels ? level + 1 : company.prefixes.levels, level);
+      }
+      PlanParams own = params.plan;
+      if (of_levels) turn_to_level(own, company, level);
+      plan(own);
+    });
   }
 };
 
