@@ -161,6 +161,13 @@ void storage(Cases& cases) {
     test.requests = {{1, 700}, {1, 609}, {1, 850}, {1, 640}, {1, 640}, {1, 611}, {1, 900}};
     cases.push_back(test);
   }
+  for (const int32_t dim : {128, 256}) {
+    test = mha_case(fmt::format("cascade_dim_{}", dim), 8, 2, dim);
+    test.requests = {{1, 1700}, {2, 1609}, {1, 1650}, {1, 1640}, {3, 1640}, {1, 1611}};
+    test.shared_prefix = 1600;
+    test.prefix_levels = 1;
+    cases.push_back(test);
+  }
   test = mha_case("cascade_tree", 4, 1, 64);
   test.spec.mask = MaskKind::tree;
   test.mode = ForwardMode::target_verify;

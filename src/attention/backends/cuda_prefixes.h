@@ -37,7 +37,8 @@ class CudaPrefixes {
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && batch.shared_prefix != nullptr;
   }
-  // Plans the passes over groups, in one launch, and gives `params` the first keys of the last pass.
+  // Plans the passes over groups, in one launch, and gives `params` the first keys of the last
+  // pass.
   void plan(const BatchView& batch, kernels::cuda::BatchParams& params, Stream stream);
   // What the last pass's plans find before they plan; there may be two, beside each other.
   kernels::cuda::PlanCompany last_plan(const BatchView& batch,

@@ -9,7 +9,7 @@ const CudaKernels& flash_kernels() {
   static const CudaKernels kernels = {.name = "flash",
                                       .prefill = &kernels::cuda::hopper_prefill(),
                                       .decode = &kernels::cuda::hopper_decode(),
-                                      .groups = &kernels::cuda::portable_prefill(),
+                                      .groups = &kernels::cuda::hopper_groups(),
                                       .fp8_products = true};
   return kernels;
 }

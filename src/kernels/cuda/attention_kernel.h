@@ -45,6 +45,9 @@ class AttentionKernel {
   // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and a
   // bound of keys, 0: that of the limits.
   virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}
+  // Of a pass over groups planned next, whose plan() another kernel may have for all levels: a
+  // bound of tokens that holds for every replay.
+  virtual void expect_tokens(int32_t /*tokens*/) {}
   // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
   // that holds for every replay. With batch.most_q_len the kernel shares the pass with one of
   // another family: those for few new tokens attend first, directly before those for many.
@@ -78,6 +81,11 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
 // Blocks that write this page table beside a plan; 0 if it has no requests.
 int32_t page_table_blocks(const TableWriteParams& pages);
 
+// Blocks of portable/plan: one, or one for each level of a cascade.
+inline uint32_t plan_blocks(const PlanCompany& company) {
+  return company.level_bytes > 0 ? static_cast<uint32_t>(company.prefixes.levels) : 1;
+}
+
 // Enqueues a plan of `blocks` blocks and, behind them, those that write the page table.
 template <typename Plan>
 void launch_plan(const Kernel& kernel, uint32_t blocks, const Plan& plan,
@@ -101,5 +109,7 @@ const AttentionFamily& portable_prefill();
 const AttentionFamily& portable_decode();
 const AttentionFamily& hopper_decode();
 const AttentionFamily& hopper_prefill();
+// Of keys that requests share, with results in f32.
+const AttentionFamily& hopper_groups();
 
 }  // namespace fovea::kernels::cuda

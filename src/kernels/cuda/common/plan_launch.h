@@ -32,8 +32,8 @@ struct PlanCompany {
   bool behind_plan = false;
   // Of a cascade: what is found first, for the batch of the plan itself.
   PrefixGroupsParams prefixes{};
-  // Not 0: block i of the launch plans the groups of level i, whose work list lies so many bytes behind that of the
-  // level before.
+  // Not 0: block i of the launch plans the groups of level i, whose work list lies so many bytes
+  // behind that of the level before.
   int64_t level_bytes = 0;
 };
 

@@ -82,8 +82,8 @@ class PortableAttention final : public AttentionKernel {
   }
 
   void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
-    const int32_t levels = company.level_bytes > 0 ? company.prefixes.levels : 1;
-    launch_plan(plan_, static_cast<uint32_t>(levels), PlanParams{batch, work_, setup_.spec.batch_invariant}, company, stream);
+    launch_plan(plan_, plan_blocks(company), PlanParams{batch, work_, setup_.spec.batch_invariant},
+                company, stream);
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

@@ -140,7 +140,8 @@ struct PlanConfig {
       const bool live = base + held < tiles;
       if (live) planned = planned_tile(params, base + held, shared);
       int64_t total;
-      const int64_t before = cost + exclusive_scan<kPlanThreads>(int64_t{live ? planned.cost() : 0}, total, shared.scan);
+      const int64_t own = live ? planned.cost() : 0;
+      const int64_t before = cost + exclusive_scan<kPlanThreads>(own, total, shared.scan);
       planned.start = line + before * params.batch.kv_heads;
       shared.tiles[held] = planned;
       cost += total;

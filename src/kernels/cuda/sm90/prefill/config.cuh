@@ -50,6 +50,11 @@ struct CutSlot : TileSlot {
   TileCut cut;
 };
 
+// Of an item of a work list.
+struct PartSlot : TileSlot {
+  int32_t partial;  // slot of its result, -1: it is the whole row tile
+};
+
 // What the first block of a pair takes, for the second.
 struct PairMemory {
   int32_t taken[kTileSlots];
@@ -69,7 +74,8 @@ enum Scores : int { plain, general };
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
 // which a second consumer would have none. eight_rows: for up to eight, by another kernel; eight_shared: by pairs of
 // blocks, where there are few.
-enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared };
+// parts: row tiles and their keys are items of portable/plan's list, with results in f32: parts.cuh.
+enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared, parts };
 
 // Factors of two sums whose rows are relative to different bases.
 struct Join {
@@ -131,7 +137,9 @@ struct PrefillConfig {
   static constexpr bool kPairs = kLoad == pairs;
   static constexpr int kBlocks = kPairs ? 2 : 1;
   static constexpr bool kGeneral = kScores == general;
-  static constexpr bool kSegments = kSums != whole;
+  static constexpr bool kParts = kSums == parts;
+  static_assert(!kParts || (kLoad == pages && kScores == plain && type_bytes(kCache) == 2));
+  static constexpr bool kSegments = kSums != whole && !kParts;
   static_assert(!kSegments || (kLoad != rows && type_bytes(kCache) == 2 && kDim <= 128));
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
   // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
@@ -156,7 +164,7 @@ struct PrefillConfig {
   // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
   // 2026-11-22). Threads that gather rows need more registers, and so do sums of segments.
   static constexpr int kConsumers = kSums == few_rows                                                ? 1
-                                    : (kDim <= 64 || kNarrow) && !kGeneral && !kRows && !kSegments ? 3
+                                    : (kDim <= 64 || kNarrow) && !kGeneral && !kRows && kSums == whole ? 3
                                                                                                    : 2;
   // A consumer without another weighs scores while its own values are multiplied.
   static constexpr bool kAlone = kConsumers == 1;
@@ -231,11 +239,11 @@ struct PrefillConfig {
   static constexpr int kKeyBlocks = (kKeys * kBytes + kSwizzledBytes - 1) / kSwizzledBytes;
 
   // Out goes through shared memory, blocks of 64 columns of which a consumer stages some at once. Pieces of fp8
-  // rows leave no room.
-  static constexpr bool kStageOut = !kWiden;
+  // rows leave no room; results of parts are f32.
+  static constexpr bool kStageOut = !kWiden && !kParts;
   static constexpr int kOutBlocks = kDim <= 128 ? kDimV / kSwizzledColumns : 1;
 
-  using Slot = Either<kSegments, CutSlot, TileSlot>;
+  using Slot = Either<kSegments, CutSlot, Either<kParts, PartSlot, TileSlot>>;
   // Blocks of 64 columns, swizzled rows of 128 bytes.
   using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
   struct QueryStages {

@@ -201,12 +201,20 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (!more) break;
       tile = next;
     } else {
-      finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
+      if constexpr (Config::kParts) {
+        finish_part<Config>(params, *tile.slot, consumer, acc, mean);
+      } else {
+        finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
+      }
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);
       if constexpr (Config::kOwnValueRing) values.advance();
-      store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
+      if constexpr (Config::kParts) {
+        store_part<Config>(params, *tile.slot, consumer, mean, acc);
+      } else {
+        store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
+      }
       release(shared.tile_empty[slot_number<Config>(shared, tile)]);
       if (!more) break;
       tile = next;
@@ -269,7 +277,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
   }
   __syncthreads();
   meet_pair<Config>();  // the barriers of both are there
-  if constexpr (kSegments) {
+  if constexpr (kSegments || kParts) {
     wait_for_previous_kernel();
     allow_next_kernel();
   }

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order once per pass, prefill once per layer.
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "core/check.h"
-#include "gpu/tensor_map.h"
-#include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/common/prefill_params.h"
-#include "kernels/cuda/sm90/prefill/variants.h"
+#include "kernels/cuda/sm90/prefill/loaded.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -17,14 +13,11 @@ namespace {
 using namespace prefill;
 
 constexpr int32_t kLeastRowTile = 128;
-constexpr int32_t kGroupRows = 64;  // of a warpgroup
-constexpr int32_t kEightRows = 8;   // as columns of a product of one warp
+constexpr int32_t kEightRows = 8;  // as columns of a product of one warp
 // Blocks of a cluster that may share a segment of so few rows, and for how many row tiles: 8
 // requests of 1024, 64 row tiles, take 13.5 instead of 13.2 us (H200, 2026-11-22).
 constexpr int32_t kShare = 2;
 constexpr int32_t kMostSharedTiles = 32;
-constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two values
-constexpr uint32_t kBoxColumns = 64;
 constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
 constexpr int32_t kPair = 2;
@@ -33,17 +26,6 @@ constexpr int32_t kLeastPairedTiles = 64;
 // Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
 // request.
 constexpr int32_t kLeastPairedTokens = 512;
-
-// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share
-// keys and no row is wasted.
-int32_t heads_shift(const AttentionSpec& spec) {
-  int32_t shift = 0;
-  for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
-       group /= 2) {
-    ++shift;
-  }
-  return shift;
-}
 
 struct Buffers {
   PrefillOrder* order;
@@ -87,76 +69,6 @@ size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
   carve(counter, setup, limits);
   return counter.bytes();
 }
-
-uint64_t bytes_of(int64_t elements, DType dtype) {
-  return static_cast<uint64_t>(elements) * dtype_bytes(dtype);
-}
-
-struct KeySizes {
-  int64_t dim, heads, places, pages;  // packed rows are one page
-};
-struct KeyStrides {
-  int64_t head, place, page;  // elements
-};
-
-gpu::TensorMapSpec key_map(const void* data, DType dtype, const KeySizes& sizes,
-                           const KeyStrides& strides, int32_t box_keys) {
-  gpu::TensorMapSpec spec;
-  spec.data = data;
-  spec.sizes = {bytes_of(sizes.dim, dtype) / kWordBytes, static_cast<uint64_t>(sizes.heads),
-                static_cast<uint64_t>(sizes.places), static_cast<uint64_t>(sizes.pages)};
-  spec.strides = {bytes_of(strides.head, dtype), bytes_of(strides.place, dtype),
-                  bytes_of(strides.page, dtype)};
-  spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
-  return spec;
-}
-
-TensorMap encoded(const gpu::TensorMapSpec& spec) {
-  TensorMap map;
-  gpu::encode_tensor_map(spec, &map);
-  return map;
-}
-
-// A loaded variant with the maps of every layer, whose boxes depend on its key tile.
-class Prefill {
- public:
-  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t least_row_tile,
-          gpu::KernelStore& store)
-      : kernel_(variant, store) {
-    check_argument(kernel_.row_tile() >= least_row_tile, "{} has row tiles of {}, the workspace {}",
-                   variant.name, kernel_.row_tile(), least_row_tile);
-    const AttentionSpec& spec = setup.spec;
-    box_keys_ = kernel_.key_tile();
-    if (!cached(spec) || gathers(setup)) return;
-    box_keys_ = std::gcd(box_keys_, setup.cache.page_size);
-    for (const KvLayerView& view : setup.layers) {
-      const int64_t pages = view.slots / view.page_size;
-      layers_.push_back(
-          {encoded(
-               key_map(view.k, view.dtype, {spec.head_dim, spec.kv_heads, view.page_size, pages},
-                       {view.k_head_stride, view.k_token_stride, view.k_page_stride}, box_keys_)),
-           encoded(
-               key_map(view.v, view.dtype, {spec.head_dim_v, spec.kv_heads, view.page_size, pages},
-                       {view.v_head_stride, view.v_token_stride, view.v_page_stride}, box_keys_))});
-    }
-  }
-
-  const Kernel& kernel() const { return kernel_; }
-  int32_t box_keys() const { return box_keys_; }
-  // Of variants that sum segments.
-  int32_t segment_keys() const { return kSegmentKeys / kernel_.key_tile() * kernel_.key_tile(); }
-  const TensorMap& k(int32_t layer) const { return layers_[static_cast<size_t>(layer)].k; }
-  const TensorMap& v(int32_t layer) const { return layers_[static_cast<size_t>(layer)].v; }
-
- private:
-  struct LayerMaps {
-    TensorMap k, v;
-  };
-
-  Kernel kernel_;
-  int32_t box_keys_ = 0;
-  std::vector<LayerMaps> layers_;
-};
 
 class HopperPrefill final : public AttentionKernel {
  public:
@@ -238,10 +150,10 @@ class HopperPrefill final : public AttentionKernel {
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
     params_.box_keys = active_->box_keys();
-    maps_.q.encode(
-        row_map(given.q, spec.q_dtype, spec.head_dim, given.q_head_stride, given.q_token_stride),
-        &params_.q);
-    maps_.out.encode(row_map(given.out, activation_dtype(spec), spec.head_dim_v,
+    maps_.q.encode(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
+                           given.q_token_stride),
+                   &params_.q);
+    maps_.out.encode(row_map(spec, tokens_, given.out, activation_dtype(spec), spec.head_dim_v,
                              given.out_head_stride, given.out_token_stride),
                      &params_.out);
     if (gathers(setup_)) {
@@ -283,20 +195,6 @@ class HopperPrefill final : public AttentionKernel {
   int32_t blocks() const {
     if (in_use(eight_shared_)) return share_clusters_ * kShare;
     return setup_.multiprocessors / cluster() * cluster();
-  }
-
-  // Rows of a consumer: of [tokens, q_heads, dim].
-  gpu::TensorMapSpec row_map(const void* data, DType dtype, int64_t dim, int64_t head_stride,
-                             int64_t token_stride) const {
-    gpu::TensorMapSpec spec;
-    spec.rank = 3;
-    spec.data = data;
-    spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(setup_.spec.q_heads),
-                  static_cast<uint64_t>(tokens_)};
-    spec.strides = {bytes_of(head_stride, dtype), bytes_of(token_stride, dtype)};
-    spec.box = {kBoxColumns, 1u << params_.heads_shift,
-                static_cast<uint32_t>(kGroupRows >> params_.heads_shift)};
-    return spec;
   }
 
   // Pairs are 3 to 4 % faster where q heads share keys. Else the rows of a pair are 256 tokens,

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/sm90/prefill/find_masks.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
+#include "kernels/cuda/sm90/prefill/parts.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -73,7 +74,10 @@ __device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work,
   const int last = min(first + tokens, work.q_len) - 1;
   RowsView rows;
   int end;
-  if constexpr (Config::kGeneral) {
+  if constexpr (Config::kParts) {
+    rows = {work.key_begin, work.kv_len, 0};
+    end = work.kv_len;
+  } else if constexpr (Config::kGeneral) {
     const Interval open = open_keys(mask, view, first, last);
     rows = {open.begin, open.end, 0};
     end = tile_keys(mask, view, first, last).end;
@@ -95,8 +99,10 @@ template <class Config>
 struct TileTaker {
   const PrefillParams& params;
   typename Config::SharedMemory& shared;
-  // The first tile of each block or pair is its own, unless some begin late.
-  int n = params.beside ? next() : blockIdx.x / Config::kBlocks;
+  // The first tile of each block or pair is its own, unless some begin late. Of parts all are.
+  int n = Config::kParts    ? params.attention.work.cta_begin[blockIdx.x]
+          : params.beside ? next()
+                          : blockIdx.x / Config::kBlocks;
   Ring<kTileSlots> slots = {};
 
   __device__ __forceinline__ int next() const {
@@ -130,9 +136,16 @@ struct TileTaker {
     if constexpr (Config::kPairs) share_taken();
     typename Config::Slot& slot = shared.tiles[slots.stage];
     TileCut cut;
-    const WorkTile work = work_at<Config>(params, *params.order, n, cut);
+    int32_t partial = -1;
+    WorkTile work;
+    if constexpr (Config::kParts) {
+      work = part_at<Config>(params, n, partial);
+    } else {
+      work = work_at<Config>(params, *params.order, n, cut);
+    }
     if (lane == 0) {
       slot.work = work;
+      if constexpr (Config::kParts) slot.partial = partial;
       if constexpr (Config::kSegments) slot.cut = cut;
     }
     __syncwarp();
@@ -142,13 +155,16 @@ struct TileTaker {
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();
-    if (more && (!Config::kPairs || cluster_rank() == 0)) {
+    if constexpr (Config::kParts) {
+      ++n;
+    } else if (more && (!Config::kPairs || cluster_rank() == 0)) {
       n = next() + (params.beside ? 0 : gridDim.x / Config::kBlocks);
     }
     return slot.work;
   }
 
   __device__ __forceinline__ void finish() {
+    if constexpr (Config::kParts) return;
     // The last block to run out of work leaves the counters as it found them.
     if (threadIdx.x % 32 == 0 &&
         atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {

@@ -79,7 +79,9 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
   int begin[2], end[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Interval keys = row_keys(params, tile.slot->work, consumer, thread_row(half));
+    const WorkTile& work = tile.slot->work;
+    const Interval keys = Config::kParts ? Interval{work.key_begin, work.kv_len}
+                                         : row_keys(params, work, consumer, thread_row(half));
     begin[half] = keys.begin - column;
     end[half] = keys.end - column;
   }

@@ -2,6 +2,7 @@
 #include "kernels/cuda/sm90/prefill/variants.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -22,6 +23,9 @@ constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
 // of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
 // (H200, 2026-11-22).
 constexpr int32_t kLeastBox = 16;
+
+// q heads of a group, as a power of two: of which a tile of 64 rows has whole tokens.
+constexpr int32_t kMostPartHeads = 64;
 
 // What one interval of keys per row and a softmax of scaled products cannot express.
 bool always_general(const AttentionSpec& spec) {
@@ -106,6 +110,26 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && paired) found.pairs = variant("pairs", "plain", sums);
   if (general && paired && !segments) found.general_pairs = variant("pairs", "general", sums);
   return found;
+}
+
+std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const int32_t group = spec.q_heads / spec.kv_heads;
+  const bool fills_tiles =
+      group <= kMostPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
+  const auto type = variant_type(spec.q_dtype);
+  const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
+    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
+  });
+  if (setup.sm != kHopper || !type || !cached(spec) || dims == std::end(kHeadDims) ||
+      !fills_tiles || is_fp8(spec.q_dtype) || stored(setup) != spec.q_dtype || gathers(setup) ||
+      always_general(spec) || uses_positions(spec)) {
+    return std::nullopt;
+  }
+  return make_variant(family(kFolder),
+                      {std::to_string(dims->first), std::to_string(dims->second), *type, *type,
+                       "pages", "plain", "parts"},
+                      setup.sm);
 }
 
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loaded variants of Hopper prefill and the tensor maps that they take.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "core/check.h"
+#include "gpu/tensor_map.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/common/prefill_params.h"
+#include "kernels/cuda/sm90/prefill/variants.h"
+
+namespace fovea::kernels::cuda::prefill {
+
+inline constexpr int32_t kGroupRows = 64;  // of a warpgroup
+inline constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two
+inline constexpr uint32_t kBoxColumns = 64;
+
+// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share
+// keys and no row is wasted.
+inline int32_t heads_shift(const AttentionSpec& spec) {
+  int32_t shift = 0;
+  for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
+       group /= 2) {
+    ++shift;
+  }
+  return shift;
+}
+
+inline uint64_t bytes_of(int64_t elements, DType dtype) {
+  return static_cast<uint64_t>(elements) * dtype_bytes(dtype);
+}
+
+struct KeySizes {
+  int64_t dim, heads, places, pages;  // packed rows are one page
+};
+struct KeyStrides {
+  int64_t head, place, page;  // elements
+};
+
+inline gpu::TensorMapSpec key_map(const void* data, DType dtype, const KeySizes& sizes,
+                                  const KeyStrides& strides, int32_t box_keys) {
+  gpu::TensorMapSpec spec;
+  spec.data = data;
+  spec.sizes = {bytes_of(sizes.dim, dtype) / kWordBytes, static_cast<uint64_t>(sizes.heads),
+                static_cast<uint64_t>(sizes.places), static_cast<uint64_t>(sizes.pages)};
+  spec.strides = {bytes_of(strides.head, dtype), bytes_of(strides.place, dtype),
+                  bytes_of(strides.page, dtype)};
+  spec.box = {kBoxColumns, 1, static_cast<uint32_t>(box_keys), 1};
+  return spec;
+}
+
+inline TensorMap encoded(const gpu::TensorMapSpec& spec) {
+  TensorMap map;
+  gpu::encode_tensor_map(spec, &map);
+  return map;
+}
+
+// Rows of a consumer: of [tokens, q_heads, dim].
+inline gpu::TensorMapSpec row_map(const AttentionSpec& layers, int32_t tokens, const void* data,
+                                  DType dtype, int64_t dim, int64_t head_stride,
+                                  int64_t token_stride) {
+  const int32_t shift = heads_shift(layers);
+  gpu::TensorMapSpec spec;
+  spec.rank = 3;
+  spec.data = data;
+  spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(layers.q_heads),
+                static_cast<uint64_t>(tokens)};
+  spec.strides = {bytes_of(head_stride, dtype), bytes_of(token_stride, dtype)};
+  spec.box = {kBoxColumns, 1u << shift, static_cast<uint32_t>(kGroupRows >> shift)};
+  return spec;
+}
+
+// A loaded variant with the maps of every layer, whose boxes depend on its key tile.
+class Prefill {
+ public:
+  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t least_row_tile,
+          gpu::KernelStore& store)
+      : kernel_(variant, store) {
+    check_argument(kernel_.row_tile() >= least_row_tile, "{} has row tiles of {}, the workspace {}",
+                   variant.name, kernel_.row_tile(), least_row_tile);
+    const AttentionSpec& spec = setup.spec;
+    box_keys_ = kernel_.key_tile();
+    if (!cached(spec) || gathers(setup)) return;
+    box_keys_ = std::gcd(box_keys_, setup.cache.page_size);
+    for (const KvLayerView& view : setup.layers) {
+      const int64_t pages = view.slots / view.page_size;
+      layers_.push_back(
+          {encoded(
+               key_map(view.k, view.dtype, {spec.head_dim, spec.kv_heads, view.page_size, pages},
+                       {view.k_head_stride, view.k_token_stride, view.k_page_stride}, box_keys_)),
+           encoded(
+               key_map(view.v, view.dtype, {spec.head_dim_v, spec.kv_heads, view.page_size, pages},
+                       {view.v_head_stride, view.v_token_stride, view.v_page_stride}, box_keys_))});
+    }
+  }
+
+  const Kernel& kernel() const { return kernel_; }
+  int32_t box_keys() const { return box_keys_; }
+  // Of variants that sum segments.
+  int32_t segment_keys() const { return kSegmentKeys / kernel_.key_tile() * kernel_.key_tile(); }
+  const TensorMap& k(int32_t layer) const { return layers_[static_cast<size_t>(layer)].k; }
+  const TensorMap& v(int32_t layer) const { return layers_[static_cast<size_t>(layer)].v; }
+
+ private:
+  struct LayerMaps {
+    TensorMap k, v;
+  };
+
+  Kernel kernel_;
+  int32_t box_keys_ = 0;
+  std::vector<LayerMaps> layers_;
+};
+}  // namespace fovea::kernels::cuda::prefill

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parts of the keys of row tiles, as portable/plan lists them for groups of requests with a prefix in common: every
+// query sees every key. Results are f32, in the places and the order of rows of portable/attention, whose merge joins
+// them.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/pair.cuh"
+#include "kernels/cuda/sm90/prefill/scores.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Item n of this block's range. Keys behind the part are hidden as those behind the request's end are.
+template <class Config>
+__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial) {
+  const AttentionParams& attention = params.attention;
+  WorkTile work = {};
+  work.request = -1;
+  if (n >= attention.work.cta_end[blockIdx.x]) return work;
+  const WorkItem item = attention.work.items[n];
+  const RequestView view = request_view(attention.batch, item.request);
+  partial = item.partial;
+  work.request = item.request;
+  work.q_begin = view.q_begin;
+  work.q_len = view.q_len;
+  work.kv_len = item.key_end;
+  work.first_token = item.first_row >> params.heads_shift;
+  work.kv_head = item.kv_head;
+  work.q_head = item.kv_head << params.heads_shift;
+  work.key_begin = item.key_begin;
+  work.block_begin = item.key_begin / Config::kKeys;
+  work.block_end = max((item.key_end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  return work;
+}
+
+// Where a row's result lies: in the part's slot or, of a whole row tile, in out and lse.
+template <class Config>
+__device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, const TileSlot& slot, int consumer,
+                                                int row) {
+  const int32_t partial = static_cast<const PartSlot&>(slot).partial;
+  if (partial >= 0) return static_cast<int64_t>(partial) * Config::kTraits.row_tile + consumer * kGroupRows + row;
+  return static_cast<int64_t>(slot.work.q_begin + row_token(params, slot.work, consumer, row)) *
+             params.attention.batch.q_heads +
+         row_head(params, slot.work, row);
+}
+
+// The factor of each of the thread's rows that turns sums into means; writes lse.
+template <class Config>
+__device__ __forceinline__ void finish_part(const PrefillParams& params, const TileSlot& slot, int consumer,
+                                            const Accumulators<Config>& acc, float (&factor)[2]) {
+  const AttentionParams& attention = params.attention;
+  float* to = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_lse : attention.lse;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float total = acc.sum[half];
+    total += __shfl_xor_sync(~0u, total, 1);
+    total += __shfl_xor_sync(~0u, total, 2);
+    const bool empty = total == 0;
+    factor[half] = empty ? 0.0f : __fdividef(1.0f, total);
+    const int row = thread_row(half);
+    if (threadIdx.x % 4 != 0 || row_token(params, slot.work, consumer, row) >= slot.work.q_len) continue;
+    to[place_of_row<Config>(params, slot, consumer, row)] =
+        empty ? -infinity() : (acc.base[half] + log2f(total)) * kLn2;
+  }
+}
+
+// Four neighbouring lanes store 32 bytes of a row at a time.
+template <class Config>
+__device__ __forceinline__ void store_part(const PrefillParams& params, const TileSlot& slot, int consumer,
+                                           const float (&factor)[2], const Accumulators<Config>& acc) {
+  const AttentionParams& attention = params.attention;
+  float* out = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_out
+                                                               : static_cast<float*>(attention.out);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = thread_row(half);
+    if (row_token(params, slot.work, consumer, row) >= slot.work.q_len) continue;
+    const int first = threadIdx.x % 4 * 2;
+    float* to = out + place_of_row<Config>(params, slot, consumer, row) * attention.head_dim_v + first;
+#pragma unroll
+    for (int j = 0; j < Config::kHeadDimV / 8; ++j) {
+      if (first + 8 * j >= attention.head_dim_v) break;
+      *reinterpret_cast<float2*>(to + 8 * j) = {acc.out[4 * j + 2 * half] * factor[half],
+                                               acc.out[4 * j + 2 * half + 1] * factor[half]};
+    }
+  }
+}
+
+}  // namespace fovea::kernels::cuda
