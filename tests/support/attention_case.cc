@@ -115,6 +115,14 @@ void grow_keys(RequestData& data) {
   }
 }
 
+// The same scores from larger q and k: 32 times their normal deviates stay below 448, those of k
+// over per_tensor's scale of 1/4 too.
+void enlarge_codes(RequestData& data) {
+  for (float& value : data.q) value *= 32;
+  for (float& value : data.k) value *= 32;
+  for (float& scale : data.q_scale) scale /= 32 * 32;
+}
+
 // Copies the first tokens of `from` over those of `to`.
 void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   const auto share = [tokens](const std::vector<float>& source, int32_t length,
@@ -257,6 +265,7 @@ CaseData make_data(const AttentionCase& test) {
   for (const RequestShape& shape : test.requests) {
     data.requests.push_back(make_request(random, spec, shape));
     if (test.growing_scores) grow_keys(data.requests.back());
+    if (test.large_codes) enlarge_codes(data.requests.back());
     const size_t last = data.requests.size() - 1;
     for (const int32_t tokens : {test.group_prefix, test.shared_prefix}) {
       if (tokens == 0) continue;

@@ -35,6 +35,7 @@ struct AttentionCase {
   bool skip_some_writes = false;  // every other new token is cached already, its out_slot is -1
   bool infinite_sinks = false;    // one +inf and one -inf among them
   bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
+  bool large_codes = false;       // fp8 q: q and k use all of e4m3's range; scales are as small
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
   // Neighbours, group_size at a time, have group_prefix tokens in common, at least shared_prefix.
   int32_t group_prefix = 0, group_size = 0;

@@ -64,6 +64,16 @@ void fp8_products(Cases& cases) {
     test.spec.logit_cap = 8;
     test.spec.has_sinks = test.spec.has_alibi = true;
   });
+  // Scales whose powers leave the range of floats: scores up to 0.74 of the cap, and past it.
+  for (const float cap : {50.0f, 15.0f}) {
+    add(cap == 50 ? "cap_large_codes" : "cap_far_large_codes", [cap](AttentionCase& test) {
+      test.requests = {{70, 300}, {33, 33}, {1, 200}, {129, 130}};
+      test.spec.logit_cap = cap;
+      test.spec.softmax_scale = 0.125f;
+      test.cache.scale = KvScale::per_tensor;
+      test.large_codes = true;
+    });
+  }
   add("custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
   add("cascade", [](AttentionCase& test) {
     test.requests = {{1, 700}, {1, 609}, {3, 850}, {1, 640}, {20, 700}};

@@ -155,6 +155,11 @@ void masked_tiles(Cases& cases) {
       test.requests = {{40, 700}, {40, 40}, {40, 333}};
     });
   }
+  // Products of thousands of caps.
+  add("cap_steep", 128, [](AttentionCase& test) {
+    test.spec.logit_cap = 0.002f;
+    test.spec.softmax_scale = 8;
+  });
 }
 
 void scores(Cases& cases) {
