@@ -91,32 +91,36 @@ struct MlaMergeParams {
 };
 
 struct alignas(64) MlaDecodeParams {
+  // What a block asks for first, in 64 bytes: a launch's constants come from memory line by line, each when it
+  // is first used.
+  const MlaRange* ranges;      // of work
+  const int32_t* page_table;   // [requests, page_table_stride]
+  int64_t page_table_stride;
+  int32_t page_size;
+  int32_t box_keys;    // of a page that one copy brings: 8, 16, 32 or 64
+  int32_t q_heads;     // of batch
+  int32_t q_box_rows;  // divides q_heads and 64
+  // The list and the page table are complete when the kernel starts: an attention launched before
+  // this one has waited for them.
+  int32_t list_settled;
+  int32_t tile_pages, tile_page_keys;  // 64 / page_size and the rest
+  float scale;
   // The cache, innermost first: [64 columns, 8 keys, column blocks, groups of 8 keys, pages],
   // 128-byte swizzle; boxes [64, 8, blocks of a stage or 1, box_keys / 8, 1]. Unused by variants
   // that gather rows.
   TensorMap cache_map, cache_rope_map;
-  // Queries, innermost first: [rank or rope columns, q_heads, tokens], boxes [64, q_box_rows, 1].
-  // Latent ones of blocks of 16 rows over 16-bit caches: [64 columns, q_heads, column tiles,
-  // tokens], boxes [64, q_box_rows, all or 1, 1], all if q_box_rows is 16.
+  // Latent queries, innermost first: [64 columns, q_heads, column tiles, tokens], boxes
+  // [64, q_box_rows, kQueryBoxTiles, 1], or of one tile where a block has more rows than a box. RoPE:
+  // [64 columns, q_heads, tokens], boxes [64, q_box_rows, 1].
   TensorMap q_latent_map, q_rope_map;
   BatchParams batch;  // kv_heads 1
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
   int64_t page_stride, token_stride;
-  const int32_t* page_table;  // [requests, page_table_stride]
-  int64_t page_table_stride;
-  int32_t page_size;
-  int32_t tile_pages, tile_page_keys;  // 64 / page_size and the rest
-  int32_t box_keys;                    // of a page that one copy brings: 8, 16, 32 or 64
-  int32_t q_box_rows;                  // divides q_heads and 64
   void* out;                           // [tokens, q_heads, rank]
   int64_t out_token_stride, out_head_stride;
   float* lse;  // [tokens, q_heads] or null
-  float scale;
   MlaWorkList work;
   const float* cache_scale;  // [1] or null: 1; plain fp8 caches
-  // The list and the page table are complete when the kernel starts: an attention launched before
-  // this one has waited for them.
-  int32_t list_settled;
 };
 
 // Of portable/mla_decode. Strides of queries and output in elements.

@@ -128,10 +128,10 @@ struct JoinedPlace {
   __device__ __forceinline__ JoinedPlace(const MlaDecodeParams& params, const RowTile& tile,
                                          int row) {
     const int packed = tile.first_row + row;
-    const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
-    const int head = packed % params.batch.q_heads;
+    const int64_t token = tile.view.q_begin + packed / params.q_heads;
+    const int head = packed % params.q_heads;
     out = token * params.out_token_stride + head * params.out_head_stride;
-    lse = token * params.batch.q_heads + head;
+    lse = token * params.q_heads + head;
   }
   // Columns column to column + 3; lse in powers of two.
   template <class C>

@@ -104,6 +104,9 @@ struct MlaDecodeConfig {
   // place there. Converting fp8 rows takes registers too.
   static constexpr int kRegisterTiles = kNarrow ? 0 : kFp8 ? kHalfTiles - 1 : kHalfTiles;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles - kRegisterTiles;
+  // Of latent queries, in a box that has all rows: what lies side by side; who copies rows has no registers
+  // for more than one.
+  static constexpr int kQueryBoxTiles = kNarrow ? kLatentTiles : kLoader == pages ? kHalfTiles : 1;
   // Column tiles of a stage, and stages in flight: as many as fit.
   static constexpr int kStageTiles = kNarrow ? 2 : kHalfTiles;
   static constexpr int kGroupBytes = KeyTiles<kStageTiles>::kGroupBytes;

@@ -89,9 +89,9 @@ template <class C>
 __device__ __forceinline__ uint16_t* output_row(const MlaDecodeParams& params, const RowTile& tile,
                                                 int half, int row) {
   const int packed = tile.first_row + row;
-  const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+  const int64_t token = tile.view.q_begin + packed / params.q_heads;
   return static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-         packed % params.batch.q_heads * params.out_head_stride + half * C::kValueColumns;
+         packed % params.q_heads * params.out_head_stride + half * C::kValueColumns;
 }
 
 template <class C>

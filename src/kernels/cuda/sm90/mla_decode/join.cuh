@@ -125,7 +125,7 @@ __device__ __forceinline__ void join_pair(const MlaDecodeParams& params,
       store_words(to + 32 * c, valid, sums);
     }
     if (half == 0 && params.lse && valid && threadIdx.x % 4 == 0) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.batch.q_heads + tile.first_row +
+      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
                  row] = weights.lse;
     }
   }

@@ -39,7 +39,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   Ring<C::kRopeSlots> rope;
   uint32_t q_phase = 0;
   if (threadIdx.x == 0) {
-    const MlaRange& range = params.work.ranges[blockIdx.x / C::kBlocks];
+    const MlaRange& range = params.ranges[blockIdx.x / C::kBlocks];
     const int4 place = __ldcg(reinterpret_cast<const int4*>(&range));  // begin, end, step
     const MlaItem first = read_item(&range.first);
     shared.next = {place.x + place.z, place.y, place.z};
@@ -144,8 +144,20 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
 // they are asked for while nothing else is to do.
 __device__ __forceinline__ void touch(const MlaDecodeParams& params) {
   asm volatile("" ::"l"(params.out), "l"(params.lse), "l"(params.work.partial_out),
-               "l"(params.work.arrivals), "r"(params.batch.q_heads), "f"(params.scale),
+               "l"(params.work.arrivals), "r"(params.q_heads), "f"(params.scale),
                "l"(params.batch.mask.tree));
+}
+
+// Every launch brings maps of its own, which the copy engine has to read before its first box.
+constexpr int kMapsThread = 96;  // of the producer's last warp
+template <class C>
+__device__ __forceinline__ void prefetch_maps(const MlaDecodeParams& params) {
+  prefetch_tensor_map(params.q_latent_map);
+  if constexpr (C::kLoader == pages) prefetch_tensor_map(params.cache_map);
+  if constexpr (C::kRopeTiles > 0) {
+    prefetch_tensor_map(params.q_rope_map);
+    if constexpr (C::kLoader == pages) prefetch_tensor_map(params.cache_rope_map);
+  }
 }
 
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
@@ -157,10 +169,11 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   constexpr bool kEarlyList = kLoader == pages;
   constexpr int kEarlyThreads = kEarlyList ? 96 : kWarpgroupThreads;
+  if (threadIdx.x == kMapsThread) prefetch_maps<C>(params);
   FirstWork first;
   if constexpr (kEarlyList) {
     if (threadIdx.x < kEarlyThreads && params.list_settled) {
-      first.read(params.work.ranges[blockIdx.x / kBlocks]);
+      first.read(params.ranges[blockIdx.x / kBlocks]);
     }
   }
   if (threadIdx.x == kWarpgroupThreads) {
@@ -209,7 +222,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     allow_next_kernel();
   }
   if constexpr (kEarlyList) {
-    if (!params.list_settled) first.read(params.work.ranges[blockIdx.x / kBlocks]);
+    if (!params.list_settled) first.read(params.ranges[blockIdx.x / kBlocks]);
   }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {

@@ -12,7 +12,6 @@ namespace fovea::kernels::cuda {
 namespace {
 
 constexpr int32_t kTileRows = 64;
-constexpr int32_t kSixteenRows = 16;
 constexpr int32_t kTileKeys = 64;
 constexpr int32_t kColumns = 64;  // of a box: a swizzled row of 128 bytes
 constexpr int32_t kGroupKeys = 8;
@@ -48,29 +47,35 @@ void check(const MlaDecodeSetup& setup) {
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
-void encode_queries(const MlaDecodeSetup& setup, const void* data, int32_t columns, int64_t tokens,
-                    int64_t token_stride, int64_t head_stride, uint32_t box_rows,
-                    gpu::RepeatedTensorMap& repeated, TensorMap& map) {
-  const auto heads = static_cast<uint64_t>(setup.q_heads);
-  repeated.encode({.data = data,
+void encode_rope_queries(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, uint32_t box_rows,
+                         gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+  repeated.encode({.data = tensors.q_rope,
                    .rank = 3,
-                   .sizes = {static_cast<uint64_t>(columns), heads, static_cast<uint64_t>(tokens)},
-                   .strides = {bytes(head_stride), bytes(token_stride)},
+                   .sizes = {static_cast<uint64_t>(setup.rope), static_cast<uint64_t>(setup.q_heads),
+                             static_cast<uint64_t>(tensors.tokens)},
+                   .strides = {bytes(tensors.q_rope_head_stride), bytes(tensors.q_rope_token_stride)},
                    .box = {kColumns, box_rows, 1}},
                   &map);
 }
 
-// Latent queries of blocks of 16 rows: all column tiles in a box where it has all rows.
-void encode_query_tiles(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors,
-                        uint32_t box_rows, gpu::RepeatedTensorMap& repeated, TensorMap& map) {
-  const auto tiles = static_cast<uint32_t>(setup.rank / kColumns);
+// Column tiles of latent queries that a block of `rows` rows has side by side, as the kernel's configuration has
+// them.
+uint32_t query_tiles(const MlaDecodeSetup& setup, int32_t rows) {
+  if (rows < kTileRows) return static_cast<uint32_t>(setup.rank / kColumns);
+  return loads_pages(setup) ? static_cast<uint32_t>(setup.rank / 2 / kColumns) : 1;
+}
+
+void encode_latent_queries(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors,
+                           uint32_t box_rows, uint32_t box_tiles, gpu::RepeatedTensorMap& repeated,
+                           TensorMap& map) {
   repeated.encode({.data = tensors.q_latent,
                    .rank = 4,
-                   .sizes = {kColumns, static_cast<uint64_t>(setup.q_heads), tiles,
+                   .sizes = {kColumns, static_cast<uint64_t>(setup.q_heads),
+                             static_cast<uint64_t>(setup.rank / kColumns),
                              static_cast<uint64_t>(tensors.tokens)},
                    .strides = {bytes(tensors.q_latent_head_stride), bytes(kColumns),
                                bytes(tensors.q_latent_token_stride)},
-                   .box = {kColumns, box_rows, box_rows == kSixteenRows ? tiles : 1, 1}},
+                   .box = {kColumns, box_rows, box_tiles, 1}},
                   &map);
 }
 
@@ -139,16 +144,10 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
                  params.cache_map);
     encode_cache(setup, tensors, params.box_keys, 1, pass.maps.cache_rope, params.cache_rope_map);
   }
-  if (rows == kSixteenRows && setup.cache == MlaCache::as_queries) {
-    encode_query_tiles(setup, tensors, q_box_rows, pass.maps.q_latent, params.q_latent_map);
-  } else {
-    encode_queries(setup, tensors.q_latent, setup.rank, tensors.tokens,
-                   tensors.q_latent_token_stride, tensors.q_latent_head_stride, q_box_rows,
-                   pass.maps.q_latent, params.q_latent_map);
-  }
+  encode_latent_queries(setup, tensors, q_box_rows, params.q_box_rows == rows ? query_tiles(setup, rows) : 1,
+                        pass.maps.q_latent, params.q_latent_map);
   if (setup.rope > 0) {
-    encode_queries(setup, tensors.q_rope, setup.rope, tensors.tokens, tensors.q_rope_token_stride,
-                   tensors.q_rope_head_stride, q_box_rows, pass.maps.q_rope, params.q_rope_map);
+    encode_rope_queries(setup, tensors, q_box_rows, pass.maps.q_rope, params.q_rope_map);
   }
   params.batch = pass.batch;
   params.cache = tensors.cache;
@@ -166,6 +165,8 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.lse = tensors.lse;
   params.scale = tensors.scale;
   params.work = pass.work;
+  params.ranges = pass.work.ranges;
+  params.q_heads = pass.batch.q_heads;
   params.list_settled = pass.list_settled;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
   // Two blocks over the same keys: fp8 ones convert for each other. Others only have to be

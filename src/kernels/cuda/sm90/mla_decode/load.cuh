@@ -44,7 +44,7 @@ __device__ __forceinline__ void announce_tile(const MlaDecodeParams& params,
   tile.tiles = -1;
   if (item) {
     const MaskParams& mask = params.batch.mask;
-    const int heads = params.batch.q_heads;
+    const int heads = params.q_heads;
     tile.item = *item;
     if constexpr (C::kPairs) {
       tile.paired = item->partial >= kPaired;
@@ -78,7 +78,7 @@ struct QueryPlace {
   template <class C>
   __device__ __forceinline__ static QueryPlace of(const MlaDecodeParams& params, const MlaItem& item, int row) {
     const int packed = item.first_row + block_rank<C>() * C::kRows + row;
-    return {item.q_begin + packed / params.batch.q_heads, packed % params.batch.q_heads};
+    return {item.q_begin + packed / params.q_heads, packed % params.q_heads};
   }
 };
 
@@ -90,33 +90,22 @@ __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared, const MlaItem& item,
                                              const QueryPlace& first, Ring<C::kStages> ring) {
   shared.q_full.arrive_expecting(C::kRows * 128 * (C::kLatentTiles + C::kRopeTiles));
+  // A box of one column tile takes 86 cycles, one of all as long (2026-11-22).
+  const int box_tiles = params.q_box_rows == C::kRows ? C::kQueryBoxTiles : 1;
 #pragma unroll 1
   for (int row = 0; row < C::kRows; row += params.q_box_rows) {
     const auto [token, head] = row == 0 ? first : QueryPlace::of<C>(params, item, row);
-    if constexpr (C::kSixteen) {
-      // A box of each column tile takes 86 cycles, one of all as long (2026-11-22).
-      const int box_tiles = params.q_box_rows == C::kRows ? C::kLatentTiles : 1;
-#pragma unroll 1
-      for (int t = 0; t < C::kLatentTiles; t += box_tiles) {
-        load_box(shared.q[t][row], params.q_latent_map, shared.q_full, kEvictNormal, 0, head, t, token);
-      }
-      if constexpr (C::kRopeTiles > 0) {
-        load_box(shared.q[C::kLatentTiles][row], params.q_rope_map, shared.q_full, 0, head, token);
-      }
-      continue;
-    }
     Ring<C::kStages> at = ring;
-// Addresses of all tiles do not fit beside what copies rows.
-#pragma unroll(C::kLoader == pages ? C::kLatentTiles : 1)
-    for (int t = 0; t < C::kLatentTiles; ++t) {
+#pragma unroll 1
+    for (int t = 0; t < C::kLatentTiles; t += box_tiles) {
       void* to;
       if (t < C::kRegisterTiles) {
         to = query_stage<C>(shared, at.stage)[t % C::kStageTiles][row];
-        if (t % C::kStageTiles == C::kStageTiles - 1) at.advance();
+        if ((t + box_tiles) % C::kStageTiles == 0) at.advance();
       } else {
         to = shared.q[t - C::kRegisterTiles][row];
       }
-      load_box(to, params.q_latent_map, shared.q_full, t * kTileColumns, head, token);
+      load_box(to, params.q_latent_map, shared.q_full, kEvictNormal, 0, head, t, token);
     }
     if constexpr (C::kRopeTiles > 0) {
       load_box(shared.q[C::kQueryTiles - 1][row], params.q_rope_map, shared.q_full, 0, head, token);

@@ -6,6 +6,15 @@
 
 namespace fovea::kernels::cuda {
 
+// Boxes hold 8, 16, 32 or 64 keys: a block that starts late has no time for divisions.
+__device__ __forceinline__ int log_box_keys(const MlaDecodeParams& params) {
+  return 31 - __clz(params.box_keys);
+}
+// Of its page, the group of keys that a box begins with.
+__device__ __forceinline__ int first_group(const MlaDecodeParams& params, int key) {
+  return params.page_size == params.box_keys ? 0 : key % params.page_size / kGroupKeys;
+}
+
 // Pages of an item's boxes, looked up 32 at a time, one a lane, a group ahead of their use.
 struct PageWindow {
   int page, next_page;
@@ -14,13 +23,11 @@ struct PageWindow {
   template <bool kEarly = false>
   __device__ __forceinline__ static int find(const MlaDecodeParams& params, const MlaItem& item,
                                              int key) {
-    const int group_keys = 32 * params.box_keys;
-    const int at =
-        max(key / group_keys * group_keys + static_cast<int>(threadIdx.x % 32) * params.box_keys,
-            item.key_begin);
+    const int log = log_box_keys(params);
+    const int at = max((key >> 5 + log << 5 | static_cast<int>(threadIdx.x % 32)) << log, item.key_begin);
     if (at >= item.key_end) return 0;
-    const int32_t* page =
-        params.page_table + item.request * params.page_table_stride + at / params.page_size;
+    const int number = params.page_size == params.box_keys ? at >> log : at / params.page_size;
+    const int32_t* page = params.page_table + item.request * params.page_table_stride + number;
     return kEarly ? __ldcg(page) : *page;
   }
   __device__ __forceinline__ void start(const MlaDecodeParams& params, const MlaItem& item) {
@@ -82,7 +89,7 @@ __device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& param
   const int lane = threadIdx.x % 32;
   const int page = __shfl_sync(~0u, window.page, key / kTileKeys % 32);
   if (lane > 0 || item.first_row > 0) return;
-  const int group = key % params.page_size / kGroupKeys;
+  const int group = first_group(params, key);
 #pragma unroll
   for (int part = 0; part < 2 * C::kHalfStages; ++part) {
     prefetch_cache_box(params.cache_map, part * C::kStageTiles, group, page);
@@ -104,7 +111,8 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
   PageWindow window;
   bool first = true;
   if (first_work.exists()) window.start(params, first_work.item);
-  const int group_keys = 32 * params.box_keys;
+  const int log = log_box_keys(params);
+  const int group_keys = 32 << log;
   bool early = C::kSixteen && params.list_settled && params.box_keys == kTileKeys;
   while (true) {
     MlaItem item = first_work.item;
@@ -126,12 +134,10 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     // (2026-11-22).
     if constexpr (!C::kNarrow) wait_for_previous_kernel();
     for (int key = item.key_begin; key < item.key_end; key += kTileKeys) {
-      if (key > item.key_begin && key % group_keys == 0) window.step(params, item, key);
-      const int group = key % params.page_size / kGroupKeys;
-      const int boxes =
-          (min(item.key_end - key, kTileKeys) + params.box_keys - 1) / params.box_keys;
-      const int page = __shfl_sync(
-          ~0u, window.page, key % group_keys / params.box_keys + static_cast<int>(threadIdx.x % 32));
+      if (key > item.key_begin && (key & group_keys - 1) == 0) window.step(params, item, key);
+      const int group = first_group(params, key);
+      const int boxes = (min(item.key_end - key, kTileKeys) + params.box_keys - 1) >> log;
+      const int page = __shfl_sync(~0u, window.page, (key >> log) + static_cast<int>(threadIdx.x % 32));
       if (C::kNarrow && key == item.key_begin) wait_for_previous_kernel();
 #pragma unroll
       for (int part = 0; part < 2 * C::kHalfStages; ++part) {

@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const R
                             rank * kTileRows + row] = lse;
   } else if (params.lse) {
     const int packed = tile.first_row + row;
-    params.lse[static_cast<int64_t>(tile.view.q_begin) * params.batch.q_heads + packed] = lse;
+    params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;
   }
 }
 

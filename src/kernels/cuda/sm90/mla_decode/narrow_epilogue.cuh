@@ -92,7 +92,7 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
                                   C::kRows +
                               row] = lse;
     } else if (params.lse) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.batch.q_heads + tile.first_row +
+      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
                  row] = lse;
     }
   }
@@ -131,9 +131,9 @@ __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const 
       const int row = column_of(2 * j + odd);
       const bool valid = row < tile.rows;
       const int packed = tile.first_row + (valid ? row : 0);
-      const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+      const int64_t token = tile.view.q_begin + packed / params.q_heads;
       uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                     packed % params.batch.q_heads * params.out_head_stride +
+                     packed % params.q_heads * params.out_head_stride +
                      half * C::kValueColumns;
 #pragma unroll
       for (int t = 0; t < C::kHalfTiles; ++t) {

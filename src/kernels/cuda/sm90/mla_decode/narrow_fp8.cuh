@@ -267,7 +267,7 @@ __device__ void NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>::run(const
       copy_fp8_rows<C>(params, shared);
     } else if (threadIdx.x == 32) {
       FirstWork first;
-      first.read(params.work.ranges[blockIdx.x / C::kBlocks]);
+      first.read(params.ranges[blockIdx.x / C::kBlocks]);
       produce_queries<C>(params, shared, first, false);
     }
   } else {

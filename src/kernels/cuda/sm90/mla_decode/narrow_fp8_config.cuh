@@ -32,6 +32,7 @@ struct NarrowFp8Config {
   // As load_queries and produce_queries know them: all of q has its place, a tile of keys is a stage.
   static constexpr int kRegisterTiles = 0;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles;
+  static constexpr int kQueryBoxTiles = kLatentTiles;
   static constexpr int kQueryStages = 0;
   static constexpr int kStageTiles = 1;
   static constexpr int kHalfStages = 1;

@@ -53,7 +53,7 @@ __device__ __forceinline__ void find_factors(const MlaDecodeParams& params,
     if (tile.item.partial >= 0) {
       params.work.partial_lse[static_cast<int64_t>(tile.item.partial) * C::kRows + row] = lse;
     } else if (params.lse) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.batch.q_heads + tile.first_row +
+      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
                  row] = lse;
     }
   }
@@ -76,9 +76,9 @@ __device__ __forceinline__ void store_fp8_tile(const MlaDecodeParams& params, co
       *reinterpret_cast<float2*>(to) = {pair[0], pair[1]};
     } else {
       const int packed = tile.first_row + row;
-      const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
+      const int64_t token = tile.view.q_begin + packed / params.q_heads;
       uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                     packed % params.batch.q_heads * params.out_head_stride + column;
+                     packed % params.q_heads * params.out_head_stride + column;
       *reinterpret_cast<uint32_t*>(to) = pack<C::kQ>(pair[0], pair[1]);
     }
   }

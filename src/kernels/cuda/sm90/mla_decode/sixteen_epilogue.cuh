@@ -58,15 +58,15 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
     const float inverse = sum > 0 ? __fdividef(1.0f, sum) : 0;
     const bool valid = row < tile.rows;
     const int packed = tile.first_row + (valid ? row : 0);
-    const int64_t token = tile.view.q_begin + packed / params.batch.q_heads;
-    const int head = packed % params.batch.q_heads;
+    const int64_t token = tile.view.q_begin + packed / params.q_heads;
+    const int head = packed % params.q_heads;
     const int64_t place = static_cast<int64_t>(tile.item.partial) * C::kRows + row;
     if (valid && warp == 0 && lane % 4 == 0) {
       const float lse = sum > 0 ? (state.most[r] + log2f(sum)) * kLn2 : -infinity();
       if (part) {
         params.work.partial_lse[place] = lse;
       } else if (params.lse) {
-        params.lse[token * params.batch.q_heads + head] = lse;
+        params.lse[token * params.q_heads + head] = lse;
       }
     }
     const int first = warp * C::kWarpColumns;

@@ -33,7 +33,7 @@ __device__ __forceinline__ uint64_t seen_keys(const MlaDecodeParams& params, con
   const int key = tile.item.key_begin + (tile.tiles - 1 - left) * kTileKeys;
   const MaskParams& mask = params.batch.mask;
   const int packed = tile.first_row + min(row, max(tile.rows - 1, 0));
-  const int token = packed / params.batch.q_heads;
+  const int token = packed / params.q_heads;
   const int end = min(tile.item.key_end, visible_keys(mask, tile.view, token, token).end);
   uint64_t seen = low_bits(end - key);
   if (mask.tree && token < tile.view.q_len) {
