@@ -1,13 +1,31 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the README's example is not the compiled one, a link in a document leads nowhere, or a line of one is wider
-than 120 columns (tables and code are not looked at)."""
+"""Fails when the README's example is not the compiled one, when a link, a path or a test in a document leads nowhere, or
+when a line of one is wider than 120 columns (tables and code are not looked at)."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDTH = 120
+FOLDERS = "bench|cmake|docs|examples|include|src|testdata|tests|tools"
+
+
+def missing_paths(text):
+    """Paths in backquotes; NAME stands for any, as * does."""
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", text):
+        if not list(ROOT.glob(path.replace("NAME", "*").rstrip("/"))):
+            yield path
+
+
+def missing_tests(text):
+    """Tests named as Suite.Test."""
+    sources = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/*/*_test.cc"))
+    tests = set(re.findall(r"^TEST(?:_P|_F)?\((\w+), (\w+)\)", sources, re.MULTILINE))
+    suites = {suite for suite, _ in tests}
+    for suite, test in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
+        if suite in suites and (suite, test) not in tests:
+            yield f"{suite}.{test}"
 
 
 def wide_lines(text):
@@ -30,8 +48,10 @@ def main():
         for target in re.findall(r"\]\(([^)#]+)", text):
             if not target.startswith("http") and not (document.parent / target).exists():
                 errors.append(f"{name}: no {target}")
+        errors += [f"{name}: no {path}" for path in missing_paths(text)]
+        errors += [f"{name}: no test {test}" for test in missing_tests(text)]
         errors += [f"{name}:{line}: {width} columns, at most {WIDTH}" for line, width in wide_lines(text)]
-    print("\n".join(errors) if errors else f"{len(documents)} documents, links, widths and example right")
+    print("\n".join(errors) if errors else f"{len(documents)} documents: links, paths, tests, widths and example right")
     return 1 if errors else 0
 
 
