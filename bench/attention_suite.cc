@@ -13,7 +13,7 @@ namespace fovea::bench {
 namespace {
 
 constexpr double kRoundSeconds = 0.01;  // as long as a sample of the ceilings
-constexpr size_t kLeastRounds = 5;
+constexpr size_t kMinRounds = 5;
 // Far above what rounding the inputs costs (fp8: 2^-4 per element, averaged out), far below a bug.
 constexpr double kWrong = 0.1;
 
@@ -31,7 +31,7 @@ void measure(Workload& workload, CeilingProbe& probe, double seconds, AttentionR
   std::vector<double> times, flops, read_bytes, compute, memory;
   Ceilings before = probe.sample();
   int32_t layer = 0;
-  for (const double end = now() + seconds; now() < end || memory.size() < kLeastRounds;) {
+  for (const double end = now() + seconds; now() < end || memory.size() < kMinRounds;) {
     std::vector<double> round;
     for (const double round_end = now() + kRoundSeconds; round.empty() || now() < round_end;) {
       layer = (layer + 1) % workload.layers();

@@ -18,7 +18,7 @@ constexpr int64_t kMatmulSets = 3;  // 400 MB of bf16 operands each: never in L2
 // A chip that was busy a second before may miss its burst clocks: 730 instead of 790 TFLOP/s on an
 // H200 (2026-11-21).
 constexpr int kBurstTries = 4;
-constexpr double kLeastSeconds = 1e-6;
+constexpr double kMinSeconds = 1e-6;
 
 void measure_memory(MeasureKernels& kernels, const gpu::DeviceBuffer& memory, Stream stream,
                     GpuCeilings& found) {
@@ -97,7 +97,7 @@ void MeasureKernels::fill_noise(void* data, DType dtype, int64_t count, uint32_t
 }
 
 double GpuCeilings::floor_seconds(double bytes, double flops, bool fp8) const {
-  return kLeastSeconds + std::max(bytes / read_bytes, flops / peak(fp8));
+  return kMinSeconds + std::max(bytes / read_bytes, flops / peak(fp8));
 }
 
 GpuCeilings measure_gpu_ceilings(MeasureKernels& kernels, const gpu::DeviceBuffer& memory,

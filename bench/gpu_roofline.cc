@@ -13,17 +13,16 @@ namespace {
 constexpr double kWidth = 860, kHeight = 560;
 constexpr double kLeft = 70, kRight = 170, kTop = 40, kBottom = 50;
 // Operations per byte and per second at the ends of the axes.
-constexpr double kLeastIntensity = 1, kMostIntensity = 16384;
-constexpr double kLeastRate = 1e11, kMostRate = 2e15;
+constexpr double kMinIntensity = 1, kMaxIntensity = 16384;
+constexpr double kMinRate = 1e11, kMaxRate = 2e15;
 
 double x_of(double intensity) {
-  const double part =
-      std::log(intensity / kLeastIntensity) / std::log(kMostIntensity / kLeastIntensity);
+  const double part = std::log(intensity / kMinIntensity) / std::log(kMaxIntensity / kMinIntensity);
   return kLeft + part * (kWidth - kLeft - kRight);
 }
 double y_of(double rate) {
-  const double part = std::log(std::clamp(rate, kLeastRate, kMostRate) / kLeastRate) /
-                      std::log(kMostRate / kLeastRate);
+  const double part =
+      std::log(std::clamp(rate, kMinRate, kMaxRate) / kMinRate) / std::log(kMaxRate / kMinRate);
   return kHeight - kBottom - part * (kHeight - kTop - kBottom);
 }
 
@@ -39,12 +38,12 @@ std::string line(double x0, double y0, double x1, double y1, std::string_view st
 std::string axes() {
   std::string svg;
   const std::string grid = "stroke=\"#ddd\"";
-  for (double intensity = kLeastIntensity; intensity <= kMostIntensity; intensity *= 4) {
+  for (double intensity = kMinIntensity; intensity <= kMaxIntensity; intensity *= 4) {
     svg += line(x_of(intensity), kTop, x_of(intensity), kHeight - kBottom, grid);
     svg += text_at(x_of(intensity), kHeight - kBottom + 16, fmt::format("{:.0f}", intensity),
                    "middle");
   }
-  for (double rate = kLeastRate; rate <= kMostRate; rate *= 10) {
+  for (double rate = kMinRate; rate <= kMaxRate; rate *= 10) {
     svg += line(kLeft, y_of(rate), kWidth - kRight, y_of(rate), grid);
     svg += text_at(kLeft - 6, y_of(rate) + 4, fmt::format("{:g}", rate / 1e12), "end");
   }
@@ -56,10 +55,10 @@ std::string axes() {
 // The bandwidth slope up to the peak, then the peak.
 std::string roof(double read_bytes, double peak, std::string_view dash) {
   const double ridge = peak / read_bytes;
-  const double first = std::max(kLeastIntensity, kLeastRate / read_bytes);
+  const double first = std::max(kMinIntensity, kMinRate / read_bytes);
   const std::string style = fmt::format("stroke=\"black\" stroke-width=\"1.5\" {}", dash);
   return line(x_of(first), y_of(first * read_bytes), x_of(ridge), y_of(peak), style) +
-         line(x_of(ridge), y_of(peak), x_of(kMostIntensity), y_of(peak), style) +
+         line(x_of(ridge), y_of(peak), x_of(kMaxIntensity), y_of(peak), style) +
          text_at(kWidth - kRight + 4, y_of(peak) + 4, fmt::format("{:.0f} TFLOP/s", peak / 1e12));
 }
 
@@ -90,7 +89,7 @@ std::string to_svg(const GpuReport& report) {
     const auto [entry, is_new] =
         colour_of.try_emplace(r.config.phase, colours[colour_of.size() % colours.size()]);
     const double x =
-        x_of(std::clamp(r.config.flops() / r.config.bytes(), kLeastIntensity, kMostIntensity));
+        x_of(std::clamp(r.config.flops() / r.config.bytes(), kMinIntensity, kMaxIntensity));
     if (const auto peer = best_peer(r.peers)) {
       svg +=
           fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\" fill=\"none\" stroke=\"{}\"/>\n",

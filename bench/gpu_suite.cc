@@ -11,7 +11,7 @@
 namespace fovea::bench {
 namespace {
 
-constexpr size_t kMostPoolBytes = size_t{40} << 30;
+constexpr size_t kMaxPoolBytes = size_t{40} << 30;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -21,7 +21,7 @@ size_t pool_bytes() {
   size_t free = 0;
   size_t total = 0;
   gpu::check(gpu::driver().memory_info(&free, &total), "cuMemGetInfo");
-  return std::min(kMostPoolBytes, free / 2);
+  return std::min(kMaxPoolBytes, free / 2);
 }
 
 }  // namespace

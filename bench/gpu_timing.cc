@@ -24,7 +24,7 @@ constexpr double kSustained = 1.5;
 constexpr size_t kFewestSamples = 7;
 // Calls of one graph: enough that its launch does not weigh, few enough to instantiate at once.
 constexpr int32_t kFewestCalls = 8;
-constexpr int32_t kMostCalls = 256;
+constexpr int32_t kMaxCalls = 256;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -120,7 +120,7 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   const double call = probe.seconds() / 2;
   GpuTime time;
   time.graph = call < kGraphBelow;
-  const int32_t calls = time.graph ? std::clamp(sets, kFewestCalls, kMostCalls) : 1;
+  const int32_t calls = time.graph ? std::clamp(sets, kFewestCalls, kMaxCalls) : 1;
   std::optional<gpu::Graph> graph;
   if (time.graph) {
     graph = gpu::Graph::capture(stream, [&](Stream captured) {

@@ -16,7 +16,7 @@ namespace {
 // Layers rotate over this much cache and queries over this much, several times an L2 of 60 MB.
 constexpr double kColdCacheBytes = 2e9;
 constexpr double kColdQueryBytes = 256e6;
-constexpr double kMostSets = 256;
+constexpr double kMaxSets = 256;
 template <typename T>
 gpu::DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
   gpu::DeviceBuffer buffer(values.size() * sizeof(T));
@@ -96,7 +96,7 @@ void GpuWorkload::Setup::place_cache(CacheMemory& memory) {
     fail(ErrorCode::out_of_memory, "the caches need {:.1f} GB, {:.1f} GB are lent",
          config.kv_bytes() * 1.1 / 1e9, whole / 1e9);
   }
-  cache_sets = static_cast<int32_t>(std::min({wanted, fitting, kMostSets}));
+  cache_sets = static_cast<int32_t>(std::min({wanted, fitting, kMaxSets}));
   if (!config.cached()) {
     packed.page_size = 1;
     packed.k = memory.values.data<char>();

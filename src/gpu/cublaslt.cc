@@ -51,7 +51,7 @@ struct Layouts {
 };
 
 constexpr size_t kWorkspace = size_t{32} << 20;
-constexpr uint32_t kMostAligned = 256;  // bytes that cuBLASLt distinguishes
+constexpr uint32_t kMaxAligned = 256;  // bytes that cuBLASLt distinguishes
 
 }  // namespace
 
@@ -86,7 +86,7 @@ const MatrixProducts::Plan& MatrixProducts::plan(const MatmulParams& p) {
                         ? max_rows_
                         : static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(p.rows)));
   const auto alignment = [](const void* pointer) {
-    return std::min(kMostAligned, 1u << std::countr_zero(reinterpret_cast<uintptr_t>(pointer)));
+    return std::min(kMaxAligned, 1u << std::countr_zero(reinterpret_cast<uintptr_t>(pointer)));
   };
   const uint32_t weight_alignment = alignment(p.weight), x_alignment = alignment(p.x),
                  out_alignment = alignment(p.out);

@@ -8,7 +8,7 @@ namespace fovea::gpu {
 namespace {
 
 // Longer groups, whose number hangs on lengths, would be built again and again.
-constexpr size_t kMostKernels = 16;
+constexpr size_t kMaxKernels = 16;
 
 thread_local LaunchGroup* collecting = nullptr;
 
@@ -90,7 +90,7 @@ void* LaunchGroup::params(size_t index) { return bytes_.data() + params_[index];
 
 void LaunchGroup::end() {
   collecting = nullptr;
-  if (launches_.size() > kMostKernels) {
+  if (launches_.size() > kMaxKernels) {
     for (size_t i = 0; i < launches_.size(); ++i) launch_now(launches_[i], params(i), stream_);
     return;
   }

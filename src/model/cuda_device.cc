@@ -26,7 +26,7 @@ static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kChunkBytes = size_t{2} << 20;
-constexpr int32_t kMostHeadDim = 2048;  // HeadsConfig::kMaxDim
+constexpr int32_t kMaxHeadDim = 2048;  // HeadsConfig::kMaxDim
 
 size_t aligned(size_t bytes) { return round_up(bytes, kAlignment); }
 
@@ -207,8 +207,8 @@ void CudaDevice::residual(const ResidualStep& step) {
 void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
                                int32_t dim, const int32_t* positions) {
   if (!steps.norm && !steps.rotary && !steps.l2_epsilon && steps.scale.factor == 0) return;
-  if (dim > kMostHeadDim) {
-    fail(ErrorCode::unsupported, "a head has {} dims, at most {} on a GPU", dim, kMostHeadDim);
+  if (dim > kMaxHeadDim) {
+    fail(ErrorCode::unsupported, "a head has {} dims, at most {} on a GPU", dim, kMaxHeadDim);
   }
   cuda::HeadsParams params{};
   params.x = x.data;

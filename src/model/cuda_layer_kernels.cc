@@ -38,8 +38,8 @@ CudaLayerKernels::CudaLayerKernels(int sm, gpu::KernelStore& store) {
 }
 
 cuda::GridSize element_grid(int64_t count) {
-  constexpr int64_t kThreads = 256, kMostBlocks = 4096;
-  return {static_cast<uint32_t>(std::min(ceil_div(count, kThreads), kMostBlocks))};
+  constexpr int64_t kThreads = 256, kMaxBlocks = 4096;
+  return {static_cast<uint32_t>(std::min(ceil_div(count, kThreads), kMaxBlocks))};
 }
 
 void launch_gated_activation(const CudaLayerKernels& kernels, const MlpParts& parts, Rows in,

@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kLargestSize = 1 << 24, kMostHeads = 1 << 16, kLargestHead = 1024;
+constexpr int32_t kMaxSize = 1 << 24, kMaxHeads = 1 << 16, kMaxHeadDim = 1024;
 // Positions that are served at most; tables of rotary positions are this long.
 constexpr int32_t kLongestContext = 1 << 18;
 
@@ -70,15 +70,15 @@ double read_positive(const Config& config, std::string_view field, double fallba
 }
 
 int32_t read_size(const Config& config, std::string_view field) {
-  return static_cast<int32_t>(config.integer(field, 1, kLargestSize));
+  return static_cast<int32_t>(config.integer(field, 1, kMaxSize));
 }
 
 int32_t read_heads(const Config& config, std::string_view field) {
-  return static_cast<int32_t>(config.integer(field, 1, kMostHeads));
+  return static_cast<int32_t>(config.integer(field, 1, kMaxHeads));
 }
 
 int32_t read_head_dim(const Config& config, std::string_view field) {
-  return static_cast<int32_t>(config.integer(field, 1, kLargestHead));
+  return static_cast<int32_t>(config.integer(field, 1, kMaxHeadDim));
 }
 
 float read_epsilon(const Config& config) {
@@ -130,7 +130,7 @@ AttentionSpec read_attention(const Config& config) {
   spec.q_heads = heads;
   spec.kv_heads = static_cast<int32_t>(config.integer_or("num_key_value_heads", heads, 1, heads));
   spec.head_dim = static_cast<int32_t>(
-      config.integer_or("head_dim", std::clamp(hidden / heads, 1, kLargestHead), 1, kLargestHead));
+      config.integer_or("head_dim", std::clamp(hidden / heads, 1, kMaxHeadDim), 1, kMaxHeadDim));
   spec.head_dim_v = spec.head_dim;
   if (heads % spec.kv_heads != 0) {
     fail(ErrorCode::corrupt_file,

@@ -33,7 +33,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kSteps = 100;  // of a graph
-constexpr int32_t kRequests = 16, kMostKeys = 4096, kPage = 64;
+constexpr int32_t kRequests = 16, kMaxKeys = 4096, kPage = 64;
 
 // One graph of decode passes over the same queries and keys, each with lengths and results of its
 // own.
@@ -47,26 +47,24 @@ class DecodeSteps {
         not_finite_(load("measure/not_finite")) {
     test_.cache.page_size = kPage;
     test_.cache.layers = 1;
-    pool_ =
-        make_kv_pool(test::request_of(test_).cache, 1 + kRequests * kMostKeys / kPage, device());
+    pool_ = make_kv_pool(test::request_of(test_).cache, 1 + kRequests * kMaxKeys / kPage, device());
     const AttentionSpec& spec = test_.spec;
     q_ = rows(kRequests, spec.q_heads * spec.head_dim);
     elements_ = int64_t{kRequests} * spec.q_heads * spec.head_dim_v;
     out_ = gpu::DeviceBuffer(static_cast<size_t>(kSteps * elements_) * sizeof(uint16_t));
-    std::vector<int32_t> slots(size_t{kRequests} * kMostKeys), numbers(kRequests + 1);
+    std::vector<int32_t> slots(size_t{kRequests} * kMaxKeys), numbers(kRequests + 1);
     std::iota(slots.begin(), slots.end(), kPage);
     std::iota(numbers.begin(), numbers.end(), 0);
     slots_ = to_device(slots);
     numbers_ = to_device(numbers);
     store_keys(entry);
     backend_ = entry.create({.spec = spec, .kv = pool_.get(), .device = device()});
-    backend_->reserve(
-        {.max_requests = kRequests, .max_tokens = kRequests, .max_kv_len = kMostKeys});
+    backend_->reserve({.max_requests = kRequests, .max_tokens = kRequests, .max_kv_len = kMaxKeys});
     gpu::synchronize(nullptr);
     graph_ = gpu::Graph::capture(stream_.get(), [&](Stream stream) { enqueue_steps(stream); });
   }
 
-  // lens: [kSteps, kRequests], up to kMostKeys. Results hold NaN before.
+  // lens: [kSteps, kRequests], up to kMaxKeys. Results hold NaN before.
   void run(const std::vector<int32_t>& lens) {
     gpu::copy_to_device(lens_.data(), lens.data(), lens.size() * sizeof(int32_t), stream_.get());
     gpu::fill_bytes(out_.data(), 0xff, out_.bytes(), stream_.get());
@@ -113,7 +111,7 @@ class DecodeSteps {
     return {.requests = kRequests,
             .request_rows = numbers_.data<int32_t>(),
             .request_slots = slots_.data<int32_t>(),
-            .request_slots_stride = kMostKeys};
+            .request_slots_stride = kMaxKeys};
   }
 
   // Request by request, by a backend of its own.
@@ -123,25 +121,23 @@ class DecodeSteps {
     const int32_t k_width = mla ? spec.kv_lora_rank : spec.head_dim;
     const int32_t v_width = mla ? spec.rope_dim : spec.head_dim_v;
     const auto backend = entry.create({.spec = spec, .kv = pool_.get(), .device = device()});
-    backend->reserve({.max_requests = 1,
-                      .max_tokens = kMostKeys,
-                      .max_q_len = kMostKeys,
-                      .max_kv_len = kMostKeys});
-    std::vector<int64_t> slots(size_t{kRequests} * kMostKeys);
+    backend->reserve(
+        {.max_requests = 1, .max_tokens = kMaxKeys, .max_q_len = kMaxKeys, .max_kv_len = kMaxKeys});
+    std::vector<int64_t> slots(size_t{kRequests} * kMaxKeys);
     std::iota(slots.begin(), slots.end(), kPage);
     const gpu::DeviceBuffer out_slots = to_device(slots);
-    const gpu::DeviceBuffer whole = to_device(std::vector<int32_t>{0, kMostKeys});
+    const gpu::DeviceBuffer whole = to_device(std::vector<int32_t>{0, kMaxKeys});
     for (int32_t request = 0; request < kRequests; ++request) {
-      const gpu::DeviceBuffer k = rows(kMostKeys, spec.kv_heads * k_width);
-      const gpu::DeviceBuffer v = rows(kMostKeys, spec.kv_heads * v_width);
+      const gpu::DeviceBuffer k = rows(kMaxKeys, spec.kv_heads * k_width);
+      const gpu::DeviceBuffer v = rows(kMaxKeys, spec.kv_heads * v_width);
       BatchView batch = view();
       batch.mode = ForwardMode::extend;
       batch.requests = 1;
-      batch.tokens = kMostKeys;
+      batch.tokens = kMaxKeys;
       batch.q_indptr = whole.data<int32_t>();
       batch.kv_lens = whole.data<int32_t>() + 1;
       batch.request_rows += request;
-      batch.out_slots = out_slots.data<int64_t>() + int64_t{request} * kMostKeys;
+      batch.out_slots = out_slots.data<int64_t>() + int64_t{request} * kMaxKeys;
       LayerTensors layer;
       layer.k = dense_rows(k.data(), DType::bf16, spec.kv_heads, k_width);
       layer.v = dense_rows(v.data(), DType::bf16, spec.kv_heads, v_width);
@@ -157,7 +153,7 @@ class DecodeSteps {
     batch.mode = ForwardMode::decode;
     batch.tokens = kRequests;
     batch.max_q_len = 1;
-    batch.max_kv_len = kMostKeys;
+    batch.max_kv_len = kMaxKeys;
     batch.q_indptr = numbers_.data<int32_t>();
     LayerTensors layer;
     layer.q = dense_rows(q_.data(), DType::bf16, spec.q_heads, spec.head_dim);
@@ -185,7 +181,7 @@ class DecodeSteps {
 
 // None, few and many keys in about the same numbers.
 int32_t random_length(std::mt19937& random) {
-  const double most = std::log(kMostKeys + 1.0);
+  const double most = std::log(kMaxKeys + 1.0);
   return static_cast<int32_t>(std::exp(std::uniform_real_distribution<>(0, most)(random))) - 1;
 }
 

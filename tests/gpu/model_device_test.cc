@@ -21,7 +21,7 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kMostRows = 256;
+constexpr int32_t kMaxRows = 256;
 
 // The same memory on one device, with what a test needs to fill and read it.
 class Side {
@@ -152,7 +152,7 @@ class ModelDevices : public testing::Test {
     return *host_;
   }
   Side& cuda() {
-    if (!cuda_) cuda_.emplace(make_cuda_device({.max_rows = kMostRows}));
+    if (!cuda_) cuda_.emplace(make_cuda_device({.max_rows = kMaxRows}));
     return *cuda_;
   }
 
@@ -192,13 +192,13 @@ TEST_F(ModelDevices, MultiplyAlike) {
 
 TEST_F(ModelDevices, MultiplyRowsAloneOrTogetherAlike) {
   constexpr int32_t kN = 1024, kK = 512;
-  const std::vector<float> x = random(size_t{kMostRows} * kK), w = random(size_t{kN} * kK, 0.1f);
-  Side invariant(make_cuda_device({.max_rows = kMostRows, .row_invariant = true}));
+  const std::vector<float> x = random(size_t{kMaxRows} * kK), w = random(size_t{kN} * kK, 0.1f);
+  Side invariant(make_cuda_device({.max_rows = kMaxRows, .row_invariant = true}));
   const Linear weights = invariant.linear(w, kN, kK, false);
   const Rows in = invariant.activations(x, kK);
-  const Rows out = invariant.floats(std::vector<float>(size_t{kMostRows} * kN), kN);
-  invariant->linear(weights, in, out, kMostRows);
-  const std::vector<float> together = invariant.read(out, size_t{kMostRows} * kN);
+  const Rows out = invariant.floats(std::vector<float>(size_t{kMaxRows} * kN), kN);
+  invariant->linear(weights, in, out, kMaxRows);
+  const std::vector<float> together = invariant.read(out, size_t{kMaxRows} * kN);
   for (const int32_t rows : {1, 2, 3, 17, 64, 200}) {
     invariant->linear(weights, in, out, rows);
     const std::vector<float> some = invariant.read(out, static_cast<size_t>(rows) * kN);

@@ -25,7 +25,7 @@ using test::to_host;
 
 constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128;
 constexpr int32_t kLayers = 6;
-constexpr int32_t kMostKeys = 1100;
+constexpr int32_t kMaxKeys = 1100;
 
 struct Shape {
   std::string backend;
@@ -58,13 +58,13 @@ class Passes {
     cache.layers = kLayers;
     const Device device = test::test_device().device();
     const auto requests = static_cast<int32_t>(shape.lens.size());
-    const int32_t stride = (kMostKeys + shape.page_size - 1) / shape.page_size * shape.page_size;
+    const int32_t stride = (kMaxKeys + shape.page_size - 1) / shape.page_size * shape.page_size;
     pool_ = make_kv_pool(cache, 1 + requests * (stride / shape.page_size), device);
     backend_ = entry.create({.spec = test.spec, .kv = pool_.get(), .device = device});
     backend_->reserve({.max_requests = requests,
-                       .max_tokens = requests * kMostKeys,
-                       .max_q_len = kMostKeys,
-                       .max_kv_len = kMostKeys});
+                       .max_tokens = requests * kMaxKeys,
+                       .max_q_len = kMaxKeys,
+                       .max_kv_len = kMaxKeys});
     std::vector<int32_t> slots(static_cast<size_t>(requests) * stride), rows(shape.lens.size());
     std::iota(slots.begin(), slots.end(), shape.page_size);
     std::iota(rows.begin(), rows.end(), 0);

@@ -22,8 +22,8 @@ constexpr DType kQDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
 constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
 constexpr KvLayout kKvLayouts[] = {KvLayout::mha};
 
-constexpr int32_t kMostRequests = 65535;  // rows of a grid
-constexpr int64_t kRowAlignment = 16;     // bytes
+constexpr int32_t kMaxRequests = 65535;  // rows of a grid
+constexpr int64_t kRowAlignment = 16;    // bytes
 
 cuda::AttentionSetup setup_of(const BackendRequest& request) {
   return {.spec = request.spec,
@@ -58,7 +58,7 @@ void check_rows(const BackendRequest& request, std::vector<Reason>& reasons) {
   append_limit_reasons(request.limits, reasons);
 }
 
-constexpr int32_t kMostFp8HeadDim = 128;  // of fp8 products
+constexpr int32_t kMaxFp8HeadDim = 128;  // of fp8 products
 
 void check_fp8_products(const BackendRequest& request, std::vector<Reason>& reasons) {
   if (!is_fp8(request.spec.q_dtype)) return;
@@ -69,10 +69,10 @@ void check_fp8_products(const BackendRequest& request, std::vector<Reason>& reas
          "queries accepted: none, per_tensor, per_head"});
   }
   const int32_t dim = std::max(request.spec.head_dim, request.spec.head_dim_v);
-  if (dim > kMostFp8HeadDim) {
+  if (dim > kMaxFp8HeadDim) {
     reasons.push_back(
         {RejectCode::head_dim,
-         fmt::format("head_dim is {}, with fp8 queries at most {}", dim, kMostFp8HeadDim)});
+         fmt::format("head_dim is {}, with fp8 queries at most {}", dim, kMaxFp8HeadDim)});
   }
 }
 
@@ -121,9 +121,9 @@ Capability cuda_capability() {
 }
 
 void append_limit_reasons(const BatchLimits& limits, std::vector<Reason>& reasons) {
-  if (limits.max_requests <= kMostRequests) return;
+  if (limits.max_requests <= kMaxRequests) return;
   reasons.push_back({RejectCode::limits, fmt::format("max_requests is {}, at most {}",
-                                                     limits.max_requests, kMostRequests)});
+                                                     limits.max_requests, kMaxRequests)});
 }
 
 void append_missing_kernels(std::span<const gpu::KernelVariant> needed,

@@ -24,7 +24,7 @@ namespace {
 namespace cuda = kernels::cuda;
 
 // New tokens of a request whose positions a window can be measured on: a bit each, as of drafts.
-constexpr int32_t kMostPlaced = 64;
+constexpr int32_t kMaxPlaced = 64;
 
 struct Buffers {
   CudaPages pages;
@@ -206,9 +206,9 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
     const int32_t longest = most_q_len(batch);
     if (spec().window > 0) {
-      check_argument(batch.positions == nullptr || longest <= kMostPlaced,
+      check_argument(batch.positions == nullptr || longest <= kMaxPlaced,
                      "positions are given and max_q_len is {}: with a window of {} at most {}",
-                     longest, spec().window, kMostPlaced);
+                     longest, spec().window, kMaxPlaced);
       params.mask.window = spec().window;
       params.mask.positions = batch.positions;
     }

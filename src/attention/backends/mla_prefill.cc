@@ -15,7 +15,7 @@ namespace cuda = kernels::cuda;
 
 // A pass that could have more context than this many chunks keeps the rest of its requests
 // absorbed.
-constexpr int32_t kMostChunks = 256;
+constexpr int32_t kMaxChunks = 256;
 
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
 
@@ -69,12 +69,12 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 
 int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
                          int32_t context_rows) {
-  constexpr int64_t kLeastRows = 4096, kMostRows = 32768, kBytes = int64_t{256} << 20;
+  constexpr int64_t kMinRows = 4096, kMaxRows = 32768, kBytes = int64_t{256} << 20;
   const int64_t row_bytes = int64_t{spec.q_heads} * (key_dim(spec) + spec.v_dim) *
                             static_cast<int64_t>(dtype_bytes(spec.q_dtype));
   int64_t wanted = context_rows;
   if (wanted == 0) {
-    wanted = std::clamp(kBytes / std::max<int64_t>(row_bytes, 1), kLeastRows, kMostRows);
+    wanted = std::clamp(kBytes / std::max<int64_t>(row_bytes, 1), kMinRows, kMaxRows);
   }
   const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
   return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(context, wanted)));
@@ -163,7 +163,7 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   const int64_t context =
       most_context(batch.requests, batch.tokens, std::min<int64_t>(keys, max_kv_len));
   chunks_ = static_cast<int32_t>(
-      std::min<int64_t>((context + buffers_.rows - 1) / buffers_.rows, kMostChunks));
+      std::min<int64_t>((context + buffers_.rows - 1) / buffers_.rows, kMaxChunks));
   cuda::MlaFormsParams params{};
   params.q_indptr = batch.q_indptr;
   params.kv_lens = batch.kv_lens;
@@ -173,7 +173,7 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   params.v_dim = spec_.v_dim;
   params.least_q_len = kMinUpProjected;
   params.most_context =
-      static_cast<int32_t>(std::min<int64_t>(context, int64_t{kMostChunks} * buffers_.rows));
+      static_cast<int32_t>(std::min<int64_t>(context, int64_t{kMaxChunks} * buffers_.rows));
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;

@@ -59,7 +59,7 @@ int32_t padded_rows(int32_t rows) {
 int32_t row_capacity(const AttentionShape& shape) {
   constexpr int64_t kFloats = 221184;
   const int64_t rows = kFloats / (padded(shape.head_dim) + padded(shape.head_dim_v));
-  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, kMostRows / kBlockRows)) *
+  return static_cast<int32_t>(std::clamp<int64_t>(rows / kBlockRows, 1, kMaxRows / kBlockRows)) *
          kBlockRows;
 }
 

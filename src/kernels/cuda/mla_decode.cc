@@ -26,7 +26,7 @@ constexpr int32_t kPairWorkers = 2;
 // Wider blocks compute more rows at a time: against them clusters win up to five tiles (11.1 us
 // instead of 12.9 for 128 heads and 2.5k keys, 15.0 instead of 13.5 for 4k, 2026-11-22).
 constexpr int32_t kMoreTilesPart = 8;
-constexpr int32_t kMostTilesForWide = 5;
+constexpr int32_t kMaxTilesForWide = 5;
 
 bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
   return !setup.batch_invariant && setup.family->joins && setup.family->joins(setup, joins);
@@ -161,7 +161,7 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   const int64_t key_tiles = ceil_div(keys, kBlockKeys);
   const int64_t otherwise = ceil_div(tiles * key_tiles, reserved_.workers);
   int64_t most = row_tile(setup_) > kMlaClusterRows  // key tiles of a block
-                     ? kMostTilesForWide
+                     ? kMaxTilesForWide
                      : otherwise + std::max<int64_t>(2, otherwise / kMoreTilesPart);
   bool in_one = false;
   for (const Clusters& clusters : clusters_) {

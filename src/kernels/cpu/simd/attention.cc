@@ -190,7 +190,7 @@ class ItemRunner {
   ScoreAdjuster adjuster_;
   RowStates& state_;
   const bool token_scales_;
-  RowBlock blocks_[kMostRows / kProductRows];
+  RowBlock blocks_[kMaxRows / kProductRows];
   alignas(64) float decay_[kPadFloats];
 };
 

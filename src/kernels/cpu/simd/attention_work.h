@@ -20,7 +20,7 @@ inline constexpr int32_t kChunkKeys = 512;
 // Rows of the largest micro-kernel of any instruction set.
 inline constexpr int32_t kBlockRows = 12;
 // Rows of one head that an item takes at most.
-inline constexpr int32_t kMostRows = 48 * kBlockRows;
+inline constexpr int32_t kMaxRows = 48 * kBlockRows;
 // Floats of the widest vector; rows of scratch are padded to it.
 inline constexpr int32_t kPadFloats = 16;
 

@@ -9,19 +9,19 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int kLeastSm = 80;
-constexpr int32_t kMostRows = 64;
+constexpr int kMinSm = 80;
+constexpr int32_t kMaxRows = 64;
 
 void check(const MlaDecodeSetup& setup) {
-  check_argument(setup.sm >= kLeastSm, "sm is {}, at least {}", setup.sm, kLeastSm);
+  check_argument(setup.sm >= kMinSm, "sm is {}, at least {}", setup.sm, kMinSm);
 }
 
 // Tiles of another height sum in another order, so batch-invariant rows meet one only.
 int32_t row_tile(const MlaDecodeSetup& setup) {
   const int64_t rows = int64_t{setup.max_q_len} * setup.q_heads;
   if (setup.windowed) return 16;  // MlaDecodeConfig::kWindows
-  if (setup.batch_invariant) return kMostRows;
-  return rows <= 16 ? 16 : rows <= 32 ? 32 : kMostRows;
+  if (setup.batch_invariant) return kMaxRows;
+  return rows <= 16 ? 16 : rows <= 32 ? 32 : kMaxRows;
 }
 
 int32_t workers(const MlaDecodeSetup& setup) {
