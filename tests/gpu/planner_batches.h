@@ -55,6 +55,7 @@ inline std::vector<Batch> batches() {
       {"mixed_long", {{300, 300}, {1, 6000}, {8, 100}, {9, 100}, {131, 1400}}, 8, 2, 0, 9, 1 << 30},
       {"mixed_none", {{300, 300}, {40, 100}}, 8, 2, 0, 0, 8},
   };
+  all.push_back({"prompts", std::vector<std::pair<int32_t, int32_t>>(19, {300, 900}), 32, 8});
   std::mt19937 random(3);
   for (const int32_t count : {64, 300, 1500}) {
     Batch batch{"random_" + std::to_string(count), {}, 32, 8};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <set>
@@ -119,8 +120,8 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   }
 }
 
-TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
-  constexpr int32_t kTokens = 32, kHeadsShift = 0;
+TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
+  constexpr int32_t kTokens = 32, kHeadsShift = 1, kTokenBytes = 512, kBlocks = 4;
   size_t bound = 0;
   int32_t longest = 0;
   std::set<std::pair<int32_t, int32_t>> want;
@@ -142,7 +143,8 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
                                               .tiles = tiles.data(),
                                               .tokens_per_tile = kTokens,
                                               .heads_shift = kHeadsShift,
-                                              .token_bytes = 512},
+                                              .token_bytes = kTokenBytes,
+                                              .blocks = kBlocks},
                                              {},
                                              0},
               nullptr);
@@ -152,9 +154,20 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
   EXPECT_EQ(found.finished, 0);
   EXPECT_GE(found.section_heads, 1);  // of kv heads, each with a block of q heads at least
   const auto list = tiles.read();
-  // Tiles are sorted by keys up to the width of one of 1024 buckets.
-  const int32_t width = std::max(1, 2 * longest / 1024);
-  int32_t before = longest;
+  // Sections of requests whose keys take 16 MB, with all heads and two tiles a block.
+  const int64_t request_bytes = int64_t{longest} * kTokenBytes * batch().kv_heads;
+  int32_t each = params.requests;
+  if (request_bytes > 0) each = std::min(each, static_cast<int32_t>((16 << 20) / request_bytes));
+  int32_t sections = each > 0 ? (params.requests + each - 1) / each : 1;
+  if (sections > 64 || batch().most_q_len > 0 ||
+      found.tile_count * (batch().q_heads >> kHeadsShift) < 2 * sections * kBlocks) {
+    sections = 1;
+  }
+  if (sections > 1) EXPECT_EQ(found.section_heads, batch().q_heads >> kHeadsShift);
+  // Their tiles are sorted by keys up to the width of one of 1024 buckets in all.
+  const auto buckets = static_cast<int32_t>(1024 / std::bit_ceil(uint32_t(sections)));
+  const int32_t width = std::max(1, 2 * longest / buckets);
+  int32_t before = longest, section = 0;
   for (int32_t n = 0; n < found.tile_count; ++n) {
     const PrefillTile tile = list[static_cast<size_t>(n)];
     EXPECT_EQ(want.erase({tile.request, tile.first_token}), 1u)
@@ -162,6 +175,10 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestFirst) {
     const auto request = static_cast<size_t>(tile.request);
     const int32_t last = std::min(tile.first_token + kTokens, batch().requests[request].first) - 1;
     const auto [begin, end] = batch().keys(request, tile.first_token, last);
+    const int32_t own = sections > 1 ? tile.request / each : 0;
+    EXPECT_GE(own, section) << "tile " << n;
+    if (own > section) before = longest;
+    section = own;
     EXPECT_LE(end - begin, before + width) << "tile " << n;
     before = end - begin;
   }

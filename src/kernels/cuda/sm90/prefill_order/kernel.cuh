@@ -23,6 +23,15 @@ constexpr float kSectionBytes = 32 << 20;
 // 725 TFLOP/s at 1x16k, 706 instead of 703 at 2x8k, 669 instead of 660 at 4x4k and head dim 256, 32 kv heads (H200,
 // 2026-11-22).
 constexpr float kSectionSequences = 16;
+// Of short requests whose q heads share keys: all heads of the next requests with so many bytes of keys, so that the
+// short tiles of a section run beside the long ones of the next. 567 instead of 556 TFLOP/s at 16x1k, 674 instead of
+// 666 at 8x2k, 741 instead of 737 at 4x4k, 8 kv heads; 1 % less at 16x1k without groups, nothing in fp8 or at head
+// dim 64 (H200, 2026-11-22).
+constexpr float kRequestSectionBytes = 16 << 20;
+constexpr int kLeastTokenBytes = 512;
+constexpr int kMostSections = 64;
+// Tiles of a section for each block: with fewer the blocks wait for its longest.
+constexpr int kLeastSectionTiles = 2;
 
 // Tiles are cut to pieces of which each block has about so many: 64 log-uniform lengths take 350, 311, 289 us with
 // 2, 4, 8 (H200, 2026-11-22).
@@ -69,6 +78,14 @@ struct PrefillOrderConfig {
     int tiles, longest;
     int any_few;  // whether a request has so few rows that it may be cut
   };
+  // Sections of `requests` requests, the first of which has the last 2^levels buckets of 2^shift keys.
+  struct Buckets {
+    int sections, requests, levels, shift;
+    __device__ __forceinline__ int of(int request, int keys) const {
+      const int section = sections == 1 ? 0 : quotient(request, requests);
+      return ((sections - 1 - section) << levels) + min(keys >> shift, (1 << levels) - 1);
+    }
+  };
   // A tile and its place in its bucket.
   struct Found {
     PrefillTile tile;
@@ -111,10 +128,8 @@ struct PrefillOrderConfig {
       request.partial = -1;
       own.keys += static_cast<float>(max(view.kv_len, 0));
       own.longest = max(own.longest, view.kv_len);
-      if constexpr (kCut) {
-        own.tiles += tile_count(params, request);
-        own.any_few |= has_few_rows(params, view);
-      }
+      own.tiles += tile_count(params, request);
+      if constexpr (kCut) own.any_few |= has_few_rows(params, view);
     }
   }
 
@@ -123,7 +138,7 @@ struct PrefillOrderConfig {
     float keys = own.keys;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) keys += __shfl_xor_sync(~0u, keys, step);
-    const int tiles = kCut ? __reduce_add_sync(~0u, own.tiles) : 0;
+    const int tiles = __reduce_add_sync(~0u, own.tiles);
     const int longest = __reduce_max_sync(~0u, own.longest);
     const int any_few = kCut ? __any_sync(~0u, own.any_few) : 0;
     if (threadIdx.x % 32 == 0) shared.totals[threadIdx.x / 32] = {keys, tiles, longest, any_few};
@@ -196,8 +211,8 @@ struct PrefillOrderConfig {
   }
 
   // Tile `number` of the requests at hand and its bucket.
-  __device__ static Found find_tile(const PrefillOrderParams& params, int requests, int number, int shift,
-                                    const SharedMemory& shared) {
+  __device__ static Found find_tile(const PrefillOrderParams& params, int requests, int number,
+                                    const Buckets& buckets, const SharedMemory& shared) {
     int low = 0;  // the last request whose first tile is not after this one
     int high = requests;
     while (high - low > 1) {
@@ -214,19 +229,19 @@ struct PrefillOrderConfig {
       segments.end = min(segments.begin + cut.piece, cut.end);
       segments.partial = request.partial;
       const int keys = (segments.end - segments.begin) * params.segment_keys;
-      return {{view.request, 0}, segments, min(keys >> shift, kBuckets - 1), 0};
+      return {{view.request, 0}, segments, buckets.of(view.request, keys), 0};
     }
     const int first = own * params.tokens_per_tile;
     const int last = min(first + params.tokens_per_tile, view.q_len) - 1;
     const Interval keys = visible_keys(params.batch.mask, view, first, last);
-    return {{view.request, first}, segments, min((keys.end - keys.begin) >> shift, kBuckets - 1), 0};
+    return {{view.request, first}, segments, buckets.of(view.request, keys.end - keys.begin), 0};
   }
 
   // Calls visit(number, Found) for every tile of the batch; returns how many there are. Requests that are not all at
   // hand are loaded again.
   template <typename Visit>
-  __device__ static int for_each_tile(const PrefillOrderParams& params, int wanted, int shift, SharedMemory& shared,
-                                      Visit visit) {
+  __device__ static int for_each_tile(const PrefillOrderParams& params, int wanted, const Buckets& buckets,
+                                      SharedMemory& shared, Visit visit) {
     const int requests = params.batch.requests;
     int tiles = 0;
     int placed = 0;
@@ -240,21 +255,46 @@ struct PrefillOrderConfig {
       const int count = min(requests - first, kHeld);
       const int found = place_tiles(params, count, wanted, placed, shared);
 #pragma unroll 1
-      for (int i = threadIdx.x; i < found; i += kThreads) visit(tiles + i, find_tile(params, count, i, shift, shared));
+      for (int i = threadIdx.x; i < found; i += kThreads) {
+        visit(tiles + i, find_tile(params, count, i, buckets, shared));
+      }
       tiles += found;
     }
     return tiles;
   }
 
-  // What the tiles of a batch with so many keys have in common.
-  __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys) {
+  // Beside another kernel, which shares the L2.
+  __device__ static bool runs_beside(const PrefillOrderParams& params) { return params.batch.most_q_len > 0; }
+
+  // Several sections of requests, or one of all.
+  __device__ static Buckets buckets_of(const PrefillOrderParams& params, const Totals& all, int wanted) {
+    constexpr int kLevels = 10;
+    static_assert(kBuckets == 1 << kLevels);
+    const BatchParams& batch = params.batch;
+    int sections = 1;
+    int each = batch.requests;
+    if (wanted == 0 && params.heads_shift > 0 && params.token_bytes >= kLeastTokenBytes && !runs_beside(params)) {
+      const float bytes = static_cast<float>(all.longest) * static_cast<float>(params.token_bytes * batch.kv_heads);
+      const int fitting = static_cast<int>(fminf(kRequestSectionBytes / bytes, static_cast<float>(batch.requests)));
+      const int found = quotient(batch.requests + fitting - 1, max(fitting, 1));
+      const int64_t tiles = static_cast<int64_t>(all.tiles) * (batch.q_heads >> params.heads_shift);
+      if (fitting > 0 && found <= kMostSections && tiles >= kLeastSectionTiles * params.blocks * found) {
+        sections = found;
+        each = fitting;
+      }
+    }
+    const int levels = kLevels - (sections > 1 ? 32 - __clz(sections - 1) : 0);
+    return {sections, each, levels, max(0, 32 - __clz(all.longest) - levels)};
+  }
+
+  // What the tiles of a batch with so many keys have in common. all_heads: of a section.
+  __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys, bool all_heads) {
     const float head_bytes = keys * static_cast<float>(params.token_bytes);
-    const bool beside = params.batch.most_q_len > 0;  // another kernel, which shares the L2
-    const float fitting = kSectionBytes / (beside ? 2 : 1) / head_bytes;  // heads; infinite without keys
+    const float fitting = kSectionBytes / (runs_beside(params) ? 2 : 1) / head_bytes;  // heads; infinite without keys
     const float few = kSectionSequences / static_cast<float>(max(params.batch.requests << params.heads_shift, 1));
     const int kv_heads = params.batch.kv_heads;
     const float most = fmaxf(fitting, fminf(2 * fitting, floorf(few)));
-    const int heads = max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
+    const int heads = all_heads ? kv_heads : max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
     // Rounded up to equal sections: a last one of few tiles would leave blocks without work.
     const int sections = quotient(kv_heads, heads);
     const int section = quotient(kv_heads + sections - 1, sections);
@@ -267,9 +307,9 @@ struct PrefillOrderConfig {
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const int thread = static_cast<int>(threadIdx.x);
     // Four buckets a thread, from the fullest down.
-    Four& buckets = shared.next[kThreads - 1 - thread];
+    Four& own_buckets = shared.next[kThreads - 1 - thread];
     int* const next = shared.next[0].values;
-    buckets = {};
+    own_buckets = {};
     Totals own = {};
     for (int first = 0; first < params.batch.requests; first += kHeld) load_requests(params, first, shared, own);
     const Totals all = add_totals(own, shared);
@@ -278,24 +318,24 @@ struct PrefillOrderConfig {
       const int counters = params.batch.requests * (params.batch.q_heads >> params.heads_shift);
       for (int i = thread; i < counters; i += kThreads) params.segments.stored[i] = 0;
     }
-    const int shift = max(0, 32 - __clz(all.longest) - 10);
-    const int tiles = for_each_tile(params, wanted, shift, shared, [&](int number, Found found) {
+    const Buckets buckets = buckets_of(params, all, wanted);
+    const int tiles = for_each_tile(params, wanted, buckets, shared, [&](int number, Found found) {
       found.place = atomicAdd(&next[found.bucket], 1);
       if (number < kHeld) shared.tiles[number] = found;
     });
-    if (thread == kThreads - 1) *params.order = order_of(params, tiles, all.keys);
+    if (thread == kThreads - 1) *params.order = order_of(params, tiles, all.keys, buckets.sections > 1);
     __syncthreads();
-    const auto [a, b, c, d] = buckets.values;
+    const auto [a, b, c, d] = own_buckets.values;
     int total;
     const int begin = exclusive_scan<kThreads>(a + b + c + d, total, shared.bucket_scan);
-    buckets = {{begin + d + c + b, begin + d + c, begin + d, begin}};
+    own_buckets = {{begin + d + c + b, begin + d + c, begin + d, begin}};
     __syncthreads();
     const auto store = [&](int place, const Found& found) {
       params.tiles[place] = found.tile;
       if constexpr (kCut) params.segments.tiles[place] = found.segments;
     };
     if (tiles > kHeld) {
-      for_each_tile(params, wanted, shift, shared, [&](int, const Found& found) {
+      for_each_tile(params, wanted, buckets, shared, [&](int, const Found& found) {
         store(atomicAdd(&next[found.bucket], 1), found);
       });
       return;
