@@ -72,6 +72,15 @@ void long_requests(Cases& cases) {
           test.requests = {{200, 333}, {1, 1500}, {9, 900}};
         });
   }
+  // Row tiles of 256 tokens of one head: half of their rows do not see the last key tile.
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    add(fmt::format("own_heads_{}", dtype_name(dtype)), 10, 10, 128, [&](AttentionCase& test) {
+      test.mode = ForwardMode::extend;
+      test.spec.q_dtype = test.cache.dtype = dtype;
+      test.requests = {{1030, 1100}, {131, 400}};
+      for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
+    });
+  }
   constexpr int32_t kDims[][2] = {{64, 64}, {80, 80}, {96, 96}, {192, 192}, {192, 128}, {256, 256}};
   for (const auto& [dim, dim_v] : kDims) {
     add(fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,

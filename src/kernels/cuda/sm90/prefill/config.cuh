@@ -54,6 +54,10 @@ struct CutSlot : TileSlot {
 struct PartSlot : TileSlot {
   int32_t partial;  // slot of its result, -1: it is the whole row tile
 };
+// Where they pass: a key tile behind the work's that only the other block of the pair needs.
+struct PassSlot : TileSlot {
+  int32_t passed;  // 0 or 1
+};
 
 // What the first block of a pair takes, for the second.
 struct PairMemory {
@@ -62,9 +66,10 @@ struct PairMemory {
 };
 
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
-// the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster. boxes: as pages, fp8
-// values, which threads widen.
-enum Loader : int { pages, rows, pairs, boxes };
+// the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster. passing: as pairs,
+// but a key tile that only the other block's rows see passes a block by. boxes: as pages, fp8 values, which threads
+// widen.
+enum Loader : int { pages, rows, pairs, boxes, passing };
 
 // plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
 // ALiBi, which cost registers and time.
@@ -134,7 +139,8 @@ struct PrefillConfig {
   static constexpr bool kBoxes = kLoad == boxes;
   static constexpr bool kRows = kLoad == rows || kBoxes;  // threads write K and V
   // Blocks of a cluster, which take neighbouring row tiles as one.
-  static constexpr bool kPairs = kLoad == pairs;
+  static constexpr bool kPasses = kLoad == passing;
+  static constexpr bool kPairs = kLoad == pairs || kPasses;
   static constexpr int kBlocks = kPairs ? 2 : 1;
   static constexpr bool kGeneral = kScores == general;
   static constexpr bool kParts = kSums == parts;
@@ -178,7 +184,6 @@ struct PrefillConfig {
                                : kDim <= 128 ? (kNarrow || (kGeneral && (kSegments || kRows)) ? 96 : 128)
                                : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
                                              : (kWiden ? 48 : 64);
-  static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) ? 3 : 2;
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
   static constexpr bool kInPlace = kDim == 128 && !(kGeneral && kSegments) && !kRows && !kFp8 && kConsumers > 1;
@@ -187,6 +192,10 @@ struct PrefillConfig {
   // the one that takes tiles: 3 % at 16x1k, 1.7 % at 8x2k, nothing at 1x16k.
   static constexpr bool kTakerStores = kNarrow && !kGeneral;
   static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments && !kGeneral) || kTakerStores;
+  // A block gets ahead of the other by a key tile only with a third stage of V. Its room is that of staged out, which
+  // goes where the next row tile's queries lay: they are in registers then.
+  static_assert(!kPasses || (kStoresApart && kKeys == kConsumers * kGroupRows));
+  static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) || kPasses ? 3 : 2;
   // A producer warp of its own finds masks, where one is idle.
   static constexpr bool kFindsApart = kGeneral && !kRows && !kNarrow && !kSegments;
   // Values are being multiplied into out when a row is found to have outgrown its base.
@@ -242,8 +251,10 @@ struct PrefillConfig {
   // rows leave no room; results of parts are f32.
   static constexpr bool kStageOut = !kWiden && !kParts;
   static constexpr int kOutBlocks = kDim <= 128 ? kDimV / kSwizzledColumns : 1;
+  static constexpr bool kOwnOut = kStageOut && !kPasses;
 
-  using Slot = Either<kSegments, CutSlot, Either<kParts, PartSlot, TileSlot>>;
+  using Slot =
+      Either<kSegments, CutSlot, Either<kParts, PartSlot, Either<kPasses, PassSlot, TileSlot>>>;
   // Blocks of 64 columns, swizzled rows of 128 bytes.
   using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
   struct QueryStages {
@@ -262,8 +273,8 @@ struct PrefillConfig {
   // Sums of segments and masks leave no room for what they do not use.
   struct SharedMemory : Either<kSegments || (kGeneral && !kNarrow), Operands, OperandsAndRaw> {
     // Where segments are summed, their sum lies here before out is staged: `sum` below.
-    alignas(1024) uint16_t out[kStageOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
-                              [kStageOut ? kGroupRows : 1][kSwizzledColumns];
+    alignas(1024) uint16_t out[kOwnOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
+                              [kOwnOut ? kGroupRows : 1][kSwizzledColumns];
     alignas(kBoxes ? 1024 : 16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
@@ -293,6 +304,17 @@ struct PrefillConfig {
       return reinterpret_cast<Queries*>(&shared.k[stage])[consumer];
     } else {
       return shared.q[stage][consumer];
+    }
+  }
+
+  // Where a consumer's out is staged.
+  template <class Memory>
+  __device__ __forceinline__ static auto& out(Memory& shared, int consumer) {
+    if constexpr (kPasses) {
+      static_assert(kOutBlocks == kDimBlocks && kQueryRegisters && kQueryStages == 1);
+      return shared.q[0][consumer];
+    } else {
+      return shared.out[consumer];
     }
   }
 

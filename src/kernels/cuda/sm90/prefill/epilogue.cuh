@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_staged(const PrefillParams& params,
                                             const WorkTile& work, int consumer, int block) {
   constexpr int kChunks = kSwizzledColumns / 8;
   const AttentionParams& attention = params.attention;
-  const auto& staged = shared.out[consumer][block % Config::kOutBlocks];
+  const auto& staged = Config::out(shared, consumer)[block % Config::kOutBlocks];
   const int chunk = threadIdx.x % kChunks;
   const int column = block * kSwizzledColumns + chunk * 8;
 #pragma unroll 1
@@ -124,7 +124,7 @@ __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& sha
     const int at = 4 * (step / 4 * 8 + j + i / 2) + 2 * (i % 2);
     piece[i] = pack<Config::kOut>(acc.out[at] * factor[i % 2], acc.out[at + 1] * factor[i % 2]);
   }
-  store_matrices(&shared.out[consumer][step / 4][row][((j + lane / 16) ^ row % 8) * 8], piece);
+  store_matrices(&Config::out(shared, consumer)[step / 4][row][((j + lane / 16) ^ row % 8) * 8], piece);
 }
 
 // Stores a row tile that consumers stage. A warp.
@@ -141,14 +141,18 @@ __device__ __forceinline__ void store_tile(const PrefillParams& params, typename
     } else if (lane == 0) {
 #pragma unroll
       for (int b = 0; b < Config::kOutBlocks; ++b) {
-        store_box(params.out, shared.out[consumer][b], b * kSwizzledColumns, work.q_head, work.q_begin + token);
+        store_box(params.out, Config::out(shared, consumer)[b], b * kSwizzledColumns, work.q_head,
+                  work.q_begin + token);
       }
       commit_stores();
     }
     __syncwarp();
   }
-  if (lane == 0) {
-    wait_stores_read();
+  if (lane == 0) wait_stores_read();
+  if constexpr (Config::kPasses) {
+    __syncwarp();
+    if (lane < 4 * Config::kConsumers) shared.q_empty[0][lane / 4].arrive();
+  } else if (lane == 0) {
 #pragma unroll
     for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.stores.empty[consumer].arrive();
   }

@@ -82,7 +82,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   const TileSlot* slot = take_tile<Config>(shared, tiles);
   if (slot->work.request < 0) return;
   take_queries<Config>(shared, consumer, q, k, acc);
+  // Of later tiles the warp that stores out does so.
+  if constexpr (Config::kPasses) release(shared.q_empty[q.stage][consumer]);
   RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, units);
+  pass_keys<Config>(shared, tile, k);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   await_mask<Config>(shared, tile, consumer, last_block<Config>(tile), acc);
   products_begin();
@@ -93,6 +96,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   release_stage<Config>(shared.k_empty[k.stage]);
   k.advance();
   weigh_scores<Config, true>(params, shared, tile, consumer, last_block<Config>(tile), acc);
+  pass_values<Config>(shared, tile, values);
 
   while (true) {
     int block = last_block<Config>(tile);
@@ -127,6 +131,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (closing) {
         take_queries<Config>(shared, consumer, q, k, acc);
         if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, *slot, consumer, units);
+        pass_keys<Config>(shared, next, k);
       } else {
         keep_segment<Config>(next, tile.block_begin - 1);
       }
@@ -190,8 +195,12 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       }
       if constexpr (!Config::kTight) finish_values<Config>(shared, v.stage, acc);
       if constexpr (Config::kOwnValueRing) values.advance();
-      // Whether the row tiles so far are odd or even.
-      shared.stores.empty[consumer].wait(Config::kQueryStages == 2 ? q.stage : q.phase);
+      if constexpr (!Config::kPasses) {
+        // Whether the row tiles so far are odd or even.
+        shared.stores.empty[consumer].wait(Config::kQueryStages == 2 ? q.stage : q.phase);
+      } else if (!more) {  // else the queries that are in registers now lay there
+        shared.q_empty[q.stage][consumer].wait(q.phase ^ 1);
+      }
       // Without a next tile these are powers of nothing.
       first_weights_of<Config>(next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
       fence_async_proxy();
@@ -199,6 +208,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       release(shared.stores.full[consumer]);
       release(shared.tile_empty[slot_number<Config>(shared, tile)]);
       if (!more) break;
+      pass_values<Config>(shared, next, values);
       tile = next;
     } else {
       if constexpr (Config::kParts) {

@@ -21,8 +21,10 @@ constexpr int32_t kMostSharedTiles = 32;
 constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
 constexpr int32_t kPair = 2;
-// Without a group of q heads, half a key tile more for each row tile pays from so many on.
+// Pairs whose q heads share no keys pay from so many key tiles on; those that pass, with as many kv
+// heads as q heads, from fewer.
 constexpr int32_t kLeastPairedTiles = 64;
+constexpr int32_t kLeastPassingTiles = 8;
 // Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
 // request.
 constexpr int32_t kLeastPairedTokens = 512;
@@ -197,16 +199,20 @@ class HopperPrefill final : public AttentionKernel {
     return setup_.multiprocessors / cluster() * cluster();
   }
 
-  // Pairs are 3 to 4 % faster where q heads share keys. Else the rows of a pair are 256 tokens,
-  // which all work to the last one's key: 471 instead of 496 TFLOP/s at 16x1k, 747 instead of 734
-  // at 1x16k (head dim 128, H200, 2026-11-22). Beside another kernel blocks begin as single SMs
-  // fall free.
+  // Pairs are 3 to 4 % faster where q heads share keys. Else their rows are 256 tokens: 32/32 heads
+  // at 16x1k, 8x2k, 4x4k reach 516, 621, 678 TFLOP/s in single blocks, 496, 617, 688 in pairs, 528,
+  // 641, 702 in those that pass, but 8/8 at 1x4k, a row tile for each block, 446 instead of 459
+  // (head dim 128, H200, 2026-11-22). Beside another kernel blocks begin as single SMs fall free.
   bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
     if (!pairs || params_.beside) return false;
     if (sums_segments(setup_) && tokens_ / kLeastPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
     if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kLeastRowTile) return false;
-    return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= kLeastPairedTiles;
+    const auto& [q_heads, kv_heads] = std::pair(setup_.spec.q_heads, setup_.spec.kv_heads);
+    const bool passing = &pairs == &pairs_ && pairs_pass(setup_) && q_heads == kv_heads &&
+                         tokens_ / (kPair * kLeastRowTile) * q_heads >= setup_.multiprocessors;
+    const int32_t least = passing ? kLeastPassingTiles : kLeastPairedTiles;
+    return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= least;
   }
 
   BatchParams without_idle_positions(BatchParams batch) const {

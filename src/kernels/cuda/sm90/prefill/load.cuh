@@ -65,6 +65,21 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   return work;
 }
 
+// Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The blocks have the later
+// rows in turn, so that both have as much to do.
+template <class Config>
+__device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& work) {
+  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
+  if (turn % 2 == 1) work.first_token += cluster_rank() == 0 ? tokens : -tokens;
+  const int last = min(work.first_token + tokens, work.q_len) - 1;
+  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const int keys_end = visible_keys(params.attention.batch.mask, view, last, last).end;
+  const int block_end = max((keys_end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  const int passed = min(work.block_end - block_end, 1);
+  work.block_end -= passed;
+  return passed;
+}
+
 template <class Config>
 __device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work, int consumer) {
   const MaskParams& mask = params.attention.batch.mask;
@@ -142,6 +157,10 @@ struct TileTaker {
       work = part_at<Config>(params, n, partial);
     } else {
       work = work_at<Config>(params, *params.order, n, cut);
+    }
+    if constexpr (Config::kPasses) {
+      const int passed = leave_own_rows<Config>(params, slots.stage, work);
+      if (lane == 0) slot.passed = passed;
     }
     if (lane == 0) {
       slot.work = work;
@@ -295,9 +314,13 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     shared.tile_full[slots.stage].wait(slots.phase);
     const WorkTile& tile = shared.tiles[slots.stage].work;
     if (tile.request < 0) break;
-    BoxPlace place = box_place<Config>(params, tile, tile.block_end - 1, lane);
+    const auto end = [&] {
+      if constexpr (Config::kPasses) return tile.block_end + shared.tiles[slots.stage].passed;
+      return tile.block_end;
+    };
+    BoxPlace place = box_place<Config>(params, tile, end() - 1, lane);
     if constexpr (Config::kQueryRing && kOfKeys) load_query_stage<Config>(params, shared, tile, at);
-    for (int block = tile.block_end - 1; block >= tile.block_begin; --block) {
+    for (int block = end() - 1; block >= tile.block_begin; --block) {
       // Read ahead: the page table's latency is that of half a key tile's products.
       const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
       if constexpr (kOfKeys) {

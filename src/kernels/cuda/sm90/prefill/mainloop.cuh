@@ -19,7 +19,7 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
       load_query_step<Config>(shared, consumer, stage, step,
                               reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]));
     }
-    if (Config::kQueryRegisters && !Config::kQueryRing && threadIdx.x % 32 == 0) {
+    if (Config::kQueryRegisters && !Config::kQueryRing && !Config::kPasses && threadIdx.x % 32 == 0) {
       shared.q_empty[stage][consumer].arrive();
     }
   }

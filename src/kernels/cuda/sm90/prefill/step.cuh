@@ -24,6 +24,35 @@ __device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
   }
 }
 
+// Whether a key tile passes the block by.
+template <class Config>
+__device__ __forceinline__ bool passes(const RowTile& tile) {
+  return uniform(static_cast<const typename Config::Slot*>(tile.slot)->passed > 0);
+}
+// Gives it back.
+template <class Config>
+__device__ __forceinline__ void pass_keys(typename Config::SharedMemory& shared, const RowTile& tile,
+                                          Ring<Config::kKeyStages>& k) {
+  if constexpr (Config::kPasses) {
+    if (passes<Config>(tile)) {
+      shared.k_full[k.stage].wait(k.phase);
+      release_stage<Config>(shared.k_empty[k.stage]);
+      k.advance();
+    }
+  }
+}
+template <class Config>
+__device__ __forceinline__ void pass_values(typename Config::SharedMemory& shared, const RowTile& tile,
+                                            Ring<Config::kStages>& values) {
+  if constexpr (Config::kPasses) {
+    if (passes<Config>(tile)) {
+      shared.v_full[values.stage].wait(values.phase);
+      release_stage<Config>(shared.v_empty[values.stage]);
+      values.advance();
+    }
+  }
+}
+
 // The products of the last step have landed in out.
 template <class Config>
 __device__ __forceinline__ void values_landed(typename Config::SharedMemory& shared,

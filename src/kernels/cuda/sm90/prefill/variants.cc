@@ -69,6 +69,13 @@ bool sums_segments(const AttentionSetup& setup) {
          std::max(spec.head_dim, spec.head_dim_v) <= 128;
 }
 
+bool pairs_pass(const AttentionSetup& setup) {
+  const AttentionSpec& spec = setup.spec;
+  const int32_t head_dim = std::max(spec.head_dim, spec.head_dim_v);
+  return spec.q_heads / spec.kv_heads % 2 == 1 && head_dim > 64 && head_dim <= 128 &&
+         !spec.batch_invariant;
+}
+
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
@@ -107,7 +114,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
     found.eight_shared = variant(loader, "plain", "eight_shared");
   }
-  if (plain && paired) found.pairs = variant("pairs", "plain", sums);
+  if (plain && paired)
+    found.pairs = variant(pairs_pass(setup) ? "passing" : "pairs", "plain", sums);
   if (general && paired && !segments) found.general_pairs = variant("pairs", "general", sums);
   return found;
 }

@@ -45,5 +45,8 @@ bool gathers(const AttentionSetup& setup);
 // second sum, rows that threads gather none for the warps that join: their keys are summed in one
 // go.
 bool sums_segments(const AttentionSetup& setup);
+// Whether key tiles that only the rows of one block of a pair see pass the other by: a pair has
+// rows of one q head there, so twice the tokens of a key tile.
+bool pairs_pass(const AttentionSetup& setup);
 
 }  // namespace fovea::kernels::cuda::prefill
