@@ -9,6 +9,8 @@ namespace fovea {
 
 namespace cuda = kernels::cuda;
 
+constexpr int32_t kJoinedRows = 8;  // of a block of the join, one a warp
+
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
                       const BatchLimits& limits) {
   return table.groups != nullptr && shares_prefixes(spec) ? limits.prefix_levels : 0;
@@ -133,7 +135,9 @@ void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream 
   join.lse = lse;
   join.sinks = params.sinks;
   join.head_dim_v = params.head_dim_v;
-  join_->launch({static_cast<uint32_t>(params.batch.requests)}, join, stream);
+  // A request of one token has as many rows as heads.
+  const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, kJoinedRows));
+  join_->launch_overlapped({static_cast<uint32_t>(params.batch.requests), blocks}, join, stream);
 }
 
 }  // namespace fovea

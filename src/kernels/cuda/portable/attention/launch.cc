@@ -95,7 +95,7 @@ class PortableAttention final : public AttentionKernel {
         params.batch,           work_,      params.out,   params.out_token_stride,
         params.out_head_stride, params.lse, params.sinks, params.head_dim_v,
         params.f32_out};
-    merge_.launch({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)}, merge, stream);
+    merge_.launch_overlapped({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)}, merge, stream);
   }
 
  private:

@@ -3,7 +3,7 @@
 // (c, any) share the rows of merges[c]; a warp takes a row, its lanes the columns.
 #pragma once
 
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
@@ -21,30 +21,42 @@ struct MergeConfig {
     return static_cast<int64_t>(slot) * kRowTile + row;
   }
 
+  __device__ static float warp_max(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+  }
+
   __device__ static void merge_row(const Params& params, const MergeItem& item,
                                    const RequestView& view, int row) {
     const int lane = threadIdx.x % 32;
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int head = item.kv_head * group + (item.first_row + row) % group;
     const int64_t token = view.q_begin + (item.first_row + row) / group;
+    // A lane looks at a part.
     float most = -infinity();
-    for (int part = 0; part < item.count; ++part) {
+    for (int part = lane; part < item.count; part += 32) {
       most = fmaxf(most, params.work.partial_lse[partial_row(item, part, row)]);
     }
+    most = warp_max(most);
     float total = 0;
-    for (int part = 0; part < item.count && most != -infinity(); ++part) {
+    for (int part = lane; part < item.count && most != -infinity(); part += 32) {
       total += __expf(params.work.partial_lse[partial_row(item, part, row)] - most);
     }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
     const bool empty = total == 0;
     const float lse = empty ? -infinity() : most + logf(total);
     if (params.lse && lane == 0) params.lse[token * params.batch.q_heads + head] = lse;
     const float base = params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
+    const int parts = empty ? 0 : item.count;
     auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
                 head * params.out_head_stride;
     for (int column = 2 * lane; column < params.head_dim_v; column += 64) {
       float low = 0;
       float high = 0;
-      for (int part = 0; part < item.count && !empty; ++part) {
+#pragma unroll 8
+      for (int part = 0; part < parts; ++part) {
         const int64_t at = partial_row(item, part, row);
         const float weight = __expf(params.work.partial_lse[at] - base);
         const float2 value =
@@ -62,6 +74,7 @@ struct MergeConfig {
   }
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const MergeItem item = params.work.merges[blockIdx.x];
     if (item.count == 0) return;
     const RequestView view = request_view(params.batch, item.request);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges what the passes over shared prefixes found with the pass over the other keys. A CTA takes a
-// request, a warp a row, its lanes the columns; requests in no group are left as they are.
+// Merges what the passes over shared prefixes found with the pass over the other keys. CTAs (i, any) share the rows of
+// request i; a warp takes a row, its lanes the columns; requests in no group are left as they are.
 #pragma once
 
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/prefix_params.h"
-#include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
@@ -85,10 +85,12 @@ struct PrefixJoinConfig {
 
   __device__ static void run(const Params& params) {
     const int request = blockIdx.x;
+    wait_and_allow_next();
     if (params.first_keys[request] == 0) return;
     const RequestView view = request_view(params.batch, request);
     const int heads = params.batch.q_heads;
-    for (int row = threadIdx.x / 32; row < view.q_len * heads; row += kJoinWarps) {
+    const int first = static_cast<int>(blockIdx.y * kJoinWarps + threadIdx.x / 32);
+    for (int row = first; row < view.q_len * heads; row += static_cast<int>(gridDim.y) * kJoinWarps) {
       join_row(params, request, view.q_begin + row / heads, row % heads);
     }
   }

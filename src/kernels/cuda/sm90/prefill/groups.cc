@@ -66,7 +66,7 @@ class HopperGroups final : public AttentionKernel {
     const MergeParams merge{given.batch,           work_,     given.out,   given.out_token_stride,
                             given.out_head_stride, given.lse, given.sinks, given.head_dim_v,
                             given.f32_out};
-    merge_.launch({ctas, kRowTile / kMergedRows}, merge, stream);
+    merge_.launch_overlapped({ctas, kRowTile / kMergedRows}, merge, stream);
   }
 
  private:
