@@ -230,10 +230,9 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
     cascades_ = buffers_.prefixes.serves(batch);
     plan_launches_.submit(stream, [&] {
-      if (cascades_) {
-        buffers_.prefixes.plan(batch, params_.batch, stream);
-      }
+      if (cascades_) buffers_.prefixes.leave_to_groups(params_.batch);
       plan_kernels(batch, stream);
+      if (cascades_) buffers_.prefixes.plan(batch, params_.batch, stream);
     });
   }
   planned_ = true;

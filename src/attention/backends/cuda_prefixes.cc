@@ -90,19 +90,20 @@ cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
   return groups;
 }
 
-void CudaPrefixes::plan(const BatchView& batch, cuda::BatchParams& params, Stream stream) {
-  cuda::PlanCompany company{.prefixes = groups(batch, params, 0), .level_bytes = level_bytes_};
+void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params,
+                        Stream stream) const {
+  cuda::PlanCompany company{
+      .behind_plan = true, .prefixes = groups(batch, params, 0), .level_bytes = level_bytes_};
   for (int32_t i = 0; i < levels_; ++i) {
     company.prefixes.groups[i] = level_[i].groups;
     level_[i].kernel->expect_tokens(batch.tokens);
   }
   level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, company, stream);
-  params.mask.first_keys = first_keys_;
 }
 
 cuda::PlanCompany CudaPrefixes::last_plan(const BatchView& batch, const cuda::BatchParams& params,
                                           int32_t number) const {
-  cuda::PlanCompany company{.behind_plan = true, .prefixes = groups(batch, params, 1 + number)};
+  cuda::PlanCompany company{.prefixes = groups(batch, params, 1 + number)};
   company.prefixes.first_keys = first_keys_;
   return company;
 }

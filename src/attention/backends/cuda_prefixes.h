@@ -37,9 +37,12 @@ class CudaPrefixes {
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && batch.shared_prefix != nullptr;
   }
-  // Plans the passes over groups, in one launch, and gives `params` the first keys of the last
-  // pass.
-  void plan(const BatchView& batch, kernels::cuda::BatchParams& params, Stream stream);
+  // Before the last pass is planned: gives its `params` the first keys that are in no group.
+  void leave_to_groups(kernels::cuda::BatchParams& params) const {
+    params.mask.first_keys = first_keys_;
+  }
+  // Plans the passes over groups, in one launch behind the last pass's plans.
+  void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, Stream stream) const;
   // What the last pass's plans find before they plan; there may be two, beside each other.
   kernels::cuda::PlanCompany last_plan(const BatchView& batch,
                                        const kernels::cuda::BatchParams& params,

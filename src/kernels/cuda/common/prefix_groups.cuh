@@ -19,7 +19,7 @@ struct PrefixGroupsFinder {
 
   struct SharedMemory {
     int warp_begins[kWarps];
-    unsigned long long saved;
+    WarpTotals<int64_t, kThreads> saved;
     int scratch[kPrefixScratch][kHeldRequests];
   };
 
@@ -111,16 +111,16 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // Keys that the groups save from being read again, added to `saved`.
-  __device__ static void add_savings(const Requests& at, unsigned long long& saved) {
+  // Keys that the groups save from being read again.
+  __device__ static int64_t find_savings(const Requests& at, WarpTotals<int64_t, kThreads>& memory) {
     int64_t own = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
       if (at.begin[i] != i) own += at.keys[at.begin[i]] - at.first_keys[i];
     }
-    own = warp_scan(own);
-    if (threadIdx.x % 32 == 31) atomicAdd(&saved, static_cast<unsigned long long>(own));
-    __syncthreads();
+    int64_t total;
+    exclusive_scan<kThreads>(own, total, memory);
+    return total;
   }
 
   // Groups that do not save enough have no keys and leave those to the levels behind.
@@ -153,11 +153,9 @@ struct PrefixGroupsFinder {
 #pragma unroll 1
     for (int level = 0; level < levels; ++level) {
       if (worth) {
-        if (threadIdx.x == 0) shared.saved = 0;
         find_groups(params, at, shared.warp_begins);
         measure_groups(at);
-        add_savings(at, shared.saved);
-        worth = shared.saved >= static_cast<unsigned long long>(params.least_saved);
+        worth = find_savings(at, shared.saved) >= params.least_saved;
       }
       const PrefixGroups& groups = params.groups[level];
       end_level(params, groups, at, worth, groups.q_indptr && level >= first_written);
