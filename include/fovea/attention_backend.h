@@ -17,12 +17,12 @@
 
 namespace fovea {
 
-// Up-projection weights of one MLA layer, both of dtype `dtype`, dense.
+// Up-projection weights of one MLA layer, dense within a head.
 struct MlaWeights {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;    // of both
   const void* w_uk = nullptr;  // [q_heads, nope_dim, kv_lora_rank]: k_nope = w_uk * latent
   const void* w_uv = nullptr;  // [q_heads, v_dim, kv_lora_rank]: v = w_uv * latent
-  // Elements between heads; 0: dense.
+  // Elements between heads; 0: heads are dense too.
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
 };
 

@@ -103,8 +103,8 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
   attention.add_option("--device", flags.device, "cpu, cuda or cuda:N")->capture_default_str();
   attention
       .add_option("--suite", flags.suite,
-                  "cases on a GPU: quick (one of each kind), table, or full (all sizes, soft caps, "
-                  "windows, ALiBi, sinks, trees)")
+                  "cases on a GPU: quick (one of each kind), table, or full (all sizes; soft caps, "
+                  "windows, ALiBi, sinks, masks)")
       ->capture_default_str()
       ->check(CLI::IsMember({"quick", "table", "full"}));
   add_comma_list(attention, "--filter", flags.filters,

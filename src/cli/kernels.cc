@@ -124,8 +124,9 @@ void add_kernels(CLI::App& program) {
   CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
   command->require_subcommand(1);
   CLI::App* list = command->add_subcommand("list", "the baked set and what a pack has of it");
-  list->add_option("--pack", flags->build.pack_path, "kernel pack")->check(CLI::ExistingFile);
-  list->add_flag("--json", flags->json);
+  list->add_option("--pack", flags->build.pack_path, "default the one that programs here take")
+      ->check(CLI::ExistingFile);
+  list->add_flag("--json", flags->json, "an object for each kernel");
   list->callback([flags] {
     const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
     flags->json ? print_json(listings) : print(listings);
@@ -135,8 +136,9 @@ void add_kernels(CLI::App& program) {
                                              "registers, spills, shared memory, blocks an SM and "
                                              "size of every packed kernel, and what the "
                                              "assembler says cost speed");
-  report->add_option("--pack", flags->build.pack_path, "kernel pack")->check(CLI::ExistingFile);
-  report->add_flag("--json", flags->json);
+  report->add_option("--pack", flags->build.pack_path, "default the one that programs here take")
+      ->check(CLI::ExistingFile);
+  report->add_flag("--json", flags->json, "an object for each kernel");
   report->callback([flags] {
     const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
     flags->json ? print_json(listings) : print_report(listings);
@@ -149,7 +151,7 @@ void add_kernels(CLI::App& program) {
   compile->add_option("--pack", flags->build.pack_path, "kernel pack to write")->required();
   compile->add_option("--only", flags->build.only, "only kernels whose name contains this");
   compile->add_option("--threads", flags->build.threads, "default one per core");
-  compile->add_flag("--json", flags->json);
+  compile->add_flag("--json", flags->json, "an object for each kernel");
   compile->callback([flags] { build(*flags); });
 }
 
