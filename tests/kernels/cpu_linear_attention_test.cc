@@ -8,13 +8,13 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/linear_attention.h"
 #include "kernels/reference/reference.h"
+#include "support/random_values.h"
 
 namespace fovea::kernels {
 namespace {
@@ -29,13 +29,7 @@ std::vector<cpu::Isa> isas() {
   return list;
 }
 
-std::vector<float> random_values(size_t count, uint32_t seed, float low, float high) {
-  std::mt19937 generator(seed);
-  std::uniform_real_distribution<float> uniform(low, high);
-  std::vector<float> values(count);
-  for (float& value : values) value = uniform(generator);
-  return values;
-}
+using test::random_values;
 
 struct Request {
   int32_t q_len;

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing to experts and their products on a GPU against the CPU's.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "gpu/model_devices.h"
+
+namespace fovea {
+namespace {
+
+struct Routing {
+  kernels::MoeScore score;
+  int32_t experts, top_k, groups = 1, top_groups = 1;
+  bool normalise = false;
+};
+const Routing kRoutings[] = {{kernels::MoeScore::softmax, 60, 4, 1, 1, true},
+                             {kernels::MoeScore::topk_softmax, 4, 2},
+                             {kernels::MoeScore::sigmoid, 16, 1},
+                             {kernels::MoeScore::grouped_sigmoid, 64, 6, 8, 3, true}};
+
+TEST_F(ModelDevices, RouteAlike) {
+  constexpr int32_t kRows = 40;
+  for (const Routing& routing : kRoutings) {
+    std::vector<float> logits = random(static_cast<size_t>(kRows) * routing.experts);
+    logits[3] = logits[2] = logits[1];  // equal scores: the lower expert goes first
+    const std::vector<float> bias = random(routing.experts, 0.1f);
+    const auto choices = static_cast<size_t>(kRows) * routing.top_k;
+    std::vector<int32_t> ids[2];
+    expect_same(
+        DType::f32, routing.top_k,
+        [&](Side& side) {
+          kernels::MoeRoutingParams params;
+          params.score = routing.score;
+          params.logits = side.floats(logits, routing.experts).floats();
+          params.rows = kRows;
+          params.experts = routing.experts;
+          params.top_k = routing.top_k;
+          params.normalise = routing.normalise;
+          params.factor = 2.5f;
+          params.bias = side->place(bias).data();
+          params.groups = routing.groups;
+          params.top_groups = routing.top_groups;
+          params.ids = side.ints(std::vector<int32_t>(choices));
+          params.weights = side.floats(std::vector<float>(choices), routing.top_k).floats();
+          side->moe_routing(params);
+          ids[side->kind() == DeviceKind::cuda] = side.read<int32_t>(params.ids, choices);
+          return side.read<float>(params.weights, choices);
+        },
+        "score " + std::to_string(static_cast<int>(routing.score)));
+    EXPECT_EQ(ids[0], ids[1]);
+  }
+}
+
+TEST_F(ModelDevices, RunExpertsAlike) {
+  constexpr int32_t kHidden = 136, kWidth = 72, kExperts = 5;
+  for (int which = 0; which < 6; ++which) {
+    const bool is_kn = which % 2 == 0, alternates = which == 2, separate = which == 3;
+    const bool scales_input = which == 4;
+    const int32_t rows = which == 5 ? 200 : 19, top_k = which == 4 ? 1 : 2;
+    std::vector<std::vector<float>> gate, up, down, gate_bias, down_bias;
+    for (int32_t e = 0; e < kExperts; ++e) {
+      const int32_t gate_width = separate ? kWidth : 2 * kWidth;
+      gate.push_back(random(static_cast<size_t>(gate_width) * kHidden, 0.1f));
+      up.push_back(random(size_t{kWidth} * kHidden, 0.1f));
+      down.push_back(random(size_t{kHidden} * kWidth, 0.1f));
+      gate_bias.push_back(alternates ? random(gate_width) : std::vector<float>());
+      down_bias.push_back(alternates ? random(kHidden) : std::vector<float>());
+    }
+    const std::vector<float> x = random(static_cast<size_t>(rows) * kHidden);
+    const std::vector<float> before = random(x.size());
+    const std::vector<float> weights = random(static_cast<size_t>(rows) * top_k);
+    std::vector<int32_t> ids;
+    for (int32_t row = 0; row < rows; ++row) {
+      // Expert 1 gets nothing, so that an empty one is met.
+      const int32_t first = random_ints(1, kExperts)[0];
+      ids.push_back(first == 1 ? 2 : first);
+      if (top_k == 2) ids.push_back(ids.back() == 4 ? 0 : 4);
+    }
+    expect_same(
+        test::kExpertsBudget, kHidden,
+        [&](Side& side) {
+          std::vector<MlpParts> experts;
+          for (size_t e = 0; e < kExperts; ++e) {
+            MlpParts& parts = experts.emplace_back();
+            parts.gate =
+                side.linear(gate[e], separate ? kWidth : 2 * kWidth, kHidden, is_kn, gate_bias[e]);
+            if (separate) parts.up = side.linear(up[e], kWidth, kHidden, is_kn);
+            parts.down = side.linear(down[e], kHidden, kWidth, is_kn, down_bias[e]);
+            parts.alternates = alternates;
+            if (alternates) parts.activation = kernels::Activation::clamped_swiglu;
+          }
+          const std::unique_ptr<Experts> placed = side->place(std::move(experts), scales_input);
+          const size_t bytes = placed->scratch_bytes(rows, top_k);
+          const std::shared_ptr<std::byte> scratch = side->allocate(bytes);
+          const Rows out = side.floats(before, kHidden);
+          placed->add({side.ints(ids), side.floats(weights, top_k).floats(), top_k},
+                      side.activations(x, kHidden), out, rows, scratch.get());
+          return side.read(out, x.size());
+        },
+        "experts " + std::to_string(which));
+  }
+}
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace fovea::test {
+
+// Uniform in [low, high), the same for the same seed.
+inline std::vector<float> random_values(size_t count, uint32_t seed, float low = -2,
+                                        float high = 2) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(low, high);
+  std::vector<float> values(count);
+  for (float& value : values) value = uniform(generator);
+  return values;
+}
+
+}  // namespace fovea::test
