@@ -169,11 +169,11 @@ struct MlaDecodeConfig {
   struct WideMemory {
     alignas(1024) uint16_t weights[kSlots][kTileRows][kTileColumns];
     float rescale[kSlots][kTileRows];
-    float inverse_sum[kSlots][kTileRows];
+    float inverse_sum[2][kTileRows];  // of an item
     uint32_t rescaled[kSlots][4];  // by warp: some row's factor is not 1
     uint32_t arrived[2];           // of a half: parts of the pair before this one
     TransactionBarrier weights_full[kSlots], weights_empty[kSlots];
-    TransactionBarrier scores_done[2];
+    TransactionBarrier scores_done[2], sums_full[2];
   };
   struct Fp8Memory {
     Chunk chunks[kKeyWarps][kChunks];

@@ -202,7 +202,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
         shared.weights_full[i].init(4);
         shared.weights_empty[i].init(8);
       }
-      for (int i = 0; i < 2; ++i) shared.scores_done[i].init(4);
+      for (int i = 0; i < 2; ++i) {
+        shared.scores_done[i].init(4);
+        shared.sums_full[i].init(4);
+      }
     }
     fence_barrier_init();
   }

@@ -177,16 +177,15 @@ template <class C>
 struct Progress {
   Ring<C::kStages> keys;
   Ring<C::kSlots> weights;
-  Ring<2> scores;
+  Ring<2> scores, sums;
   uint32_t rope_phase = 0;
   uint32_t q_phase = 0;
 };
 
-// What the last tile's weights are handed over with; sums become those of whole rows.
+// Sums become those of whole rows, which values are to be divided by.
 template <class C>
-__device__ __forceinline__ void finish_rows(const MlaDecodeParams& params,
-                                            typename C::SharedMemory& shared, const RowTile& tile,
-                                            Ring<C::kStages> ring, int slot,
+__device__ __forceinline__ void finish_sums(const MlaDecodeParams& params,
+                                            typename C::SharedMemory& shared, int item,
                                             ScoreState<C>& state) {
   const float scale = value_scale<C>(params);
 #pragma unroll
@@ -194,11 +193,8 @@ __device__ __forceinline__ void finish_rows(const MlaDecodeParams& params,
     float& sum = state.rows[half].sum;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (threadIdx.x % 4 == 0) shared.inverse_sum[slot][thread_row(half)] = sum > 0 ? scale / sum : 0;
+    if (threadIdx.x % 4 == 0) shared.inverse_sum[item][thread_row(half)] = sum > 0 ? scale / sum : 0;
   }
-  const int keys =
-      (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;  // of the last tile
-  if (keys < kTileKeys) clear_foreign_values<C>(shared, ring, keys);
 }
 
 template <class C>
@@ -261,19 +257,19 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
       shared.rescale[slot][thread_row(1)] = rescale[1];
     }
     if (left == 0) {
+      const int keys = (tile.item.key_end - tile.item.key_begin - 1) % kTileKeys + 1;
+      if (keys < kTileKeys) clear_foreign_values<C>(shared, at.keys, keys);
       if constexpr (!C::kFp8) break;
-      finish_rows<C>(params, shared, tile, at.keys, slot, state);
     }
     hand_over();
     if (C::kFp8 && left == 0) break;
   }
-  // Outside the loop, and LSE behind what the values wait for: 0.4 us less at 1k. Beside a converting
-  // producer there are no registers for the former (2026-11-22).
-  if constexpr (!C::kFp8) {
-    finish_rows<C>(params, shared, tile, at.keys, at.weights.stage, state);
-    if (C::kPairs && tile.paired) store_row_lses<C>(params, tile, state);  // who joins reads them
-    hand_over();
-  }
+  // Outside the loop where registers allow; sums and LSE behind what products wait for (2026-11-22: 0.2 us each).
+  if constexpr (!C::kFp8) hand_over();
+  finish_sums<C>(params, shared, at.sums.stage, state);
+  if (C::kPairs && tile.paired) store_row_lses<C>(params, tile, state);  // who joins reads them
+  release(shared.sums_full[at.sums.stage]);
+  at.sums.advance();
   if (!C::kPairs || !tile.paired) store_row_lses<C>(params, tile, state);
 }
 
@@ -312,6 +308,12 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
                                            float (&inverse)[2]) {
   const int warp = threadIdx.x % kWarpgroupThreads / 32;
   if (tiles > 0) at.keys.advance(C::kQueryStages);
+  const auto take_sums = [&] {  // before the last slot is free: sums are no further ahead than weights
+    shared.sums_full[at.sums.stage].wait(at.sums.phase);
+    inverse[0] = shared.inverse_sum[at.sums.stage][thread_row(0)];
+    inverse[1] = shared.inverse_sum[at.sums.stage][thread_row(1)];
+    at.sums.advance();
+  };
   for (int t = 0; t < tiles; ++t) {
     const int slot = at.weights.stage;
     shared.weights_full[slot].wait(at.weights.phase);
@@ -321,10 +323,7 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
 #pragma unroll
       for (int i = 0; i < C::kValueColumns / 2; ++i) out[i] *= factors[i / 2 % 2];
     }
-    if (t + 1 == tiles) {
-      inverse[0] = shared.inverse_sum[slot][thread_row(0)];
-      inverse[1] = shared.inverse_sum[slot][thread_row(1)];
-    }
+    if (C::kPairs && t + 1 == tiles) take_sums();  // later, they would spill
     at.scores.advance();
     // The scores of the next tile are what everybody waits for, so only half of the values compete
     // with them; the other half runs beside the softmax that follows (2026-11-21: 6 % faster than
@@ -340,6 +339,7 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
     if (last && half == 1) named_barrier_wait(4, 2 * kWarpgroupThreads);
     add_values<C>(shared, own.stage, slot, out);
     if (last && half == 0) named_barrier_wait(4, 2 * kWarpgroupThreads);
+    if (!C::kPairs && t + 1 == tiles) take_sums();
     release_stage<C>(shared.empty[own.stage]);
     release(shared.weights_empty[slot]);
     at.weights.advance();
