@@ -173,9 +173,24 @@ void storage(Cases& cases) {
   }
   for (const int32_t dim : {128, 256}) {
     test = mha_case(fmt::format("cascade_dim_{}", dim), 8, 2, dim);
-    test.requests = {{1, 1700}, {2, 1609}, {1, 1650}, {1, 1640}, {3, 1640}, {1, 1611}};
-    test.shared_prefix = 1600;
+    test.requests = {{1, 700}, {2, 609}, {1, 650}, {1, 640}, {3, 640}, {1, 611}};
+    test.shared_prefix = 600;
     test.prefix_levels = 1;
+    cases.push_back(test);
+    if (dim > 128) continue;
+    test.name = "cascade_page_1";
+    test.cache.page_size = 1;
+    cases.push_back(test);
+    test.spec.q_dtype = DType::bf16;
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_token_head;
+    for (const int32_t page_size : {1, 16}) {
+      test.name = fmt::format("cascade_fp8_page_{}", page_size);
+      test.cache.page_size = page_size;
+      cases.push_back(test);
+    }
+    test.name = "cascade_fp8_per_head";
+    test.cache.scale = KvScale::per_head;
     cases.push_back(test);
   }
   test = mha_case("cascade_tree", 4, 1, 64);

@@ -144,7 +144,7 @@ struct PrefillConfig {
   static constexpr int kBlocks = kPairs ? 2 : 1;
   static constexpr bool kGeneral = kScores == general;
   static constexpr bool kParts = kSums == parts;
-  static_assert(!kParts || (kLoad == pages && kScores == plain && type_bytes(kCache) == 2));
+  static_assert(!kParts || (kLoad != pairs && kScores == plain && type_bytes(kQuery) == 2));
   static constexpr bool kSegments = kSums != whole && !kParts;
   static_assert(!kSegments || (kLoad != rows && type_bytes(kCache) == 2 && kDim <= 128));
   static constexpr bool kFp8 = type_bytes(kCache) == 1;

@@ -20,12 +20,7 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
     total += __shfl_xor_sync(~0u, total, 2);
     const bool empty = total == 0;
     factor[half] = empty ? 0.0f : __fdividef(1.0f, total);
-    if constexpr (Config::kFp8) {
-      const KeyParams& keys = attention.keys;
-      factor[half] *= Config::kWiden && keys.scale_slot_stride
-                          ? acc.v_unit
-                          : shared_scale(keys, keys.v_scale, work.kv_head);
-    }
+    if constexpr (Config::kFp8) factor[half] *= value_unit<Config>(attention, work, acc);
     if (!attention.lse && !attention.sinks) continue;
     const float lse =
         empty ? -infinity() : (acc.base[half] + log2f(total)) * kLn2;

@@ -57,6 +57,15 @@ __device__ __forceinline__ float shared_scale(const KeyParams& keys, const float
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
+// What sums of values are relative to.
+template <class Config>
+__device__ __forceinline__ float value_unit(const AttentionParams& attention, const WorkTile& work,
+                                            const Accumulators<Config>& acc) {
+  const KeyParams& keys = attention.keys;
+  if constexpr (!Config::kFp8) return 1;
+  return Config::kWiden && keys.scale_slot_stride ? acc.v_unit : shared_scale(keys, keys.v_scale, work.kv_head);
+}
+
 // Scales of two neighbouring keys. Volatile, so that few are in registers at once.
 __device__ __forceinline__ float2 load_scales(const float* scales) {
   float2 pair;

@@ -55,8 +55,10 @@ class HopperGroups final : public AttentionKernel {
     gpu::encode_tensor_map(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim,
                                    given.q_head_stride, given.q_token_stride),
                            &params.q);
-    params.k = attention_.k(layer);
-    params.v = attention_.v(layer);
+    if (!gathers(setup_)) {  // else rows are found through given.keys
+      params.k = attention_.k(layer);
+      params.v = attention_.v(layer);
+    }
     params.attention = given;
     params.attention.work = work_;
     params.heads_shift = heads_shift(spec);

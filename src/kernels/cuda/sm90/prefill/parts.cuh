@@ -4,8 +4,8 @@
 // them.
 #pragma once
 
+#include "kernels/cuda/sm90/prefill/fp8.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
-#include "kernels/cuda/sm90/prefill/scores.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void finish_part(const PrefillParams& params, const T
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
     const bool empty = total == 0;
-    factor[half] = empty ? 0.0f : __fdividef(1.0f, total);
+    factor[half] = empty ? 0.0f : value_unit<Config>(attention, slot.work, acc) * __fdividef(1.0f, total);
     const int row = thread_row(half);
     if (threadIdx.x % 4 != 0 || row_token(params, slot.work, consumer, row) >= slot.work.q_len) continue;
     to[place_of_row<Config>(params, slot, consumer, row)] =

@@ -76,6 +76,15 @@ bool pairs_pass(const AttentionSetup& setup) {
          !spec.batch_invariant;
 }
 
+namespace {
+
+// Of single blocks.
+const char* loader_of(const AttentionSetup& setup) {
+  return gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
+}
+
+}  // namespace
+
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
@@ -102,10 +111,10 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const bool segments = sums_segments(setup);
   const bool paired = dims->first == dims->second && dims->first % 128 == 0 && !gathers(setup) &&
                       !widens(setup) && !is_fp8(spec.q_dtype);
-  const char* loader = gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
   const char* sums = segments ? "segments" : "whole";
   Variants found{
       .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
+  const char* loader = loader_of(setup);
   if (plain) found.plain = variant(loader, "plain", sums);
   if (general) found.general = variant(loader, "general", sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
@@ -125,18 +134,19 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
   const int32_t group = spec.q_heads / spec.kv_heads;
   const bool fills_tiles =
       group <= kMostPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
-  const auto type = variant_type(spec.q_dtype);
+  const auto q = variant_type(spec.q_dtype);
+  const auto kv = variant_type(stored(setup));
   const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
     return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
   });
-  if (setup.sm != kHopper || !type || !cached(spec) || dims == std::end(kHeadDims) ||
-      !fills_tiles || is_fp8(spec.q_dtype) || stored(setup) != spec.q_dtype || gathers(setup) ||
+  if (setup.sm != kHopper || !q || !kv || !cached(spec) || dims == std::end(kHeadDims) ||
+      !fills_tiles || is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
       always_general(spec) || uses_positions(spec)) {
     return std::nullopt;
   }
   return make_variant(family(kFolder),
-                      {std::to_string(dims->first), std::to_string(dims->second), *type, *type,
-                       "pages", "plain", "parts"},
+                      {std::to_string(dims->first), std::to_string(dims->second), *q, *kv,
+                       loader_of(setup), "plain", "parts"},
                       setup.sm);
 }
 
