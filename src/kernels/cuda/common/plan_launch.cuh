@@ -6,6 +6,7 @@
 #include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/common/prefix_groups.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
@@ -18,10 +19,10 @@ __device__ inline int32_t page_of(const TableWriteParams& params, int32_t entry,
   return static_cast<int32_t>(slot) / params.page_size;
 }
 
-// Given pages, and slots where pages have 1: nothing to look up, and of the latter many to read.
-__device__ inline void copy_row(const TableWriteParams& params, const int32_t* given, int pages, int entries,
-                                int32_t* row, int first, int step) {
-#pragma unroll 16
+// Given pages, and slots where pages have 1: nothing to look up.
+__device__ inline void copy_entries(const TableWriteParams& params, const int32_t* given, int pages, int entries,
+                                    int32_t* row, int first, int step) {
+#pragma unroll 8
   for (int page = first; page < entries; page += step) {
     const int entry = page < pages ? given[page] : 0;
     row[page] = entry >= 0 && entry < params.given_end ? entry : 0;
@@ -37,8 +38,8 @@ __device__ inline void write_page_row(const TableWriteParams& params, int64_t re
   const int64_t padded = ((kv_len + kTableKeys - 1) / kTableKeys * kTableKeys + size - 1) / size;
   const int entries = static_cast<int>(min(padded, params.page_table_stride));
   int32_t* row = params.page_table + request * params.page_table_stride;
-  if ((params.gives_pages || size == 1) && !params.slot_map) {
-    copy_row(params, given, pages, entries, row, first, step);
+  if (params.gives_pages && !params.slot_map) {
+    copy_entries(params, given, pages, entries, row, first, step);
     return;
   }
 #pragma unroll 4
@@ -48,9 +49,60 @@ __device__ inline void write_page_row(const TableWriteParams& params, int64_t re
   }
 }
 
-// The whole table, by `blocks` blocks of which this is number `block`: as many threads a request as
+// Where pages have 1 token there is much to copy, and rows differ: warps write it in pieces of kTableKeys entries. Dealt
+// by rows as below, 64 log-uniform lengths took 7.3 us instead of 4.2 (H200, 2026-11-22). Each warp counts the pieces of
+// all requests, some of them a lane, to find its own.
+__device__ inline void write_table_of_tokens(const TableWriteParams& params, int block, int blocks) {
+  constexpr int kMostOfLane = 8;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  const int width = static_cast<int>(params.page_table_stride);
+  const int of_lane = min((params.requests + 31) / 32, kMostOfLane);
+  int piece = block * warps + static_cast<int>(threadIdx.x) / 32;  // of those from request `turn` on
+  for (int turn = 0; turn < params.requests; turn += 32 * of_lane) {
+    const int first = turn + lane * of_lane;
+    int kv_lens[kMostOfLane], given_rows[kMostOfLane];
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) {
+      const bool is_one = i < of_lane && first + i < params.requests;
+      kv_lens[i] = is_one ? min(params.kv_lens[first + i], width) : 0;
+      given_rows[i] = is_one ? params.request_rows[first + i] : 0;
+    }
+    int own = 0;  // pieces of this lane's requests
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) own += (kv_lens[i] + kTableKeys - 1) / kTableKeys;
+    const int end = warp_scan(own);
+    const int all = __shfl_sync(~0u, end, 31);
+    for (; piece < all; piece += blocks * warps) {
+      const int owner = __ffs(__ballot_sync(~0u, end > piece)) - 1;
+      int key = (piece - (end - own)) * kTableKeys;  // from the lane's first request on
+      int request = -1, kv_len = 0, given_row = 0;
+#pragma unroll
+      for (int i = 0; i < kMostOfLane; ++i) {
+        if (request >= 0) break;
+        if (key < kv_lens[i]) {
+          request = first + i;
+          kv_len = kv_lens[i];
+          given_row = given_rows[i];
+        } else {
+          key -= (kv_lens[i] + kTableKeys - 1) / kTableKeys * kTableKeys;
+        }
+      }
+      request = __shfl_sync(~0u, request, owner);
+      kv_len = __shfl_sync(~0u, kv_len, owner);
+      given_row = __shfl_sync(~0u, given_row, owner);
+      key = __shfl_sync(~0u, key, owner);
+      copy_entries(params, params.given + given_row * params.given_stride, kv_len, min(key + kTableKeys, width),
+                   params.page_table + request * params.page_table_stride, key + lane, 32);
+    }
+    piece -= all;
+  }
+}
+
+// The whole table, by `blocks` blocks of which this is number `block`; else as many threads a request as
 // there are, a power of two and whole warps.
 __device__ inline void write_page_table(const TableWriteParams& params, int block, int blocks) {
+  if (params.page_size == 1 && !params.slot_map) return write_table_of_tokens(params, block, blocks);
   const int threads = blocks * static_cast<int>(blockDim.x);
   int shift = 5;
   while (static_cast<int64_t>(params.requests) << (shift + 1) <= threads) ++shift;
