@@ -69,7 +69,7 @@ class Grouping {
   // Requests apart at one level stay apart: what they have in common ends before.
   bool joins(int32_t request) const {
     return is_short(request - 1) && is_short(request) &&
-           common(request) >= first_keys_[request] + kLeastPrefix;
+           common(request) >= first_keys_[request] + kMinPrefix;
   }
 
   const BatchView& batch_;

@@ -12,12 +12,12 @@
 namespace fovea {
 
 // Fewer tokens are not worth a group.
-inline constexpr int32_t kLeastPrefix = 256;
+inline constexpr int32_t kMinPrefix = 256;
 // Packed (token, q head of a group) rows up to which a request joins a group: longer ones read
 // their prefix for many rows anyway.
-inline constexpr int32_t kMostPrefixRows = 32;
+inline constexpr int32_t kMaxPrefixRows = 32;
 
-inline constexpr int32_t kMostPrefixLevels = 4;
+inline constexpr int32_t kMaxPrefixLevels = 4;
 
 // The groups of one level as a batch of their own, without an order among its tokens and keys.
 struct PrefixLevel {

@@ -192,9 +192,8 @@ void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
   check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
   check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",
                  limits.max_encoder_len);
-  check_argument(limits.prefix_levels >= 0 && limits.prefix_levels <= kMostPrefixLevels,
-                 "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels,
-                 kMostPrefixLevels);
+  check_argument(limits.prefix_levels >= 0 && limits.prefix_levels <= kMaxPrefixLevels,
+                 "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels, kMaxPrefixLevels);
   check_argument(limits.min_prefix_savings >= 0, "min_prefix_savings is {}, must not be negative",
                  limits.min_prefix_savings);
   check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,

@@ -11,7 +11,7 @@ namespace {
 
 using Array = std::vector<int32_t>;
 
-constexpr int32_t kDocument = 12000, kSystem = 3000, kLeastSaved = 8192;
+constexpr int32_t kDocument = 12000, kSystem = 3000, kMinSaved = 8192;
 
 // A system prompt that all share but the last, two documents, and what breaks a group.
 struct Tree {
@@ -38,15 +38,15 @@ struct Found {
                    Array(tree.kv_lens.size())};
       given.push_back({arrays[i][0].data(), arrays[i][1].data(), arrays[i][2].data()});
     }
-    used = find_prefix_levels(tree.view(), {most_q_len, kLeastSaved}, given, first_keys.data());
+    used = find_prefix_levels(tree.view(), {most_q_len, kMinSaved}, given, first_keys.data());
   }
   int32_t used = 0;
-  std::array<std::array<Array, 3>, kMostPrefixLevels> arrays;
+  std::array<std::array<Array, 3>, kMaxPrefixLevels> arrays;
   Array first_keys;
 };
 
 TEST(PrefixLevels, AreTheTreeOfPrefixesFromItsRoot) {
-  const Found found(Tree{}, kMostPrefixLevels);
+  const Found found(Tree{}, kMaxPrefixLevels);
   EXPECT_EQ(found.used, 2);
   // Request 5 brings 40 tokens: it is no decode, and parts request 6 from the others.
   EXPECT_EQ(found.arrays[0][0], (Array{0, 6, 6, 6, 6, 6, 46, 47, 48}));
@@ -69,7 +69,7 @@ TEST(PrefixLevels, NewTokensAndShortPrefixesAreNotShared) {
   Tree tree;
   tree.shared = {0, 12200, 12100, 0, 0, 0, 0, 0};  // with the new tokens of requests 1 and 2
   EXPECT_EQ(Found(tree, 2).first_keys, (Array{12098, 12098, 12098, 0, 0, 0, 0, 0}));
-  tree.shared = Array(8, kLeastPrefix - 1);
+  tree.shared = Array(8, kMinPrefix - 1);
   const Found found(tree, 2);
   EXPECT_EQ(found.used, 0);
   EXPECT_EQ(found.first_keys, Array(8, 0));
@@ -78,9 +78,9 @@ TEST(PrefixLevels, NewTokensAndShortPrefixesAreNotShared) {
 
 TEST(PrefixLevels, ALevelMustSaveEnough) {
   Tree tree;
-  tree.shared = {0, kLeastSaved - 1, 0, 0, 0, 0, 0, 0};
+  tree.shared = {0, kMinSaved - 1, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(Found(tree, 2).used, 0);
-  tree.shared[1] = kLeastSaved;
+  tree.shared[1] = kMinSaved;
   EXPECT_EQ(Found(tree, 2).used, 1);
 }
 

@@ -96,7 +96,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   for (int32_t& tokens : shared) {
     tokens = random() % 4 == 0 ? 0 : static_cast<int32_t>(random() % 3000);
   }
-  constexpr int32_t kMostQLen = 2, kLeastSaved = 5000;
+  constexpr int32_t kMaxQLen = 2, kMinSaved = 5000;
   BatchView view;
   view.requests = params.requests;
   view.q_indptr = q_indptr_host.data();
@@ -111,7 +111,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                       host.emplace_back(requests).data()});
   }
   int32_t* first_keys = host.emplace_back(requests).data();
-  const int32_t used = find_prefix_levels(view, {kMostQLen, kLeastSaved}, levels, first_keys);
+  const int32_t used = find_prefix_levels(view, {kMaxQLen, kMinSaved}, levels, first_keys);
 
   const Guarded<int32_t> shared_device(shared);
   // Plans of no request of their own, with other numbers of threads.
@@ -120,9 +120,9 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                                 .kv_lens = params.kv_lens,
                                 .shared_prefix = shared_device.data(),
                                 .requests = params.requests,
-                                .most_q_len = kMostQLen,
-                                .least_prefix = kLeastPrefix,
-                                .least_saved = kLeastSaved,
+                                .most_q_len = kMaxQLen,
+                                .least_prefix = kMinPrefix,
+                                .least_saved = kMinSaved,
                                 .levels = kPrefixLevels};
     std::vector<Guarded<int32_t>> device;
     device.reserve(3 * kPrefixLevels + 2);

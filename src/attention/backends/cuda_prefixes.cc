@@ -65,7 +65,7 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
   cuda::BatchParams level = batch;
   level.q_indptr = groups.q_indptr;
   level.kv_lens = groups.kv_lens;
-  level.max_q_len = kMostPrefixRows;  // of several requests: more than any of them
+  level.max_q_len = kMaxPrefixRows;  // of several requests: more than any of them
   level.least_kv_len = 1;
   level.mask = {};
   level.mask.first_keys = groups.first_keys;
@@ -83,8 +83,8 @@ cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
   groups.shared_prefix = batch.shared_prefix;
   groups.scratch = scratch_[static_cast<size_t>(number)];
   groups.requests = params.requests;
-  groups.most_q_len = kMostPrefixRows / (params.q_heads / params.kv_heads);
-  groups.least_prefix = kLeastPrefix;
+  groups.most_q_len = kMaxPrefixRows / (params.q_heads / params.kv_heads);
+  groups.least_prefix = kMinPrefix;
   groups.least_saved = least_saved_;
   groups.levels = levels_;
   return groups;

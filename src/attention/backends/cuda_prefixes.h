@@ -15,7 +15,7 @@
 
 namespace fovea {
 
-static_assert(kMostPrefixLevels == kernels::cuda::kPrefixLevels);
+static_assert(kMaxPrefixLevels == kernels::cuda::kPrefixLevels);
 
 // Levels that a backend reserves for: 0 where prefixes are not shared.
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
@@ -69,7 +69,7 @@ class CudaPrefixes {
 
   int32_t levels_ = 0;
   int32_t least_saved_ = 0;
-  std::array<Level, kMostPrefixLevels> level_;
+  std::array<Level, kMaxPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
   std::byte* plans_ = nullptr;  // the family's of each level
   int64_t level_bytes_ = 0;

@@ -64,11 +64,11 @@ bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& 
   used_ = 0;
   if (reserved_ == 0 || batch.shared_prefix == nullptr) return false;
   check_pages(batch, params, page_size);
-  std::array<PrefixLevel, kMostPrefixLevels> groups;
+  std::array<PrefixLevel, kMaxPrefixLevels> groups;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] = levels_[i].groups;
-  used_ = find_prefix_levels(batch,
-                             {kMostPrefixRows / (params.q_heads / params.kv_heads), least_saved_},
-                             std::span(groups).first(reserved_), first_keys_);
+  used_ =
+      find_prefix_levels(batch, {kMaxPrefixRows / (params.q_heads / params.kv_heads), least_saved_},
+                         std::span(groups).first(reserved_), first_keys_);
   for (Level& level : std::span(levels_).first(used_)) {
     level.schedule =
         kernels_->plan_attention(shape_, params_of(params, level.groups), level.workspace);

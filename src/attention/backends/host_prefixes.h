@@ -39,7 +39,7 @@ class HostPrefixes {
 
   const HostKernels* kernels_ = nullptr;
   HostKernels::Shape shape_;
-  std::array<Level, kMostPrefixLevels> levels_;
+  std::array<Level, kMaxPrefixLevels> levels_;
   int32_t reserved_ = 0, used_ = 0;  // levels
   int32_t least_saved_ = 0;
   int32_t* first_keys_ = nullptr;  // [requests] of the last pass
