@@ -66,6 +66,10 @@ void head_shapes(Cases& cases) {
     test.spec.head_dim_v = dim_v;
     cases.push_back(test);
   }
+  AttentionCase test = mha_case("head_dim_192_128_page_1", 6, 2, 192);
+  test.spec.head_dim_v = 128;
+  test.cache.page_size = 1;
+  cases.push_back(test);
 }
 
 void phases(Cases& cases) {
