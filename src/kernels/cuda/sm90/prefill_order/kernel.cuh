@@ -23,6 +23,10 @@ constexpr float kSectionBytes = 32 << 20;
 // 725 TFLOP/s at 1x16k, 706 instead of 703 at 2x8k, 669 instead of 660 at 4x4k and head dim 256, 32 kv heads (H200,
 // 2026-11-22).
 constexpr float kSectionSequences = 16;
+// In fp8 and at head dim 64 of this many: 490 instead of 484 TFLOP/s at 4x4k, 567 of 550 at 2x8k, head dim 64; in fp8
+// 873 of 860 and 1005 of 978 (32 kv heads, H200, 2026-11-22).
+constexpr float kNarrowSectionSequences = 64;
+constexpr int kNarrowTokenBytes = 256;
 // Of short requests whose q heads share keys: all heads of the next requests with so many bytes of keys, so that the
 // short tiles of a section run beside the long ones of the next. 567 instead of 556 TFLOP/s at 16x1k, 674 instead of
 // 666 at 8x2k, 741 instead of 737 at 4x4k, 8 kv heads; 1 % less at 16x1k without groups, nothing in fp8 or at head
@@ -291,7 +295,8 @@ struct PrefillOrderConfig {
   __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys, bool all_heads) {
     const float head_bytes = keys * static_cast<float>(params.token_bytes);
     const float fitting = kSectionBytes / (runs_beside(params) ? 2 : 1) / head_bytes;  // heads; infinite without keys
-    const float few = kSectionSequences / static_cast<float>(max(params.batch.requests << params.heads_shift, 1));
+    const float sequences = params.token_bytes <= kNarrowTokenBytes ? kNarrowSectionSequences : kSectionSequences;
+    const float few = sequences / static_cast<float>(max(params.batch.requests << params.heads_shift, 1));
     const int kv_heads = params.batch.kv_heads;
     const float most = fmaxf(fitting, fminf(2 * fitting, floorf(few)));
     const int heads = all_heads ? kv_heads : max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
