@@ -172,6 +172,7 @@ struct PrefillConfig {
   static constexpr int kConsumers = kSums == few_rows                                                ? 1
                                     : (kDim <= 64 || kNarrow) && !kGeneral && !kRows && kSums == whole ? 3
                                                                                                    : 2;
+  static constexpr bool kWeighsAhead = kConsumers == 3 && !kNarrow;
   // A consumer without another weighs scores while its own values are multiplied.
   static constexpr bool kAlone = kConsumers == 1;
   // 3 to 6 % at head dim 128, nothing at 256.
