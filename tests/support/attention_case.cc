@@ -123,6 +123,13 @@ void enlarge_codes(RequestData& data) {
   for (float& scale : data.q_scale) scale /= 32 * 32;
 }
 
+void move_tokens(RequestData& data) {
+  for (int32_t token = 0; token < data.q_len; ++token) {
+    const int32_t at = std::max(0, data.cached() + token - token * 5 % 23);
+    data.positions.push_back(token % 97 == 96 ? at / 2 : at);
+  }
+}
+
 // Copies the first tokens of `from` over those of `to`.
 void share_prefix(const RequestData& from, int32_t tokens, RequestData& to) {
   const auto share = [tokens](const std::vector<float>& source, int32_t length,
@@ -265,6 +272,7 @@ CaseData make_data(const AttentionCase& test) {
   for (const RequestShape& shape : test.requests) {
     data.requests.push_back(make_request(random, spec, shape));
     if (test.growing_scores) grow_keys(data.requests.back());
+    if (test.moved_tokens) move_tokens(data.requests.back());
     if (test.large_codes) enlarge_codes(data.requests.back());
     const size_t last = data.requests.size() - 1;
     for (const int32_t tokens : {test.group_prefix, test.shared_prefix}) {

@@ -35,6 +35,7 @@ struct AttentionCase {
   bool skip_some_writes = false;  // every other new token is cached already, its out_slot is -1
   bool infinite_sinks = false;    // one +inf and one -inf among them
   bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
+  bool moved_tokens = false;      // new tokens stand at or before their index, in no order
   bool large_codes = false;       // fp8 q: q and k use all of e4m3's range; scales are as small
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
   // Neighbours, group_size at a time, have group_prefix tokens in common, at least shared_prefix.
@@ -75,7 +76,7 @@ struct RequestData {
   // has_rope: what forward() is given, before rotation; mla turns v, the rotary key.
   std::vector<float> given_q, given_k, given_v;
   std::vector<int32_t> parents;                    // tree: [q_len], -1: follows the cached tokens
-  std::vector<int32_t> positions;                  // tree: [q_len]
+  std::vector<int32_t> positions;                  // tree or moved_tokens: [q_len]
   std::vector<uint8_t> custom_mask;                // custom: [q_len, kv_len]
   std::vector<std::pair<int32_t, int32_t>> spans;  // prefix_spans
   int32_t item_prefix = 0;                         // multi_item

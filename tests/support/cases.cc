@@ -11,6 +11,7 @@
 #include "support/cache_cases.h"
 #include "support/long_cases.h"
 #include "support/test_device.h"
+#include "support/tile_cases.h"
 
 namespace fovea::test {
 namespace {
@@ -126,44 +127,6 @@ void masks(Cases& cases) {
   wide.mode = ForwardMode::target_verify;
   wide.requests = {{64, 90}, {64, 64}};
   cases.push_back(wide);
-}
-
-// Over several key tiles, of which some are open to all rows of a tile, others partly or to none.
-void masked_tiles(Cases& cases) {
-  const auto add = [&](std::string name, int32_t dim, auto&& change) {
-    AttentionCase test = mha_case(fmt::format("tiles_{}_{}", name, dim), 8, 2, dim);
-    test.mode = ForwardMode::extend;
-    test.requests = {{150, 700}, {290, 290}, {3, 500}};
-    test.growing_scores = dim == 128;  // in masked tiles too
-    change(test);
-    cases.push_back(test);
-  };
-  for (const int32_t dim : {64, 128, 256}) {
-    add("custom", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
-    add("spans", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::prefix_spans; });
-    add("items", dim, [](AttentionCase& test) { test.spec.mask = MaskKind::multi_item; });
-    add("cap", dim, [](AttentionCase& test) { test.spec.logit_cap = 30; });
-    add("cap_far", dim, [](AttentionCase& test) { test.spec.logit_cap = 0.5f; });
-    add("alibi_cap", dim, [](AttentionCase& test) {
-      test.spec.has_alibi = true;
-      test.spec.logit_cap = 80;
-    });
-    add("alibi_window", dim, [](AttentionCase& test) {
-      test.spec.has_alibi = true;
-      test.spec.window = 200;
-    });
-    add("tree_window", dim, [](AttentionCase& test) {
-      test.spec.mask = MaskKind::tree;
-      test.spec.window = 180;
-      test.mode = ForwardMode::target_verify;
-      test.requests = {{40, 700}, {40, 40}, {40, 333}};
-    });
-  }
-  // Products of thousands of caps.
-  add("cap_steep", 128, [](AttentionCase& test) {
-    test.spec.logit_cap = 0.002f;
-    test.spec.softmax_scale = 8;
-  });
 }
 
 void scores(Cases& cases) {
@@ -337,7 +300,7 @@ std::vector<AttentionCase> attention_cases() {
   head_shapes(cases);
   phases(cases);
   masks(cases);
-  masked_tiles(cases);
+  add_tile_cases(cases);
   scores(cases);
   add_cache_cases(cases);
   scopes(cases);

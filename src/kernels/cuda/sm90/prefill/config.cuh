@@ -49,6 +49,10 @@ struct TileCut {
 struct CutSlot : TileSlot {
   TileCut cut;
 };
+// Where key tiles inside of the work's may be hidden from all rows: those that nobody visits.
+struct SkipSlot : TileSlot {
+  Interval hidden;
+};
 
 // Of an item of a work list.
 struct PartSlot : TileSlot {
@@ -199,6 +203,8 @@ struct PrefillConfig {
   static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) || kPasses ? 3 : 2;
   // A producer warp of its own finds masks, where one is idle.
   static constexpr bool kFindsApart = kGeneral && !kRows && !kNarrow && !kSegments;
+  // Key tiles between an item and the common prefix are passed over.
+  static constexpr bool kSkips = kFindsApart;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
@@ -255,7 +261,8 @@ struct PrefillConfig {
   static constexpr bool kOwnOut = kStageOut && !kPasses;
 
   using Slot =
-      Either<kSegments, CutSlot, Either<kParts, PartSlot, Either<kPasses, PassSlot, TileSlot>>>;
+      Either<kSegments, CutSlot,
+             Either<kParts, PartSlot, Either<kPasses, PassSlot, Either<kSkips, SkipSlot, TileSlot>>>>;
   // Blocks of 64 columns, swizzled rows of 128 bytes.
   using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
   struct QueryStages {
@@ -332,6 +339,16 @@ struct PrefillConfig {
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);
 };
+
+// Of the hidden key tiles the last becomes the one below them all; others stay what they are.
+template <class Config>
+__device__ __forceinline__ int pass_hidden(const TileSlot& slot, int block) {
+  if constexpr (Config::kSkips) {
+    const Interval hidden = static_cast<const SkipSlot&>(slot).hidden;
+    if (block == hidden.end - 1) return hidden.begin - 1;
+  }
+  return block;
+}
 
 // Position in a ring of stages: full barriers are waited on with phase, empty ones with the other.
 template <int kStages>

@@ -1,95 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that no interval per row expresses: which keys a row tile can see, which of them all its rows see, and, for the
-// key tiles between, bits that a producer warp finds ahead of the consumers.
+// Masks that no interval per row expresses, as bits that a producer warp finds ahead of the consumers: for the key
+// tiles that some rows see and others do not.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/prefill/key_ranges.cuh"
 
 namespace fovea::kernels::cuda {
-
-// What of a mask intervals can express.
-__device__ inline MaskParams interval_mask(const MaskParams& mask) {
-  MaskParams only = {};
-  only.causal = mask.causal;
-  only.window = mask.window;
-  only.chunk = mask.chunk;
-  only.first_keys = mask.first_keys;
-  only.tree = mask.tree;
-  return only;
-}
-
-// Calls visit(Interval) for each span that tokens [first, last] are in; positions are not given.
-template <typename Visit>
-__device__ __forceinline__ void for_each_span(const MaskParams& mask, const RequestView& view, int first, int last,
-                                              Visit visit) {
-  for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
-    const Interval span = {mask.spans[2 * s], min(mask.spans[2 * s + 1], view.kv_len)};
-    if (span.begin <= view.prefix() + last && span.end > view.prefix() + first) visit(span);
-  }
-}
-
-// Least and largest position of tokens [first, last].
-__device__ inline Interval position_range(const MaskParams& mask, const RequestView& view, int first, int last) {
-  Interval range = {0x7fffffff, 0};
-#pragma unroll 1
-  for (int token = first; token <= last; ++token) {
-    const int at = mask.positions[view.q_begin + token];
-    range = {min(range.begin, at), max(range.end, at)};
-  }
-  return range;
-}
-
-// First key of the window and chunk of a token at this position.
-__device__ inline int first_in_reach(const MaskParams& mask, int position) {
-  int first = 0;
-  if (mask.window > 0) first = position - mask.window + 1;
-  if (mask.chunk > 0) first = max(first, position / mask.chunk * mask.chunk);
-  return max(first, 0);
-}
-
-// Keys outside are hidden from all of tokens [first, last]. As visible_keys, which looks less closely.
-__device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
-  if (!needs_predicate(mask) || (mask.positions && mask.spans)) return visible_keys(mask, view, first, last);
-  if (mask.positions) {
-    // Old keys stand where they lie; new ones may stand anywhere.
-    const int begin = mask.first_keys ? mask.first_keys[view.request] : 0;
-    const int reach = first_in_reach(mask, position_range(mask, view, first, last).begin);
-    const int end = mask.causal && !mask.tree ? view.prefix() + last + 1 : view.kv_len;
-    return {max(begin, min(reach, view.prefix())), end};
-  }
-  Interval keys = visible_keys(interval_mask(mask), view, first, last);
-  if (mask.spans) {
-    for_each_span(mask, view, first, last, [&](const Interval& span) {
-      keys = {min(keys.begin, span.begin), max(keys.end, span.end)};
-    });
-  }
-  return keys;
-}
-
-// Keys that all of tokens [first, last] see: some of them.
-__device__ inline Interval open_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
-  if (mask.custom || (mask.positions && mask.item_prefix_lens)) return {};
-  MaskParams only = interval_mask(mask);
-  if (mask.positions) only.window = only.chunk = 0;
-  // Both ends grow with the token.
-  Interval keys = {visible_keys(only, view, last, last).begin, visible_keys(only, view, first, first).end};
-  if (mask.tree) keys.end = min(keys.end, view.prefix());
-  if (mask.positions) {
-    const Interval range = position_range(mask, view, first, last);
-    keys.begin = max(keys.begin, first_in_reach(mask, range.end));
-    keys.end = min(keys.end, view.prefix());
-    if (mask.chunk > 0) keys.end = min(keys.end, (range.begin / mask.chunk + 1) * mask.chunk);
-  }
-  if (mask.item_prefix_lens) {
-    const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
-    if (view.prefix() + last >= prefix) keys.end = min(keys.end, prefix);
-  }
-  return keys;
-}
-
-__device__ __forceinline__ bool is_open(const Interval& open, int start, int keys) {
-  return start >= open.begin && start + keys <= open.end;
-}
 
 // Of 32 keys from `first` on, those in the interval.
 __device__ __forceinline__ uint32_t keys_from(int first) {
@@ -99,21 +15,26 @@ __device__ __forceinline__ uint32_t interval_bits(const Interval& keys, int firs
   return keys_from(keys.begin - first) & ~keys_from(keys.end - first);
 }
 
+// Of 32 keys from `first` on, those that stand at these positions.
+__device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestView& view, const Interval& positions,
+                                         int first) {
+  if (!mask.positions) return interval_bits(positions, first);
+  uint32_t bits = interval_bits({positions.begin, min(positions.end, view.prefix())}, first);
+  const int fresh = first - view.prefix();
+  if (fresh + 32 <= 0) return bits;
+#pragma unroll 4
+  for (int bit = 0; bit < 32; ++bit) {
+    const int at = mask.positions[view.q_begin + max(0, min(fresh + bit, view.q_len - 1))];
+    bits |= static_cast<uint32_t>(fresh + bit >= 0 && at >= positions.begin && at < positions.end) << bit;
+  }
+  return bits;
+}
+
 // Of 32 keys from `first` on, those that the token sees, unless a custom mask hides them.
 __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& view, int token, int first) {
-  if (mask.positions) {
-    MaskParams only = mask;
-    only.custom = nullptr;
-    const uint32_t present = interval_bits(visible_keys(mask, view, token, token), first);
-    uint32_t bits = 0;
-#pragma unroll 1
-    for (int bit = 0; bit < 32; ++bit) {
-      const bool seen = present >> bit & 1 && inlined_visible(only, view, token, first + bit);
-      bits |= static_cast<uint32_t>(seen) << bit;
-    }
-    return bits;
-  }
   uint32_t bits = interval_bits(visible_keys(interval_mask(mask), view, token, token), first);
+  const int at = query_position(mask, view, token);
+  if (hides_by_position(mask)) bits &= standing_bits(mask, view, position_reach(mask, at), first);
   if (mask.tree && first + 32 > view.prefix()) {
     const uint64_t tree = mask.tree[view.q_begin + token];
     const int fresh = first - view.prefix();
@@ -121,39 +42,53 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
     const uint64_t drafts = fresh >= 64 ? 0 : fresh >= 0 ? tree >> fresh : tree << min(-fresh, 63);
     bits &= older | static_cast<uint32_t>(drafts);
   }
-  const int at = view.prefix() + token;
   if (mask.item_prefix_lens) {
     const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
     if (at >= prefix) {
       const int own = at - mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + at - prefix];
-      bits &= ~keys_from(prefix - first) | keys_from(own - first);
+      bits &= ~standing_bits(mask, view, {prefix, own}, first);
     }
   }
   if (mask.spans) {
-    for_each_span(mask, view, token, token, [&](const Interval& span) { bits |= interval_bits(span, first); });
+    for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
+      const Interval span = {mask.spans[2 * s], mask.spans[2 * s + 1]};
+      if (at < span.begin || at >= span.end) continue;
+      bits |= standing_bits(mask, view, span, first) & interval_bits({0, view.kv_len}, first);
+    }
   }
   return bits;
 }
 
-// Hides what a custom mask hides of the tokens of a consumer. A warp; a lane's keys are four neighbours.
-template <class Config>
-__device__ __forceinline__ void hide_custom(const MaskParams& mask, const RequestView& view, int first_token,
-                                            int tokens, int first_key,
-                                            uint32_t (&seen)[kGroupRows][(Config::kKeys + 31) / 32]) {
-  const int lane = threadIdx.x % 32;
-  const uint8_t* rows = mask.custom + mask.custom_indptr[view.request];
-#pragma unroll 2
-  for (int i = 0; i < tokens; ++i) {
-    const int key = first_key + 4 * lane;
-    const uint8_t* at = rows + static_cast<int64_t>(min(first_token + i, view.q_len - 1)) * view.kv_len + key;
-    uint32_t shown = 0;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (key + n < view.kv_len && at[n]) shown |= 1u << n;
-    }
-    const uint32_t word = __reduce_or_sync(0xffu << (lane & ~7), shown << lane % 8 * 4);
-    if (lane % 8 == 0 && lane / 8 < (Config::kKeys + 31) / 32) seen[i][lane / 8] &= word;
+__device__ __forceinline__ const uint8_t* custom_row(const MaskParams& mask, const RequestView& view, int token) {
+  return mask.custom + mask.custom_indptr[view.request] + static_cast<int64_t>(token) * view.kv_len;
+}
+
+// Of 32 keys from `first` on, those that a custom mask shows the token. Its bytes are read eight at a time, and only
+// those of the request's mask.
+__device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView& view, int token, int first) {
+  const uint8_t* at = custom_row(mask, view, token) + first;
+  const int within = static_cast<int>(reinterpret_cast<uint64_t>(at) % 8);
+  const auto* from = reinterpret_cast<const uint2*>(at - within);
+  const int count = within == 0 ? 4 : 5;
+  uint32_t low = 0, high = 0;
+  if (at - within < custom_row(mask, view, 0) ||
+      reinterpret_cast<const uint8_t*>(from + count) > custom_row(mask, view, view.q_len)) {
+#pragma unroll 1
+    for (int n = 0; n < min(32, view.kv_len - first); ++n) low |= static_cast<uint32_t>(at[n] != 0) << n;
+    return low;
   }
+  uint2 bytes[5];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) bytes[i] = i < count ? from[i] : uint2{};
+  // A bit for each byte that is not 0: of four the highest bits, brought side by side by a product.
+#pragma unroll
+  for (int i = 9; i >= 0; --i) {
+    const uint32_t word = i % 2 == 0 ? bytes[i / 2].x : bytes[i / 2].y;
+    const uint32_t shown = (((word & 0x7f7f7f7f) + 0x7f7f7f7f) | word) & 0x80808080;
+    uint32_t& to = i < 8 ? low : high;
+    to = __funnelshift_l(shown * 0x00204081, to, 4);
+  }
+  return __funnelshift_r(low, high, within);
 }
 
 // Finds which keys of a key tile the tokens of each consumer see, where consumers ask for it. A warp. `phases`: a bit
@@ -166,25 +101,25 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
   const WorkTile& work = slot.work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
   const int tokens = kGroupRows >> params.heads_shift;
-#pragma unroll
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
     const RowsView& rows = slot.rows[consumer];
     if (is_open({rows.open_begin, rows.open_end}, block * Config::kKeys, Config::kKeys)) continue;
-    shared.masks.empty[consumer].wait(~phases >> consumer & 1);
-    phases ^= 1u << consumer;
+    uint32_t* const words = &shared.masks.seen[consumer][0][0];
 #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < tokens * kWords; i += 32) {
+    for (int i = lane; i - lane < tokens * kWords; i += 32) {
       const int token = min(work.first_token + consumer * tokens + i / kWords, work.q_len - 1);
-      shared.masks.seen[consumer][i / kWords][i % kWords] =
-          seen_bits(mask, view, token, block * Config::kKeys + i % kWords * 32);
+      const int first = block * Config::kKeys + i % kWords * 32;
+      uint32_t bits = seen_bits(mask, view, token, first);
+      if (mask.custom) bits &= shown_bits(mask, view, token, first);
+      // The first are found while the consumer still reads those of the last key tile.
+      if (i == lane) shared.masks.empty[consumer].wait(~phases >> consumer & 1);
+      if (i < tokens * kWords) words[i] = bits;
     }
+    phases ^= 1u << consumer;
     __syncwarp();
-    if (mask.custom) {
-      hide_custom<Config>(mask, view, work.first_token + consumer * tokens, tokens, block * Config::kKeys,
-                          shared.masks.seen[consumer]);
-      __syncwarp();
-    }
-    if (threadIdx.x % 32 == 0) shared.masks.full[consumer].arrive();
+    if (lane == 0) shared.masks.full[consumer].arrive();
   }
 }
 
@@ -195,9 +130,10 @@ __device__ void find_all_masks(const PrefillParams& params, typename Config::Sha
   uint32_t phases = 0;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);
-    const TileSlot& slot = shared.tiles[slots.stage];
+    const auto& slot = shared.tiles[slots.stage];
     if (slot.work.request < 0) return;
-    for (int block = slot.work.block_end - 1; block >= slot.work.block_begin; --block) {
+    for (int block = slot.work.block_end - 1; block >= slot.work.block_begin;
+         block = pass_hidden<Config>(slot, block - 1)) {
       find_masks<Config>(params, shared, slot, block, phases);
     }
     __syncwarp();

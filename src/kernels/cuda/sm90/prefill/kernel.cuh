@@ -102,7 +102,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     int block = last_block<Config>(tile);
     const bool single = block == tile.block_begin;
     if (!single) {
-      bool kept = step<Config, true>(params, shared, consumer, tile, --block, q.stage, k, values, acc);
+      block = next_block<Config>(params, tile, block);
+      bool kept = step<Config, true>(params, shared, consumer, tile, block, q.stage, k, values, acc);
       // What is rare stands outside of the loop over key tiles: 0.8 % (H200, 2026-11-22).
       while (true) {
         if constexpr (Config::kInPlace) {
@@ -110,7 +111,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
         }
         kept = true;
         while (kept && block > tile.block_begin) {
-          kept = step<Config, false>(params, shared, consumer, tile, --block, q.stage, k, values, acc);
+          block = next_block<Config>(params, tile, block);
+          kept = step<Config, false>(params, shared, consumer, tile, block, q.stage, k, values, acc);
         }
         if (kept) break;
       }

@@ -89,6 +89,12 @@ __device__ __forceinline__ int last_block(const RowTile& tile) {
   return Config::kSegments ? tile.last_block : uniform(tile.slot->work.block_end) - 1;
 }
 
+template <class Config>
+__device__ __forceinline__ int next_block(const PrefillParams& params, const RowTile& tile, int block) {
+  const bool skips = Config::kSkips && params.attention.batch.mask.item_prefix_lens;
+  return skips ? uniform(pass_hidden<Config>(*tile.slot, block - 1)) : block - 1;
+}
+
 // Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
 __device__ __forceinline__ int thread_row(int half) {
   return threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Row tiles: taken from the list by a producer warp, with what their rows see of the keys.
+#pragma once
+
+#include "kernels/cuda/sm90/prefill/key_ranges.cuh"
+#include "kernels/cuda/sm90/prefill/pair.cuh"
+#include "kernels/cuda/sm90/prefill/parts.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Leaves of a cut row tile's key tiles those of its segments.
+template <class Config>
+__device__ TileCut cut_work(const BatchParams& batch, const TileSegments& tile, WorkTile& work) {
+  constexpr int kBlocks = Config::kSegmentBlocks;
+  if (tile.partial < 0) return {};
+  const int first = work.block_begin / kBlocks;
+  const int count = (work.block_end - 1) / kBlocks + 1 - first;
+  work.block_begin = max(work.block_begin, tile.begin * kBlocks);
+  work.block_end = min(work.block_end, tile.end * kBlocks);
+  return {first, count, tile.end - tile.begin, tile.partial * batch.q_heads + work.q_head * work.q_len};
+}
+
+// Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of a
+// tile the section's heads side by side.
+template <class Config>
+__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n, TileCut& cut) {
+  const int tiles = order.tile_count;
+  WorkTile work = {};
+  const BatchParams& batch = params.attention.batch;
+  const int head_blocks = batch.q_heads >> params.heads_shift;
+  work.request = -1;
+  if (n >= tiles * head_blocks) return work;
+  const int section = n / (tiles * order.section_heads);
+  const int first_head = section * order.section_heads;
+  const int heads = min(order.section_heads, head_blocks - first_head);
+  const int within = n - tiles * first_head;
+  const PrefillTile tile = order.tiles[within / heads];
+  TileSegments segments = {};
+  if constexpr (Config::kSegments) segments = params.segments.tiles[within / heads];
+  const RequestView view = Config::kSegments
+                               ? RequestView{tile.request, segments.q_begin, segments.q_len, segments.kv_len}
+                               : request_view(batch, tile.request);
+  work.request = tile.request;
+  work.q_begin = view.q_begin;
+  work.q_len = view.q_len;
+  work.kv_len = view.kv_len;
+  work.first_token = tile.first_token;
+  work.q_head = (first_head + within % heads) << params.heads_shift;
+  work.kv_head = work.q_head / (batch.q_heads / batch.kv_heads);
+  if (!params.attention.keys.page_table) {
+    work.first_key = params.attention.keys.kv_indptr[tile.request];
+  }
+  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
+  const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
+  // Cuts of a row tile are those that prefill_order sees.
+  const Interval keys = Config::kGeneral && !Config::kSegments
+                            ? tile_keys(batch.mask, view, tile.first_token, last)
+                            : visible_keys(batch.mask, view, tile.first_token, last);
+  if constexpr (Config::kPairs) work.first_token += cluster_rank() * tokens;
+  work.key_begin = keys.begin;
+  work.block_begin = keys.begin / Config::kKeys;
+  work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  if constexpr (Config::kSegments) cut = cut_work<Config>(batch, segments, work);
+  return work;
+}
+
+// Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The blocks have the later
+// rows in turn, so that both have as much to do.
+template <class Config>
+__device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& work) {
+  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
+  if (turn % 2 == 1) work.first_token += cluster_rank() == 0 ? tokens : -tokens;
+  const int last = min(work.first_token + tokens, work.q_len) - 1;
+  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const int keys_end = visible_keys(params.attention.batch.mask, view, last, last).end;
+  const int block_end = max((keys_end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
+  const int passed = min(work.block_end - block_end, 1);
+  work.block_end -= passed;
+  return passed;
+}
+
+// Key tiles inside of the work's that its rows, with those of a pair's other block, do not see.
+template <class Config>
+__device__ Interval hidden_tiles(const PrefillParams& params, const WorkTile& work) {
+  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
+  const int first = work.first_token - (Config::kPairs ? cluster_rank() * tokens : 0);
+  const int last = min(first + Config::kBlocks * tokens, view.q_len) - 1;
+  const Interval keys = hidden_keys(params.attention.batch.mask, view, first, last);
+  const Interval tiles = {(keys.begin + Config::kKeys - 1) / Config::kKeys, keys.end / Config::kKeys};
+  return tiles.begin < tiles.end ? tiles : Interval{-1, -1};
+}
+
+template <class Config>
+__device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work, int consumer) {
+  const MaskParams& mask = params.attention.batch.mask;
+  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const int tokens = kGroupRows >> params.heads_shift;
+  const int first = min(work.first_token + consumer * tokens, work.q_len - 1);
+  const int last = min(first + tokens, work.q_len) - 1;
+  RowsView rows;
+  int end;
+  if constexpr (Config::kParts) {
+    rows = {work.key_begin, work.kv_len, 0};
+    end = work.kv_len;
+  } else if constexpr (Config::kGeneral) {
+    const Interval open = open_keys(mask, view, first, last);
+    rows = {open.begin, open.end, 0};
+    end = keys_end(mask, view, first, last);
+  } else {
+    const Interval low = visible_keys(mask, view, first, first);
+    const Interval high = visible_keys(mask, view, last, last);
+    // Both ends grow with the token.
+    rows = {high.begin, low.end, 0};
+    end = high.end;
+  }
+  const int seen = end - (work.block_end - 1) * Config::kKeys;
+  rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
+                     Config::kKeys);
+  return rows;
+}
+
+// Takes tiles from the list into the ring of slots. A warp.
+template <class Config>
+struct TileTaker {
+  const PrefillParams& params;
+  typename Config::SharedMemory& shared;
+  // The first tile of each block or pair is its own, unless some begin late. Of parts all are.
+  int n = Config::kParts    ? params.attention.work.cta_begin[blockIdx.x]
+          : params.beside ? next()
+                          : blockIdx.x / Config::kBlocks;
+  Ring<kTileSlots> slots = {};
+
+  __device__ __forceinline__ int next() const {
+    const int taken = threadIdx.x % 32 == 0 ? atomicAdd(&params.order->taken, 1) : 0;
+    return __shfl_sync(~0u, taken, 0);
+  }
+
+  // The first block of a pair takes for both.
+  __device__ __forceinline__ void share_taken() {
+    int32_t& taken = shared.pair.taken[slots.stage];
+    TransactionBarrier& full = shared.pair.taken_full[slots.stage];
+    TransactionBarrier& empty = shared.pair.taken_empty[slots.stage];
+    if (threadIdx.x % 32 == 0) {
+      if (cluster_rank() == 0) {
+        empty.wait(slots.phase ^ 1);
+        store_in_cluster(&taken, 1, n, full);
+      } else {
+        full.arrive_expecting(sizeof(taken));
+        full.wait(slots.phase);
+        n = taken;
+        arrive_in_cluster(empty, 0);
+      }
+    }
+    n = __shfl_sync(~0u, n, 0);
+  }
+
+  // general: what the rows see, by all lanes.
+  __device__ __forceinline__ void view_tile(typename Config::Slot& slot) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (Config::kSkips) {
+      const Interval hidden = hidden_tiles<Config>(params, slot.work);
+      const bool ends = hidden.begin <= slot.work.block_begin;  // nothing is seen before
+      __syncwarp();
+      if (lane == 0) {
+        if (ends) slot.work.block_begin = max(slot.work.block_begin, hidden.end);
+        slot.hidden = ends ? Interval{-1, -1} : hidden;
+      }
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+      const RowsView rows = rows_view<Config>(params, slot.work, consumer);
+      if (lane == consumer) slot.rows[consumer] = rows;
+    }
+  }
+
+  // No request: that is the mark behind the last one. Lanes find what the consumers see.
+  __device__ __forceinline__ const WorkTile& take() {
+    const int lane = threadIdx.x % 32;
+    shared.tile_empty[slots.stage].wait(slots.phase ^ 1);
+    if constexpr (Config::kPairs) share_taken();
+    typename Config::Slot& slot = shared.tiles[slots.stage];
+    TileCut cut;
+    int32_t partial = -1;
+    WorkTile work;
+    if constexpr (Config::kParts) {
+      work = part_at<Config>(params, n, partial);
+    } else {
+      work = work_at<Config>(params, *params.order, n, cut);
+    }
+    if constexpr (Config::kPasses) {
+      const int passed = leave_own_rows<Config>(params, slots.stage, work);
+      if (lane == 0) slot.passed = passed;
+    }
+    if (lane == 0) {
+      slot.work = work;
+      if constexpr (Config::kParts) slot.partial = partial;
+      if constexpr (Config::kSegments) slot.cut = cut;
+    }
+    __syncwarp();
+    const bool more = work.request >= 0;
+    if constexpr (Config::kGeneral) {
+      if (more) view_tile(slot);
+    }
+    if (lane < Config::kConsumers) {
+      if (!Config::kGeneral && more) slot.rows[lane] = rows_view<Config>(params, slot.work, lane);
+      shared.tile_full[slots.stage].arrive();
+    }
+    slots.advance();
+    if constexpr (Config::kParts) {
+      ++n;
+    } else if (more && (!Config::kPairs || cluster_rank() == 0)) {
+      n = next() + (params.beside ? 0 : gridDim.x / Config::kBlocks);
+    }
+    return slot.work;
+  }
+
+  __device__ __forceinline__ void finish() {
+    if constexpr (Config::kParts) return;
+    // The last block to run out of work leaves the counters as it found them.
+    if (threadIdx.x % 32 == 0 &&
+        atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
+      params.order->taken = 0;
+      params.order->finished = 0;
+    }
+    // So the end of this launch is the end of both, to whatever follows in the stream.
+    if (params.beside && blockIdx.x == 0) wait_for_previous_kernel();
+  }
+};
+
+}  // namespace fovea::kernels::cuda
