@@ -163,7 +163,9 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
       found.tile_count * (batch().q_heads >> kHeadsShift) < 2 * sections * kBlocks) {
     sections = 1;
   }
-  if (sections > 1) EXPECT_EQ(found.section_heads, batch().q_heads >> kHeadsShift);
+  if (sections > 1) {
+    EXPECT_EQ(found.section_heads, batch().q_heads >> kHeadsShift);
+  }
   // Their tiles are sorted by keys up to the width of one of 1024 buckets in all.
   const auto buckets = static_cast<int32_t>(1024 / std::bit_ceil(uint32_t(sections)));
   const int32_t width = std::max(1, 2 * longest / buckets);
