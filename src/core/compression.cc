@@ -27,6 +27,7 @@ size_t require(size_t result) {
 std::string compress(std::string_view bytes) {
   const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context(ZSTD_createCCtx(),
                                                                    ZSTD_freeCCtx);
+  if (!context) fail(ErrorCode::out_of_memory, "zstd: no memory for a context");
   require(ZSTD_CCtx_setParameter(context.get(), ZSTD_c_compressionLevel, kLevel));
   require(ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1));
   std::string frame(ZSTD_compressBound(bytes.size()), '\0');

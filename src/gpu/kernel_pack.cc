@@ -125,6 +125,7 @@ KernelPack KernelPack::open(const std::string& path) {
   const std::string_view frames = bytes.substr(fixed + index_bytes);
   KernelPack pack;
   pack.path_ = path;
+  uint64_t taken = 0;  // entries that share bytes could take any amount of memory
   try {
     for (const auto& item : index) {
       const auto name = item.at("name").get<std::string>();
@@ -138,6 +139,11 @@ KernelPack KernelPack::open(const std::string& path) {
       const auto size = compressed ? item.at("frame_size").get<uint64_t>() : cubin_bytes;
       if (offset > frames.size() || size > frames.size() - offset) {
         fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
+      }
+      taken += size;
+      if (taken > frames.size()) {
+        fail(ErrorCode::corrupt_file, "{}: entries up to {} have {} bytes, {} are there", path,
+             name, taken, frames.size());
       }
       const std::string_view stored = frames.substr(offset, size);
       pack.entries_[name] = {.hash = item.at("hash").get<std::string>(),

@@ -89,9 +89,10 @@ class KernelStore {
  public:
   explicit KernelStore(KernelStoreOptions options);
 
-  // Error{unsupported} says that it is neither packed nor cached and why it cannot be compiled.
+  // Error{unsupported} says that it is neither packed nor cached and why it cannot be compiled,
+  // Error{corrupt_file} that its entry in the pack is damaged.
   CompiledKernel get(const KernelVariant& variant);
-  // The same answer without compiling: empty when get() will work.
+  // The same answer without compiling or looking into a pack's entry: empty when get() will work.
   std::string why_not(const KernelVariant& variant) const;
 
  private:

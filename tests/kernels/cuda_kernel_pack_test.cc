@@ -130,6 +130,19 @@ TEST_F(KernelPackFile, DamagedFilesAreErrors) {
   expect_corrupt(longer);
 }
 
+TEST_F(KernelPackFile, EntriesDoNotShareBytes) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
+  pack.set(two_, {.cubin = "two", .resources = {}, .seconds = 0});
+  pack.save(path_);
+  const std::string good = read();
+  const size_t both = good.size() - good.rfind("}]") - 2, each = both / 2;
+  expect_corrupt(edited(good, R"("frame_size":)" + std::to_string(each),
+                        R"("frame_size":)" + std::to_string(both)),
+                 "entries up to a/2 have " + std::to_string(both + each) + " bytes, " +
+                     std::to_string(both) + " are there");
+}
+
 TEST_F(KernelPackFile, CodeIsCompressed) {
   const std::string code(100'000, 'x');
   KernelPack pack;
