@@ -8,7 +8,7 @@
 
 namespace fovea::test {
 
-// Appends element types and scales, fp8 products, pools, rotary positions, latent rows.
+// Appends element types and scales, fp8 products, pools, rotary positions.
 void add_cache_cases(std::vector<AttentionCase>& cases);
 
 }  // namespace fovea::test

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "support/cache_cases.h"
+#include "support/latent_cases.h"
 #include "support/long_cases.h"
 #include "support/test_device.h"
 #include "support/tile_cases.h"
@@ -303,6 +304,7 @@ std::vector<AttentionCase> attention_cases() {
   add_tile_cases(cases);
   scores(cases);
   add_cache_cases(cases);
+  add_latent_cases(cases);
   scopes(cases);
   if (on_gpu()) add_long_cases(cases);
   random_shapes(cases);
