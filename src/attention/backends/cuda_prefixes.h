@@ -16,6 +16,8 @@
 namespace fovea {
 
 static_assert(kMaxPrefixLevels == kernels::cuda::kPrefixLevels);
+// One launch plans all levels, a block each.
+static_assert(kMaxPrefixLevels <= kernels::cuda::kMostPlanBlocks);
 
 // Levels that a backend reserves for: 0 where prefixes are not shared.
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
