@@ -47,19 +47,20 @@ void check(const MlaDecodeSetup& setup) {
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
-void encode_rope_queries(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, uint32_t box_rows,
-                         gpu::RepeatedTensorMap& repeated, TensorMap& map) {
-  repeated.encode({.data = tensors.q_rope,
-                   .rank = 3,
-                   .sizes = {static_cast<uint64_t>(setup.rope), static_cast<uint64_t>(setup.q_heads),
-                             static_cast<uint64_t>(tensors.tokens)},
-                   .strides = {bytes(tensors.q_rope_head_stride), bytes(tensors.q_rope_token_stride)},
-                   .box = {kColumns, box_rows, 1}},
-                  &map);
+void encode_rope_queries(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors,
+                         uint32_t box_rows, gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+  repeated.encode(
+      {.data = tensors.q_rope,
+       .rank = 3,
+       .sizes = {static_cast<uint64_t>(setup.rope), static_cast<uint64_t>(setup.q_heads),
+                 static_cast<uint64_t>(tensors.tokens)},
+       .strides = {bytes(tensors.q_rope_head_stride), bytes(tensors.q_rope_token_stride)},
+       .box = {kColumns, box_rows, 1}},
+      &map);
 }
 
-// Column tiles of latent queries that a block of `rows` rows has side by side, as the kernel's configuration has
-// them.
+// Column tiles of latent queries that a block of `rows` rows has side by side, as the kernel's
+// configuration has them.
 uint32_t query_tiles(const MlaDecodeSetup& setup, int32_t rows) {
   if (rows < kTileRows) return static_cast<uint32_t>(setup.rank / kColumns);
   return loads_pages(setup) ? static_cast<uint32_t>(setup.rank / 2 / kColumns) : 1;
@@ -144,7 +145,8 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
                  params.cache_map);
     encode_cache(setup, tensors, params.box_keys, 1, pass.maps.cache_rope, params.cache_rope_map);
   }
-  encode_latent_queries(setup, tensors, q_box_rows, params.q_box_rows == rows ? query_tiles(setup, rows) : 1,
+  encode_latent_queries(setup, tensors, q_box_rows,
+                        params.q_box_rows == rows ? query_tiles(setup, rows) : 1,
                         pass.maps.q_latent, params.q_latent_map);
   if (setup.rope > 0) {
     encode_rope_queries(setup, tensors, q_box_rows, pass.maps.q_rope, params.q_rope_map);
