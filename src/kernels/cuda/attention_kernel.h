@@ -86,6 +86,10 @@ inline uint32_t plan_blocks(const PlanCompany& company) {
   return company.level_bytes > 0 ? static_cast<uint32_t>(company.prefixes.levels) : 1;
 }
 
+// Rows of a block of portable/merge: few tiles of many parts, as shared prefixes give, would keep
+// few SMs busy with all rows of a tile in one.
+inline constexpr int32_t kMergedRows = 16;
+
 // Enqueues a plan of `blocks` blocks and, behind them, those that write the page table.
 template <typename Plan>
 void launch_plan(const Kernel& kernel, uint32_t blocks, const Plan& plan,

@@ -13,9 +13,6 @@ constexpr std::string_view kFolder = "portable/attention";
 constexpr int32_t kBlocksPerSm = 2;
 constexpr int32_t kMaxHeadDim = 256;
 constexpr int32_t kDecodeRows = 16;
-// Of a CTA that merges: few tiles of many parts, as shared prefixes give, would keep few SMs busy
-// with all rows of a tile in one.
-constexpr int32_t kMergedRows = 16;
 
 // Sums of 32 rows a warp fit its registers up to 128 columns.
 template <bool kDecode>

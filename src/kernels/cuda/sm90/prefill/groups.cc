@@ -10,7 +10,6 @@ namespace {
 using namespace prefill;
 
 constexpr int32_t kRowTile = 128;
-constexpr int32_t kMergedRows = 16;  // of a block that merges
 
 struct GroupVariants {
   gpu::KernelVariant plan, attention, merge;
