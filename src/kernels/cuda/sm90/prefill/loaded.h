@@ -112,4 +112,5 @@ class Prefill {
   int32_t box_keys_ = 0;
   std::vector<LayerMaps> layers_;
 };
+
 }  // namespace fovea::kernels::cuda::prefill

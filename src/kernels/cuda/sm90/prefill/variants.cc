@@ -43,6 +43,11 @@ bool widens_boxes(const AttentionSetup& setup) {
          std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
 }
 
+// Of single blocks.
+const char* loader_of(const AttentionSetup& setup) {
+  return gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
+}
+
 }  // namespace
 
 bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
@@ -75,15 +80,6 @@ bool pairs_pass(const AttentionSetup& setup) {
   return spec.q_heads / spec.kv_heads % 2 == 1 && head_dim > 64 && head_dim <= 128 &&
          !spec.batch_invariant;
 }
-
-namespace {
-
-// Of single blocks.
-const char* loader_of(const AttentionSetup& setup) {
-  return gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
-}
-
-}  // namespace
 
 std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
@@ -123,8 +119,9 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
     found.eight_shared = variant(loader, "plain", "eight_shared");
   }
-  if (plain && paired)
+  if (plain && paired) {
     found.pairs = variant(pairs_pass(setup) ? "passing" : "pairs", "plain", sums);
+  }
   if (general && paired && !segments) found.general_pairs = variant("pairs", "general", sums);
   return found;
 }
