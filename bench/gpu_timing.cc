@@ -21,9 +21,9 @@ constexpr double kWarmUp = 4e-3;  // clocks have risen from idle
 // together must stay inside (2026-11-21).
 constexpr double kBurst = 30e-3;
 constexpr double kSustained = 1.5;
-constexpr size_t kFewestSamples = 7;
+constexpr size_t kMinSamples = 7;
 // Calls of one graph: enough that its launch does not weigh, few enough to instantiate at once.
-constexpr int32_t kFewestCalls = 8;
+constexpr int32_t kMinCalls = 8;
 constexpr int32_t kMaxCalls = 256;
 
 double now() {
@@ -106,7 +106,7 @@ double graph_seconds(const GpuWork& work, Stream stream) {
   const auto replay = [&] { graph.launch(stream); };
   const double each = repeat(replay, 2, stream).back();
   repeat(replay, samples_in(kWarmUp, each, 1), stream);
-  return median(repeat(replay, samples_in(kWarmUp, each, kFewestSamples), stream)) / kCalls;
+  return median(repeat(replay, samples_in(kWarmUp, each, kMinSamples), stream)) / kCalls;
 }
 
 GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream stream) {
@@ -120,7 +120,7 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   const double call = probe.seconds() / 2;
   GpuTime time;
   time.graph = call < kGraphBelow;
-  const int32_t calls = time.graph ? std::clamp(sets, kFewestCalls, kMaxCalls) : 1;
+  const int32_t calls = time.graph ? std::clamp(sets, kMinCalls, kMaxCalls) : 1;
   std::optional<gpu::Graph> graph;
   if (time.graph) {
     graph = gpu::Graph::capture(stream, [&](Stream captured) {
@@ -139,7 +139,7 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   if (burst) std::this_thread::sleep_for(kIdle);
   const double each = median(repeat(sample, samples_in(kWarmUp, call * calls, 1), stream));
   const std::vector<double> seconds =
-      repeat(sample, samples_in(burst ? kBurst : kSustained, each, kFewestSamples), stream);
+      repeat(sample, samples_in(burst ? kBurst : kSustained, each, kMinSamples), stream);
   time.samples = static_cast<int>(seconds.size());
   time.seconds = median(seconds) / calls;
   time.seconds_min = *std::ranges::min_element(seconds) / calls;

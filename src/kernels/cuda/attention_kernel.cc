@@ -40,9 +40,9 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
 
 int32_t page_table_blocks(const TableWriteParams& pages) {
   constexpr int64_t kEntries = 512;  // of a block: one each of its threads, until there are most
-  constexpr int64_t kMost = 256;
+  constexpr int64_t kMaxBlocks = 256;
   const int64_t entries = pages.requests * pages.page_table_stride;
-  return static_cast<int32_t>(std::min((entries + kEntries - 1) / kEntries, kMost));
+  return static_cast<int32_t>(std::min((entries + kEntries - 1) / kEntries, kMaxBlocks));
 }
 
 std::optional<std::string> variant_type(DType dtype) {

@@ -17,15 +17,15 @@ constexpr std::string_view kFolder = "sm90/decode";
 constexpr int kHopper = 90;
 // Rows of a tile, smallest first; the batch's longest request decides which one a pass uses.
 constexpr int32_t kRowTiles[] = {8, 16};
-constexpr int32_t kMostRows = 32;  // two tiles of 16: the second finds the keys in L2
+constexpr int32_t kMaxRows = 32;  // two tiles of 16: the second finds the keys in L2
 constexpr int32_t kMaxHeadDim = 256;
 // Wider heads leave no registers for 16 rows of accumulators.
-constexpr int32_t kMostDimsOf16Rows = 320;
+constexpr int32_t kMaxDimsOf16Rows = 320;
 constexpr int32_t kGrain = 16;              // keys
 constexpr const char* kPlanOverhead = "4";  // of an item, in grains
 
 // Fewer keys than all warps take in one step are not worth a CTA: in units of the plan's grain.
-constexpr int32_t kLeastUnits = 8;
+constexpr int32_t kMinUnits = 8;
 // Of one head: a part of so many is copied while the kernel before ends, if its keys are settled.
 constexpr int32_t kRingKeys = 256;
 // Of the plan: each finds the whole line, they share the writing.
@@ -54,7 +54,7 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
   std::vector<Variant> found;
   for (const int32_t row_tile : kRowTiles) {
     const std::string rows = std::to_string(row_tile);
-    if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMostDimsOf16Rows) continue;
+    if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMaxDimsOf16Rows) continue;
     const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
     found.push_back(
         {row_tile, std::gcd(decode_warps(spec.head_dim, spec.head_dim_v, row_tile), spec.kv_heads),
@@ -107,7 +107,7 @@ DecodeWork carve(std::byte* workspace, const AttentionSetup& setup, const BatchL
   list.ctas = static_cast<int32_t>(ctas);
   list.cluster = 1;
   list.max_heads = variant.max_heads;
-  list.least_units = kLeastUnits;
+  list.least_units = kMinUnits;
   bytes = std::max(bytes, carver.bytes());
   return list;
 }
@@ -229,7 +229,7 @@ class HopperDecode final : public AttentionKernel {
   void choose_cluster(const Loaded& loaded, int32_t requests) {
     const int64_t tiles = int64_t{requests} * setup_.spec.kv_heads;
     const int64_t busy =
-        std::min<int64_t>(tiles * (longest_ / kGrain) / kLeastUnits, setup_.multiprocessors);
+        std::min<int64_t>(tiles * (longest_ / kGrain) / kMinUnits, setup_.multiprocessors);
     for (const Clusters& clusters : loaded.clusters) {
       const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
       const bool fits = prefix_settled_ && !fp8_ && longest_ <= clusters.size * kRingKeys;
@@ -266,7 +266,7 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 
 const AttentionFamily& hopper_decode() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
-                                              .row_tile = kMostRows,
+                                              .row_tile = kMaxRows,
                                               .variants = variants,
                                               .workspace_bytes = workspace_bytes,
                                               .load = load};

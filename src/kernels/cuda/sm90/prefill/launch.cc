@@ -12,22 +12,22 @@ namespace {
 
 using namespace prefill;
 
-constexpr int32_t kLeastRowTile = 128;
+constexpr int32_t kMinRowTile = 128;
 constexpr int32_t kEightRows = 8;  // as columns of a product of one warp
 // Blocks of a cluster that may share a segment of so few rows, and for how many row tiles: 8
 // requests of 1024, 64 row tiles, take 13.5 instead of 13.2 us (H200, 2026-11-22).
 constexpr int32_t kShare = 2;
-constexpr int32_t kMostSharedTiles = 32;
-constexpr int32_t kLeastSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
+constexpr int32_t kMaxSharedTiles = 32;
+constexpr int32_t kMinSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
 constexpr int32_t kPair = 2;
 // Pairs whose q heads share no keys pay from so many key tiles on; those that pass, with as many kv
 // heads as q heads, from fewer.
-constexpr int32_t kLeastPairedTiles = 64;
-constexpr int32_t kLeastPassingTiles = 8;
+constexpr int32_t kMinPairedTiles = 64;
+constexpr int32_t kMinPassingTiles = 8;
 // Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
 // request.
-constexpr int32_t kLeastPairedTokens = 512;
+constexpr int32_t kMinPairedTokens = 512;
 
 struct Buffers {
   PrefillOrder* order;
@@ -36,18 +36,18 @@ struct Buffers {
 };
 
 // (token, segment) pairs whose partial results a pass may keep; what finds no room is not cut.
-constexpr int64_t kMostPartials = 2048;
+constexpr int64_t kMaxPartials = 2048;
 
 int64_t most_partials(const AttentionSetup& setup, const BatchLimits& limits) {
   if (!sums_segments(setup)) return 0;
   const int64_t segments =
-      std::max(limits.max_kv_len, limits.max_encoder_len) / kLeastSegmentKeys + 1;
-  return std::min(segments * limits.max_tokens, kMostPartials);
+      std::max(limits.max_kv_len, limits.max_encoder_len) / kMinSegmentKeys + 1;
+  return std::min(segments * limits.max_tokens, kMaxPartials);
 }
 
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
-  const int64_t tokens = kLeastRowTile >> heads_shift(setup.spec);
+  const int64_t tokens = kMinRowTile >> heads_shift(setup.spec);
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   Buffers buffers{};
   buffers.order = workspace.take<PrefillOrder>(1);
@@ -79,9 +79,9 @@ class HopperPrefill final : public AttentionKernel {
     const auto load = [&](std::optional<Prefill>& to, const auto& variant, int32_t row_tile) {
       if (variant) to.emplace(setup, *variant, row_tile, store);
     };
-    load(plain_, variants.plain, kLeastRowTile);
-    load(general_, variants.general, kLeastRowTile);
-    // A request of theirs has one tile, as it would with tiles of kLeastRowTile.
+    load(plain_, variants.plain, kMinRowTile);
+    load(general_, variants.general, kMinRowTile);
+    // A request of theirs has one tile, as it would with tiles of kMinRowTile.
     load(few_plain_, variants.few_plain, kGroupRows);
     load(few_general_, variants.few_general, kGroupRows);
     load(eight_plain_, variants.eight_plain, kGroupRows);
@@ -92,7 +92,7 @@ class HopperPrefill final : public AttentionKernel {
     }
     for (const auto& [pairs, variant] : {std::pair(&pairs_, &variants.pairs),
                                          std::pair(&general_pairs_, &variants.general_pairs)}) {
-      load(*pairs, *variant, kPair * kLeastRowTile);
+      load(*pairs, *variant, kPair * kMinRowTile);
       // Every multiprocessor must have a partner.
       if (*pairs && (*pairs)->kernel().active_clusters(kPair) * kPair < setup.multiprocessors) {
         pairs->reset();
@@ -125,7 +125,7 @@ class HopperPrefill final : public AttentionKernel {
       active_ = plain ? &*few_plain_ : &*few_general_;
       if (plain && batch.max_q_len << params_.heads_shift <= kEightRows) {
         const int32_t tiles = batch.requests * (spec.q_heads >> params_.heads_shift);
-        const bool shared = tiles <= std::min(share_clusters_, kMostSharedTiles);
+        const bool shared = tiles <= std::min(share_clusters_, kMaxSharedTiles);
         active_ = shared ? &*eight_shared_ : &*eight_plain_;
       }
     }
@@ -205,13 +205,13 @@ class HopperPrefill final : public AttentionKernel {
   // (head dim 128, H200, 2026-11-22). Beside another kernel blocks begin as single SMs fall free.
   bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
     if (!pairs || params_.beside) return false;
-    if (sums_segments(setup_) && tokens_ / kLeastPairedTokens < batch.requests) return false;
+    if (sums_segments(setup_) && tokens_ / kMinPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
-    if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kLeastRowTile) return false;
+    if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kMinRowTile) return false;
     const auto& [q_heads, kv_heads] = std::pair(setup_.spec.q_heads, setup_.spec.kv_heads);
     const bool passing = &pairs == &pairs_ && pairs_pass(setup_) && q_heads == kv_heads &&
-                         tokens_ / (kPair * kLeastRowTile) * q_heads >= setup_.multiprocessors;
-    const int32_t least = passing ? kLeastPassingTiles : kLeastPairedTiles;
+                         tokens_ / (kPair * kMinRowTile) * q_heads >= setup_.multiprocessors;
+    const int32_t least = passing ? kMinPassingTiles : kMinPairedTiles;
     return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= least;
   }
 
@@ -246,7 +246,7 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 
 const AttentionFamily& hopper_prefill() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
-                                              .row_tile = kLeastRowTile,
+                                              .row_tile = kMinRowTile,
                                               .variants = variants,
                                               .workspace_bytes = workspace_bytes,
                                               .load = load};

@@ -22,10 +22,10 @@ constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
 // Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages
 // of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
 // (H200, 2026-11-22).
-constexpr int32_t kLeastBox = 16;
+constexpr int32_t kMinBox = 16;
 
 // q heads of a group, as a power of two: of which a tile of 64 rows has whole tokens.
-constexpr int32_t kMostPartHeads = 64;
+constexpr int32_t kMaxPartHeads = 64;
 
 // What one interval of keys per row and a softmax of scaled products cannot express.
 bool always_general(const AttentionSpec& spec) {
@@ -39,7 +39,7 @@ bool widens(const AttentionSetup& setup) {
 // Whether the copy engine brings keys that are widened: rows of 128 bytes.
 bool widens_boxes(const AttentionSetup& setup) {
   const auto& [head_dim, head_dim_v] = std::pair(setup.spec.head_dim, setup.spec.head_dim_v);
-  return widens(setup) && setup.cache.page_size % kLeastBox == 0 &&
+  return widens(setup) && setup.cache.page_size % kMinBox == 0 &&
          std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
 }
 
@@ -65,7 +65,7 @@ bool measures_positions(const AttentionSpec& spec) {
 
 bool gathers(const AttentionSetup& setup) {
   if (!cached(setup.spec) || is_fp8(setup.spec.q_dtype) || widens_boxes(setup)) return false;
-  return widens(setup) || setup.cache.page_size % kLeastBox != 0;
+  return widens(setup) || setup.cache.page_size % kMinBox != 0;
 }
 
 bool sums_segments(const AttentionSetup& setup) {
@@ -130,7 +130,7 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const int32_t group = spec.q_heads / spec.kv_heads;
   const bool fills_tiles =
-      group <= kMostPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
+      group <= kMaxPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
   const auto q = variant_type(spec.q_dtype);
   const auto kv = variant_type(stored(setup));
   const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
