@@ -141,10 +141,17 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
       always_general(spec) || uses_positions(spec)) {
     return std::nullopt;
   }
-  return make_variant(family(kFolder),
-                      {std::to_string(dims->first), std::to_string(dims->second), *q, *kv,
-                       loader_of(setup), "plain", "parts"},
-                      setup.sm);
+  const Family& prefill = family(kFolder);
+  const VariantValues values = {std::to_string(dims->first),
+                                std::to_string(dims->second),
+                                *q,
+                                *kv,
+                                loader_of(setup),
+                                "plain",
+                                "parts"};
+  // Others are portable/attention's, which is baked for them.
+  if (std::ranges::find(prefill.baked, values) == prefill.baked.end()) return std::nullopt;
+  return make_variant(prefill, values, setup.sm);
 }
 
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
