@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -41,6 +42,17 @@ bool widens_boxes(const AttentionSetup& setup) {
   const auto& [head_dim, head_dim_v] = std::pair(setup.spec.head_dim, setup.spec.head_dim_v);
   return widens(setup) && setup.cache.page_size % kMinBox == 0 &&
          std::min(head_dim, head_dim_v) > 64 && std::max(head_dim, head_dim_v) <= 128;
+}
+
+// Head dims of the smallest variant that holds those of the layer; none: they are too wide.
+std::optional<std::pair<int32_t, int32_t>> padded_dims(const AttentionSpec& spec) {
+  // 128-byte rows of fp8 products are 128 columns, and wider heads leave no registers.
+  const std::span<const std::pair<int32_t, int32_t>> all = kHeadDims;
+  const auto dims = is_fp8(spec.q_dtype) ? all.subspan(1, 1) : all;
+  const auto found = std::ranges::find_if(dims, [&](const auto& pair) {
+    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
+  });
+  return found == dims.end() ? std::nullopt : std::optional(*found);
 }
 
 // Of single blocks.
@@ -85,14 +97,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
   const auto q = variant_type(spec.q_dtype);
   const auto kv = variant_type(stored(setup));
-  const auto fits = [&](const auto& pair) {
-    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
-  };
-  // 128-byte rows of fp8 products are 128 columns, and wider heads leave no registers.
-  const auto dims = is_fp8(spec.q_dtype) ? std::ranges::find_if(kHeadDims + 1, kHeadDims + 2, fits)
-                                         : std::ranges::find_if(kHeadDims, fits);
-  const auto last = std::begin(kHeadDims) + (is_fp8(spec.q_dtype) ? 2 : std::ssize(kHeadDims));
-  if (setup.sm != kHopper || !q || !kv || dims == last ||
+  const auto dims = padded_dims(spec);
+  if (setup.sm != kHopper || !q || !kv || !dims ||
       (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
     return std::nullopt;
   }
@@ -133,11 +139,9 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
       group <= kMaxPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
   const auto q = variant_type(spec.q_dtype);
   const auto kv = variant_type(stored(setup));
-  const auto dims = std::ranges::find_if(kHeadDims, [&](const auto& pair) {
-    return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
-  });
-  if (setup.sm != kHopper || !q || !kv || !cached(spec) || dims == std::end(kHeadDims) ||
-      !fills_tiles || is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
+  const auto dims = padded_dims(spec);
+  if (setup.sm != kHopper || !q || !kv || !cached(spec) || !dims || !fills_tiles ||
+      is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
       always_general(spec) || uses_positions(spec)) {
     return std::nullopt;
   }
