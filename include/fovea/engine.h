@@ -37,7 +37,9 @@ struct EngineOptions {
   // A request's bits do not depend on its company, on chunks or on cached prefixes; on a GPU they
   // may on max_batch_tokens.
   bool batch_invariant = false;
-  bool cuda_graphs = true;  // on a GPU: replay decode steps instead of enqueueing their kernels
+  // On a GPU: replay decode steps instead of enqueueing their kernels, where all backends allow it
+  // (GroupSelection::why_no_graphs).
+  bool cuda_graphs = true;
 };
 
 struct SamplingParams {
@@ -109,7 +111,10 @@ struct GroupSelection {
   std::string layers;  // "layers 0, 2, 4"
   BackendRequest request;
   Selection prefill;
-  std::optional<Selection> decode;  // unset: as prefill
+  std::optional<Selection> decode;  // with EngineOptions::decode_backend; unset: as prefill
+  // On a GPU with EngineOptions::cuda_graphs: why decode steps of the model are enqueued, not
+  // replayed. Empty: these layers can be captured.
+  std::string why_no_graphs;
 };
 
 // Not thread-safe: one thread calls it.

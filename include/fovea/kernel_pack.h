@@ -35,11 +35,13 @@ struct KernelBuildOptions {
 };
 
 // Compiles what is missing or stale in the pack and writes it; what is up to date by content stays.
-// Error{unsupported} without NVRTC, or naming the kernel and the compiler's log.
+// Error{unsupported} without NVRTC, or naming the kernel and the compiler's log;
+// Error{invalid_argument} where `only` names no kernel; Error{io} or {corrupt_file} naming the
+// pack.
 std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options);
 
 // The baked set, with figures where the pack at `pack_path` has them; empty: there is none.
-// Error{io} where there is no such file.
+// Error{io} where there is no such file, Error{corrupt_file} where it is no pack.
 std::vector<KernelListing> list_kernels(const std::string& pack_path);
 
 // Where this process takes GPU kernels from, in this order: the pack, the cache folder, the
@@ -48,6 +50,7 @@ std::vector<KernelListing> list_kernels(const std::string& pack_path);
 // FOVEA_JIT=0 forbids compiling.
 struct KernelSources {
   std::string pack_path;        // empty: there is none
+  std::string why_no_pack;      // pack_path and why it cannot be read; empty where it can
   std::string cache_path;       // empty: there is none
   std::string why_no_compiler;  // empty: what is missing is compiled when a backend is created
 };

@@ -17,7 +17,7 @@ struct BenchFlags {
   std::string backend = "auto";
   bench::AttentionCase config;  // used when --kv-len is given
   std::string phase;
-  std::string dtype, kv_dtype;  // empty: fp32, on a GPU bf16
+  std::optional<std::string> dtype, kv_dtype;  // unset: fp32, on a GPU bf16
   bool one_case = false;
   std::vector<int> threads;
   double seconds = 1;
@@ -32,8 +32,8 @@ bench::AttentionCase one_case(const BenchFlags& flags) {
                  : config.q_len == 1             ? "decode"
                  : config.q_len == config.kv_len ? "prefill"
                                                  : "extend";
-  config.q_dtype = parse_dtype_flag("--dtype", flags.dtype.empty() ? dtype : flags.dtype);
-  config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype.empty() ? dtype : flags.kv_dtype);
+  config.q_dtype = parse_dtype_flag("--dtype", flags.dtype.value_or(dtype));
+  config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype.value_or(dtype));
   if (config.q_len < 1 || config.q_len > config.kv_len) {
     throw Error(
         ErrorCode::invalid_argument,

@@ -152,7 +152,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   const std::vector<GpuCase> cases = chosen_cases(flags, one_case);
   const BackendWish wish = parse_backend_wish(backend);
   std::optional<bench::PeerTable> table;
-  if (!flags.baselines.empty()) table = bench::PeerTable::open(flags.baselines);
+  if (flags.baselines) table = bench::PeerTable::open(*flags.baselines);
   bench::GpuBench gpu(gpu_index(flags.device));
   show_progress("first call");
   const bench::FirstCall first = first_call(gpu, cases, wish);
@@ -171,7 +171,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
     add_peers(flags, table, report);
     clear_progress();
     if (output == "md") fmt::print("{}", bench::to_markdown(report));
-    if (!flags.save.empty()) save(report, flags.save, flags.states.size() == 1);
+    if (flags.save) save(report, *flags.save, flags.states.size() == 1);
     reports.push_back(std::move(report));
   }
   if (output == "csv") fmt::print("{}", bench::to_csv(reports));

@@ -19,8 +19,8 @@ struct GpuBenchFlags {
   bool peers = false;
   std::string peer_kinds = "cudnn,flash,flex";
   std::string peers_script = "bench/peers/cuda_attention_peers.py";
-  std::string baselines;
-  std::string save;
+  std::optional<std::string> baselines;
+  std::optional<std::string> save;
 
   bool on_gpu() const { return device != "cpu"; }
 };

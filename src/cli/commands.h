@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,9 +24,9 @@ void add_kernels(CLI::App& program);
 struct EngineFlags {
   EngineOptions options;
   std::string backend = "auto";
-  std::string decode_backend;
-  std::string kv_dtype;  // empty: fp32, on a GPU bf16
-  std::string kv_memory;
+  std::optional<std::string> decode_backend;
+  std::optional<std::string> kv_dtype;  // unset: fp32, on a GPU bf16
+  std::optional<std::string> kv_memory;
   bool no_prefix_cache = false;
   bool no_cuda_graphs = false;
 

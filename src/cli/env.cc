@@ -31,7 +31,9 @@ nlohmann::ordered_json describe() {
           {"cores", cpu.cores},
           {"memory_bytes", cpu.memory_bytes},
           {"gpu", describe_gpus()},
-          {"kernel_pack", kernels.pack_path.empty() ? "none" : kernels.pack_path},
+          {"kernel_pack", !kernels.why_no_pack.empty() ? kernels.why_no_pack
+                          : kernels.pack_path.empty()  ? "none"
+                                                       : kernels.pack_path},
           {"kernel_cache", kernels.cache_path.empty() ? "none" : kernels.cache_path},
           {"kernel_compiler", kernels.why_no_compiler.empty() ? "NVRTC" : kernels.why_no_compiler}};
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <charconv>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "fovea/error.h"
@@ -15,19 +18,39 @@ namespace fovea::cli {
 namespace {
 
 struct ExplainFlags {
-  std::string model;
+  std::optional<std::string> model;
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
-  std::string dtype, kv_dtype;  // empty: default_dtype()
+  int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
+  std::optional<std::string> dtype, kv_dtype;  // unset: default_dtype()
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
 
   // What backends of the device serve.
   DType default_dtype() const { return device == "cpu" ? DType::f32 : DType::bf16; }
   DType cache_dtype() const {
-    return kv_dtype.empty() ? default_dtype() : parse_dtype_flag("--kv-dtype", kv_dtype);
+    return kv_dtype ? parse_dtype_flag("--kv-dtype", *kv_dtype) : default_dtype();
   }
 };
+
+// Selection is a pure function of the device's description: "sm_90" stands for any GPU of that
+// architecture, which need not be here.
+DeviceInfo explained_device(const CLI::App& command, const ExplainFlags& flags) {
+  constexpr std::string_view kPrefix = "sm_";
+  const std::string& name = flags.device;
+  if (!name.starts_with(kPrefix)) {
+    if (command.get_option("--multiprocessors")->count() > 0) {
+      throw Error(ErrorCode::invalid_argument, "--multiprocessors needs --device sm_NN");
+    }
+    return find_device(name);
+  }
+  DeviceInfo device{.kind = DeviceKind::cuda, .name = name, .cores = flags.multiprocessors};
+  const char* const end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, device.sm);
+  if (error == std::errc{} && rest == end && device.sm > 0) return device;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--device is '{}', an architecture is spelled like sm_90", name));
+}
 
 template <typename T>
 T named(std::string_view flag, const std::string& value, const std::map<std::string, T>& names) {
@@ -56,7 +79,7 @@ void set_default_heads(const CLI::App& command, const std::string& kind, Attenti
   }
 }
 
-void complete(ExplainFlags& flags) {
+void complete(const CLI::App& command, ExplainFlags& flags) {
   AttentionSpec& spec = flags.request.spec;
   KvCacheSpec& cache = flags.request.cache;
   using enum AttentionKind;
@@ -81,10 +104,15 @@ void complete(ExplainFlags& flags) {
                                 {"per_tensor", KvScale::per_tensor},
                                 {"per_head", KvScale::per_head},
                                 {"per_token_head", KvScale::per_token_head}});
-  spec.q_dtype =
-      flags.dtype.empty() ? flags.default_dtype() : parse_dtype_flag("--dtype", flags.dtype);
+  spec.q_dtype = flags.dtype ? parse_dtype_flag("--dtype", *flags.dtype) : flags.default_dtype();
   cache.dtype = flags.cache_dtype();
   if (spec.kind == mla) {
+    if (spec.head_dim_v == 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--head-dim-v is not given: kind mla needs the width of the latent, "
+                              "the rest of --head-dim {} is the rotary key",
+                              spec.head_dim));
+    }
     spec.kv_heads = 1;
     spec.kv_lora_rank = spec.head_dim_v;
     spec.rope_dim = spec.head_dim - spec.head_dim_v;
@@ -99,7 +127,7 @@ void complete(ExplainFlags& flags) {
   cache.kv_heads = spec.kv_heads;
   cache.head_dim = spec.head_dim;
   cache.head_dim_v = spec.head_dim_v;
-  flags.request.device = find_device(flags.device);
+  flags.request.device = explained_device(command, flags);
 }
 
 nlohmann::ordered_json to_json(const Selection& selection) {
@@ -119,7 +147,7 @@ nlohmann::ordered_json to_json(const Selection& selection) {
 
 void explain_model(const ExplainFlags& flags) {
   EngineOptions options;
-  options.model_path = flags.model;
+  options.model_path = *flags.model;
   options.backend = parse_backend_wish(flags.backend);
   options.device = flags.device;
   options.kv_dtype = flags.cache_dtype();
@@ -153,13 +181,13 @@ void check_model_flags(const CLI::App& command) {
 }
 
 void run(const CLI::App& command, ExplainFlags& flags) {
-  if (!flags.model.empty()) {
+  if (flags.model) {
     check_model_flags(command);
     explain_model(flags);
     return;
   }
   set_default_heads(command, flags.kind, flags.request.spec);
-  complete(flags);
+  complete(command, flags);
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection =
       select_backend(registry, flags.request, parse_backend_wish(flags.backend));
@@ -190,6 +218,8 @@ void add_explain(CLI::App& program) {
   auto flags = std::make_shared<ExplainFlags>();
   CLI::App* command = program.add_subcommand(
       "explain", "which backend would be chosen, and every reason against every other");
+  CLI::Validator positive = CLI::Range(1, 1 << 16);
+  positive.description("");  // of the line of the help
   AttentionSpec& spec = flags->request.spec;
   BatchLimits& limits = flags->request.limits;
   spec.q_heads = 32;
@@ -200,7 +230,13 @@ void add_explain(CLI::App& program) {
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
-  command->add_option("--device", flags->device, "cpu, cuda or cuda:N")->capture_default_str();
+  command
+      ->add_option("--device", flags->device,
+                   "cpu, cuda, cuda:N, or sm_NN for a GPU of that architecture that is not here")
+      ->capture_default_str();
+  command->add_option("--multiprocessors", flags->multiprocessors, "of the GPU of --device sm_NN")
+      ->capture_default_str()
+      ->check(positive);
   command
       ->add_option(
           "--kind", flags->kind,

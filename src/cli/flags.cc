@@ -60,11 +60,16 @@ size_t parse_size_flag(std::string_view flag, std::string_view value) {
 
 EngineOptions EngineFlags::parsed() const {
   EngineOptions result = options;
-  if (!kv_memory.empty()) result.kv_memory_bytes = parse_size_flag("--kv-memory", kv_memory);
+  if (kv_memory) result.kv_memory_bytes = parse_size_flag("--kv-memory", *kv_memory);
   result.backend = parse_backend_wish(backend);
-  if (!decode_backend.empty()) result.decode_backend = parse_backend_wish(decode_backend);
-  result.kv_dtype = kv_dtype.empty() ? (result.device == "cpu" ? DType::f32 : DType::bf16)
-                                     : parse_dtype_flag("--kv-dtype", kv_dtype);
+  if (decode_backend) result.decode_backend = parse_backend_wish(*decode_backend);
+  const bool on_cpu = result.device == "cpu";
+  result.kv_dtype = kv_dtype ? parse_dtype_flag("--kv-dtype", *kv_dtype)
+                    : on_cpu ? DType::f32
+                             : DType::bf16;
+  if (on_cpu && no_cuda_graphs) {
+    throw Error(ErrorCode::invalid_argument, "--no-cuda-graphs needs --device cuda");
+  }
   result.cuda_graphs = !no_cuda_graphs;
   result.prefix_cache = !no_prefix_cache;
   return result;

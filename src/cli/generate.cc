@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,16 +20,17 @@ namespace {
 struct GenerateFlags {
   EngineFlags engine;
   std::vector<std::string> prompts;
-  std::string prompt_file;
+  std::optional<std::string> prompt_file;  // "-": standard input
   std::vector<int32_t> tokens;
   SamplingParams sampling;
   bool json = false;
   bool stats = false;
 };
 
-std::string read_file(const std::string& path) {
+std::string read_prompt_file(const std::string& path) {
   // By the calls of C: a stream of C++ throws for a folder. Pipes are welcome.
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(
+      path == "-" ? stdin : std::fopen(path.c_str(), "rb"), std::fclose);
   std::string text;
   std::array<char, 1 << 16> block;
   for (size_t size = 0; file && (size = std::fread(block.data(), 1, block.size(), file.get())) > 0;)
@@ -43,13 +45,22 @@ std::string read_file(const std::string& path) {
 std::vector<GenerateRequest> make_requests(const GenerateFlags& flags) {
   std::vector<GenerateRequest> requests;
   for (const std::string& prompt : flags.prompts) requests.push_back({.prompt = prompt});
-  if (!flags.prompt_file.empty()) requests.push_back({.prompt = read_file(flags.prompt_file)});
+  if (flags.prompt_file) requests.push_back({.prompt = read_prompt_file(*flags.prompt_file)});
   if (!flags.tokens.empty()) requests.push_back({.tokens = flags.tokens});
   if (requests.empty()) {
     throw Error(ErrorCode::invalid_argument, "no prompt: give --prompt, --prompt-file or --tokens");
   }
   for (GenerateRequest& request : requests) request.sampling = flags.sampling;
   return requests;
+}
+
+// CLI11 takes "-1" for 2^64 - 1 and whatever is too large too.
+std::string whole_number(const std::string& text) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc{} && rest == end) return {};
+  return fmt::format("'{}' must be a whole number below 2^64", text);
 }
 
 const char* finish_name(FinishReason reason) {
@@ -103,15 +114,15 @@ void print_stats(const EngineStats& stats) {
       static_cast<double>(stats.workspace_bytes) / 1e6, stats.steps, stats.preemptions);
 }
 
-// A backend that was preferred and does not serve is never passed over in silence.
+// What was asked for and is not done is never passed over in silence: a preferred backend that does
+// not serve, graphs.
 void print_fallbacks(std::span<const GroupSelection> selections) {
   for (const GroupSelection& group : selections) {
-    const auto print = [&](const Selection& selection) {
-      if (selection.fallback.empty()) return;
-      fmt::print(stderr, "fovea: {}: {}\n", group.layers, selection.fallback);
-    };
-    print(group.prefill);
-    if (group.decode) print(*group.decode);
+    for (const std::string& text :
+         {group.prefill.fallback, group.decode ? group.decode->fallback : std::string(),
+          group.why_no_graphs}) {
+      if (!text.empty()) fmt::print(stderr, "fovea: {}: {}\n", group.layers, text);
+    }
   }
 }
 
@@ -160,7 +171,8 @@ void add_generate(CLI::App& program) {
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
   add_list(*command, "--prompt,-p", flags->prompts, "text to continue; repeat it for a batch");
-  command->add_option("--prompt-file", flags->prompt_file, "text to continue, from a file");
+  command->add_option("--prompt-file", flags->prompt_file,
+                      "text to continue, from a file; - is standard input");
   add_comma_list(*command, "--tokens", flags->tokens, "token ids to continue, comma-separated");
   SamplingParams& sampling = flags->sampling;
   command->add_option("--max-new-tokens,-n", sampling.max_new_tokens, "of each prompt")
@@ -174,7 +186,8 @@ void add_generate(CLI::App& program) {
   command
       ->add_option("--seed", sampling.seed,
                    "of every prompt: the same prompt, flags and seed give the same text")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(whole_number);
   add_list(*command, "--stop", sampling.stop, "text that ends generation; repeatable");
   command->add_flag("--ignore-eos", sampling.ignore_eos, "go on after an end-of-sequence token");
   command->add_option("--logprobs", sampling.logprobs,

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.h"
 #include "fovea/kernel_pack.h"
@@ -101,8 +102,13 @@ void print_report(const std::vector<KernelListing>& listings) {
 
 struct KernelFlags {
   KernelBuildOptions build;
+  std::optional<std::string> pack;  // of list and report; unset: the one that programs here take
   bool json = false;
 };
+
+std::vector<KernelListing> listed(const KernelFlags& flags) {
+  return list_kernels(flags.pack ? *flags.pack : kernel_sources().pack_path);
+}
 
 void build(const KernelFlags& flags) {
   KernelBuildOptions options = flags.build;
@@ -120,15 +126,14 @@ void build(const KernelFlags& flags) {
 
 void add_kernels(CLI::App& program) {
   auto flags = std::make_shared<KernelFlags>();
-  flags->build.pack_path = kernel_sources().pack_path;
   CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
   command->require_subcommand(1);
   CLI::App* list = command->add_subcommand("list", "the baked set and what a pack has of it");
-  list->add_option("--pack", flags->build.pack_path, "default the one that programs here take")
+  list->add_option("--pack", flags->pack, "default the one that programs here take")
       ->check(CLI::ExistingFile);
   list->add_flag("--json", flags->json, "an object for each kernel");
   list->callback([flags] {
-    const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
+    const std::vector<KernelListing> listings = listed(*flags);
     flags->json ? print_json(listings) : print(listings);
   });
 
@@ -136,11 +141,11 @@ void add_kernels(CLI::App& program) {
                                              "registers, spills, shared memory, blocks an SM and "
                                              "size of every packed kernel, and what the "
                                              "assembler says cost speed");
-  report->add_option("--pack", flags->build.pack_path, "default the one that programs here take")
+  report->add_option("--pack", flags->pack, "default the one that programs here take")
       ->check(CLI::ExistingFile);
   report->add_flag("--json", flags->json, "an object for each kernel");
   report->callback([flags] {
-    const std::vector<KernelListing> listings = list_kernels(flags->build.pack_path);
+    const std::vector<KernelListing> listings = listed(*flags);
     flags->json ? print_json(listings) : print_report(listings);
   });
 

@@ -27,14 +27,22 @@ std::string command_line(const CLI::App& program) {
 
 // CLI11 says only that a subcommand is required when it does not know the one it got.
 void check_command(const CLI::App& program, int argc, char** argv) {
-  if (argc < 2 || argv[1][0] == '-') return;
-  std::string known;
-  for (const CLI::App* command : program.get_subcommands({})) {
-    if (command->get_name() == argv[1]) return;
-    known += (known.empty() ? "" : ", ") + command->get_name();
+  const CLI::App* app = &program;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const CLI::App* named = nullptr;
+    std::string known;
+    for (const CLI::App* command : app->get_subcommands({})) {
+      if (command->get_name() == word) named = command;
+      known += (known.empty() ? "" : ", ") + command->get_name();
+    }
+    if (known.empty() || app->get_option_no_throw(word) != nullptr) return;
+    if (named == nullptr) {
+      throw fovea::Error(fovea::ErrorCode::invalid_argument,
+                         "no command '" + word + "', known: " + known);
+    }
+    app = named;
   }
-  throw fovea::Error(fovea::ErrorCode::invalid_argument,
-                     std::string("no command '") + argv[1] + "', known: " + known);
 }
 
 }  // namespace

@@ -62,6 +62,10 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   return cache;
 }
 
+const BackendEntry& decode_entry(const GroupSelection& selection) {
+  return selection.decode ? *selection.decode->chosen : *selection.prefill.chosen;
+}
+
 }  // namespace
 
 std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options) {
@@ -103,14 +107,18 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
     selection.prefill =
         select_backend(registry, selection.request, linear ? BackendWish{} : options.backend);
     if (options.decode_backend && !linear) {
-      Selection decode = select_backend(registry, selection.request, *options.decode_backend);
-      if (decode.chosen != selection.prefill.chosen) selection.decode = std::move(decode);
+      selection.decode = select_backend(registry, selection.request, *options.decode_backend);
     }
-    check_argument(!options.batch_invariant || !selection.decode,
+    const BackendEntry& decode = decode_entry(selection);
+    check_argument(!options.batch_invariant || &decode == selection.prefill.chosen,
                    "batch_invariant needs one backend for all batches: backend is {}, "
                    "decode_backend is {}",
-                   selection.prefill.chosen->name,
-                   selection.decode ? selection.decode->chosen->name : "");
+                   selection.prefill.chosen->name, decode.name);
+    if (device.kind == DeviceKind::cuda && options.cuda_graphs &&
+        decode.graphs == GraphSupport::never) {
+      selection.why_no_graphs =
+          fmt::format("decode steps are enqueued, not replayed: {} captures no batch", decode.name);
+    }
     selections.push_back(std::move(selection));
   }
   return selections;
@@ -119,16 +127,19 @@ std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
                                                        const BackendContext& context) {
   std::unique_ptr<AttentionBackend> backend = selection.prefill.chosen->create(context);
-  if (selection.decode)
-    backend = compose_by_phase(std::move(backend), selection.decode->chosen->create(context));
+  const BackendEntry& decode = decode_entry(selection);
+  if (&decode != selection.prefill.chosen) {
+    backend = compose_by_phase(std::move(backend), decode.create(context));
+  }
   backend->reserve(selection.request.limits);
   return backend;
 }
 
 std::string explain(const GroupSelection& selection) {
-  if (!selection.decode)
-    return fmt::format("{}\n{}", selection.layers, selection.prefill.explain());
-  return fmt::format("{}, prefill and mixed batches\n{}{}, decode batches\n{}", selection.layers,
+  std::string text = selection.layers;
+  if (!selection.why_no_graphs.empty()) text += "; " + selection.why_no_graphs;
+  if (!selection.decode) return fmt::format("{}\n{}", text, selection.prefill.explain());
+  return fmt::format("{}, prefill and mixed batches\n{}{}, decode batches\n{}", text,
                      selection.prefill.explain(), selection.layers, selection.decode->explain());
 }
 

@@ -113,6 +113,11 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
   const BatchLimits limits = batch_limits(options, caching);
   std::vector<GroupSelection> selections =
       select_group_backends(info, caching.groups, options, limits, device);
+  // One graph holds all layers.
+  options.cuda_graphs =
+      options.cuda_graphs && std::ranges::all_of(selections, [](const auto& group) {
+        return group.why_no_graphs.empty();
+      });
 
   EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
                     std::move(tokenizer)};

@@ -17,9 +17,9 @@
 namespace fovea::gpu {
 namespace {
 
-// File: magic, length of the index (8 bytes, little-endian), index as JSON, frames of compressed
-// cubins back to back. Before 2026-11-22 the cubins themselves, and no "frame_size" in the index.
-constexpr std::string_view kMagic = "FOVEAPK2", kMagicUncompressed = "FOVEAPK1";
+// File: magic, whose last character is the version; length of the index (8 bytes, little-endian);
+// index as JSON; frames of compressed cubins back to back.
+constexpr std::string_view kMagic = "FOVEAPK2";
 constexpr size_t kMaxCubinBytes = size_t{64} << 20;  // the largest baked one has 0.37 MB
 
 // Every field with its length, so that no two fields can imitate each other.
@@ -41,41 +41,33 @@ std::vector<std::string> compiler_flags(const KernelVariant& variant) {
   return flags;
 }
 
-void write_all(int file, std::string_view bytes, const std::string& path) {
+bool write_all(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0) fail(ErrorCode::io, "{}: {}", path, std::strerror(errno));
+    if (written < 0) return false;
     bytes.remove_prefix(static_cast<size_t>(written));
   }
+  return ::fsync(file) == 0;
 }
 
 void replace_file(const std::string& path, std::string_view bytes) {
   const std::string temporary = fmt::format("{}.{}", path, getpid());
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) fail(ErrorCode::io, "{}: {}", temporary, std::strerror(errno));
-  try {
-    write_all(file, bytes, temporary);
-  } catch (...) {
-    ::close(file);
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  const bool synced = ::fsync(file) == 0;
-  ::close(file);
-  if (!synced || ::rename(temporary.c_str(), path.c_str()) != 0) {
-    const std::string why = std::strerror(errno);
-    ::unlink(temporary.c_str());
-    fail(ErrorCode::io, "{}: {}", path, why);
-  }
+  const bool done =
+      file >= 0 && write_all(file, bytes) && ::rename(temporary.c_str(), path.c_str()) == 0;
+  const int why = errno;
+  if (file >= 0) ::close(file);
+  if (done) return;
+  ::unlink(temporary.c_str());
+  fail(ErrorCode::io, "{}: cannot write: {}", path, std::strerror(why));
 }
 
-// Packs of before the field "losses" still open: what they have is stale by its hash.
 ResourceUse resources_of(const nlohmann::json& item) {
   return {.registers = item.at("registers").get<int>(),
           .spill_bytes = item.at("spill_bytes").get<int>(),
           .stack_bytes = item.at("stack_bytes").get<int>(),
           .shared_bytes = item.at("shared_bytes").get<int>(),
-          .losses = item.value("losses", std::string())};
+          .losses = item.at("losses").get<std::string>()};
 }
 
 }  // namespace
@@ -110,9 +102,12 @@ KernelPack KernelPack::open(const std::string& path) {
   const MappedFile file(path);
   const std::string_view bytes = file.text();
   const size_t fixed = kMagic.size() + 8;
-  const std::string_view magic = bytes.substr(0, kMagic.size());
-  if (bytes.size() < fixed || (magic != kMagic && magic != kMagicUncompressed)) {
+  if (bytes.size() < fixed || !bytes.starts_with(kMagic.substr(0, kMagic.size() - 1))) {
     fail(ErrorCode::corrupt_file, "{}: not a kernel pack", path);
+  }
+  if (!bytes.starts_with(kMagic)) {
+    fail(ErrorCode::corrupt_file, "{}: a kernel pack of version '{}', must be '{}': build it anew",
+         path, bytes[kMagic.size() - 1], kMagic.back());
   }
   uint64_t index_bytes = 0;
   std::memcpy(&index_bytes, bytes.data() + kMagic.size(), 8);
@@ -134,9 +129,8 @@ KernelPack KernelPack::open(const std::string& path) {
         fail(ErrorCode::corrupt_file, "{}: {} has {} bytes of machine code, at most {}", path, name,
              cubin_bytes, kMaxCubinBytes);
       }
-      const bool compressed = magic == kMagic;
       const auto offset = item.at("offset").get<uint64_t>();
-      const auto size = compressed ? item.at("frame_size").get<uint64_t>() : cubin_bytes;
+      const auto size = item.at("frame_size").get<uint64_t>();
       if (offset > frames.size() || size > frames.size() - offset) {
         fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
       }
@@ -145,9 +139,8 @@ KernelPack KernelPack::open(const std::string& path) {
         fail(ErrorCode::corrupt_file, "{}: entries up to {} have {} bytes, {} are there", path,
              name, taken, frames.size());
       }
-      const std::string_view stored = frames.substr(offset, size);
       pack.entries_[name] = {.hash = item.at("hash").get<std::string>(),
-                             .frame = compressed ? std::string(stored) : compress(stored),
+                             .frame = std::string(frames.substr(offset, size)),
                              .cubin_bytes = cubin_bytes,
                              .resources = resources_of(item),
                              .seconds = item.at("seconds").get<double>()};

@@ -45,8 +45,7 @@ CompiledKernel compile(const KernelVariant& variant);
 // by name and hash.
 class KernelPack {
  public:
-  // Error{corrupt_file} names what is wrong. Packs of before compression (40 instead of 10 MB) are
-  // read too, which takes a second.
+  // Error{io} where there is no such file, Error{corrupt_file} names what is wrong with it.
   static KernelPack open(const std::string& path);
   // Written to a temporary file, synced and renamed, so that a reader sees the old or the new one.
   void save(const std::string& path) const;

@@ -35,6 +35,27 @@ TEST(Cli, ListsTheKernelsAndNamesAMissingPack) {
   }
 }
 
+TEST(Cli, NamesThePackThatIsNone) {
+  const std::string folder = ::testing::TempDir() + "cli_packs_" + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
+  const std::string text = folder + "/text.pack", nowhere = folder + "/none/kernels.pack";
+  std::ofstream(text) << "no kernels in here";
+  for (const std::string& pack : {text, nowhere}) {
+    const ProgramResult environment =
+        run_program({"/usr/bin/env", "FOVEA_KERNEL_PACK=" + pack, FOVEA_CLI, "env", "--json"});
+    EXPECT_EQ(environment.exit_code, 0) << environment.err;
+    const std::string said = nlohmann::json::parse(environment.out)["kernel_pack"];
+    EXPECT_TRUE(said.starts_with(pack + ": ")) << said;
+    expect_refused(fovea({"kernels", "build", "--pack", pack, "--only", "measure/empty"}),
+                   {pack + ": "});
+  }
+  expect_refused(
+      fovea({"kernels", "build", "--pack", folder + "/new.pack", "--only", "frobnicate"}),
+      {"only is 'frobnicate'"});
+  EXPECT_FALSE(std::filesystem::exists(folder + "/new.pack"));
+  std::filesystem::remove_all(folder);
+}
+
 // Needs NVRTC and no GPU; without it the reason is said.
 TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";

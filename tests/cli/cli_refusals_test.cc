@@ -103,7 +103,6 @@ TEST(Cli, RefusesWrongFlags) {
                  {"page_size", "0"});
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--kv-memory", "1kB"}),
                  {"KV budget", "1024"});
-  expect_refused(fovea({"frobnicate"}), {"frobnicate", "generate"});
   expect_refused(fovea({"bench", "attention", "--q-len", "5"}), {"--kv-len"});
   expect_refused(fovea({"bench", "attention", "--device", "gpu"}), {"'gpu'", "cpu, cuda, cuda:N"});
   expect_refused(fovea({"bench", "attention", "--device", "cuda", "--filter", "nothing"}),
@@ -121,12 +120,42 @@ TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
            {{}, "subcommand", "fovea --help"},
            {{"generate"}, "model", "fovea generate --help"},
            {{"generate", kModels + "llama", "--bogus"}, "--bogus", "fovea generate --help"},
-           {{"generate", "m", "--seed", "abc"}, "--seed = abc", "fovea generate --help"},
+           {{"generate", "m", "--seed", "abc"}, "--seed: 'abc'", "fovea generate --help"},
            {{"explain", "--require", "flash"}, "--require", "fovea explain --help"},
+           {{"generate", "m", "--seed", "-1"}, "--seed: '-1'", "fovea generate --help"},
+           {{"generate", "m", "--seed", "99999999999999999999"}, "--seed: '9", "generate --help"},
            {{"bench", "attention", "--phase", "x"}, "--phase: x", "fovea bench attention --help"},
        }) {
     const ProgramResult result = fovea(line.arguments);
     expect_refused(result, {"fovea: ", line.wrong, line.help});
+    expect_one_line(result);
+  }
+}
+
+// An unset variable of the shell is no wish for the default.
+TEST(Cli, RefusesEmptyValues) {
+  const std::vector<std::string> generate = {"generate", kModels + "llama", "-p", "x"};
+  for (const std::string flag : {"--kv-memory", "--kv-dtype", "--decode-backend", "--prompt-file",
+                                 "--backend", "--device", "--seed"}) {
+    std::vector<std::string> arguments = generate;
+    arguments.insert(arguments.end(), {flag, ""});
+    const ProgramResult result = fovea(arguments);
+    expect_refused(result, {flag.substr(flag.find_last_of('-') + 1)});
+    expect_one_line(result);
+  }
+  expect_refused(fovea({"explain", "--model", ""}), {"model"});
+  expect_refused(fovea({"explain", "--dtype", ""}), {"--dtype"});
+  expect_refused(fovea({"bench", "attention", "--kv-len", "8", "--kv-dtype", ""}), {"--kv-dtype"});
+}
+
+TEST(Cli, ListsTheCommandsThereAre) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"frobnicate"}, {"bench", "frobnicate"}, {"kernels", "frobnicate"}, {"--frobnicate"}}) {
+    const ProgramResult result = fovea(arguments);
+    const char* known = arguments[0] == "bench"     ? "ceilings, attention"
+                        : arguments[0] == "kernels" ? "list, report, build"
+                                                    : "generate, check, explain";
+    expect_refused(result, {arguments.back(), known});
     expect_one_line(result);
   }
 }
@@ -177,6 +206,8 @@ TEST(Cli, NamesThePromptOfSeveralThatIsWrong) {
 
 TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--logprobs", "2"}), {"--json"});
+  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--no-cuda-graphs"}),
+                 {"--no-cuda-graphs", "--device cuda"});
   expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
                  {"--window", "--model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
@@ -189,6 +220,12 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
   expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--quick"}),
                  {"--quick", "--kv-len"});
   expect_refused(fovea({"bench", "ceilings", "--device", "cpu"}), {"'cpu'", "cuda"});
+}
+
+TEST(Cli, ExplainNamesTheFlagThatIsMissing) {
+  const ProgramResult result = fovea({"explain", "--kind", "mla", "--head-dim", "100"});
+  expect_refused(result, {"--head-dim-v", "--head-dim 100"});
+  expect_one_line(result);
 }
 
 TEST(Cli, SaysThatTheDeviceToCheckOnIsNotThere) {

@@ -41,6 +41,16 @@ TEST(Cli, StreamsTextToStdoutAndStatsToStderr) {
   EXPECT_NE(result.err.find("tokens/s"), std::string::npos) << result.err;
 }
 
+TEST(Cli, ReadsThePromptFromStandardInput) {
+  const ProgramResult result =
+      run_program({"/bin/sh", "-c",
+                   "printf 'And God said' | '" FOVEA_CLI "' generate --prompt-file - -n 5 '" +
+                       kModels + "llama'"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            fovea({"generate", kModels + "llama", "-p", "And God said", "-n", "5"}).out);
+}
+
 TEST(Cli, StaysWithinItsMemory) {
   const size_t budget = 256 << 20;
   const ProgramResult result = fovea({"generate", kModels + "llama", "-p", "And God said", "-n",
@@ -141,6 +151,9 @@ TEST(Cli, SaysThatAPreferredBackendDoesNotServe) {
   expect_one_line(result);
   for (const char* text : {"cpu", "fa3", "NVIDIA GPUs of sm_90", "q_dtype"})
     EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+  std::vector<std::string> decode = refused;
+  decode[decode.size() - 2] = "--decode-backend";
+  EXPECT_EQ(fovea(decode).err, result.err);
 }
 
 TEST(Cli, ChecksOnlyWhatWasNamed) {
@@ -193,6 +206,21 @@ TEST(Cli, ExplainsEveryKind) {
   for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2"}) {
     EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
   }
+}
+
+// On any machine: nothing of selection looks at a device.
+TEST(Cli, ExplainsAGpuThatIsNotHere) {
+  const ProgramResult hopper = fovea({"explain", "--device", "sm_90", "--json"});
+  if (nlohmann::json::parse(fovea({"env", "--json"}).out)["kernel_compiler"] == "NVRTC") {
+    ASSERT_EQ(hopper.exit_code, 0) << hopper.err;
+    EXPECT_EQ(nlohmann::json::parse(hopper.out)["chosen"], "flash");
+  } else {
+    expect_refused(hopper, {"sm90/prefill", "not in the kernel pack"});
+  }
+  expect_refused(fovea({"explain", "--device", "sm_75", "--backend", "portable"}),
+                 {"device is sm_75, accepted: sm_80 or newer"});
+  expect_refused(fovea({"explain", "--device", "sm_hopper"}), {"'sm_hopper'", "sm_90"});
+  expect_refused(fovea({"explain", "--multiprocessors", "8"}), {"--multiprocessors", "sm_NN"});
 }
 
 TEST(Cli, ExplainsEveryScope) {

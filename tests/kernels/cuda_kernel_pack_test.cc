@@ -89,39 +89,14 @@ TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
   EXPECT_FALSE(pack.find(two_));
 }
 
-// `make kernels` over a pack of before a field of the index: it is built anew, not refused.
-TEST_F(KernelPackFile, PacksWithoutLossesOpen) {
-  KernelPack pack;
-  pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
-  pack.save(path_);
-  write(edited(read(), R"("losses":"",)", ""));
-  EXPECT_TRUE(KernelPack::open(path_).contains(one_));
-}
-
-TEST_F(KernelPackFile, PacksOfBeforeCompressionOpen) {
-  const std::string index =
-      R"([{"name":"a/1","hash":")" + content_hash(one_) +
-      R"(","offset":2,"size":12,"seconds":3.0,"registers":7,"spill_bytes":0,"stack_bytes":0,)"
-      R"("shared_bytes":0}])";
-  const uint64_t index_bytes = index.size();
-  write("FOVEAPK1" + std::string(reinterpret_cast<const char*>(&index_bytes), 8) + index +
-        "..machine code");
-  KernelPack::open(path_).save(path_);
-  EXPECT_EQ(read().substr(0, 8), "FOVEAPK2");
-  const auto kernel = KernelPack::open(path_).find(one_);
-  ASSERT_TRUE(kernel);
-  EXPECT_EQ(kernel->cubin, "machine code");
-  EXPECT_EQ(kernel->resources.registers, 7);
-  EXPECT_EQ(kernel->seconds, 3);
-}
-
 TEST_F(KernelPackFile, DamagedFilesAreErrors) {
   KernelPack pack;
   pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
   pack.save(path_);
   const std::string good = read();
   expect_corrupt("");
-  expect_corrupt("NOTAPACK" + good.substr(8));
+  expect_corrupt("NOTAPACK" + good.substr(8), "not a kernel pack");
+  expect_corrupt("FOVEAPK1" + good.substr(8), "version '1', must be '2'");
   expect_corrupt(good.substr(0, 20));
   expect_corrupt(good.substr(0, good.size() - 1));
   std::string longer = good;

@@ -82,14 +82,18 @@ KernelListing describe(const Baked& baked, const KernelPack& pack) {
 std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) {
   check_argument(!options.pack_path.empty(), "pack_path is empty");
   const std::vector<Baked> variants = baked_set();
+  const auto wanted = [&](const Baked& baked) {
+    return baked.variant.name.find(options.only) != std::string::npos;
+  };
+  check_argument(std::ranges::any_of(variants, wanted),
+                 "only is '{}', which no kernel's name contains", options.only);
   KernelPack pack;
   if (std::filesystem::exists(options.pack_path)) pack = KernelPack::open(options.pack_path);
   std::set<std::string, std::less<>> names;
   std::vector<const KernelVariant*> missing;
-  for (const auto& [family, variant] : variants) {
-    names.insert(variant.name);
-    const bool wanted = variant.name.find(options.only) != std::string::npos;
-    if (wanted && !pack.contains(variant)) missing.push_back(&variant);
+  for (const Baked& baked : variants) {
+    names.insert(baked.variant.name);
+    if (wanted(baked) && !pack.contains(baked.variant)) missing.push_back(&baked.variant);
   }
   pack.retain_only([&](std::string_view name) { return names.contains(name); });
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "fovea/error.h"
 #include "fovea/kernel_pack.h"
 
 namespace fovea::kernels::cuda {
@@ -52,10 +53,17 @@ namespace fovea {
 
 KernelSources kernel_sources() {
   const gpu::KernelStoreOptions options = kernels::cuda::kernel_store_options();
-  return {
+  KernelSources sources{
       .pack_path = options.pack_path,
+      .why_no_pack = {},
       .cache_path = options.cache_path,
       .why_no_compiler = options.allow_compile ? gpu::why_no_nvrtc() : "forbidden by FOVEA_JIT=0"};
+  try {
+    if (!options.pack_path.empty()) gpu::KernelPack::open(options.pack_path);
+  } catch (const Error& error) {
+    sources.why_no_pack = error.what();
+  }
+  return sources;
 }
 
 }  // namespace fovea
