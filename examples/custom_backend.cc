@@ -43,6 +43,7 @@ class PlainAttention final : public AttentionBackend {
   void forward(const LayerTensors& layer, Stream) override {
     const KvLayerView cache = pool_.layer(layer.layer);
     if (layer.save_kv && layer.k) store(layer, cache);
+    if (!layer.q) return;  // it was called to store only
     for (int32_t request = 0; request < batch_.requests; ++request) {
       for (int32_t row = batch_.q_indptr[request]; row < batch_.q_indptr[request + 1]; ++row) {
         const int32_t keys =
@@ -120,9 +121,11 @@ std::vector<Reason> reject(const BackendRequest& request) {
   unless(spec.softmax_scale == 0, RejectCode::heads, "the default scale only");
   unless(!spec.has_sinks, RejectCode::sinks, "no sinks");
   unless(!spec.has_alibi, RejectCode::alibi, "no ALiBi");
+  unless(!spec.has_rope, RejectCode::rope, "q and k come rotated");
   unless(!spec.needs_lse, RejectCode::lse, "no log-sum-exp");
   unless(spec.q_dtype == DType::f32, RejectCode::q_dtype, "fp32 only");
   unless(request.cache.dtype == DType::f32, RejectCode::kv_dtype, "fp32 only");
+  unless(request.cache.scale == KvScale::none, RejectCode::kv_scale, "no scales");
   unless(request.cache.window == 0, RejectCode::kv_layout, "no window pools");
   return reasons;
 }

@@ -18,10 +18,14 @@ def missing_paths(text):
             yield path
 
 
-def missing_tests(text):
-    """Tests named as Suite.Test."""
+def all_tests():
+    """(Suite, Test) of every test program."""
     sources = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/*/*_test.cc"))
-    tests = set(re.findall(r"^TEST(?:_P|_F)?\((\w+), (\w+)\)", sources, re.MULTILINE))
+    return set(re.findall(r"^TEST(?:_P|_F)?\((\w+), (\w+)\)", sources, re.MULTILINE))
+
+
+def missing_tests(text, tests):
+    """Tests named as Suite.Test."""
     suites = {suite for suite, _ in tests}
     for suite, test in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
         if suite in suites and (suite, test) not in tests:
@@ -42,6 +46,7 @@ def main():
     example = (ROOT / "examples/hello_attention.cc").read_text(encoding="utf-8")
     if f"```cpp\n{example}```" not in (ROOT / "README.md").read_text(encoding="utf-8"):
         errors.append("README.md: the first example differs from examples/hello_attention.cc")
+    tests = all_tests()
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for document in documents:
         name, text = document.relative_to(ROOT), document.read_text(encoding="utf-8")
@@ -49,7 +54,7 @@ def main():
             if not target.startswith("http") and not (document.parent / target).exists():
                 errors.append(f"{name}: no {target}")
         errors += [f"{name}: no {path}" for path in missing_paths(text)]
-        errors += [f"{name}: no test {test}" for test in missing_tests(text)]
+        errors += [f"{name}: no test {test}" for test in missing_tests(text, tests)]
         errors += [f"{name}:{line}: {width} columns, at most {WIDTH}" for line, width in wide_lines(text)]
     print("\n".join(errors) if errors else f"{len(documents)} documents: links, paths, tests, widths and example right")
     return 1 if errors else 0

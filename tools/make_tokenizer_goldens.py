@@ -118,15 +118,39 @@ def marked_text(point):
     return f"e{c}\u0301 a\u0301{c}\u0334 \u1100{c} \U00011935{c}"
 
 
+def checksum(tokenizer, strings):
+    return zlib.crc32(b"".join(struct.pack(f"<{len(e.ids)}i", *e.ids)
+                               for e in tokenizer.encode_batch(strings)))
+
+
 def block_checks(tokenizer, text_of):
     """CRC-32 of the ids of every block of code points."""
-    checks = []
-    for first in range(0, 0x110000, CODE_POINT_BLOCK):
-        points = [p for p in range(first, first + CODE_POINT_BLOCK) if not 0xd800 <= p < 0xe000]
-        encoded = tokenizer.encode_batch([text_of(p) for p in points])
-        checks.append(zlib.crc32(b"".join(struct.pack(f"<{len(e.ids)}i", *e.ids)
-                                          for e in encoded)))
-    return checks
+    blocks = (range(first, first + CODE_POINT_BLOCK) for first in range(0, 0x110000, CODE_POINT_BLOCK))
+    return [checksum(tokenizer, [text_of(p) for p in block if not 0xd800 <= p < 0xe000]) for block in blocks]
+
+
+RANDOM_BLOCK, RANDOM_BLOCKS = 4096, 42  # with six tokenizers a million texts
+RANDOM_RANGES = [(0x20, 0x7f), (0x61, 0x7b), (0x30, 0x3a), (0x09, 0x0e), (0xa0, 0x530), (0x900, 0x980),
+                 (0x4e00, 0x9fa0), (0x1f600, 0x1f640), (0x20, 0x21), (0, 0xd800), (0xe000, 0x110000)]
+
+
+def random_texts(block):
+    """Characters of many kinds side by side; the C++ test builds the same."""
+    state = block
+
+    def draw(below):
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        return (state >> 33) % below
+
+    def piece():
+        kind = draw(len(RANDOM_RANGES) + 1)
+        if kind == len(RANDOM_RANGES):
+            return "<|end|>"
+        first, end = RANDOM_RANGES[kind]
+        return chr(first + draw(end - first))
+
+    return ["".join(piece() for _ in range(1 + draw(24))) for _ in range(RANDOM_BLOCK)]
 
 
 def byte_letters():
@@ -181,6 +205,9 @@ def main():
         pairs = zip(strings, goldens["decoded"][name])
         goldens["decoded"][name] = {str(i): d for i, (t, d) in enumerate(pairs) if t != d}
     goldens["code_points"] = code_point_goldens(base, styles)
+    blocks = [random_texts(block) for block in range(RANDOM_BLOCKS)]
+    goldens["random"] = {name: [checksum(Tokenizer.from_file(str(OUT / f"{name}.json")), block)
+                                for block in blocks] for name in styles}
     goldens["marks"] = block_checks(Tokenizer.from_file(str(OUT / "qwen.json")), marked_text)
     text = json.dumps(goldens, ensure_ascii=True, separators=(",", ":"))
     (OUT / "goldens.json").write_text(text.replace('],[', '],\n[') + "\n", encoding="utf-8")

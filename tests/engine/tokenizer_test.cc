@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "engine/tokenizer_files.h"
 #include "engine/tokenizer_utf8.h"
 #include "fovea/error.h"
 
@@ -19,11 +20,6 @@ namespace fovea {
 namespace {
 
 using nlohmann::json;
-
-json read_json(const std::string& path) {
-  std::ifstream file(FOVEA_SOURCE_DIR "/testdata/" + path);
-  return json::parse(file);
-}
 
 // The tokenizer of the test models: ByteLevel with the pattern of GPT-2.
 const json& model_json() {
@@ -34,24 +30,6 @@ const json& model_json() {
 const Tokenizer& model_tokenizer() {
   static const Tokenizer tokenizer = Tokenizer::parse(model_json().dump(), "tokenizer.json");
   return tokenizer;
-}
-
-std::string utf8(uint32_t point) {
-  std::string out;
-  const auto tail = [&](int shift) { out += static_cast<char>(0x80 | ((point >> shift) & 0x3F)); };
-  if (point < 0x80) {
-    out += static_cast<char>(point);
-  } else if (point < 0x800) {
-    out += static_cast<char>(0xC0 | point >> 6);
-    tail(0);
-  } else if (point < 0x10000) {
-    out += static_cast<char>(0xE0 | point >> 12);
-    tail(6), tail(0);
-  } else {
-    out += static_cast<char>(0xF0 | point >> 18);
-    tail(12), tail(6), tail(0);
-  }
-  return out;
 }
 
 void expect_error(const json& document, ErrorCode code, std::string_view part) {
@@ -83,77 +61,6 @@ rc::Gen<std::string> any_bytes() {
   return rc::gen::container<std::string>(rc::gen::element('a', ' ', '\n', '\0', '\xF0', '\x9F',
                                                           '\x99', '\x82', '\xE2', '\xAC', '\xC3',
                                                           '\xA9', '\xED', '\xA0', '\x80', '\xFF'));
-}
-
-class Goldens : public testing::TestWithParam<std::string> {};
-
-TEST_P(Goldens, IdsAndTextsAreThoseOfTheReference) {
-  const std::string path = fmt::format("tokenizer/{}.json", GetParam());
-  const auto tokenizer = Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/" + path);
-  const json goldens = read_json("tokenizer/goldens.json");
-  const json& texts = goldens["texts"];
-  const json& ids = goldens["ids"][GetParam()];
-  const json& decoded = goldens["decoded"][GetParam()];
-  ASSERT_GT(texts.size(), 100u);
-  ASSERT_EQ(texts.size(), ids.size());
-  for (size_t i = 0; i < texts.size(); ++i) {
-    const auto text = texts[i].get<std::string>();
-    const auto expected = ids[i].get<std::vector<int32_t>>();
-    EXPECT_EQ(tokenizer.encode(text), expected) << texts[i];
-    EXPECT_EQ(tokenizer.decode(expected), decoded.value(std::to_string(i), text));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Tokenizer, Goldens,
-                         testing::Values("gpt2", "llama3", "qwen", "gpt4o", "deepseek", "digits"),
-                         [](const auto& style) { return style.param; });
-
-uint32_t crc32(uint32_t crc, std::span<const int32_t> values) {
-  for (const int32_t value : values) {
-    crc ^= static_cast<uint32_t>(value);
-    for (int bit = 0; bit < 32; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
-  }
-  return crc;
-}
-
-// The ids of a text around every character have the checksums of the reference's.
-template <typename Text>
-void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& text_of) {
-  constexpr uint32_t kBlock = 16384;
-  // Behind plane 3 nothing but a few format characters is assigned.
-  const uint32_t blocks = std::getenv("FOVEA_TEST_SCALE") ? 0x110000 / kBlock : 0x34000 / kBlock;
-  for (uint32_t block = 0; block < blocks; ++block) {
-    uint32_t crc = ~0u;
-    for (uint32_t point = block * kBlock; point < (block + 1) * kBlock; ++point) {
-      if (point >= 0xD800 && point < 0xE000) continue;
-      crc = crc32(crc, tokenizer.encode(text_of(utf8(point))));
-    }
-    EXPECT_EQ(~crc, checks[block].get<uint32_t>()) << "block " << block;
-  }
-}
-
-// Every character between others shows by the tokens across its borders what the pattern takes it
-// for. make_tokenizer_goldens.py has the same text and the same blocks.
-TEST(Tokenizer, EveryCodePointIsSplitAsByTheReference) {
-  const json goldens = read_json("tokenizer/goldens.json");
-  ASSERT_GE(goldens["code_points"].size(), 4u);
-  for (const auto& [style, checks] : goldens["code_points"].items()) {
-    json document = read_json("tokenizer/codepoints.json");
-    document["pre_tokenizer"] = read_json(fmt::format("tokenizer/{}.json", style))["pre_tokenizer"];
-    SCOPED_TRACE(style);
-    expect_blocks(Tokenizer::parse(document.dump(), style), checks, [](const std::string& c) {
-      return fmt::format("a{0}A{0}{0} {0}1{0}!{0}\n{0}", c);
-    });
-  }
-}
-
-// Whether it is a mark, what it is composed with, where it goes among marks.
-TEST(Tokenizer, EveryCodePointIsNormalisedAsByTheReference) {
-  const Tokenizer tokenizer =
-      Tokenizer::open(std::string(FOVEA_SOURCE_DIR) + "/testdata/tokenizer/qwen.json");
-  expect_blocks(tokenizer, read_json("tokenizer/goldens.json")["marks"], [](const std::string& c) {
-    return fmt::format("e{0}\u0301 a\u0301{0}\u0334 \u1100{0} \U00011935{0}", c);
-  });
 }
 
 TEST(Tokenizer, EveryCodePointComesBack) {

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds hello_attention without CMake, against an installed Fovea, and runs it.
+# Usage: pkg_config.sh DIR/lib/pkgconfig COMPILER PROGRAM
+set -euo pipefail
+export PKG_CONFIG_PATH=$1
+read -ra flags <<<"$(pkg-config --static --cflags --libs fovea)"
+"$2" -o "$3" "$(dirname "$0")/hello_attention.cc" "${flags[@]}"
+"$3"

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of the tokenizer share.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace fovea {
+
+// Of a file below testdata/.
+inline nlohmann::json read_json(const std::string& path) {
+  std::ifstream file(FOVEA_SOURCE_DIR "/testdata/" + path);
+  return nlohmann::json::parse(file);
+}
+
+inline std::string utf8(uint32_t point) {
+  std::string out;
+  const auto tail = [&](int shift) { out += static_cast<char>(0x80 | ((point >> shift) & 0x3F)); };
+  if (point < 0x80) {
+    out += static_cast<char>(point);
+  } else if (point < 0x800) {
+    out += static_cast<char>(0xC0 | point >> 6);
+    tail(0);
+  } else if (point < 0x10000) {
+    out += static_cast<char>(0xE0 | point >> 12);
+    tail(6), tail(0);
+  } else {
+    out += static_cast<char>(0xF0 | point >> 18);
+    tail(12), tail(6), tail(0);
+  }
+  return out;
+}
+
+}  // namespace fovea

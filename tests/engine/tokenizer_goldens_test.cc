@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ids and texts against those that the PyPI package `tokenizers` gives, kept in testdata/tokenizer
+// by tools/make_tokenizer_goldens.py.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/tokenizer.h"
+#include "engine/tokenizer_files.h"
+
+namespace fovea {
+namespace {
+
+using nlohmann::json;
+
+class TokenizerGoldens : public testing::TestWithParam<std::string> {};
+
+TEST_P(TokenizerGoldens, IdsAndTextsAreThoseOfTheReference) {
+  const std::string path = fmt::format("tokenizer/{}.json", GetParam());
+  const auto tokenizer = Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/" + path);
+  const json goldens = read_json("tokenizer/goldens.json");
+  const json& texts = goldens["texts"];
+  const json& ids = goldens["ids"][GetParam()];
+  const json& decoded = goldens["decoded"][GetParam()];
+  ASSERT_GT(texts.size(), 100u);
+  ASSERT_EQ(texts.size(), ids.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto text = texts[i].get<std::string>();
+    const auto expected = ids[i].get<std::vector<int32_t>>();
+    EXPECT_EQ(tokenizer.encode(text), expected) << texts[i];
+    EXPECT_EQ(tokenizer.decode(expected), decoded.value(std::to_string(i), text));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Styles, TokenizerGoldens,
+                         testing::Values("gpt2", "llama3", "qwen", "gpt4o", "deepseek", "digits"),
+                         [](const auto& style) { return style.param; });
+
+uint32_t crc32(uint32_t crc, std::span<const int32_t> values) {
+  for (const int32_t value : values) {
+    crc ^= static_cast<uint32_t>(value);
+    for (int bit = 0; bit < 32; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
+  }
+  return crc;
+}
+
+// The ids of a text around every character have the checksums of the reference's.
+template <typename Text>
+void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& text_of) {
+  constexpr uint32_t kBlock = 16384;
+  // Behind plane 3 nothing but a few format characters is assigned.
+  const uint32_t blocks = std::getenv("FOVEA_TEST_SCALE") ? 0x110000 / kBlock : 0x34000 / kBlock;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    uint32_t crc = ~0u;
+    for (uint32_t point = block * kBlock; point < (block + 1) * kBlock; ++point) {
+      if (point >= 0xD800 && point < 0xE000) continue;
+      crc = crc32(crc, tokenizer.encode(text_of(utf8(point))));
+    }
+    EXPECT_EQ(~crc, checks[block].get<uint32_t>()) << "block " << block;
+  }
+}
+
+// Characters of many kinds side by side, as random_texts of make_tokenizer_goldens.py has them.
+class RandomTexts {
+ public:
+  explicit RandomTexts(uint64_t block) : state_(block) {}
+  std::string next() {
+    std::string text;
+    for (uint64_t left = 1 + draw(24); left > 0; --left) text += piece();
+    return text;
+  }
+
+ private:
+  uint64_t draw(uint64_t below) {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return (state_ >> 33) % below;
+  }
+  std::string piece() {
+    constexpr uint32_t kRanges[][2] = {{0x20, 0x7f},     {0x61, 0x7b},       {0x30, 0x3a},
+                                       {0x09, 0x0e},     {0xa0, 0x530},      {0x900, 0x980},
+                                       {0x4e00, 0x9fa0}, {0x1f600, 0x1f640}, {0x20, 0x21},
+                                       {0, 0xd800},      {0xe000, 0x110000}};
+    const uint64_t kind = draw(std::size(kRanges) + 1);
+    if (kind == std::size(kRanges)) return "<|end|>";
+    const auto [first, end] = kRanges[kind];
+    return utf8(first + static_cast<uint32_t>(draw(end - first)));
+  }
+
+  uint64_t state_;
+};
+
+// A million texts at any scale above 1.
+TEST(TokenizerBlocks, RandomTextsHaveTheIdsOfTheReference) {
+  constexpr int kTextsOfBlock = 4096;
+  const json goldens = read_json("tokenizer/goldens.json");
+  for (const auto& [style, checks] : goldens["random"].items()) {
+    SCOPED_TRACE(style);
+    const auto tokenizer =
+        Tokenizer::open(fmt::format(FOVEA_SOURCE_DIR "/testdata/tokenizer/{}.json", style));
+    const size_t blocks = std::getenv("FOVEA_TEST_SCALE") ? checks.size() : 2;
+    for (size_t block = 0; block < blocks; ++block) {
+      RandomTexts texts(block);
+      uint32_t crc = ~0u;
+      for (int i = 0; i < kTextsOfBlock; ++i) crc = crc32(crc, tokenizer.encode(texts.next()));
+      EXPECT_EQ(~crc, checks[block].get<uint32_t>()) << "block " << block;
+    }
+  }
+}
+
+// Every character between others shows by the tokens across its borders what the pattern takes it
+// for. make_tokenizer_goldens.py has the same text and the same blocks.
+TEST(TokenizerBlocks, EveryCodePointIsSplitAsByTheReference) {
+  const json goldens = read_json("tokenizer/goldens.json");
+  ASSERT_GE(goldens["code_points"].size(), 4u);
+  for (const auto& [style, checks] : goldens["code_points"].items()) {
+    json document = read_json("tokenizer/codepoints.json");
+    document["pre_tokenizer"] = read_json(fmt::format("tokenizer/{}.json", style))["pre_tokenizer"];
+    SCOPED_TRACE(style);
+    expect_blocks(Tokenizer::parse(document.dump(), style), checks, [](const std::string& c) {
+      return fmt::format("a{0}A{0}{0} {0}1{0}!{0}\n{0}", c);
+    });
+  }
+}
+
+// Whether it is a mark, what it is composed with, where it goes among marks.
+TEST(TokenizerBlocks, EveryCodePointIsNormalisedAsByTheReference) {
+  const Tokenizer tokenizer =
+      Tokenizer::open(std::string(FOVEA_SOURCE_DIR) + "/testdata/tokenizer/qwen.json");
+  expect_blocks(tokenizer, read_json("tokenizer/goldens.json")["marks"], [](const std::string& c) {
+    return fmt::format("e{0}\u0301 a\u0301{0}\u0334 \u1100{0} \U00011935{0}", c);
+  });
+}
+
+}  // namespace
+}  // namespace fovea
