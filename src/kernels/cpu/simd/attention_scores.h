@@ -282,7 +282,7 @@ constexpr int32_t kDirectRows = 0;  // 16 registers hold too little
 struct ScoreProduct {
   const float* q;      // [dim, R]
   const float* panel;  // [dim, kPanelKeys]
-  int32_t dim;
+  int32_t dim;         // even
   float* scores;
 
   template <int R>
@@ -292,14 +292,16 @@ struct ScoreProduct {
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = hn::Zero(kF32);
     const float* from = q;
     const float* keys = panel;
-    for (int32_t d = 0; d < dim; ++d, from += R, keys += kPanelKeys) {
-      const F32 k0 = hn::Load(kF32, keys);
-      const F32 k1 = hn::Load(kF32, keys + kLanes);
+    for (int32_t d = 0; d < dim; d += 2, from += 2 * R, keys += 2 * kPanelKeys) {
+      const float* again = same_memory(from);
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const F32 k[2] = {hn::Load(kF32, keys + i * kPanelKeys),
+                          hn::Load(kF32, keys + i * kPanelKeys + kLanes)};
 #pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        const F32 x = hn::Set(kF32, from[r]);
-        sum[r][0] = hn::MulAdd(x, k0, sum[r][0]);
-        sum[r][1] = hn::MulAdd(x, k1, sum[r][1]);
+        for (int r = 0; r < R; ++r) {
+          multiply_by(from + i * R + r, again + i * R + r, r, k, sum[r]);
+        }
       }
     }
 #pragma GCC unroll 12
