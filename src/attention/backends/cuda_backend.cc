@@ -9,6 +9,7 @@
 #include "attention/backends/cuda_prefixes.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
+#include "attention/validate_pool.h"
 #include "attention/validate_spec.h"
 #include "attention/workspace.h"
 #include "core/check.h"
@@ -124,10 +125,8 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   gpu::KernelStore& store = cuda::kernel_store();
   rules_.spec = spec();
   if (pool_ != nullptr) {
-    check_argument(pool_->device() == context.device, "the pool is on {}, the backend on {}",
-                   device_name(pool_->device()), device_name(context.device));
+    validate_pool(*pool_, spec(), context.device);
     setup_.cache = pool_->spec();
-    validate_cache(spec(), setup_.cache);
     rules_.page_size = setup_.cache.page_size;
     for (int32_t i = 0; i < setup_.cache.layers; ++i) setup_.layers.push_back(pool_->layer(i));
     for (const KvLayerView& view : setup_.layers) layers_.push_back(cuda_layer(view, *pool_));

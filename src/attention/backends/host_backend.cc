@@ -2,6 +2,7 @@
 #include "attention/backends/host_backend.h"
 
 #include "attention/validate_layer.h"
+#include "attention/validate_pool.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 
@@ -26,10 +27,8 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
   shape_.threads = threads_->size();
   rules_.spec = spec;
   if (pool_ != nullptr) {
-    check_argument(pool_->device() == context.device, "the pool is on {}, the backend on {}",
-                   device_name(pool_->device()), device_name(context.device));
+    validate_pool(*pool_, spec, context.device);
     shape_.cache = pool_->spec();
-    validate_cache(spec, shape_.cache);
     rules_.slots = pool_slots(*pool_);
     rules_.page_size = shape_.cache.page_size;
   }

@@ -12,6 +12,7 @@
 #include "attention/backends/row_copy.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
+#include "attention/validate_pool.h"
 #include "attention/validate_spec.h"
 #include "attention/workspace.h"
 #include "core/check.h"
@@ -131,10 +132,8 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   validate_spec(spec());
   check_argument(context.kv != nullptr, "kv is null, these layers need a KvPool");
   const KvPool& pool = *context.kv;
-  check_argument(pool.device() == context.device, "the pool is on {}, the backend on {}",
-                 device_name(pool.device()), device_name(context.device));
+  validate_pool(pool, spec(), context.device);
   setup_.cache = pool.spec();
-  validate_cache(spec(), setup_.cache);
   rules_.spec = spec();
   rules_.page_size = setup_.cache.page_size;
   for (int32_t i = 0; i < setup_.cache.layers; ++i) {

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate_pool.h"
+
+#include "attention/names.h"
+#include "attention/validate_spec.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+void check_view(const KvLayerView& view, const KvPool& pool, int32_t layer) {
+  const KvCacheSpec& spec = pool.spec();
+  check_argument(view.layout == spec.layout, "layer {} of the pool: layout is {}, its spec has {}",
+                 layer, name_of(view.layout), name_of(spec.layout));
+  check_argument(view.dtype == spec.dtype, "layer {} of the pool: dtype is {}, its spec has {}",
+                 layer, dtype_name(view.dtype), dtype_name(spec.dtype));
+  check_argument(view.scale == spec.scale, "layer {} of the pool: scale is {}, its spec has {}",
+                 layer, name_of(view.scale), name_of(spec.scale));
+  check_argument(view.page_size == spec.page_size,
+                 "layer {} of the pool: page_size is {}, its spec has {}", layer, view.page_size,
+                 spec.page_size);
+  check_argument(view.slots == pool.pages() * spec.page_size,
+                 "layer {} of the pool: slots is {}, must be {} pages of {}", layer, view.slots,
+                 pool.pages(), spec.page_size);
+  check_argument(view.k != nullptr && view.v != nullptr, "layer {} of the pool: {} is null", layer,
+                 view.k == nullptr ? "k" : "v");
+  check_argument(
+      spec.scale == KvScale::none || (view.k_scale != nullptr && view.v_scale != nullptr),
+      "layer {} of the pool: {} is null, scale is {}", layer,
+      view.k_scale == nullptr ? "k_scale" : "v_scale", name_of(spec.scale));
+}
+
+}  // namespace
+
+void validate_pool(const KvPool& pool, const AttentionSpec& spec, Device device) {
+  check_argument(pool.device() == device, "the pool is on {}, the backend on {}",
+                 device_name(pool.device()), device_name(device));
+  validate_cache(spec, pool.spec());
+  check_argument(pool.pages() >= 2,
+                 "the pool has {} pages, must have at least 2: page 0 is reserved", pool.pages());
+  for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {
+    check_view(pool.layer(layer), pool, layer);
+  }
+}
+
+}  // namespace fovea
