@@ -32,7 +32,7 @@ struct ItemView {
               {reader, item.head_begin, item.head_end, paths.group_keys},
               {reader, item.head_begin, item.head_end},
               paths.by_pairs} {
-    const int32_t products = kTileKeys / kPanelKeys + padded(shape.dim_v) / kStripColumns;
+    const int32_t products = kTileKeys / kPanelKeys + 1;
     const auto lines = static_cast<int32_t>((reader.k_row_bytes + reader.v_row_bytes) / 64);
     const bool two_streams = paths.keys_in_place && !is_fp8(reader.k_dtype);
     const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;

@@ -62,22 +62,18 @@ class ValueProducts {
   }
 
   void add_strips(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
-    StripProduct product;
+    StripsProduct product;
     product.weights = view_.scores(block);
-    product.strip = view_.scratch.v_strips;
+    product.strips = view_.scratch.v_strips;
     product.decay = decay;
     product.begin = begin;
     product.end = end;
+    product.columns = padded(view_.shape.dim_v);
     product.o =
         view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
     product.o_stride = view_.shape.o_stride;
-    for (product.columns = padded(view_.shape.dim_v); product.columns > 0;
-         product.columns -= kStripColumns) {
-      if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
-      with_product_rows(product_rows(block.rows), product);
-      product.strip += kStripFloats;
-      product.o += kStripColumns;
-    }
+    if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
+    with_product_rows(product_rows(block.rows), product);
   }
 
   template <class T>

@@ -220,37 +220,38 @@ inline void load_into_strips(const T* from, int32_t count, int32_t key, float* s
   }
 }
 
-// ValueProduct on one strip, or on the half of it that the last columns fill.
-struct StripProduct {
+// ValueProduct on strips.
+struct StripsProduct {
   const float* weights;  // [R, kTileKeys]
-  const float* strip;    // [kTileKeys, kStripColumns]
+  const float* strips;   // [columns / kStripColumns, kTileKeys, kStripColumns]
   const float* decay;    // [R]
   int32_t begin, end;
-  int32_t columns;  // kLanes, or any more for the whole
+  int32_t columns;  // multiple of kLanes
   float* o;         // [R, o_stride]
   int64_t o_stride;
 
   template <int R>
   void run() const {
-    if (columns > kLanes) {
-      add<R, 2>();
-    } else {
-      add<R, 1>();
+    int32_t column = 0;
+    const float* strip = strips + begin * kStripColumns;
+    for (; column + kStripColumns <= columns; column += kStripColumns, strip += kStripFloats) {
+      add<R, 2>(strip, o + column);
     }
+    if (column < columns) add<R, 1>(strip, o + column);
   }
 
   template <int R, int kVectors>
-  HWY_INLINE void add() const {
+  HWY_INLINE void add(const float* values, float* to) const {
     F32 sum[R][kVectors];
+    const float* row = to;
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r, row += o_stride) {
       const F32 shrink = hn::Set(kF32, decay[r]);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = hn::Mul(shrink, hn::Load(kF32, o + r * o_stride + v * kLanes));
+        sum[r][v] = hn::Mul(shrink, hn::Load(kF32, row + v * kLanes));
       }
     }
-    const float* values = strip + begin * kStripColumns;
     const float* from = weights + begin;
     const float* again = same_memory(from);
     const float* const last = weights + end;
@@ -264,12 +265,12 @@ struct StripProduct {
       step<R, kVectors>(from, again, values, sum);
       step<R, kVectors>(from + 1, again + 1, values + kStripColumns, sum);
     }
+    // Else each address is computed anew: 96 instead of 36 instructions for 24 stores.
+    float* result = const_cast<float*>(same_memory(to));
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r, result += o_stride) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        hn::Store(sum[r][v], kF32, o + r * o_stride + v * kLanes);
-      }
+      for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], kF32, result + v * kLanes);
     }
   }
 

@@ -17,20 +17,30 @@ constexpr float kLn2 = 0.693147180559945309417f;
 
 // 2^x for x <= 0 within 2 ulp; 0 below 2^-126 and for -inf; 1 for 0.
 HWY_INLINE F32 exp2_non_positive(F32 x) {
+  const F32 smallest = hn::Set(kF32, -126.0f);
+#if HWY_TARGET == HWY_AVX3
+  const F32 r{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEAREST_INT)};
+#else
   const hn::Rebind<int32_t, F32Tag> d32;
   // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
   const F32 magic = hn::Set(kF32, 12582912.0f);
   const F32 shifted = hn::Add(x, magic);
   const F32 r = hn::Sub(x, hn::Sub(shifted, magic));
+#endif
   // Minimax on [-1/2, 1/2] with p(0) = 1; relative error 9e-8.
   F32 p = hn::MulAdd(r, hn::Set(kF32, 0.00132647272f), hn::Set(kF32, 0.00967151264f));
   p = hn::MulAdd(p, r, hn::Set(kF32, 0.0555073374f));
   p = hn::MulAdd(p, r, hn::Set(kF32, 0.240222421f));
   p = hn::MulAdd(p, r, hn::Set(kF32, 0.693146978f));
   p = hn::MulAdd(p, r, hn::Set(kF32, 1.0f));
+#if HWY_TARGET == HWY_AVX3
+  const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, smallest.raw, _CMP_NLT_UQ);  // or NaN
+  return F32{_mm512_maskz_scalef_ps(normal, p.raw, hn::Sub(x, r).raw)};
+#else
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, shifted));
   const F32 result = hn::BitCast(kF32, hn::Add(hn::BitCast(d32, p), exponent));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(kF32, -126.0f)), result);  // NaN stays
+  return hn::IfThenZeroElse(hn::Lt(x, smallest), result);  // NaN stays
+#endif
 }
 
 HWY_INLINE float exp2_non_positive(float x) {
