@@ -153,11 +153,13 @@ nlohmann::ordered_json to_object(const GpuReport& report) {
                       {"fp8_matmul_flops", c.fp8_matmul_flops},
                       {"empty_seconds", c.empty_seconds},
                       {"launch_seconds", c.launch_seconds}};
-  json["first_call"] = {{"case", report.first.config},
-                        {"context_seconds", report.first.context_seconds},
-                        {"pack_seconds", report.first.pack_seconds},
-                        {"create_seconds", report.first.create_seconds},
-                        {"forward_seconds", report.first.forward_seconds}};
+  if (!report.first.config.empty()) {
+    json["first_call"] = {{"case", report.first.config},
+                          {"context_seconds", report.first.context_seconds},
+                          {"pack_seconds", report.first.pack_seconds},
+                          {"create_seconds", report.first.create_seconds},
+                          {"forward_seconds", report.first.forward_seconds}};
+  }
   json["results"] = nlohmann::ordered_json::array();
   for (const GpuResult& r : report.results) {
     nlohmann::ordered_json row = {{"case", r.config.name()},

@@ -128,22 +128,29 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
 
 void add_gpu_ceilings(CLI::App& bench) {
   auto flags = std::make_shared<GpuBenchFlags>();
+  auto output = std::make_shared<std::string>("md");
   flags->device = "cuda";
   CLI::App* ceilings = bench.add_subcommand(
       "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
   ceilings->add_option("--device", flags->device, "cuda or cuda:N")->capture_default_str();
+  ceilings->add_option("--output,-o", *output, "md or json (of several --state an array)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"md", "json"}));
   add_comma_list(*ceilings, "--state", flags->states,
                  "burst (after an idle gap), sustained, or both",
                  CLI::IsMember({"burst", "sustained"}));
-  ceilings->callback([flags] {
+  ceilings->callback([flags, output] {
     bench::GpuBench gpu(gpu_index(flags->device));
+    std::vector<GpuReport> reports;
     for (const std::string& name : flags->states) {
       show_progress(fmt::format("measuring this GPU's ceilings, {}", name));
       GpuReport report{.device = gpu.device(), .state = power_state(name)};
       report.ceilings = gpu.ceilings(report.state);
       clear_progress();
-      fmt::print("{}", bench::ceilings_markdown(report));
+      if (*output == "md") fmt::print("{}", bench::ceilings_markdown(report));
+      reports.push_back(std::move(report));
     }
+    if (*output == "json") fmt::print("{}", bench::to_json(reports));
   });
 }
 

@@ -142,6 +142,15 @@ TEST(GpuReport, EveryFormatHasTheRatioAndTheRefusal) {
   }
 }
 
+TEST(GpuReport, CeilingsAloneSayNothingOfAFirstCall) {
+  GpuReport report = one_result();
+  report.results.clear();
+  report.first = {};
+  const auto json = nlohmann::json::parse(to_json({&report, 1}));
+  EXPECT_TRUE(json.contains("ceilings"));
+  EXPECT_FALSE(json.contains("first_call"));
+}
+
 TEST(GpuReport, SeveralStatesAreOneDocument) {
   std::vector<GpuReport> reports(2, one_result());
   reports[1].state = PowerState::sustained;

@@ -220,6 +220,7 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
   expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--quick"}),
                  {"--quick", "--kv-len"});
   expect_refused(fovea({"bench", "ceilings", "--device", "cpu"}), {"'cpu'", "cuda"});
+  expect_refused(fovea({"bench", "ceilings", "--output", "csv"}), {"--output", "csv"});
 }
 
 TEST(Cli, ExplainNamesTheFlagThatIsMissing) {
