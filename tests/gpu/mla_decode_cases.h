@@ -23,6 +23,7 @@ struct MlaDecodeCase {
   const MlaFamily* family = &hopper_mla();
   int32_t max_kv_len = 1 << 20;  // what the host says
   int64_t distinct_pages = 0;    // > 0: requests have these in common, for lengths beyond memory
+  int32_t join_patience = MlaDecodeSetup{}.join_patience;
 };
 
 inline std::vector<MlaDecodeCase> mla_decode_cases() {
@@ -82,13 +83,34 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
                   .requests = std::vector<std::pair<int32_t, int32_t>>(28, {3, 500}),
                   .heads = 40,
                   .tree = true});
-  // Too many requests for clusters of blocks that join parts: some long ones leave that to the
-  // merge.
+  // Too many requests for clusters of blocks that join parts: those of some long ones are joined by
+  // the blocks that have them, or merged.
   std::vector<std::pair<int32_t, int32_t>> merged = {{1, 9000}, {1, 0}, {1, 3000}};
   for (int32_t i = 3; i < 40; ++i) merged.emplace_back(1, i * 37 % 150);
   for (const int32_t heads : {16, 32, 64, 128}) {
     list.push_back(
         {.name = "merged_heads_" + std::to_string(heads), .requests = merged, .heads = heads});
+  }
+  // Blocks that join parts: of 132 blocks, and where they wait for others' not at all or only for
+  // some.
+  list.push_back({.name = "joined_one", .requests = {{1, 8400}}, .heads = 16, .page_size = 1});
+  for (const int32_t cycles : {0, 2000}) {
+    const std::string of = "impatient_" + std::to_string(cycles);
+    for (const int32_t heads : {5, 16, 32}) {
+      list.push_back({.name = of + "_heads_" + std::to_string(heads),
+                      .requests = merged,
+                      .heads = heads,
+                      .join_patience = cycles});
+    }
+    list.push_back({.name = of + "_rank_256",
+                    .requests = merged,
+                    .heads = 16,
+                    .rank = 256,
+                    .join_patience = cycles});
+    list.push_back({.name = of + "_pairs",
+                    .requests = std::vector<std::pair<int32_t, int32_t>>(60, {1, 800}),
+                    .heads = 16,
+                    .join_patience = cycles});
   }
   // Clusters of blocks that join parts: row tiles of one part, in a cluster with others, of a whole
   // one, of several.

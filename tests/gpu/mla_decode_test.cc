@@ -227,6 +227,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                 .page_size = c.page_size,
                                 .max_q_len = problem.max_q_len,
                                 .batch_invariant = c.batch_invariant,
+                                .join_patience = c.join_patience,
                                 .sm = context->info().sm,
                                 .multiprocessors = context->info().cores};
   const BatchLimits limits = {.max_requests = static_cast<int32_t>(c.requests.size()),

@@ -31,6 +31,9 @@ constexpr int32_t kMaxTilesForWide = 5;
 bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
   return !setup.batch_invariant && setup.family->joins && setup.family->joins(setup, joins);
 }
+MlaJoins usual_joins(const MlaDecodeSetup& setup) {
+  return has_joins(setup, MlaJoins::blocks) ? MlaJoins::blocks : MlaJoins::merge;
+}
 
 void check_setup(const MlaDecodeSetup& setup) {
   check_argument(setup.dtype == DType::bf16 || setup.dtype == DType::f16,
@@ -104,8 +107,8 @@ int32_t MlaDecode::row_tile(const MlaDecodeSetup& setup) { return setup.family->
 std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup) {
   check_setup(setup);
   std::vector<gpu::KernelVariant> needed = {plan_variant(setup, row_tile(setup)),
-                                            decode_variant(setup, MlaJoins::merge),
-                                            merge_variant(setup)};
+                                            decode_variant(setup, usual_joins(setup))};
+  if (usual_joins(setup) == MlaJoins::merge) needed.push_back(merge_variant(setup));
   if (has_joins(setup, MlaJoins::pairs)) needed.push_back(decode_variant(setup, MlaJoins::pairs));
   if (has_joins(setup, MlaJoins::clusters)) {
     needed.push_back(plan_variant(setup, kMlaClusterRows));
@@ -117,8 +120,8 @@ std::vector<gpu::KernelVariant> MlaDecode::variants(const MlaDecodeSetup& setup)
 MlaDecode::MlaDecode(const MlaDecodeSetup& setup, gpu::KernelStore& store) : setup_(setup) {
   check_setup(setup);
   plan_ = Kernel(plan_variant(setup, row_tile(setup)), store);
-  decode_ = Kernel(decode_variant(setup, MlaJoins::merge), store);
-  merge_ = Kernel(merge_variant(setup), store);
+  decode_ = Kernel(decode_variant(setup, usual_joins(setup)), store);
+  if (usual_joins(setup) == MlaJoins::merge) merge_ = Kernel(merge_variant(setup), store);
   if (has_joins(setup, MlaJoins::pairs)) {
     decode_pairs_ = Kernel(decode_variant(setup, MlaJoins::pairs), store);
   }
@@ -148,7 +151,7 @@ void MlaDecode::reserve(const BatchLimits& limits, std::byte* workspace) {
 }
 
 void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) {
-  joins_ = MlaJoins::merge;
+  joins_ = usual_joins(setup_);
   work_ = reserved_;
   if (batch.requests == 0) return;
   if (has_joins(setup_, MlaJoins::pairs) && work_.workers / batch.requests == kPairWorkers) {
@@ -186,8 +189,7 @@ void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const Pl
   choose_joins(batch, bounds);
   list_settled_ = false;
   launch_plan(joins_ == MlaJoins::clusters ? plan_clusters_ : plan_, 1,
-              MlaPlanParams{batch, skip, work_, setup_.batch_invariant, joins_ == MlaJoins::pairs},
-              company, stream);
+              MlaPlanParams{batch, skip, work_, setup_.batch_invariant, joins_}, company, stream);
 }
 
 void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
@@ -198,7 +200,7 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
                                                       : decode_;
   setup_.family->attend({setup_, tensors, batch_, work_, list_settled_, maps_}, kernel, stream);
   list_settled_ = true;
-  if (setup_.batch_invariant || joins_ == MlaJoins::clusters) return;
+  if (setup_.batch_invariant || joins_ == MlaJoins::clusters || joins_ == MlaJoins::blocks) return;
   const MlaMergeParams merge{
       work_,       tensors.out,   tensors.out_token_stride, tensors.out_head_stride,
       tensors.lse, setup_.q_heads};

@@ -34,13 +34,6 @@ enum class MlaCache : uint8_t {
 // takes 0.5 us; those of 64 rows took 3, no less than a merge (2026-11-22).
 constexpr int32_t kMlaClusterRows = 16;
 
-// Who joins the parts of row tiles.
-enum class MlaJoins : uint8_t {
-  merge,     // a launch of its own
-  pairs,     // attention joins those of two parts, merge the others
-  clusters,  // attention, in clusters of blocks of kMlaClusterRows
-};
-
 struct MlaFamily;
 const MlaFamily& hopper_mla();    // sm90/mla_decode
 const MlaFamily& portable_mla();  // portable/mla_decode: sm_80 and later
@@ -59,6 +52,9 @@ struct MlaDecodeSetup {
   // The bits of a row do not depend on the batch it is in; few long requests then keep few SMs
   // busy.
   bool batch_invariant = false;
+  // Cycles for which a block of MlaJoins::blocks waits for others' parts; 0: the last one joins
+  // all.
+  int32_t join_patience = 1 << 15;
   int sm = 90;
   int32_t multiprocessors = 0;
 };
@@ -114,7 +110,7 @@ struct MlaFamily {
   int32_t (*workers)(const MlaDecodeSetup& setup) = nullptr;
   DType (*parts)(const MlaDecodeSetup& setup) = nullptr;  // of MlaWorkList::partial_out: f32, f16
   VariantValues (*values)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
-  // Whether there is such a variant; null: only for merge.
+  // Whether there is such a variant, blocks' instead of merge's; null: only merge.
   bool (*joins)(const MlaDecodeSetup& setup, MlaJoins joins) = nullptr;
   void (*attend)(const MlaPass& pass, const Kernel& kernel, Stream stream) = nullptr;
 };

@@ -20,7 +20,8 @@ struct alignas(16) MlaItem {
   int32_t first_row;  // of the request's packed rows
   int32_t key_begin;  // a multiple of kBlockKeys
   int32_t key_end;    // exclusive
-  // Slot of the partial result, -1: the item is the whole row tile; kPaired; parts_of_workers.
+  // -1: the item is the whole row tile. Else the slot of the partial result, kPaired, or
+  // parts_of_workers.
   int32_t partial;
 };
 
@@ -28,11 +29,16 @@ struct alignas(16) MlaItem {
 // the slots 2 w + 1 and 2 w + 2 of workers w and w + 1.
 constexpr int32_t kPaired = 1 << 30;
 
-// MlaItem::partial where blocks join parts in clusters: workers first to first + count - 1 have one
-// part each of the row tile.
+// MlaItem::partial where mla_decode joins any number of parts: workers first to first + count - 1 have
+// one part each of the row tile.
 constexpr int32_t parts_of_workers(int32_t first, int32_t count) { return count << 8 | first; }
 constexpr int32_t first_of_parts(int32_t partial) { return partial & 255; }
 constexpr int32_t count_of_parts(int32_t partial) { return partial >> 8; }
+// Of a worker's part of a row tile whose first one is worker `first`'s: a worker may have the last part
+// of one tile and the first of another.
+constexpr int32_t slot_of_worker(int32_t worker, int32_t first) {
+  return 2 * worker + (worker == first ? 1 : 0);
+}
 
 // The parts of one row tile that several workers computed, in ascending order of keys: slot
 // `first`, then count - 1 slots from first + 1 in steps of two. count 0: nothing to do.
@@ -51,6 +57,14 @@ struct alignas(16) MlaRange {
   MlaItem first;  // items[begin] once more, so that a worker needs one read to start
 };
 
+// Who joins the parts of row tiles.
+enum class MlaJoins : int32_t {
+  merge,     // mla_merge, a launch of its own
+  pairs,     // mla_decode joins those of two parts, the merge the others
+  clusters,  // mla_decode, in clusters of blocks of kMlaClusterRows rows
+  blocks,    // mla_decode: the blocks that have them
+};
+
 // What mla_plan writes and the others read. A worker is one block of mla_decode or two with 64 rows
 // each of the same items. Only the first and the last item of a range can be parts of row tiles.
 struct MlaWorkList {
@@ -62,8 +76,9 @@ struct MlaWorkList {
   // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
   // of the columns.
   float* partial_units;
-  // 0 between launches; [workers, 2 blocks, 2 halves of the columns]: of pairs. [workers, row
-  // tile]: of row tiles with parts in several clusters, at their first worker.
+  // 0 after a plan. [workers, 2 blocks, 2 halves of the columns]: of pairs. Of row tiles at their
+  // first worker: [workers], sm90/mla_decode/join.cuh; [workers, row tile], of those with parts in
+  // several clusters.
   uint32_t* arrivals;
   int32_t workers;  // at most kMlaMaxWorkers
   // Blocks of a cluster, which join parts of row tiles (partial_out is f32 then): a power of two
@@ -79,7 +94,7 @@ struct MlaPlanParams {
   MlaWorkList work;
   // Whatever the balance: the bits of a row then do not depend on the batch it is in.
   int32_t whole_tiles;
-  int32_t pairs;  // whether mla_decode joins row tiles of two parts: they are left out of merges
+  MlaJoins joins;
 };
 
 struct MlaMergeParams {
@@ -121,6 +136,7 @@ struct alignas(64) MlaDecodeParams {
   float* lse;  // [tokens, q_heads] or null
   MlaWorkList work;
   const float* cache_scale;  // [1] or null: 1; plain fp8 caches
+  int32_t join_patience;     // cycles for which a block waits for the others' parts of a row tile
 };
 
 // Of portable/mla_decode. Strides of queries and output in elements.

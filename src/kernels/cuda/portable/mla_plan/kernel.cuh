@@ -119,6 +119,11 @@ struct MlaPlanConfig {
     return done;
   }
 
+  // Whether mla_decode joins the parts of all row tiles.
+  __device__ static bool in_decode(const MlaPlanParams& params) {
+    return params.joins == MlaJoins::clusters || params.joins == MlaJoins::blocks;
+  }
+
   __device__ static MlaItem item_of(const PlannedTile& tile, int from, int to, int partial) {
     return {tile.view.request,
             tile.view.q_begin,
@@ -195,17 +200,17 @@ struct MlaPlanConfig {
     const PlannedTile tile = shared.tiles[shared.tile_at[first]];
     const int count = shared.pieces[first];
     const int n = worker - first;
-    const bool clusters = work.cluster > 1;
-    const bool paired = params.pairs && count == 2;
-    const int slot = count == 1 ? -1
-                     : clusters ? parts_of_workers(first, count)
-                                : (n == 0 ? 2 * worker + 1 : 2 * worker) + (paired ? kPaired : 0);
+    const bool paired = params.joins == MlaJoins::pairs && count == 2;
+    const int slot = count == 1          ? -1
+                     : in_decode(params) ? parts_of_workers(first, count)
+                                         : slot_of_worker(worker, first) + (paired ? kPaired : 0);
     const MlaItem item =
         item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
     work.items[worker] = item;
     work.ranges[worker] = {worker, worker + 1, 1, 0, item};
-    if (n == 0 && count > 1 && !paired && !clusters)
+    if (n == 0 && count > 1 && !paired && !in_decode(params)) {
       work.merges[worker] = merge_of(tile, worker, count);
+    }
   }
 
   // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
@@ -219,13 +224,17 @@ struct MlaPlanConfig {
     }
   }
 
+  __device__ static int64_t line_start(const Visited& at) {
+    return at.before + static_cast<int64_t>(at.number) * kItemBlocks;
+  }
+
   // Calls visit(worker, first block, end) for each stretch of the tile. The line has kItemBlocks
   // after every tile; a tile's item of a worker is number tile + worker, so the items of a worker
   // stand in a row.
   template <typename Visit>
   __device__ static void for_stretches(const Visited& at, int64_t share, Visit visit) {
     if (!at.exists) return;
-    const int64_t start = at.before + static_cast<int64_t>(at.number) * kItemBlocks;
+    const int64_t start = line_start(at);
     const int blocks = at.tile.blocks();
     int from = 0;
     for (int worker = static_cast<int>(quotient(start, share));; ++worker) {
@@ -237,24 +246,27 @@ struct MlaPlanConfig {
     }
   }
 
-  __device__ static void write_stretches(const MlaWorkList& work, const Visited& at, int64_t share,
-                                         const SharedMemory& shared) {
-    int first = -1;
-    int parts = 0;
+  __device__ static void write_stretches(const MlaPlanParams& params, const Visited& at,
+                                         int64_t share, const SharedMemory& shared) {
+    if (!at.exists) return;
+    const MlaWorkList& work = params.work;
+    const auto worker_of = [&](int block) {
+      return static_cast<int>(quotient(line_start(at) + block, share));
+    };
+    const int first = worker_of(0);
+    const int parts = worker_of(max(at.tile.blocks() - 1, 0)) - first + 1;
     for_stretches(at, share, [&](int worker, int from, int to) {
-      if (parts++ == 0) first = worker;
-      const bool whole = from == 0 && to == at.tile.blocks();
       const MlaItem item = item_of(at.tile, from, to,
-                                   whole       ? -1
-                                   : from == 0 ? 2 * worker + 1
-                                               : 2 * worker);
+                                   parts == 1          ? -1
+                                   : in_decode(params) ? parts_of_workers(first, parts)
+                                                       : slot_of_worker(worker, first));
       const int number = at.number + worker;
       work.items[number] = item;
       if (shared.begin[worker] == number) {
         work.ranges[worker] = {number, shared.end[worker], 1, 0, item};
       }
     });
-    if (parts > 1) work.merges[first] = merge_of(at.tile, first, parts);
+    if (parts > 1 && !in_decode(params)) work.merges[first] = merge_of(at.tile, first, parts);
   }
 
   __device__ static void plan(const MlaPlanParams& params) {
@@ -309,7 +321,7 @@ struct MlaPlanConfig {
       });
     });
     __syncthreads();
-    revisit([&](const Visited& at) { write_stretches(work, at, share, shared); });
+    revisit([&](const Visited& at) { write_stretches(params, at, share, shared); });
   }
 
   __device__ static void run(const Params& params) {

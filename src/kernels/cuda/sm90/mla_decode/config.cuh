@@ -60,6 +60,13 @@ struct RowTile {
   bool paired;    // of a row tile of two parts, which are joined here
 };
 
+// A part that the block has stored, of a row tile that is still to be joined.
+struct OpenPart {
+  int q_begin, first_row, rows;  // as MlaItem, RowTile
+  int partial;                   // as MlaItem
+  uint32_t state;                // of the counter before this part; then whose rows to join
+};
+
 template <int kLatentRank, int kRopeDim, Type kQuery, Type kCache, Loader kKeyLoader,
           int kRowsOfBlock, int kRowBlocks, int kJoins>
 struct MlaDecodeConfig {
@@ -77,11 +84,13 @@ struct MlaDecodeConfig {
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
   static constexpr int kBlocks = kRowBlocks;
-  // Whether blocks join row tiles of two parts (join.cuh), or clusters of blocks those of any number
-  // (cluster_join.cuh), instead of leaving them to the merge.
+  // Whether blocks join row tiles of two parts (pair_join.cuh), or those of any number, in clusters
+  // (cluster_join.cuh) or not (join.cuh), instead of leaving them to the merge.
   static constexpr bool kPairs = kJoins == 1;
   static constexpr bool kClusters = kJoins == 2;
+  static constexpr bool kJoinsParts = kJoins == 3;
   static_assert(!kPairs || !kNarrow);
+  static_assert(!kJoinsParts || kNarrow);
   static_assert(!kClusters || (kSixteen && kBlocks == 1));
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
@@ -195,6 +204,9 @@ struct MlaDecodeConfig {
     TransactionBarrier parts_full;
     bool last[kRows];  // whether the other clusters' parts of a row are stored
   };
+  struct JoinMemory {
+    OpenPart open[2];  // the first and the last item of a block may be parts
+  };
   struct Nothing {};
   struct SharedMemory : Select<kSixteen, SixteenMemory, Select<kNarrow, NarrowMemory, WideMemory>>,
                         Select<kFp8, Fp8Memory, Nothing> {
@@ -203,6 +215,7 @@ struct MlaDecodeConfig {
     alignas(1024) uint16_t q[kQueryTiles][kRows][kTileColumns];
     RowTile tiles[kTileSlots];
     Select<kClusters, ClusterMemory, Nothing> cluster;
+    Select<kJoinsParts, JoinMemory, Nothing> join;
     struct {
       int index, end, step;
     } next;  // work item of a producer that has no registers for it
@@ -240,6 +253,16 @@ struct Ring {
 template <class C>
 __device__ __forceinline__ int block_rank() {
   return blockIdx.x % C::kBlocks;
+}
+
+// Where a row of the block's part stands, in rows of the partial results.
+template <class C>
+__device__ __forceinline__ int64_t part_row(const MlaItem& item, int row) {
+  int slot = item.partial;
+  if constexpr (C::kJoinsParts) {
+    slot = slot_of_worker(static_cast<int>(blockIdx.x) / C::kBlocks, first_of_parts(item.partial));
+  }
+  return (static_cast<int64_t>(slot) * C::kBlocks + block_rank<C>()) * C::kRows + row;
 }
 
 // One role's way through the tiles.

@@ -72,9 +72,7 @@ __device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
   const uint32_t unit = unit_bits(largest<C>(out, r) * inverse);
   const float factor = inverse * __uint_as_float((254u << 23) - unit);
   const int row = thread_row(r);
-  const int64_t place = (static_cast<int64_t>(tile.item.partial) * C::kBlocks + block_rank<C>()) *
-                            C::kRows +
-                        row;
+  const int64_t place = part_row<C>(tile.item, row);
   const bool valid = row < tile.rows;
   if (valid && threadIdx.x % 4 == 0) {
     params.work.partial_units[2 * place + half] = __uint_as_float(unit);

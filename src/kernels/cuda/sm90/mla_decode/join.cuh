@@ -1,154 +1,297 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two parts of a row tile, joined by the block that is done last; the other one has stored its
-// part and left. Which of them it is does not change the result.
+// The parts of a row tile, joined by the blocks that computed them, each a share of the rows. A
+// block stores its part and counts it; when it has no more work it waits for the others' parts. Not
+// for ever, for nothing promises that they run at the same time: a block that gives up counts that,
+// and the one whose part is the last joins all rows then. Whoever joins, sums are the same.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
+#include "kernels/cuda/common/log2.cuh"
+#include "kernels/cuda/sm90/mla_decode/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Whether this warpgroup is the second to come; then it sees what the first stored before. flag: in
-// shared memory. Leaves the counter at 0.
-__device__ __forceinline__ bool comes_second(uint32_t* arrivals, int barrier, uint32_t& flag) {
-  named_barrier_wait(barrier, kWarpgroupThreads);
-  if (threadIdx.x % kWarpgroupThreads == 0) {
-    uint32_t before;
-    asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.inc.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(arrivals)
-                 : "memory");
-    flag = before;
-  }
-  named_barrier_wait(barrier, kWarpgroupThreads);
-  return flag == 1;
-}
+// A counter: parts stored below 16 bits, blocks that gave up above, and a bit that flips whenever
+// all parts are stored: launch after launch begins with the counter as the one before left it.
+constexpr uint32_t kPartsMask = 0xffff;
+constexpr uint32_t kGaveUp = 1u << 16;
+constexpr uint32_t kTurn = 1u << 31;
 
-// What another block has stored, from the L2; stays where it stands, for all loads at once would
-// not fit the registers.
-__device__ __forceinline__ uint4 load_others(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
+__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter, uint32_t n) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(n)
                : "memory");
-  return v;
+  return before;
 }
 
-// What two parts weigh, from their LSE.
-struct PairWeights {
-  float own, other, lse;
-  __device__ __forceinline__ PairWeights(float own_lse, float other_lse) {
-    const float most = fmaxf(own_lse, other_lse);
-    const float base = most == -infinity() ? 0 : most;
-    own = exp2_fast((own_lse - base) * kLog2E);
-    other = exp2_fast((other_lse - base) * kLog2E);
-    const float total = own + other;
-    const float inverse = total > 0 ? __fdividef(1.0f, total) : 0;
-    own *= inverse;
-    other *= inverse;
-    lse = total > 0 ? base + log2f(total) * kLn2 : -infinity();
+__device__ __forceinline__ bool all_stored(uint32_t now, uint32_t before, int parts) {
+  return ((now ^ before) & kTurn) || (now & kPartsMask) == static_cast<uint32_t>(parts);
+}
+
+// Whose rows a block is to join.
+enum JoinRows : uint32_t { no_rows, own_rows, all_rows };
+
+// One thread. Behind it the parts of the rows are visible.
+__device__ __forceinline__ JoinRows await_parts(uint32_t* counter, uint32_t before, int parts,
+                                                int patience) {
+  if ((before & kPartsMask) == static_cast<uint32_t>(parts - 1)) {
+    const uint32_t gave_up = before & ~(kTurn | kPartsMask);
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter),
+                 "r"(kTurn - parts - gave_up)
+                 : "memory");
+    return gave_up ? all_rows : own_rows;
+  }
+  const int64_t begin = clock64();
+  do {
+    uint32_t now;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    if (all_stored(now, before, parts)) return own_rows;
+  } while (clock64() - begin < patience);
+  if (!all_stored(add_to_counter(counter, kGaveUp), before, parts)) return no_rows;
+  add_to_counter(counter, -kGaveUp);
+  return own_rows;
+}
+
+// Of those that join: all but the producer's.
+__device__ __forceinline__ int join_thread() {
+  return static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+}
+
+// Where rows that a thread joins go, one after the other.
+struct JoinedRows {
+  int64_t token;
+  int head;
+
+  __device__ __forceinline__ JoinedRows(const MlaDecodeParams& params, const OpenPart& open,
+                                        int row) {
+    const int packed = open.first_row + row;
+    token = open.q_begin + packed / params.q_heads;
+    head = packed % params.q_heads;
+  }
+  __device__ __forceinline__ void advance(const MlaDecodeParams& params, int rows) {
+    head += rows;
+    if (head < params.q_heads) return;
+    token += head / params.q_heads;
+    head %= params.q_heads;
   }
 };
 
-// A warpgroup's half of the values. A thread stores what it has side by side with its neighbours,
-// and finds the other part's values of the same rows and columns in the same place.
+// A share of a tile's rows, and what of them a thread has: four columns of each row_step-th row, of
+// all parts. Where rows are fewer than that, all threads have the same rows and each every
+// groups-th part. What takes divisions is found before the parts are waited for.
 template <class C>
-__device__ __forceinline__ void join_pair(const MlaDecodeParams& params,
-                                          typename C::SharedMemory& shared, const RowTile& tile,
-                                          int half, const float (&out)[C::kValueColumns / 2],
-                                          const float (&inverse)[2]) {
-  constexpr int kChunks = C::kValueColumns / 32;  // of 8 values, of a row
-  const MlaWorkList& work = params.work;
-  const int slot = tile.item.partial;
-  const int other_slot = (slot + 1 ^ 1) - 1;
-  const auto row_of = [&](int part, int r) {
-    return (static_cast<int64_t>(part) * C::kBlocks + block_rank<C>()) * kTileRows + thread_row(r);
-  };
-  const auto values_of = [&](int part) {
-    const int64_t place = (static_cast<int64_t>(part) * C::kBlocks + block_rank<C>()) * 2 + half;
-    return static_cast<uint4*>(work.partial_out) + place * (2 * kChunks * kWarpgroupThreads) +
-           threadIdx.x % kWarpgroupThreads;
-  };
-  uint32_t words[2][C::kValueColumns / 8];
-  float unit[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t bits = unit_bits(largest<C>(out, r) * inverse[r]);
-    const float factor = inverse[r] * __uint_as_float((254u << 23) - bits);
-    unit[r] = __uint_as_float(bits);
-#pragma unroll
-    for (int i = 0; i < C::kValueColumns / 8; ++i) {
-      words[r][i] = pack_here<f16>(out[4 * i + 2 * r] * factor, out[4 * i + 2 * r + 1] * factor);
-    }
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t* w = words[r] + 4 * c;
-      values_of(slot)[(r * kChunks + c) * kWarpgroupThreads] = {w[0], w[1], w[2], w[3]};
-    }
-    if (threadIdx.x % 4 == 0) work.partial_units[2 * row_of(slot, r) + half] = unit[r];
+struct JoinShare {
+  static constexpr int kThreadColumns = 4;
+  static constexpr int kRowThreads = C::kRank / kThreadColumns;
+  static constexpr int kRowStep = kConsumerThreads / kRowThreads;
+  static_assert(kRowStep > 1 && kRowStep <= 32);
+
+  int parts, log_parts;  // the latter of the next power of two
+  int begin, rows;
+  int first_row, row_step, group, groups, column;
+  int64_t place;  // of the share's first row in slot 2 * first worker
+  JoinedRows to;
+
+  __device__ __forceinline__ JoinShare(const MlaDecodeParams& params, const OpenPart& open,
+                                       int number)
+      : parts(count_of_parts(open.partial)),
+        log_parts(32 - __clz(parts - 1)),
+        begin(number * ((open.rows + parts - 1) / parts)),
+        place(int64_t{2} * first_of_parts(open.partial) * C::kRows + begin),
+        to(params, open, begin) {
+    const int share = (open.rows + parts - 1) / parts;
+    rows = min(share, open.rows - begin);
+    const int thread = join_thread();
+    const bool apart = share >= kRowStep;
+    row_step = apart ? kRowStep : 1;
+    first_row = apart ? thread / kRowThreads : 0;
+    groups = apart ? 1 : kRowStep;
+    constexpr int kLanes = 32 / kRowStep;  // of a warp, with different columns
+    group = apart ? 0 : thread % 32 / kLanes;
+    column =
+        kThreadColumns * (apart ? thread % kRowThreads : thread / 32 * kLanes + thread % kLanes);
+    to.advance(params, first_row);
   }
-  uint32_t* arrivals = &work.arrivals[(slot - 1) / 2 * 4 + block_rank<C>() * 2 + half];
-  if (!comes_second(arrivals, 2 + half, shared.arrived[half])) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = thread_row(r);
-    const bool valid = row < tile.rows;
-    const PairWeights weights(__ldcg(&work.partial_lse[row_of(slot, r)]),
-                              __ldcg(&work.partial_lse[row_of(other_slot, r)]));
-    const float scale = weights.own * unit[r];
-    const float other_scale =
-        weights.other * __ldcg(&work.partial_units[2 * row_of(other_slot, r) + half]);
-    uint16_t* to = output_row<C>(params, tile, half, valid ? row : 0);
-    uint4 got[kChunks];
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      got[c] = load_others(values_of(other_slot) + (r * kChunks + c) * kWarpgroupThreads);
-    }
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t theirs[4] = {got[c].x, got[c].y, got[c].z, got[c].w};
-      uint32_t sums[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        // Else all are unpacked while the others are on their way, and do not fit the registers.
-        const uint32_t own = fresh(words[r][4 * c + i]);
-        float sum[2];
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          // Either may be the own one: rounded alike.
-          sum[k] = __fadd_rn(
-              __fmul_rn(to_float<f16>(static_cast<uint16_t>(own >> 16 * k)), scale),
-              __fmul_rn(to_float<f16>(static_cast<uint16_t>(theirs[i] >> 16 * k)), other_scale));
-        }
-        sums[i] = pack_here<C::kQ>(sum[0], sum[1]);
-      }
-      store_words(to + 32 * c, valid, sums);
-    }
-    if (half == 0 && params.lse && valid && threadIdx.x % 4 == 0) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
-                 row] = weights.lse;
-    }
+  // Rows of partial results from `place`; only the first part is in its worker's second slot.
+  __device__ __forceinline__ int row_of(int row, int part) const {
+    return part * (2 * C::kRows) + row + (part == 0 ? C::kRows : 0);
   }
-}
+};
+
+// Shared memory where keys and queries were.
+template <class C>
+struct JoinSpace {
+  static constexpr int kThreadParts =
+      sizeof(C::SharedMemory::kv) / (kConsumerThreads * sizeof(float4));
+  static constexpr int kWeights = 256;  // rows of a share by parts, their number a power of two
+  float4 (*values)[kConsumerThreads];   // [kThreadParts]: what each thread adds up
+  float *lse, *factors;                 // [kWeights]
+
+  __device__ __forceinline__ explicit JoinSpace(typename C::SharedMemory& shared) {
+    static_assert(2 * kWeights * sizeof(float) <= sizeof(shared.q));
+    values = reinterpret_cast<float4(*)[kConsumerThreads]>(&shared.kv);
+    lse = reinterpret_cast<float*>(&shared.q);
+    factors = lse + kWeights;
+  }
+};
 
 template <class C>
-__device__ __forceinline__ void store_values(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared, const RowTile& tile,
-                                             int half, const float (&out)[C::kValueColumns / 2],
-                                             const float (&inverse)[2]) {
-  if constexpr (C::kPairs) {
-    if (tile.paired) {
-      join_pair<C>(params, shared, tile, half, out, inverse);
-      return;
+__device__ __forceinline__ void ask_for_lses(const MlaDecodeParams& params,
+                                             const JoinShare<C>& share, const JoinSpace<C>& space) {
+#pragma unroll 1
+  for (int i = join_thread(); i < share.rows << share.log_parts; i += kConsumerThreads) {
+    const int part = i & (1 << share.log_parts) - 1;
+    if (part >= share.parts) continue;
+    const int64_t place = share.place + share.row_of(i >> share.log_parts, part);
+    copy_word_async(&space.lse[i], params.work.partial_lse + place, sizeof(float));
+  }
+  commit_copies();
+}
+
+// What the parts of a share's rows weigh, and the rows' LSE. All threads meet here.
+template <class C>
+__device__ __forceinline__ void weigh_parts(const MlaDecodeParams& params, const OpenPart& open,
+                                            const JoinShare<C>& share, const JoinSpace<C>& space) {
+  named_barrier_wait(kConsumersBarrier, kConsumerThreads);
+#pragma unroll 1
+  for (int i = join_thread(); i < share.rows << share.log_parts; i += kConsumerThreads) {
+    const int row = i >> share.log_parts;
+    const int part = i - (row << share.log_parts);
+    if (part >= share.parts) continue;
+    const float* of_row = space.lse + (row << share.log_parts);
+    float most = -infinity();
+#pragma unroll 8
+    for (int p = 0; p < share.parts; ++p) most = fmaxf(most, of_row[p]);
+    const float base = most == -infinity() ? 0 : most;
+    float total = 0;
+#pragma unroll 8
+    for (int p = 0; p < share.parts; ++p) total += exp2_fast((of_row[p] - base) * kLog2E);
+    const float inverse = total > 0 ? __fdividef(1.0f, total) : 0;
+    space.factors[i] = exp2_fast((of_row[part] - base) * kLog2E) * inverse;
+    if (params.lse && part == 0) {
+      params.lse[static_cast<int64_t>(open.q_begin) * params.q_heads + open.first_row +
+                 share.begin + row] = total > 0 ? base + log2f(total) * kLn2 : -infinity();
     }
   }
-  if (tile.item.partial >= 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
-  } else {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
-  }
+  named_barrier_wait(kConsumersBarrier, kConsumerThreads);
 }
+
+// The rows of one share. Copies to shared memory have all parts on their way at a time, which
+// registers could not take.
+template <class C>
+__device__ __forceinline__ void join_rows(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared, const OpenPart& open,
+                                          JoinShare<C>& share) {
+  if (share.rows <= 0) return;
+  const JoinSpace<C> space(shared);
+  ask_for_lses<C>(params, share, space);
+  const int thread = join_thread();
+  const float* values =
+      static_cast<const float*>(params.work.partial_out) + share.place * C::kRank + share.column;
+  const auto values_of = [&](int row, int part) {
+    return values + share.row_of(row, part) * C::kRank;
+  };
+  int n = 0;
+#pragma unroll 1
+  for (int row = share.first_row; row < share.rows; row += share.row_step) {
+    const float* from = values_of(row, share.group);
+#pragma unroll 4
+    for (int part = share.group; part < share.parts; part += share.groups, ++n) {
+      if (n >= space.kThreadParts) break;
+      copy_async(&space.values[n][thread], from, sizeof(float4));
+      from += share.groups * (2 * C::kRows * C::kRank);
+      if (part == 0) from -= C::kRows * C::kRank;
+    }
+  }
+  commit_copies();
+  wait_copies<1>();
+  weigh_parts<C>(params, open, share, space);
+  wait_copies<0>();
+  n = 0;
+#pragma unroll 1
+  for (int row = share.first_row; row < share.rows; row += share.row_step) {
+    float sum[JoinShare<C>::kThreadColumns] = {};
+    const float* factors = space.factors + (row << share.log_parts);
+#pragma unroll 4
+    for (int part = share.group; part < share.parts; part += share.groups, ++n) {
+      // More than fit where a hundred blocks have one row each.
+      const float4 v = n < space.kThreadParts
+                           ? space.values[n][thread]
+                           : __ldcg(reinterpret_cast<const float4*>(values_of(row, part)));
+      const float factor = factors[part];
+      sum[0] += factor * v.x;
+      sum[1] += factor * v.y;
+      sum[2] += factor * v.z;
+      sum[3] += factor * v.w;
+    }
+#pragma unroll 1
+    for (int step = 32 / share.groups; step < 32; step *= 2) {
+#pragma unroll
+      for (float& one : sum) one += __shfl_xor_sync(~0u, one, step);
+    }
+    if (share.group == 0) {
+      uint16_t* to = static_cast<uint16_t*>(params.out) + share.to.token * params.out_token_stride +
+                     share.to.head * params.out_head_stride + share.column;
+      *reinterpret_cast<uint2*>(to) = {pack<C::kQ>(sum[0], sum[1]), pack<C::kQ>(sum[2], sum[3])};
+    }
+    share.to.advance(params, share.row_step);
+  }
+  named_barrier_wait(kConsumersBarrier, kConsumerThreads);  // factors have been read
+}
+
+// The parts that a block has stored.
+template <class C>
+class OpenParts {
+ public:
+  __device__ __forceinline__ OpenParts(const MlaDecodeParams& params,
+                                       typename C::SharedMemory& shared)
+      : params_(params), shared_(shared) {}
+
+  // Counts the item's part, if it is one, which all threads have stored.
+  __device__ __forceinline__ void count(const RowTile& tile) {
+    if constexpr (C::kJoinsParts) {
+      if (tile.item.partial < 0) return;
+      OpenPart& open = shared_.join.open[count_++];
+      if (join_thread() == 0) {
+        open = {tile.view.q_begin, tile.first_row, tile.rows, tile.item.partial, 0};
+      }
+      named_barrier_wait(kConsumersBarrier, kConsumerThreads);
+      if (join_thread() == 0) open.state = add_to_counter(counter(open.partial), 1);
+    }
+  }
+
+  // Joins what they are parts of, once there is no more work for the block.
+  __device__ __forceinline__ void join() {
+    if constexpr (C::kJoinsParts) {
+#pragma unroll 1
+      for (int i = 0; i < count_; ++i) {
+        OpenPart& open = shared_.join.open[i];
+        int number = static_cast<int>(blockIdx.x) - first_of_parts(open.partial);
+        JoinShare<C> share(params_, open, number);
+        const int parts = share.parts;
+        if (join_thread() == 0) {
+          open.state = await_parts(counter(open.partial), open.state, parts, params_.join_patience);
+        }
+        named_barrier_wait(kConsumersBarrier, kConsumerThreads);
+#pragma unroll 1
+        for (int left = open.state == all_rows ? parts : open.state == own_rows; left > 0; --left) {
+          join_rows<C>(params_, shared_, open, share);
+          number = number + 1 < parts ? number + 1 : 0;
+          if (left > 1) share = JoinShare<C>(params_, open, number);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t* counter(int partial) const {
+    return params_.work.arrivals + first_of_parts(partial);
+  }
+
+  const MlaDecodeParams& params_;
+  typename C::SharedMemory& shared_;
+  int count_ = 0;
+};
 
 }  // namespace fovea::kernels::cuda

@@ -18,13 +18,13 @@
 // Blocks of 16 or 32 rows have other roles behind the producer: sixteen.cuh, narrow.cuh.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/join.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_boxes.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_rows.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow_fp8.cuh"
+#include "kernels/cuda/sm90/mla_decode/pair_join.cuh"
 #include "kernels/cuda/sm90/mla_decode/sixteen.cuh"
 
 namespace fovea::kernels::cuda {

@@ -107,11 +107,12 @@ DType parts(const MlaDecodeSetup& setup) {
 }
 
 // Pairs: blocks of 64 rows side by side, whose pieces take longest to merge; converting ones have
-// no registers to spare.
+// no registers to spare. Blocks: of fewer rows; those of 64 join no faster than the merge
+// (2026-11-22).
 bool has_joins(const MlaDecodeSetup& setup, MlaJoins joins) {
-  return joins == MlaJoins::clusters
-             ? loads_pages(setup)
-             : setup.cache == MlaCache::as_queries && row_blocks(setup) == 2;
+  if (joins == MlaJoins::clusters) return loads_pages(setup);
+  if (setup.cache != MlaCache::as_queries) return false;
+  return joins == MlaJoins::pairs ? row_blocks(setup) == 2 : block_rows(setup) < kTileRows;
 }
 
 VariantValues values(const MlaDecodeSetup& setup, MlaJoins joins) {
@@ -170,6 +171,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.ranges = pass.work.ranges;
   params.q_heads = pass.batch.q_heads;
   params.list_settled = pass.list_settled;
+  params.join_patience = setup.join_patience;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
   // Two blocks over the same keys: fp8 ones convert for each other. Others only have to be
   // neighbours, but where the kernel ahead leaves multiprocessors one by one, blocks by themselves

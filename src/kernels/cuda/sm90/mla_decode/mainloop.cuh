@@ -149,12 +149,10 @@ __device__ __forceinline__ void clear_foreign_values(typename C::SharedMemory& s
 template <class C>
 __device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const RowTile& tile,
                                           int half, float lse) {
-  const int rank = block_rank<C>();
   const int row = thread_row(half);
   if (threadIdx.x % 4 != 0 || row >= tile.rows) return;
   if (tile.item.partial >= 0) {
-    params.work.partial_lse[static_cast<int64_t>(tile.item.partial) * (C::kBlocks * kTileRows) +
-                            rank * kTileRows + row] = lse;
+    params.work.partial_lse[part_row<C>(tile.item, row)] = lse;
   } else if (params.lse) {
     const int packed = tile.first_row + row;
     params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;

@@ -5,6 +5,7 @@
 // scores, both add that up and weigh, each multiplies its values.
 #pragma once
 
+#include "kernels/cuda/sm90/mla_decode/join.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow_epilogue.cuh"
 
 namespace fovea::kernels::cuda {
@@ -211,16 +212,19 @@ __device__ __forceinline__ void run_narrow(const MlaDecodeParams& params,
                                            typename C::SharedMemory& shared, int half) {
   Progress<C> at;
   TileReader<C> reader;
+  OpenParts<C> open(params, shared);
   while (true) {
     const RowTile& tile = reader.take(shared);
-    if (tile.tiles < 0) return;
+    if (tile.tiles < 0) break;
     NarrowState<C> state = {};
     if (tile.tiles > 0) narrow_item<C>(params, shared, tile, half, at, state);
     float inverse[C::kRows / 4];
     finish_columns<C>(params, shared, tile, half, state, inverse);
     store_half<C>(params, tile, half, state, inverse);
+    open.count(tile);
     reader.give_back(shared);
   }
+  open.join();
 }
 
 }  // namespace fovea::kernels::cuda

@@ -87,10 +87,7 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
     if (half == 1 || warp > 0 || lane >= 4 || row >= tile.rows) continue;
     const float lse = sum > 0 ? (state.most[i] + log2f(sum)) * kLn2 : -infinity();
     if (tile.item.partial >= 0) {
-      params.work.partial_lse[(static_cast<int64_t>(tile.item.partial) * C::kBlocks +
-                               block_rank<C>()) *
-                                  C::kRows +
-                              row] = lse;
+      params.work.partial_lse[part_row<C>(tile.item, row)] = lse;
     } else if (params.lse) {
       params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
                  row] = lse;
@@ -112,11 +109,7 @@ __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const 
         const int row = column_of(2 * j + c);
         if (row >= tile.rows) continue;
         float* to = static_cast<float*>(params.work.partial_out) +
-                    ((static_cast<int64_t>(tile.item.partial) * C::kBlocks + block_rank<C>()) *
-                         C::kRows +
-                     row) *
-                        C::kRank +
-                    half * C::kValueColumns;
+                    part_row<C>(tile.item, row) * C::kRank + half * C::kValueColumns;
 #pragma unroll
         for (int t = 0; t < C::kHalfTiles; ++t) {
 #pragma unroll

@@ -14,6 +14,7 @@ struct NarrowFp8Config {
   static constexpr Type kQ = kQuery;
   static constexpr int kRows = kRowsOfBlock;
   static constexpr bool kPairs = false;
+  static constexpr bool kJoinsParts = false;
   static constexpr bool kClusters = false;
   static constexpr bool kSixteen = false;
   static constexpr int kBlocks = 1;

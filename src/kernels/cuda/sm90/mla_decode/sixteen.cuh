@@ -316,14 +316,17 @@ __device__ __forceinline__ void run_sixteen(const MlaDecodeParams& params,
   }
   SixteenProgress<C> at;
   TileReader<C> reader;
+  OpenParts<C> open(params, shared);
   while (true) {
     const RowTile& tile = reader.take(shared);
-    if (tile.tiles < 0) return;
+    if (tile.tiles < 0) break;
     SixteenState<C> state;
     if (tile.tiles > 0) sixteen_item<C>(params, shared, tile, at, state);
     store_own<C>(params, shared, tile, state);
+    open.count(tile);
     reader.give_back(shared);
   }
+  open.join();
 }
 
 }  // namespace fovea::kernels::cuda

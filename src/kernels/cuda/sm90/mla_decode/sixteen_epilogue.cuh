@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/cluster_join.cuh"
+#include "kernels/cuda/sm90/mla_decode/join.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -60,7 +61,7 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
     const int packed = tile.first_row + (valid ? row : 0);
     const int64_t token = tile.view.q_begin + packed / params.q_heads;
     const int head = packed % params.q_heads;
-    const int64_t place = static_cast<int64_t>(tile.item.partial) * C::kRows + row;
+    const int64_t place = part ? part_row<C>(tile.item, row) : 0;
     if (valid && warp == 0 && lane % 4 == 0) {
       const float lse = sum > 0 ? (state.most[r] + log2f(sum)) * kLn2 : -infinity();
       if (part) {
