@@ -61,8 +61,10 @@ void head_shapes(Cases& cases) {
     AttentionCase test = mha_case(fmt::format("group_{}", group), group * kv_heads, kv_heads, 64);
     cases.push_back(test);
   }
+  // Those between the widths of GPU kernels are multiples of 8, too.
   constexpr int32_t kDims[][2] = {{64, 64},   {80, 80},   {96, 96},   {112, 112}, {128, 128},
-                                  {192, 192}, {256, 256}, {192, 128}, {64, 128}};
+                                  {192, 192}, {256, 256}, {192, 128}, {64, 128},  {40, 40},
+                                  {72, 72},   {88, 88},   {104, 120}, {200, 248}};
   for (const auto& [dim, dim_v] : kDims) {
     AttentionCase test = mha_case(fmt::format("head_dim_{}_{}", dim, dim_v), 6, 2, dim);
     test.spec.head_dim_v = dim_v;
@@ -217,6 +219,13 @@ void scopes(Cases& cases) {
   test.spec.q_dtype = DType::bf16;
   test.strided = true;
   cases.push_back(test);
+  // The heads of vision towers.
+  test.strided = false;
+  for (const int32_t dim : {72, 88}) {
+    test.name = fmt::format("encoder_dim_{}", dim);
+    test.spec.head_dim = test.spec.head_dim_v = dim;
+    cases.push_back(test);
+  }
 
   test = mha_case("encoder_cache", 4, 2, 64);
   test.spec.scope = AttentionScope::encoder_cache;
