@@ -73,9 +73,15 @@ int32_t GpuCase::longest_kv() const {
   return std::ranges::max_element(requests, {}, &RequestLengths::kv_len)->kv_len;
 }
 
+bool GpuCase::begins_group(size_t request) const {
+  return sharers > 0 ? request % static_cast<size_t>(sharers) == 0 : request == 0;
+}
+
 double GpuCase::kv_bytes() const {
-  double keys = shared_prefix;
-  for (const RequestLengths& request : requests) keys += request.kv_len - shared_prefix;
+  double keys = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    keys += requests[i].kv_len - (begins_group(i) ? 0 : shared_prefix);
+  }
   if (mla_fp8_rows) return keys * kMlaRowBytes;
   const int32_t columns =
       spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;

@@ -9,6 +9,7 @@
 
 #include "bench/attention_suite.h"
 #include "fovea/attention_spec.h"
+#include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 
 namespace fovea::bench {
@@ -32,8 +33,10 @@ struct GpuCase {
   DType kv_dtype = DType::bf16;
   bool mla_fp8_rows = false;  // KvLayout::mla_fp8_rows
   int32_t page_size = 64;
-  int32_t shared_prefix = 0;  // whole pages of tokens that all requests have in common
+  int32_t shared_prefix = 0;  // whole pages of tokens that all requests have in common,
+  int32_t sharers = 0;        // or so many neighbours each
   int32_t prefix_levels = 0;  // of the limits: 1 attends to shared_prefix once
+  int32_t min_prefix_savings = BatchLimits{}.min_prefix_savings;  // likewise
 
   std::string name() const;  // unique in the grid
   KvCacheSpec cache(int32_t layers) const;
@@ -49,6 +52,8 @@ struct GpuCase {
   std::pair<int32_t, int32_t> visible(const RequestLengths& request, int32_t token) const;
   int32_t longest_q() const;
   int32_t longest_kv() const;
+  // Whether the request is the first of those that have a prefix in common.
+  bool begins_group(size_t request) const;
   double kv_bytes() const;  // of keys and values, read once
   double bytes() const;     // with q and out
   double flops() const;     // two products over visible (query, key) pairs

@@ -26,9 +26,10 @@ gpu::DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
 }
 
 int64_t pages_needed(const GpuCase& config) {
-  int64_t pages = config.shared_prefix / config.page_size;
-  for (const RequestLengths& request : config.requests) {
-    pages += ceil_div(request.kv_len - config.shared_prefix, config.page_size);
+  int64_t pages = 0;
+  for (size_t i = 0; i < config.requests.size(); ++i) {
+    const int32_t shared = config.begins_group(i) ? 0 : config.shared_prefix;
+    pages += ceil_div(config.requests[i].kv_len - shared, config.page_size);
   }
   return pages;
 }
@@ -133,13 +134,21 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   std::vector<int32_t> rows, lengths;
   std::vector<int64_t> new_slots;
   const auto shared_pages = static_cast<size_t>(config.shared_prefix / page);
-  size_t next_page = shared_pages;
+  size_t group_page = 0;  // the first of the pages that a group shares
+  size_t next_page = 0;   // of a request's own
+  std::vector<int32_t> shared;
   for (const RequestLengths& request : config.requests) {
+    const bool begins = config.begins_group(rows.size());
+    if (begins) {
+      group_page = next_page;
+      next_page += shared_pages;
+    }
+    shared.push_back(begins ? 0 : config.shared_prefix);
     int32_t* row = table.data() + rows.size() * stride;
     for (int32_t t = 0; t < request.kv_len; ++t) {
       const auto nth = static_cast<size_t>(t / page);
       row[t] = !pool                ? q_indptr.back() + t
-               : nth < shared_pages ? pages[nth] * page + t % page
+               : nth < shared_pages ? pages[group_page + nth] * page + t % page
                                     : pages[next_page + nth - shared_pages] * page + t % page;
       if (t >= request.kv_len - request.q_len) new_slots.push_back(row[t]);
     }
@@ -170,7 +179,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.out_slots = out_slots.data<int64_t>();
   batch.prefix_settled = true;
   if (config.prefix_levels == 0) return;
-  shared_prefix = to_device(std::vector(rows.size(), config.shared_prefix), stream);
+  shared_prefix = to_device(shared, stream);
   batch.shared_prefix = shared_prefix.data<int32_t>();
 }
 
@@ -224,7 +233,8 @@ void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
                     .max_tokens = config.tokens(),
                     .max_q_len = config.longest_q(),
                     .max_kv_len = config.longest_kv(),
-                    .prefix_levels = config.prefix_levels};
+                    .prefix_levels = config.prefix_levels,
+                    .min_prefix_savings = config.min_prefix_savings};
   request.device = kernels.context().info();
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection = select_backend(registry, request, wish);

@@ -104,6 +104,10 @@ T __shfl_up_sync(uint32_t mask, T value, int by) {
   return all[std::max(fovea::emulation::lane() - by, 0)];
 }
 template <typename T>
+T __reduce_min_sync(uint32_t mask, T value) {
+  return std::ranges::min(fovea::emulation::meet_warp("__reduce_min_sync", mask, value));
+}
+template <typename T>
 T __reduce_max_sync(uint32_t mask, T value) {
   return std::ranges::max(fovea::emulation::meet_warp("__reduce_max_sync", mask, value));
 }

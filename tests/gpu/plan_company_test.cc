@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <span>
 #include <tuple>
 #include <vector>
 
 #include "attention/prefix_levels.h"
 #include "gpu/gpu.h"
 #include "gpu/planner_batches.h"
+#include "kernels/cuda/common/pass_plan_params.h"
 #include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/common/prefill_params.h"
 #include "kernels/cuda/common/prefix_params.h"
@@ -113,6 +115,16 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   int32_t* first_keys = host.emplace_back(requests).data();
   const int32_t used = find_prefix_levels(view, {kMaxQLen, kMinSaved}, levels, first_keys);
 
+  // The first request of each request's group: the tokens of a group are those of its first.
+  const auto begins = [&](const std::vector<int32_t>& group_indptr) {
+    std::vector<int32_t> all;
+    for (size_t i = 0; i < requests; ++i) {
+      const bool joins =
+          group_indptr[i] == group_indptr[i + 1] && q_indptr_host[i] < q_indptr_host[i + 1];
+      all.push_back(joins ? all.back() : static_cast<int32_t>(i));
+    }
+    return all;
+  };
   const Guarded<int32_t> shared_device(shared);
   // Plans of no request of their own, with other numbers of threads.
   const auto finds = [&](auto launch) {
@@ -121,27 +133,31 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                                 .shared_prefix = shared_device.data(),
                                 .requests = params.requests,
                                 .most_q_len = kMaxQLen,
+                                .tile_tokens = 32,
                                 .least_prefix = kMinPrefix,
                                 .least_saved = kMinSaved,
                                 .levels = kPrefixLevels};
     std::vector<Guarded<int32_t>> device;
-    device.reserve(3 * kPrefixLevels + 2);
+    device.reserve(4 * kPrefixLevels + 2);
     const auto take = [&](size_t count) { return device.emplace_back(count).data(); };
     for (PrefixGroups& groups : prefixes.groups) {
-      groups = {take(requests + 1), take(requests), take(requests)};
+      groups = {take(requests + 1), take(requests), take(requests), take(requests)};
     }
     prefixes.first_keys = take(requests);
     prefixes.scratch = take(kMostPlanBlocks * requests * kPrefixScratch);
     launch(PlanCompany{.prefixes = prefixes});
-    for (size_t i = 0; i < static_cast<size_t>(3 * used); ++i) {
-      EXPECT_EQ(device[i].read(), host[i]) << "level " << i / 3 << " array " << i % 3;
+    for (size_t level = 0; level < kPrefixLevels; ++level) {
+      SCOPED_TRACE(level);
+      const auto found = std::span(device).subspan(4 * level, 4);
+      if (level >= static_cast<size_t>(used)) {
+        EXPECT_EQ(found[1].read(), std::vector<int32_t>(requests, 0)) << "groups";
+        continue;
+      }
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(found[i].read(), host[3 * level + i]) << i;
+      EXPECT_EQ(found[3].read(), begins(host[3 * level]));
     }
-    EXPECT_EQ(device[3 * kPrefixLevels].read(), host.back());
-    for (size_t i = static_cast<size_t>(3 * used); i < 3 * kPrefixLevels; i += 3) {
-      EXPECT_EQ(device[i + 1].read(), std::vector<int32_t>(requests, 0))
-          << "groups at level " << i / 3;
-    }
-    device[3 * kPrefixLevels + 1].read();  // guards
+    EXPECT_EQ(device[4 * kPrefixLevels].read(), host.back());
+    device[4 * kPrefixLevels + 1].read();  // guards
   };
   BatchParams nobody{};
   nobody.q_heads = nobody.kv_heads = 1;
@@ -155,12 +171,17 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
         .launch({kPrefixLevels}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
   });
   const Guarded<PrefillOrder> order(size_t{1});
-  finds([&](const PlanCompany& company) {
-    load("sm90/prefill_order", {"256", "whole"})
-        .launch({},
-                PlanLaunch<PrefillOrderParams>{
-                    {.batch = nobody, .order = order.data(), .tokens_per_tile = 1}, company, 0},
-                nullptr);
+  finds([&](PlanCompany company) {
+    company.level_bytes = 64;
+    load("sm90/pass_plan", {"16", "4"})
+        .launch(
+            {1 + kPrefixLevels},
+            PassPlanParams{.order = {.batch = nobody, .order = order.data(), .tokens_per_tile = 1},
+                           .groups = {.batch = nobody},
+                           .company = company,
+                           .order_blocks = 1,
+                           .group_rows = 128},
+            nullptr);
   });
 }
 

@@ -13,6 +13,7 @@
 
 #include "gpu/planner_batches.h"
 #include "kernels/cuda/common/decode_params.h"
+#include "kernels/cuda/common/pass_plan_params.h"
 #include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/common/prefill_params.h"
 
@@ -49,7 +50,12 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     list.list.least_units = 1;
     list.least_ctas = (ctas + 1) / 2;
     list.pairs_per_unit = 100;
-    plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+    if (batch().most_q_len > 0) {
+      const PassPlanParams pass{.decode = list, .decode_blocks = 4, .decode_rows = kRowTile};
+      load("sm90/pass_plan", {"16", "4"}).launch({4}, pass, nullptr);
+    } else {
+      plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+    }
 
     const auto all_items = items.read();
     std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<DecodePart>> tiles;

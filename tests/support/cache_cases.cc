@@ -193,6 +193,13 @@ void storage(Cases& cases) {
     test.cache.scale = KvScale::per_head;
     cases.push_back(test);
   }
+  // Decode, prompts and groups in one pass.
+  test = mha_case("cascade_mixed", 8, 2, 128);
+  test.requests = {{1, 700}, {1, 609},  {40, 650}, {1, 640},
+                   {2, 640}, {70, 700}, {1, 601},  {1, 680}};
+  test.shared_prefix = 560;
+  test.prefix_levels = 1;
+  cases.push_back(test);
   test = mha_case("cascade_tree", 4, 1, 64);
   test.spec.mask = MaskKind::tree;
   test.mode = ForwardMode::target_verify;

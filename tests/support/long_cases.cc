@@ -80,6 +80,16 @@ void long_requests(Cases& cases) {
       test.requests = {{1030, 1100}, {131, 400}};
       for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
     });
+    if (dtype != DType::bf16) continue;
+    add("own_heads_cascade", 10, 10, 128, [&](AttentionCase& test) {
+      test.spec.q_dtype = test.cache.dtype = dtype;
+      test.requests = {{1030, 1286}};
+      for (int32_t i = 0; i < 38; ++i) test.requests.push_back({64, 320 + i});
+      for (int32_t i = 0; i < 8; ++i) test.requests.push_back({1 + i % 2, 260 + 9 * i});
+      test.shared_prefix = 256;
+      test.prefix_levels = 1;
+      test.mode = ForwardMode::extend;
+    });
   }
   constexpr int32_t kDims[][2] = {{64, 64}, {80, 80}, {96, 96}, {192, 192}, {192, 128}, {256, 256}};
   for (const auto& [dim, dim_v] : kDims) {

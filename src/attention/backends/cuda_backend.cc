@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "attention/backends/batch_mask.h"
 #include "attention/backends/cuda_cache.h"
@@ -87,8 +88,7 @@ class CudaBackend final : public AttentionBackend {
 
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
-  cuda::PlanCompany company_of(const BatchView& batch, int32_t number) const;
-  void plan_kernels(const BatchView& batch, Stream stream);
+  void plan_kernels(const BatchView& batch, cuda::PassPlan& pass);
   void launch_layer(const LayerTensors& tensors, Stream stream);
 
   gpu::Context context_;
@@ -97,6 +97,7 @@ class CudaBackend final : public AttentionBackend {
   KvPool* pool_;
   BatchRules rules_;
   std::unique_ptr<cuda::AttentionKernel> prefill_, decode_;
+  std::optional<cuda::Kernel> joint_plan_;
   int32_t most_decode_tokens_ = 0;
   CudaCache cache_;
   std::vector<CudaLayer> layers_;
@@ -135,6 +136,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   layer_launches_.resize(std::max<size_t>(layers_.size(), 1));
   prefill_ = table.prefill->load(setup_, store);
   if (const auto* decode = table.decode_of(setup_)) decode_ = decode->load(setup_, store);
+  if (table.plans_jointly) joint_plan_.emplace(cuda::pass_plan_variant(setup_.sm), store);
   most_decode_tokens_ = most_decode_tokens(table, setup_);
 
   params_.batch.q_heads = spec().q_heads;
@@ -167,16 +169,10 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   planned_ = false;
 }
 
-// What a cascade's last pass, over the keys that are in no group, adds to its plan `number`.
-cuda::PlanCompany CudaBackend::company_of(const BatchView& batch, int32_t number) const {
-  return cascades_ ? buffers_.prefixes.last_plan(batch, params_.batch, number)
-                   : cuda::PlanCompany{};
-}
-
 // Host figures decide, so that a captured pass keeps its kernels whatever lengths it is replayed
 // with. In a mixed batch every request goes to the kernel that suits its length, by the lengths on
 // the device.
-void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
+void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
   const int32_t most = most_decode_tokens_;
   int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : rules_.limits.max_q_len;
   if (batch.mode == ForwardMode::decode) longest = 1;
@@ -192,16 +188,8 @@ void CudaBackend::plan_kernels(const BatchView& batch, Stream stream) {
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
   }
-  cuda::PlanCompany company = company_of(batch, 0);
-  if (pool_ != nullptr) {
-    company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
-  }
-  active_->plan(all, batch.tokens, company, stream);
-  if (beside_ == nullptr) return;
-  // The one that takes longer comes last: it is not waited for twice.
-  company = company_of(batch, 1);
-  company.behind_plan = true;
-  beside_->plan(few, batch.tokens, company, stream);
+  active_->plan(all, batch.tokens, pass);
+  if (beside_ != nullptr) beside_->plan(few, batch.tokens, pass);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -228,11 +216,17 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
     cascades_ = buffers_.prefixes.serves(batch);
-    plan_launches_.submit(stream, [&] {
-      if (cascades_) buffers_.prefixes.leave_to_groups(params_.batch);
-      plan_kernels(batch, stream);
-      if (cascades_) buffers_.prefixes.plan(batch, params_.batch, stream);
-    });
+    cuda::PlanCompany company;
+    if (pool_ != nullptr) {
+      company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);
+    }
+    if (cascades_) buffers_.prefixes.find_groups(batch, params_.batch, company);
+    cuda::PassPlan pass(company);
+    plan_kernels(batch, pass);
+    const bool decodes = active_ == decode_.get();
+    if (cascades_) buffers_.prefixes.plan(batch, params_.batch, decodes, pass);
+    plan_launches_.submit(stream,
+                          [&] { pass.launch(joint_plan_ ? &*joint_plan_ : nullptr, stream); });
   }
   planned_ = true;
 }
@@ -272,11 +266,13 @@ void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   params_.lse = tensors.lse;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
-  if (cascades_) buffers_.prefixes.attend(params_, tensors.layer, stream);
+  if (cascades_ && params_.lse == nullptr) params_.lse = buffers_.prefixes.own_lse();
   // The kernel that needs few SMs first: the other fills those that are left.
   if (beside_ != nullptr) beside_->attend(params_, tensors.layer, stream);
   active_->attend(params_, tensors.layer, stream);
-  if (cascades_) buffers_.prefixes.join(params_, tensors.lse, stream);
+  if (!cascades_) return;
+  buffers_.prefixes.attend(params_, tensors.layer, stream);
+  buffers_.prefixes.join(params_, tensors.lse, stream);
 }
 
 }  // namespace

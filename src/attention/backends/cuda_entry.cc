@@ -96,6 +96,7 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
     const auto prefixes = prefix_variants(request.spec, setup.sm);
     needed.insert(needed.end(), prefixes.begin(), prefixes.end());
   }
+  if (kernels.plans_jointly) needed.push_back(cuda::pass_plan_variant(setup.sm));
   if (uses_kv_cache(request.spec)) {
     needed.push_back(kv_write_variant(request.spec, request.cache, setup.sm));
   }

@@ -18,6 +18,8 @@ struct CudaKernels {
   const kernels::cuda::AttentionFamily* decode = nullptr;
   // Attends to shared prefixes: many rows over keys that it splits, results in f32.
   const kernels::cuda::AttentionFamily* groups = nullptr;
+  // Plans several of these in one launch; without it they are launched one behind the other.
+  bool plans_jointly = false;
   // fp8 queries are multiplied as fp8: keys cannot have a scale each, heads are 128 wide at most.
   bool fp8_products = false;
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/cuda_prefixes.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "core/rounding.h"
 #include "kernels/cuda/family.h"
@@ -8,8 +10,6 @@
 namespace fovea {
 
 namespace cuda = kernels::cuda;
-
-constexpr int32_t kJoinedRows = 8;  // of a block of the join, one a warp
 
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
                       const BatchLimits& limits) {
@@ -27,6 +27,7 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
   levels_ = prefix_levels(table, setup.spec, limits);
   if (levels_ == 0) return;
   least_saved_ = limits.min_prefix_savings;
+  row_tile_ = table.groups->row_tile;
   const int64_t requests = limits.max_requests;
   const int64_t rows = int64_t{limits.max_tokens} * setup.spec.q_heads;
   level_bytes_ = static_cast<int64_t>(
@@ -36,14 +37,13 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
     level.groups.kv_lens = workspace.take<int32_t>(requests);
     level.groups.first_keys = workspace.take<int32_t>(requests);
+    level.groups.begins = workspace.take<int32_t>(requests);
     level.out = workspace.take<float>(rows * setup.spec.head_dim_v);
     level.lse = workspace.take<float>(rows);
   }
   first_keys_ = workspace.take<int32_t>(requests);
   if (requests > cuda::kHeldRequests) {
-    for (int32_t*& scratch : scratch_) {
-      scratch = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
-    }
+    scratch_ = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
   }
   own_lse_ = workspace.take<float>(rows);
 }
@@ -74,41 +74,37 @@ cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGro
 
 }  // namespace
 
-cuda::PrefixGroupsParams CudaPrefixes::groups(const BatchView& batch,
-                                              const cuda::BatchParams& params,
-                                              int32_t number) const {
-  cuda::PrefixGroupsParams groups{};
-  groups.q_indptr = params.q_indptr;
-  groups.kv_lens = params.kv_lens;
-  groups.shared_prefix = batch.shared_prefix;
-  groups.scratch = scratch_[static_cast<size_t>(number)];
-  groups.requests = params.requests;
-  groups.most_q_len = kMaxPrefixRows / (params.q_heads / params.kv_heads);
-  groups.least_prefix = kMinPrefix;
-  groups.least_saved = least_saved_;
-  groups.levels = levels_;
-  return groups;
+void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params,
+                               cuda::PlanCompany& company) const {
+  const int32_t group = params.q_heads / params.kv_heads;
+  cuda::PrefixGroupsParams& prefixes = company.prefixes;
+  prefixes.q_indptr = params.q_indptr;
+  prefixes.kv_lens = params.kv_lens;
+  prefixes.shared_prefix = batch.shared_prefix;
+  for (int32_t i = 0; i < levels_; ++i) prefixes.groups[i] = level_[i].groups;
+  prefixes.first_keys = first_keys_;
+  prefixes.scratch = scratch_;
+  prefixes.requests = params.requests;
+  prefixes.most_q_len = kMaxPrefixRows / group;
+  prefixes.tile_tokens = std::max(row_tile_ / group, 1);
+  prefixes.least_prefix = kMinPrefix;
+  prefixes.least_saved = least_saved_;
+  prefixes.levels = levels_;
+  company.level_bytes = level_bytes_;
+  params.mask.first_keys = first_keys_;
 }
 
-void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params,
-                        Stream stream) const {
-  cuda::PlanCompany company{
-      .behind_plan = true, .prefixes = groups(batch, params, 0), .level_bytes = level_bytes_};
+void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool behind_decode,
+                        cuda::PassPlan& pass) {
+  list_settled_ = false;
+  pass.begin_groups();
   for (int32_t i = 0; i < levels_; ++i) {
-    company.prefixes.groups[i] = level_[i].groups;
-    level_[i].kernel->expect_tokens(batch.tokens);
+    level_[i].kernel->expect_groups(batch.tokens, behind_decode);
   }
-  level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, company, stream);
+  level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, pass);
 }
 
-cuda::PlanCompany CudaPrefixes::last_plan(const BatchView& batch, const cuda::BatchParams& params,
-                                          int32_t number) const {
-  cuda::PlanCompany company{.prefixes = groups(batch, params, 1 + number)};
-  company.prefixes.first_keys = first_keys_;
-  return company;
-}
-
-void CudaPrefixes::attend(cuda::AttentionParams& params, int32_t layer, Stream stream) const {
+void CudaPrefixes::attend(const cuda::AttentionParams& params, int32_t layer, Stream stream) const {
   for (const Level& level : std::span(level_).first(levels_)) {
     cuda::AttentionParams pass = params;
     pass.batch = batch_of(params.batch, level.groups);
@@ -118,16 +114,19 @@ void CudaPrefixes::attend(cuda::AttentionParams& params, int32_t layer, Stream s
     pass.sinks = nullptr;
     level.kernel->attend(pass, layer, stream);
   }
-  if (params.lse == nullptr) params.lse = own_lse_;
 }
 
-void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream stream) const {
+void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream stream) {
   cuda::PrefixJoinParams join{};
   join.batch = params.batch;
   join.first_keys = first_keys_;
   join.levels = levels_;
   for (int32_t i = 0; i < levels_; ++i) {
-    join.states[i] = {level_[i].groups.first_keys, level_[i].out, level_[i].lse};
+    cuda::PrefixState& state = join.states[i];
+    state.groups = level_[i].groups;
+    state.out = level_[i].out;
+    state.lse = level_[i].lse;
+    level_[i].kernel->tell_parts(state);
   }
   join.out = params.out;
   join.out_token_stride = params.out_token_stride;
@@ -136,8 +135,10 @@ void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream 
   join.lse = lse;
   join.sinks = params.sinks;
   join.head_dim_v = params.head_dim_v;
+  join.list_settled = list_settled_;
+  list_settled_ = true;
   // A request of one token has as many rows as heads.
-  const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, kJoinedRows));
+  const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, cuda::kJoinWarps));
   join_->launch_overlapped({static_cast<uint32_t>(params.batch.requests), blocks}, join, stream);
 }
 

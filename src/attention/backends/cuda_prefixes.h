@@ -16,8 +16,6 @@
 namespace fovea {
 
 static_assert(kMaxPrefixLevels == kernels::cuda::kPrefixLevels);
-// One launch plans all levels, a block each.
-static_assert(kMaxPrefixLevels <= kernels::cuda::kMostPlanBlocks);
 
 // Levels that a backend reserves for: 0 where prefixes are not shared.
 int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
@@ -39,21 +37,20 @@ class CudaPrefixes {
   bool serves(const BatchView& batch) const {
     return levels_ > 0 && batch.shared_prefix != nullptr;
   }
-  // Before the last pass is planned: gives its `params` the first keys that are in no group.
-  void leave_to_groups(kernels::cuda::BatchParams& params) const {
-    params.mask.first_keys = first_keys_;
-  }
-  // Plans the passes over groups, in one launch behind the last pass's plans.
-  void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, Stream stream) const;
-  // What the last pass's plans find before they plan; there may be two, beside each other.
-  kernels::cuda::PlanCompany last_plan(const BatchView& batch,
-                                       const kernels::cuda::BatchParams& params,
-                                       int32_t number) const;
-  // Before the last pass, whose `params` these are: attends to the groups. Gives it a place for its
-  // LSE if nobody asked for one.
-  void attend(kernels::cuda::AttentionParams& params, int32_t layer, Stream stream) const;
-  // After the last pass. `lse` is what the caller asked for.
-  void join(const kernels::cuda::AttentionParams& params, float* lse, Stream stream) const;
+  // Before the pass is planned: makes its launches find the groups, and gives the `params` of the
+  // last pass the first keys that are in none.
+  void find_groups(const BatchView& batch, kernels::cuda::BatchParams& params,
+                   kernels::cuda::PlanCompany& company) const;
+  // Plans the passes over groups. behind_decode: the last pass is one launch of the kernel for few
+  // new tokens.
+  void plan(const BatchView& batch, const kernels::cuda::BatchParams& params, bool behind_decode,
+            kernels::cuda::PassPlan& pass);
+  // Where the last pass leaves its LSE if nobody asked for one.
+  float* own_lse() const { return own_lse_; }
+  // Behind the last pass, whose `params` these are: attends to the groups.
+  void attend(const kernels::cuda::AttentionParams& params, int32_t layer, Stream stream) const;
+  // `lse` is what the caller asked for.
+  void join(const kernels::cuda::AttentionParams& params, float* lse, Stream stream);
 
  private:
   struct Level {
@@ -63,20 +60,16 @@ class CudaPrefixes {
     std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
   };
 
-  static constexpr int32_t kLastPlans = 2;
-  // For launch `number` of those that plan the pass.
-  kernels::cuda::PrefixGroupsParams groups(const BatchView& batch,
-                                           const kernels::cuda::BatchParams& params,
-                                           int32_t number) const;
-
   int32_t levels_ = 0;
   int32_t least_saved_ = 0;
+  int32_t row_tile_ = 0;  // of the family that attends to groups, at most
   std::array<Level, kMaxPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;
   std::byte* plans_ = nullptr;  // the family's of each level
   int64_t level_bytes_ = 0;
-  std::array<int32_t*, 1 + kLastPlans> scratch_{};  // of each launch
+  int32_t* scratch_ = nullptr;
   float* own_lse_ = nullptr;
+  bool list_settled_ = false;  // a join of the planned pass has waited for its plan
   std::optional<kernels::cuda::Kernel> join_;
 };
 

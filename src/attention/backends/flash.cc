@@ -10,6 +10,7 @@ const CudaKernels& flash_kernels() {
                                       .prefill = &kernels::cuda::hopper_prefill(),
                                       .decode = &kernels::cuda::hopper_decode(),
                                       .groups = &kernels::cuda::hopper_groups(),
+                                      .plans_jointly = true,
                                       .fp8_products = true};
   return kernels;
 }

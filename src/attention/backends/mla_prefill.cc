@@ -335,7 +335,9 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, f
   params.head_dim = key_dim(spec_);
   params.head_dim_v = spec_.v_dim;
   params.scale = softmax_scale(spec_);
-  attention_->plan(params.batch, batch_.tokens, {}, stream);
+  cuda::PassPlan pass({});
+  attention_->plan(params.batch, batch_.tokens, pass);
+  pass.launch(nullptr, stream);
   attention_->attend(params, 0, stream);
 }
 

@@ -11,15 +11,14 @@ namespace {
 
 int32_t rounded_up(int32_t dim) { return (dim + 15) / 16 * 16; }
 
-// Row tiles of a batch: sum over requests of ceil(rows / row_tile). Every request with rows adds
-// less than one tile to the batch's rows / row_tile.
+}  // namespace
+
+// Every request with rows adds less than one tile to the batch's rows / row_tile.
 int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
   const int64_t group = spec.q_heads / spec.kv_heads;
   const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
   return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
 }
-
-}  // namespace
 
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, int32_t row_tile, int32_t ctas) {
@@ -36,13 +35,6 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
   work.partial_out = workspace.take<float>(partial_rows * spec.head_dim_v);
   work.partial_lse = workspace.take<float>(partial_rows);
   return work;
-}
-
-int32_t page_table_blocks(const TableWriteParams& pages) {
-  constexpr int64_t kEntries = 512;  // of a block: one each of its threads, until there are most
-  constexpr int64_t kMaxBlocks = 256;
-  const int64_t entries = pages.requests * pages.page_table_stride;
-  return static_cast<int32_t>(std::min((entries + kEntries - 1) / kEntries, kMaxBlocks));
 }
 
 std::optional<std::string> variant_type(DType dtype) {

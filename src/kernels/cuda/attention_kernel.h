@@ -16,8 +16,8 @@
 #include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 #include "gpu/kernel_pack.h"
-#include "kernels/cuda/common/plan_launch.h"
 #include "kernels/cuda/kernel.h"
+#include "kernels/cuda/pass_plan.h"
 
 namespace fovea::kernels::cuda {
 
@@ -46,17 +46,21 @@ class AttentionKernel {
   // bound of keys, 0: that of the limits.
   virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}
   // Of a pass over groups planned next, whose plan() another kernel may have for all levels: a
-  // bound of tokens that holds for every replay.
-  virtual void expect_tokens(int32_t /*tokens*/) {}
-  // Once per pass: orders the batch's work by its lengths on the device. `tokens` is an upper bound
-  // that holds for every replay. With batch.most_q_len the kernel shares the pass with one of
-  // another family: those for few new tokens attend first, directly before those for many.
-  virtual void plan(const BatchParams& batch, int32_t tokens, const PlanCompany& company,
-                    Stream stream) = 0;
+  // bound of tokens that holds for every replay, and whether the launch ahead of each attend() is
+  // of a kernel of few new tokens whose results it does not need, so that both can run at a time.
+  virtual void expect_groups(int32_t /*tokens*/, bool /*beside*/) {}
+  // Once per pass: adds the plan that orders the batch's work by its lengths on the device.
+  // `tokens` is an upper bound that holds for every replay. With batch.most_q_len the kernel shares
+  // the pass with one of another family: those for few new tokens attend first, directly before
+  // those for many.
+  virtual void plan(const BatchParams& batch, int32_t tokens, PassPlan& pass) = 0;
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
   // tokens). params.work is the kernel's own business.
   virtual void attend(const AttentionParams& params, int32_t layer, Stream stream) = 0;
+  // Of a pass over groups: where attend() leaves the parts of a group that it does not merge, if it
+  // does not.
+  virtual void tell_parts(PrefixState& /*state*/) const {}
 };
 
 struct AttentionFamily {
@@ -73,31 +77,17 @@ struct AttentionFamily {
                                            gpu::KernelStore& store) = nullptr;
 };
 
+// Row tiles of a batch at most: sum over requests of ceil(rows / row_tile).
+int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile);
+
 // The work list of portable/plan with its partial results, for batches within the limits. Over a
 // null base the carver only counts.
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, int32_t row_tile, int32_t ctas);
 
-// Blocks that write this page table beside a plan; 0 if it has no requests.
-int32_t page_table_blocks(const TableWriteParams& pages);
-
-// Blocks of portable/plan: one, or one for each level of a cascade.
-inline uint32_t plan_blocks(const PlanCompany& company) {
-  return company.level_bytes > 0 ? static_cast<uint32_t>(company.prefixes.levels) : 1;
-}
-
 // Rows of a block of portable/merge: few tiles of many parts, as shared prefixes give, would keep
 // few SMs busy with all rows of a tile in one.
 inline constexpr int32_t kMergedRows = 16;
-
-// Enqueues a plan of `blocks` blocks and, behind them, those that write the page table.
-template <typename Plan>
-void launch_plan(const Kernel& kernel, uint32_t blocks, const Plan& plan,
-                 const PlanCompany& company, Stream stream) {
-  const int32_t table_blocks = page_table_blocks(company.pages);
-  kernel.launch_overlapped({blocks + static_cast<uint32_t>(table_blocks)},
-                           PlanLaunch<Plan>{plan, company, table_blocks}, stream);
-}
 
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.
 std::optional<std::string> variant_type(DType dtype);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/cuda/common/plan_launch.h"
-#include "kernels/cuda/common/prefix_groups.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/cuda/common/types.cuh"
@@ -128,26 +127,6 @@ __device__ void run_plan(const Params& params, Plan plan) {
     plan();
   }
   if (params.company.behind_plan) wait_for_previous_kernel();
-}
-
-// The groups of the first `levels` levels, of which those from `first` on are written.
-template <class Config>
-__device__ void find_prefix_groups(const PrefixGroupsParams& prefixes, int levels, int first) {
-  using Finder = PrefixGroupsFinder<Config::kTraits.threads>;
-  static_assert(sizeof(typename Finder::SharedMemory) <= Config::kTraits.shared_bytes);
-  extern __shared__ __align__(16) char dynamic_shared[];
-  Finder::run(prefixes, levels, first, *reinterpret_cast<typename Finder::SharedMemory*>(dynamic_shared));
-}
-
-// The same of a plan that may be one of a cascade: each finds the groups of shared prefixes for itself, which is sooner
-// done than waited for.
-template <class Config, typename Params, typename Plan>
-__device__ void run_cascade_plan(const Params& params, Plan plan) {
-  run_plan(params, [&] {
-    const PrefixGroupsParams& prefixes = params.company.prefixes;
-    if (prefixes.levels > 0) find_prefix_groups<Config>(prefixes, prefixes.levels, 0);
-    plan();
-  });
 }
 
 }  // namespace fovea::kernels::cuda

@@ -78,9 +78,8 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits, row_tile_);
   }
 
-  void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
-    launch_plan(plan_, plan_blocks(company), PlanParams{batch, work_, setup_.spec.batch_invariant},
-                company, stream);
+  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
+    pass.add(plan_, PlanParams{batch, work_, setup_.spec.batch_invariant});
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {

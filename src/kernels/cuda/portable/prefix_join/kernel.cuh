@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges what the passes over shared prefixes found with the pass over the other keys. CTAs (i, any) share the rows of
-// request i; a warp takes a row, its lanes the columns; requests in no group are left as they are.
+// Joins what the passes over shared prefixes found, in parts where their kernel left some, with the pass over the other
+// keys. CTAs (i, any) share the rows of request i; a warp takes a row, its lanes the columns; requests in no group are
+// left as they are.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -8,8 +9,6 @@
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr int kJoinWarps = 8;
 
 template <Type kOut>
 struct PrefixJoinConfig {
@@ -29,69 +28,154 @@ struct PrefixJoinConfig {
     }
   }
 
-  __device__ static void join_row(const Params& params, int request, int64_t token, int head) {
-    const int lane = threadIdx.x % 32;
-    const int64_t row = token * params.batch.q_heads + head;
-    const float own = params.own_lse[row];
-    const float sink = params.sinks ? params.sinks[head] : -infinity();
-    float lse[kPrefixLevels];
-    float most = own;
-#pragma unroll
-    for (int i = 0; i < kPrefixLevels; ++i) {
-      lse[i] = -infinity();
-      if (i >= params.levels) continue;
-      const int next = i + 1 < params.levels ? params.states[i + 1].first_keys[request]
-                                             : params.first_keys[request];
-      if (next > params.states[i].first_keys[request]) lse[i] = params.states[i].lse[row];
-      most = fmaxf(most, lse[i]);
+  // A row of q.
+  struct Row {
+    int request;
+    int token;
+    int head;
+    __device__ int64_t place(const Params& params) const {
+      return static_cast<int64_t>(token) * params.batch.q_heads + head;
     }
+  };
+
+  // The states of a row that a level has, as rows of `out` and `lse`.
+  struct States {
+    const float* out;
+    const float* lse;
+    int64_t first;  // row of the first, then those `step` rows on and, behind it, 2 * step each
+    int step;
+    int count;
+    __device__ int64_t at(int part) const {
+      return part == 0 ? first : first + static_cast<int64_t>(2 * part - 1) * step;
+    }
+  };
+
+  // Of a level whose group has the row. What the plan wrote is read from the L2: this may come before the wait.
+  __device__ static States find_states(const Params& params, const PrefixState& state, const Row& row) {
+    const States whole = {state.out, state.lse, row.place(params), 0, 1};
+    if (!state.parts) return whole;
+    const int group = params.batch.q_heads / params.batch.kv_heads;
+    const int begin = __ldcg(state.groups.begins + row.request);
+    const int group_row = (row.token - __ldcg(state.groups.q_indptr + begin)) * group + row.head % group;
+    const int tile = __ldcg(state.tile_indptr + begin) + group_row / state.row_tile;
+    const int2 parts =
+        __ldcg(reinterpret_cast<const int2*>(state.parts) + tile * params.batch.kv_heads + row.head / group);
+    if (parts.y == 1) return whole;
+    const int64_t first = static_cast<int64_t>(parts.x) * state.row_tile + group_row % state.row_tile;
+    return {state.part_out, state.part_lse, first, state.row_tile, parts.y};
+  }
+
+  // Of a row in shared memory: one copy of the code serves all levels.
+  struct Found {
+    States levels[kPrefixLevels];
+    int count;
+  };
+  __device__ static void find_all(const Params& params, const Row& row, int end, Found& found) {
+    int count = 0;
+    int next = end;
+#pragma unroll 1
+    for (int i = params.levels - 1; i >= 0; --i) {
+      const int first = __ldcg(params.states[i].groups.first_keys + row.request);
+      if (next > first) {
+        const States states = find_states(params, params.states[i], row);
+        if (threadIdx.x % 32 == 0) found.levels[count] = states;
+        ++count;
+      }
+      next = first;
+    }
+    if (threadIdx.x % 32 == 0) found.count = count;
+    __syncwarp();
+  }
+
+  // Calls visit(lse) for the states of the row, every lane for its own.
+  template <typename Visit>
+  __device__ __forceinline__ static void for_lane(const Found& found, Visit visit) {
+#pragma unroll 1
+    for (int level = 0; level < found.count; ++level) {
+      const States& states = found.levels[level];
+#pragma unroll 1
+      for (int part = threadIdx.x % 32; part < states.count; part += 32) visit(states.lse[states.at(part)]);
+    }
+  }
+
+  __device__ static float warp_sum(float value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+  }
+
+  __device__ static void join_row(const Params& params, const Found& found, const Row& row) {
+    const int lane = threadIdx.x % 32;
+    const int64_t place = row.place(params);
+    const float own = params.own_lse[place];
+    const float sink = params.sinks ? params.sinks[row.head] : -infinity();
+    float most = own;
+    for_lane(found, [&](float lse) { most = fmaxf(most, lse); });
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     // Weights are relative to the largest, be it the sink's; an infinite sink leaves nothing.
     const bool nothing = most == -infinity() || sink == infinity();
     const float base = nothing ? 0.0f : fmaxf(most, sink);
     const float sink_weight = nothing ? 0.0f : __expf(sink - base);
     const float own_weight = __expf(own - base);
-    float keys_weight = own_weight;
-    float weight[kPrefixLevels];
-#pragma unroll
-    for (int i = 0; i < kPrefixLevels; ++i) {
-      weight[i] = __expf(lse[i] - base);
-      keys_weight += weight[i];
-    }
-    if (params.lse && lane == 0) {
-      float sum = 0;  // relative to the keys' largest: the sink may be far above it
-      sum += __expf(own - most);
-      for (int i = 0; i < kPrefixLevels; ++i) sum += __expf(lse[i] - most);
-      params.lse[row] = most == -infinity() ? most : most + logf(sum);
-    }
-    const float factor = nothing ? 0.0f : 1.0f / (keys_weight + sink_weight);
+    float parts_weight = 0;
+    float parts_sum = 0;  // relative to the keys' largest: the sink may be far above it
+    for_lane(found, [&](float lse) {
+      parts_weight += __expf(lse - base);
+      parts_sum += __expf(lse - most);
+    });
+    parts_weight = warp_sum(parts_weight);
+    parts_sum = warp_sum(parts_sum) + __expf(own - most);
+    if (params.lse && lane == 0) params.lse[place] = most == -infinity() ? most : most + logf(parts_sum);
+    const float factor = nothing ? 0.0f : 1.0f / (own_weight + parts_weight + sink_weight);
     // The own pass has divided by its weight and the sink's together.
     const float own_factor = (own_weight + sink_weight) * factor;
-    auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                head * params.out_head_stride;
-    for (int column = 2 * lane; column < params.head_dim_v; column += 64) {
-      auto* pair = reinterpret_cast<uint32_t*>(out + column);
-      const float2 value = unpack(*pair);
-      float2 sum = {value.x * own_factor, value.y * own_factor};
-      for (int i = 0; i < params.levels; ++i) {
-        if (weight[i] == 0) continue;  // its out may hold anything
-        const float* state = params.states[i].out + row * params.head_dim_v;
-        const float2 part = *reinterpret_cast<const float2*>(state + column);
-        sum.x += part.x * weight[i] * factor;
-        sum.y += part.y * weight[i] * factor;
+    auto* out = static_cast<uint16_t*>(params.out) + row.token * params.out_token_stride +
+                row.head * params.out_head_stride;
+#pragma unroll 1
+    for (int column = 4 * lane; column < params.head_dim_v; column += 128) {
+      auto* values = reinterpret_cast<uint2*>(out + column);
+      const uint2 whole = *values;
+      const float2 low = unpack(whole.x), high = unpack(whole.y);
+      float4 sum = {low.x * own_factor, low.y * own_factor, high.x * own_factor, high.y * own_factor};
+#pragma unroll 1
+      for (int level = 0; level < found.count; ++level) {
+        const States states = found.levels[level];
+#pragma unroll 4
+        for (int part = 0; part < states.count; ++part) {
+          const int64_t at = states.at(part);
+          const float weight = __expf(states.lse[at] - base) * factor;
+          const float4 state = *reinterpret_cast<const float4*>(states.out + at * params.head_dim_v + column);
+          if (weight == 0) continue;  // its out may hold anything
+          sum.x += state.x * weight;
+          sum.y += state.y * weight;
+          sum.z += state.z * weight;
+          sum.w += state.w * weight;
+        }
       }
-      *pair = nothing ? 0 : pack<kOut>(sum.x, sum.y);
+      *values = nothing ? uint2{} : uint2{pack<kOut>(sum.x, sum.y), pack<kOut>(sum.z, sum.w)};
     }
   }
 
   __device__ static void run(const Params& params) {
     const int request = blockIdx.x;
-    wait_and_allow_next();
-    if (params.first_keys[request] == 0) return;
+    if (!params.list_settled) wait_for_previous_kernel();
+    const int end = __ldcg(params.first_keys + request);
     const RequestView view = request_view(params.batch, request);
     const int heads = params.batch.q_heads;
-    const int first = static_cast<int>(blockIdx.y * kJoinWarps + threadIdx.x / 32);
-    for (int row = first; row < view.q_len * heads; row += static_cast<int>(gridDim.y) * kJoinWarps) {
-      join_row(params, request, view.q_begin + row / heads, row % heads);
+    int number = static_cast<int>(blockIdx.y * kJoinWarps + threadIdx.x / 32);
+    const auto row_of = [&](int i) { return Row{request, view.q_begin + i / heads, i % heads}; };
+    const int rows = end > 0 ? view.q_len * heads : 0;
+    __shared__ Found all_found[kJoinWarps];
+    Found& found = all_found[threadIdx.x / 32];
+    if (number < rows) find_all(params, row_of(number), end, found);
+    wait_and_allow_next();
+#pragma unroll 1
+    while (number < rows) {
+      join_row(params, found, row_of(number));
+      number += static_cast<int>(gridDim.y) * kJoinWarps;
+      __syncwarp();  // it has been read
+      if (number < rows) find_all(params, row_of(number), end, found);
     }
   }
 };

@@ -30,7 +30,7 @@ constexpr int32_t kMinUnits = 8;
 constexpr int32_t kRingKeys = 256;
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
-static_assert(kPlanCtas <= kMostPlanBlocks);
+static_assert(kPlanCtas + 1 + kPrefixLevels <= kMostPlanBlocks);  // with prefill's and groups'
 // Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
 constexpr int32_t kBoxKeys = 16;
 constexpr uint32_t kBoxColumns = 64;
@@ -72,14 +72,6 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
     all.push_back(variant.attention);
   }
   return all;
-}
-
-// Row tiles of a batch: sum over requests of ceil(rows / row_tile). Every request with rows adds
-// less than one tile to the batch's rows / row_tile.
-int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile) {
-  const int64_t group = spec.q_heads / spec.kv_heads;
-  const int64_t filled = std::min(limits.max_requests, limits.max_tokens);
-  return (limits.max_tokens * group + filled * (row_tile - 1)) / row_tile;
 }
 
 // Against prefill: a key of one head is read at 4.2 TB/s, a (token, key) pair of all heads computed
@@ -182,7 +174,7 @@ class HopperDecode final : public AttentionKernel {
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
-  void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
+  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
     const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
     active_ = &loaded_.back();
     for (const Loaded& loaded : loaded_) {
@@ -193,9 +185,8 @@ class HopperDecode final : public AttentionKernel {
     list_ = active_->list;
     list_settled_ = false;
     if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
-    launch_plan(active_->plan, kPlanCtas,
-                DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_},
-                company, stream);
+    pass.add(active_->plan, kPlanCtas,
+             DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.

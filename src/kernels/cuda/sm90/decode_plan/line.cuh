@@ -4,11 +4,10 @@
 
 #include "kernels/cuda/common/decode_params.h"
 #include "kernels/cuda/common/division.cuh"
+#include "kernels/cuda/common/plan_block.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 
 namespace fovea::kernels::cuda {
-
-constexpr int kPlanThreads = 256;
 
 // A row tile and where its pairs begin in the line of one head.
 template <int kOverhead>
@@ -45,8 +44,10 @@ struct Line {
 };
 
 // Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs are worth that.
-// All others get every CTA: 64 log-uniform lengths take 457 us instead of 468 (H200, 2026-11-22).
-__device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line, bool at_ends) {
+// All others get every CTA: 64 log-uniform lengths take 457 us instead of 468 (H200, 2026-11-22). Beside another
+// kernel, which takes those that are left, whole tiles may leave any but `least_ctas`.
+__device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line, bool at_ends,
+                                  int least_ctas) {
   if (pairs == 0) return 0;
   const int rounds = quotient(pairs + ctas - 1, ctas);
   // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
@@ -55,7 +56,7 @@ __device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, i
   if (!at_ends) return useful;
   const int whole =
       rounds > 1 ? quotient(pairs + rounds - 1, rounds) : pairs * max(quotient(useful, pairs), 1);
-  return 4 * whole >= 3 * useful ? whole : useful;
+  return 4 * whole >= 3 * useful || whole >= least_ctas ? whole : useful;
 }
 
 // Cuts of the line: equal ranges, or equal parts of every pair of `tiles`.

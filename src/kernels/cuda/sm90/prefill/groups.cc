@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention to keys that many requests share: the plan and the merge of portable/attention around
-// warpgroup products. What these do not serve is portable/attention's.
+// Attention to keys that many requests share, by warpgroup products over the plan of
+// portable/attention. Parts are left to the join. What these do not serve is portable/attention's.
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/sm90/prefill/loaded.h"
 
@@ -12,20 +12,27 @@ using namespace prefill;
 constexpr int32_t kRowTile = 128;
 
 struct GroupVariants {
-  gpu::KernelVariant plan, attention, merge;
+  gpu::KernelVariant plan, attention;
 };
 
 std::optional<GroupVariants> find_group_variants(const AttentionSetup& setup) {
   const auto parts = find_parts(setup);
   if (!parts) return std::nullopt;
-  const std::string tile = std::to_string(kRowTile);
-  return GroupVariants{
-      make_variant(family("portable/plan"), {tile}, setup.sm), *parts,
-      make_variant(family("portable/merge"), {tile, *variant_type(setup.spec.q_dtype)}, setup.sm)};
+  return GroupVariants{make_variant(family("portable/plan"), {std::to_string(kRowTile)}, setup.sm),
+                       *parts};
 }
 
-WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
-  return carve_work_list(workspace, setup, limits, kRowTile, setup.multiprocessors);
+struct Buffers {
+  WorkList work;
+  GroupParts* parts = nullptr;
+};
+
+Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
+  Buffers buffers;
+  buffers.work = carve_work_list(workspace, setup, limits, kRowTile, setup.multiprocessors);
+  const int64_t tiles = most_tiles(setup.spec, limits, kRowTile);
+  buffers.parts = workspace.take<GroupParts>(tiles * setup.spec.kv_heads);
+  return buffers;
 }
 
 class HopperGroups final : public AttentionKernel {
@@ -33,56 +40,64 @@ class HopperGroups final : public AttentionKernel {
   HopperGroups(const AttentionSetup& setup, const GroupVariants& variants, gpu::KernelStore& store)
       : setup_(setup),
         plan_(variants.plan, store),
-        attention_(setup, variants.attention, kRowTile, store),
-        merge_(variants.merge, store) {}
+        attention_(setup, variants.attention, kRowTile, store) {}
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {
     WorkspaceCarver carver(workspace);
-    work_ = carve(carver, setup_, limits);
+    buffers_ = carve(carver, setup_, limits);
   }
 
-  void expect_tokens(int32_t tokens) override { tokens_ = tokens; }
+  void expect_groups(int32_t tokens, bool beside) override {
+    tokens_ = tokens;
+    beside_ = beside;
+  }
 
-  void plan(const BatchParams& batch, int32_t, const PlanCompany& company, Stream stream) override {
-    launch_plan(plan_, plan_blocks(company), PlanParams{batch, work_, 0}, company, stream);
+  void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
+    pass.add(plan_, PlanParams{batch, buffers_.work, 0}, buffers_.parts);
   }
 
   // Results are f32: given.f32_out.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
     const AttentionSpec& spec = setup_.spec;
     PrefillParams params{};
-    gpu::encode_tensor_map(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim,
-                                   given.q_head_stride, given.q_token_stride),
-                           &params.q);
+    q_map_.encode(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
+                          given.q_token_stride),
+                  &params.q);
     if (!gathers(setup_)) {  // else rows are found through given.keys
       params.k = attention_.k(layer);
       params.v = attention_.v(layer);
     }
     params.attention = given;
-    params.attention.work = work_;
+    params.attention.work = buffers_.work;
     params.heads_shift = heads_shift(spec);
     params.box_keys = attention_.box_keys();
-    const auto ctas = static_cast<uint32_t>(work_.ctas);
-    attention_.kernel().launch_overlapped({ctas}, params, stream);
-    const MergeParams merge{given.batch,           work_,     given.out,   given.out_token_stride,
-                            given.out_head_stride, given.lse, given.sinks, given.head_dim_v,
-                            given.f32_out};
-    merge_.launch_overlapped({ctas, kRowTile / kMergedRows}, merge, stream);
+    params.beside = beside_;
+    const GridSize grid{static_cast<uint32_t>(buffers_.work.ctas)};
+    attention_.kernel().launch_overlapped(grid, params, stream);
+  }
+
+  void tell_parts(PrefixState& state) const override {
+    state.parts = buffers_.parts;
+    state.tile_indptr = buffers_.work.tile_indptr;
+    state.part_out = buffers_.work.partial_out;
+    state.part_lse = buffers_.work.partial_lse;
+    state.row_tile = kRowTile;
   }
 
  private:
   AttentionSetup setup_;
   Kernel plan_;
   Prefill attention_;
-  Kernel merge_;
-  WorkList work_{};
+  Buffers buffers_;
+  gpu::RepeatedTensorMap q_map_;
   int32_t tokens_ = 0;  // of the planned pass at most
+  bool beside_ = false;
 };
 
 std::vector<gpu::KernelVariant> all_variants(const AttentionSetup& setup) {
   const auto found = find_group_variants(setup);
   if (!found) return portable_prefill().variants(setup);
-  return {found->plan, found->attention, found->merge};
+  return {found->plan, found->attention};
 }
 
 size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {

@@ -290,7 +290,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
   __syncthreads();
   meet_pair<Config>();  // the barriers of both are there
   if constexpr (kSegments || kParts) {
-    wait_for_previous_kernel();
+    if (!kParts || !params.beside) wait_for_previous_kernel();
     allow_next_kernel();
   }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;

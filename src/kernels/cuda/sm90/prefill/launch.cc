@@ -111,8 +111,7 @@ class HopperPrefill final : public AttentionKernel {
 
   void expect_keys(bool prefix_settled, int32_t) override { prefix_settled_ = prefix_settled; }
 
-  void plan(const BatchParams& given, int32_t tokens, const PlanCompany& company,
-            Stream stream) override {
+  void plan(const BatchParams& given, int32_t tokens, PassPlan& pass) override {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
     tokens_ = tokens;
@@ -131,20 +130,18 @@ class HopperPrefill final : public AttentionKernel {
     }
     const std::optional<Prefill>& pairs = plain ? pairs_ : general_pairs_;
     if (in_pairs(pairs, batch)) active_ = &*pairs;
-    launch_plan(
-        order_, 1,
-        PrefillOrderParams{.batch = batch,
-                           .order = buffers_.order,
-                           .tiles = buffers_.tiles,
-                           .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
-                           .heads_shift = params_.heads_shift,
-                           .token_bytes = static_cast<int32_t>(
-                               bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_))),
-                           .segments = buffers_.segments,
-                           .segment_keys = active_->segment_keys(),
-                           .most_partials = in_use(pairs_) ? 0 : most_partials_,
-                           .blocks = blocks()},
-        company, stream);
+    pass.add(order_, PrefillOrderParams{
+                         .batch = batch,
+                         .order = buffers_.order,
+                         .tiles = buffers_.tiles,
+                         .tokens_per_tile = active_->kernel().row_tile() >> params_.heads_shift,
+                         .heads_shift = params_.heads_shift,
+                         .token_bytes = static_cast<int32_t>(
+                             bytes_of(spec.head_dim + spec.head_dim_v, stored(setup_))),
+                         .segments = buffers_.segments,
+                         .segment_keys = active_->segment_keys(),
+                         .most_partials = in_use(pairs_) ? 0 : most_partials_,
+                         .blocks = blocks()});
   }
 
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {

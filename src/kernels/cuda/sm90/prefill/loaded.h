@@ -13,20 +13,8 @@
 
 namespace fovea::kernels::cuda::prefill {
 
-inline constexpr int32_t kGroupRows = 64;  // of a warpgroup
 inline constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two
 inline constexpr uint32_t kBoxColumns = 64;
-
-// q heads of a tile: the largest power of two that divides the group, so that a tile's rows share
-// keys and no row is wasted.
-inline int32_t heads_shift(const AttentionSpec& spec) {
-  int32_t shift = 0;
-  for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
-       group /= 2) {
-    ++shift;
-  }
-  return shift;
-}
 
 inline uint64_t bytes_of(int64_t elements, DType dtype) {
   return static_cast<uint64_t>(elements) * dtype_bytes(dtype);

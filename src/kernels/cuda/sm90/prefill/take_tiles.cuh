@@ -217,9 +217,8 @@ struct TileTaker {
   }
 
   __device__ __forceinline__ void finish() {
-    if constexpr (Config::kParts) return;
     // The last block to run out of work leaves the counters as it found them.
-    if (threadIdx.x % 32 == 0 &&
+    if (!Config::kParts && threadIdx.x % 32 == 0 &&
         atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {
       params.order->taken = 0;
       params.order->finished = 0;

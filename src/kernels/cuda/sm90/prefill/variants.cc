@@ -2,7 +2,6 @@
 #include "kernels/cuda/sm90/prefill/variants.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,9 +23,6 @@ constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
 // of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
 // (H200, 2026-11-22).
 constexpr int32_t kMinBox = 16;
-
-// q heads of a group, as a power of two: of which a tile of 64 rows has whole tokens.
-constexpr int32_t kMaxPartHeads = 64;
 
 // What one interval of keys per row and a softmax of scaled products cannot express.
 bool always_general(const AttentionSpec& spec) {
@@ -61,6 +57,15 @@ const char* loader_of(const AttentionSetup& setup) {
 }
 
 }  // namespace
+
+int32_t heads_shift(const AttentionSpec& spec) {
+  int32_t shift = 0;
+  for (int32_t group = spec.q_heads / spec.kv_heads; group % 2 == 0 && 1 << shift < kGroupRows;
+       group /= 2) {
+    ++shift;
+  }
+  return shift;
+}
 
 bool cached(const AttentionSpec& spec) { return !is_packed(spec.scope); }
 
@@ -134,9 +139,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
 
 std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
   const AttentionSpec& spec = setup.spec;
-  const int32_t group = spec.q_heads / spec.kv_heads;
-  const bool fills_tiles =
-      group <= kMaxPartHeads && std::has_single_bit(static_cast<uint32_t>(group));
+  const bool fills_tiles = 1 << heads_shift(spec) == spec.q_heads / spec.kv_heads;
   const auto q = variant_type(spec.q_dtype);
   const auto kv = variant_type(stored(setup));
   const auto dims = padded_dims(spec);

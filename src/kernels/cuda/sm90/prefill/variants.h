@@ -11,6 +11,11 @@
 namespace fovea::kernels::cuda::prefill {
 
 constexpr std::string_view kFolder = "sm90/prefill";
+inline constexpr int32_t kGroupRows = 64;  // of a warpgroup
+
+// q heads of a tile, as a power of two: the largest that divides the group, so that a tile's rows
+// share keys and no row is wasted.
+int32_t heads_shift(const AttentionSpec& spec);
 
 struct Variants {
   gpu::KernelVariant order;
