@@ -62,6 +62,26 @@ __device__ __forceinline__ void release_mask(const PrefillParams& params, typena
   }
 }
 
+// The keys that a row of the thread sees.
+template <class Config>
+__device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile, int consumer,
+                                                int half) {
+  const WorkTile& work = tile.slot->work;
+  const int row = thread_row(half);
+  if constexpr (Config::kFindsKeys) {
+    const int token = (consumer * kGroupRows + row) >> params.heads_shift;
+    const Interval& found = static_cast<const typename Config::Slot*>(tile.slot)->keys[token];
+    Interval keys;  // as shared memory, which the compiler does not know that it is
+    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
+                 : "=r"(keys.begin), "=r"(keys.end)
+                 : "r"(shared_address(&found))
+                 : "memory");
+    return keys;
+  }
+  if constexpr (Config::kParts) return {work.key_begin, work.kv_len};
+  return row_keys(params, work, consumer, row);
+}
+
 // Hides keys that the rows do not see.
 template <class Config>
 __device__ __forceinline__ void mask_scores(const PrefillParams& params,
@@ -79,9 +99,7 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
   int begin[2], end[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const WorkTile& work = tile.slot->work;
-    const Interval keys = Config::kParts ? Interval{work.key_begin, work.kv_len}
-                                         : row_keys(params, work, consumer, thread_row(half));
+    const Interval keys = thread_keys<Config>(params, tile, consumer, half);
     begin[half] = keys.begin - column;
     end[half] = keys.end - column;
   }

@@ -175,6 +175,18 @@ struct TileTaker {
     }
   }
 
+  // What each token sees, those behind the request's end as its last.
+  __device__ __forceinline__ void find_keys(typename Config::Slot& slot) {
+    const WorkTile& work = slot.work;
+    const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+    const int tokens = Config::kConsumers * kGroupRows >> params.heads_shift;
+    for (int i = threadIdx.x % 32; i < tokens; i += 32) {
+      const int token = min(work.first_token + i, work.q_len - 1);
+      slot.keys[i] = visible_keys(params.attention.batch.mask, view, token, token);
+    }
+    __syncwarp();  // lane 0 tells the first consumer that all of it is there
+  }
+
   // No request: that is the mark behind the last one. Lanes find what the consumers see.
   __device__ __forceinline__ const WorkTile& take() {
     const int lane = threadIdx.x % 32;
@@ -200,6 +212,9 @@ struct TileTaker {
     }
     __syncwarp();
     const bool more = work.request >= 0;
+    if constexpr (Config::kFindsKeys) {
+      if (more) find_keys(slot);
+    }
     if constexpr (Config::kGeneral) {
       if (more) view_tile(slot);
     }
