@@ -87,11 +87,23 @@ std::vector<GpuCase> feature_cases() {
     add("cap", config, cap);
     add("alibi", config, alibi);
   }
+  add("cap", prefill(1, 16 * kKilo), cap);
+  // Scores of deviation 20, of which many are near the cap.
+  add("cap-steep", prefill(4, 4 * kKilo), [](AttentionSpec& spec) {
+    spec.logit_cap = 50;
+    spec.softmax_scale = 20 / std::sqrt(128.0F);
+  });
   add("cap", prefill(4, 4 * kKilo, {16, 8}, 256), cap);
   add("cap-window-4k", prefill(1, 8 * kKilo, {16, 8}, 256), [](AttentionSpec& spec) {
     spec.logit_cap = 50;
     spec.window = 4 * kKilo;
   });
+  for (const GpuCase& config :
+       {prefill(4, 4 * kKilo), prefill(4, 4 * kKilo + 5), prefill(4, 4 * kKilo, kEqual)}) {
+    add("custom", config, [](AttentionSpec& spec) { spec.mask = MaskKind::custom; });
+  }
+  add("positions-window-1k", prefill(4, 4 * kKilo), window(kKilo));
+  cases.back().gives_positions = true;
   for (const auto& [batch, drafts, context] :
        {std::tuple{8, 16, 4}, {8, 64, 4}, {32, 64, 4}, {8, 64, 16}}) {
     GpuCase config = extend(64);

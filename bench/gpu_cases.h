@@ -25,13 +25,14 @@ struct GpuCase {
   // are causal; prefill-full has no cache; mla-prefill-causal is attention over given keys and
   // values of MLA's widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's
   // weights. "prefill-" and "extend-" with a feature ("prefill-cap") are layers that have it;
-  // "verify-tree" verifies drafts.
+  // "verify-tree" verifies drafts; custom masks show what is visible without one.
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;
   AttentionSpec spec;
   DType kv_dtype = DType::bf16;
-  bool mla_fp8_rows = false;  // KvLayout::mla_fp8_rows
+  bool mla_fp8_rows = false;     // KvLayout::mla_fp8_rows
+  bool gives_positions = false;  // those that tokens have anyway
   int32_t page_size = 64;
   int32_t shared_prefix = 0;  // whole pages of tokens that all requests have in common,
   int32_t sharers = 0;        // or so many neighbours each
@@ -48,7 +49,8 @@ struct GpuCase {
   int32_t q_width() const;    // of a head as the call takes it
   int32_t out_width() const;  // of a head as the call returns it
   int32_t tokens() const;
-  // Keys of its request that a new token sees: [first, second). Trees of drafts are chains.
+  // Keys of its request that a new token sees: [first, second). Trees of drafts are chains, custom
+  // masks hide nothing more.
   std::pair<int32_t, int32_t> visible(const RequestLengths& request, int32_t token) const;
   int32_t longest_q() const;
   int32_t longest_kv() const;

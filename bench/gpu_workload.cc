@@ -49,7 +49,8 @@ struct GpuWorkload::Setup {
   std::vector<int32_t> q_indptr{0};
   gpu::DeviceBuffer q, out;
   gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
-  gpu::DeviceBuffer sinks, alibi_slopes, tree_mask;  // of features that the layers have
+  // Of features that the layers have.
+  gpu::DeviceBuffer sinks, alibi_slopes, tree_mask, custom_mask, custom_mask_indptr, positions;
   gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots, shared_prefix;
   KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
   BatchView batch;
@@ -58,6 +59,7 @@ struct GpuWorkload::Setup {
   void place_batch(Stream stream);
   void place_queries(Stream stream);
   void place_features(Stream stream);
+  void place_custom_mask(Stream stream);
   void make_backend(const BackendWish& wish);
   int64_t query_elements() const {
     return int64_t{config.tokens()} * config.spec.q_heads * config.q_width();
@@ -214,6 +216,16 @@ void GpuWorkload::Setup::place_features(Stream stream) {
   }
   if (config.spec.has_alibi) alibi_slopes = to_device(slopes, stream);
   if (config.spec.has_sinks) sinks = to_device(std::vector<float>(heads, 1), stream);
+  if (config.gives_positions) {
+    std::vector<int32_t> at;
+    for (const RequestLengths& request : config.requests) {
+      for (int32_t token = request.kv_len - request.q_len; token < request.kv_len; ++token)
+        at.push_back(token);
+    }
+    positions = to_device(at, stream);
+    batch.positions = positions.data<int32_t>();
+  }
+  if (config.spec.mask == MaskKind::custom) place_custom_mask(stream);
   if (config.spec.mask != MaskKind::tree) return;
   std::vector<uint64_t> ancestors;
   for (const RequestLengths& request : config.requests) {
@@ -222,6 +234,22 @@ void GpuWorkload::Setup::place_features(Stream stream) {
   }
   tree_mask = to_device(ancestors, stream);
   batch.tree_mask = tree_mask.data<uint64_t>();
+}
+
+void GpuWorkload::Setup::place_custom_mask(Stream stream) {
+  std::vector<uint8_t> mask;
+  std::vector<int64_t> indptr{0};
+  for (const RequestLengths& request : config.requests) {
+    for (int32_t token = 0; token < request.q_len; ++token) {
+      const auto [begin, end] = config.visible(request, token);
+      for (int32_t key = 0; key < request.kv_len; ++key) mask.push_back(key >= begin && key < end);
+    }
+    indptr.push_back(static_cast<int64_t>(mask.size()));
+  }
+  custom_mask = to_device(mask, stream);
+  custom_mask_indptr = to_device(indptr, stream);
+  batch.custom_mask = custom_mask.data<uint8_t>();
+  batch.custom_mask_indptr = custom_mask_indptr.data<int64_t>();
 }
 
 void GpuWorkload::Setup::make_backend(const BackendWish& wish) {

@@ -75,6 +75,11 @@ std::vector<AttentionCase> long_cases() {
   // rounded.
   add("long_rising", 128, [](AttentionCase& test) { test.spec.softmax_scale = 0.4F; });
   add("long_cap", 64, [](AttentionCase& test) { test.spec.logit_cap = 20; });
+  // Caps that some scores of some key tiles come near, so that others take another path.
+  add("long_cap_steep", 128, [](AttentionCase& test) {
+    test.spec.logit_cap = 20;
+    test.spec.softmax_scale = 0.3F;
+  });
   add("long_alibi", 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
   add("long_group_7", 128, [](AttentionCase& test) { test.spec.q_heads = 7; });
   add("long_page_1", 64, [](AttentionCase& test) { test.cache.page_size = 1; });

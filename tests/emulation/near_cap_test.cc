@@ -11,17 +11,41 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-// Products of fp8 codes have scales far from 1: inner = scale / cap, times those of q and k.
-TEST(NearCap, IsTanhWhateverTheScale) {
-  const float outer = 50 * 1.4426950408889634f;
-  for (const float inner : {1e-12f, 1.8e-7f, 1.8e-5f, 1e-3f, 0.5f, 3.1e3f, 1e9f}) {
-    const NearCap cap = near_cap(inner, outer);
-    EXPECT_EQ(cap(0), 0) << "inner " << inner;
-    for (int i = -1000; i <= 1000; ++i) {
-      const float x = kNearTanh * static_cast<float>(i) / 1000 / inner;
-      const double want = outer * std::tanh(static_cast<double>(inner) * x);
-      EXPECT_NEAR(cap(x), want, 5e-7 * std::fabs(want)) << "inner " << inner << ", x " << x;
-    }
+constexpr float kCaps[] = {1e-3f, 1, 30, 50, 1e4f};
+
+// Of scores from -limit to limit, relative to the exact one.
+template <typename Capped>
+void expect_tanh(float cap, float from, float to, Capped capped) {
+  for (int i = -1000; i <= 1000; ++i) {
+    const float part = static_cast<float>(i) / 1000;
+    const float inner = std::copysign(from + (to - from) * std::fabs(part), part);
+    const double score = static_cast<double>(inner) * kNearTanh / kNearInner;  // over the cap
+    const double want = static_cast<double>(cap) * kLog2E * std::tanh(score);
+    EXPECT_NEAR(capped(inner), want, 5e-7 * std::fabs(want)) << "cap " << cap << ", " << score;
+  }
+}
+
+TEST(NearCap, IsTanhWhereScoresAreNear) {
+  for (const float cap : kCaps) {
+    const NearCap near = near_cap(cap);
+    // A score of kNearTanh caps is the first that is not near.
+    EXPECT_NEAR(cap * kNearTanh * near.unit, kNearInner, 1e-6);
+    expect_tanh(cap, 0, kNearInner, [&](float inner) {
+      const float inners[2] = {inner, -inner};
+      float scores[2];
+      cap_near(near, inners, scores);
+      EXPECT_EQ(scores[0], -scores[1]);
+      return scores[0];
+    });
+  }
+}
+
+TEST(NearCap, IsTanhBeyond) {
+  for (const float cap : kCaps) {
+    const float outer = cap * kLog2E;
+    expect_tanh(cap, kNearInner, 100, [&](float inner) { return cap_far(inner, outer); });
+    EXPECT_EQ(cap_far(1e30f, outer), outer);
+    EXPECT_EQ(cap_far(-1e30f, outer), -outer);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
+#include "kernels/cuda/common/near_cap.h"
 #include "kernels/cuda/common/tensor_map.h"
 
 namespace fovea::kernels::cuda {
@@ -42,8 +43,8 @@ struct SegmentBuffers {
   int32_t* stored;
 };
 
-// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests,
-// those with most keys first.
+// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests, or
+// of sections of them; in a section those with most keys first.
 struct PrefillOrder {
   PrefillTile* tiles;
   int32_t tile_count;
@@ -91,6 +92,7 @@ struct alignas(64) PrefillParams {
   int32_t keys_settled;
   int32_t box_keys;  // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
+  NearCap cap;  // of capped scores
 };
 
 }  // namespace fovea::kernels::cuda

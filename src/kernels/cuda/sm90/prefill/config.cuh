@@ -80,9 +80,10 @@ struct PairMemory {
 // widen.
 enum Loader : int { pages, rows, pairs, boxes, passing };
 
-// plain: a softmax over the keys of one interval per row. general: also masks by predicate, soft cap and
-// ALiBi, which cost registers and time.
-enum Scores : int { plain, general };
+// plain: a softmax over the keys of one interval per row. masked: also masks by predicate. sloped: also ALiBi. general:
+// also soft caps. Each costs registers, and those without it time: trees of drafts took 9 to 12 % more where caps and
+// slopes stood beside, ALiBi 5 % beside caps (H200, 2026-11-22).
+enum Scores : int { plain, masked, sloped, general };
 
 // segments: the keys of a row are summed segment by segment, so that a row tile's segments may be computed
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
@@ -151,7 +152,9 @@ struct PrefillConfig {
   static constexpr bool kPasses = kLoad == passing;
   static constexpr bool kPairs = kLoad == pairs || kPasses;
   static constexpr int kBlocks = kPairs ? 2 : 1;
-  static constexpr bool kGeneral = kScores == general;
+  static constexpr bool kMasked = kScores != plain;
+  static constexpr bool kCaps = kScores == general;
+  static constexpr bool kTransforms = kScores == sloped || kCaps;
   static constexpr bool kParts = kSums == parts;
   static_assert(!kParts || (kLoad != pairs && kScores == plain && type_bytes(kQuery) == 2));
   static constexpr bool kSegments = kSums != whole && !kParts;
@@ -179,7 +182,7 @@ struct PrefillConfig {
   // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
   // 2026-11-22). Threads that gather rows need more registers, and so do sums of segments.
   static constexpr int kConsumers = kSums == few_rows                                                ? 1
-                                    : (kDim <= 64 || kNarrow) && !kGeneral && !kRows && kSums == whole ? 3
+                                    : (kDim <= 64 || kNarrow) && !kMasked && !kRows && kSums == whole ? 3
                                                                                                    : 2;
   static constexpr bool kWeighsAhead = kConsumers == 3 && !kNarrow;
   // A consumer without another weighs scores while its own values are multiplied.
@@ -191,23 +194,23 @@ struct PrefillConfig {
   // (128 heads 4x4k, H200, 2026-11-22). Head dim 256: 80 keys were 5 % faster packed, but 15 % slower in pages of
   // 64, a copy for every 16 keys.
   static constexpr int kKeys = kDim <= 64      ? 128
-                               : kDim <= 128 ? (kNarrow || (kGeneral && (kSegments || kRows)) ? 96 : 128)
-                               : kDim <= 192 ? (kGeneral || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
+                               : kDim <= 128 ? (kNarrow || (kMasked && (kSegments || kRows)) ? 96 : 128)
+                               : kDim <= 192 ? (kMasked || kWiden ? 64 : kDimV <= 128 && !kRows ? 128 : 96)
                                              : (kWiden ? 48 : 64);
   // Scores become weights in place, under the products of the values before: 1 to 2 % at head dim 128, a loss of 1 %
   // at 192, 5 % at 64 and 256 (H200, 2026-11-22). Keys stay until then, in one stage more.
-  static constexpr bool kInPlace = kDim == 128 && !(kGeneral && kSegments) && !kRows && !kFp8 && kConsumers > 1;
+  static constexpr bool kInPlace = kDim == 128 && !(kMasked && kSegments) && !kRows && !kFp8 && kConsumers > 1;
   // Out is staged beside the powers of the next row tile's first softmax, and a producer warp starts its stores: 1.5 %
   // at 16x1k, 1 % at 8x2k, nothing without pairs (H200, 2026-11-22). Of fp8 products
   // the one that takes tiles: 3 % at 16x1k, 1.7 % at 8x2k, nothing at 1x16k.
-  static constexpr bool kTakerStores = kNarrow && !kGeneral;
-  static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments && !kGeneral) || kTakerStores;
+  static constexpr bool kTakerStores = kNarrow && !kMasked;
+  static constexpr bool kStoresApart = (kInPlace && kPairs && !kSegments && !kMasked) || kTakerStores;
   // A block gets ahead of the other by a key tile only with a third stage of V. Its room is that of staged out, which
   // goes where the next row tile's queries lay: they are in registers then.
   static_assert(!kPasses || (kStoresApart && kKeys == kConsumers * kGroupRows));
-  static constexpr int kStages = kDim <= 64 || (kNarrow && !kGeneral) || kPasses ? 3 : 2;
+  static constexpr int kStages = kDim <= 64 || (kNarrow && !kMasked) || kPasses ? 3 : 2;
   // A producer warp of its own finds masks, where one is idle.
-  static constexpr bool kFindsApart = kGeneral && !kRows && !kNarrow && !kSegments;
+  static constexpr bool kFindsApart = kMasked && !kRows && !kNarrow && !kSegments;
   // The warp that takes tiles finds the keys of each token, else consumers do so at the end of a row tile, when all
   // wait: 8 % with a window of 128 at head dim 64, 1.7 % without one (4x4k, H200, 2026-11-22), 0.3 % of fp8 products.
   // Elsewhere there is no room.
@@ -229,19 +232,19 @@ struct PrefillConfig {
   static constexpr int kSegmentBlocks = kSegmentKeys / kKeys;  // key tiles of a segment
   // Scores from queries in registers: a quarter less traffic in shared memory, 2 to 7 % faster up to 4096
   // tokens (H200, 2026-11-21).
-  static constexpr bool kQueryRegisters = kDim <= 128 && !kGeneral && !kWiden && kConsumers == 2;
+  static constexpr bool kQueryRegisters = kDim <= 128 && !kMasked && !kWiden && kConsumers == 2;
   // How many of the products of a key tile's scores, 32 bytes of the head dim each, take them from there. At head
   // dims 192/128 there is room for half of them: 1 % (H200, 2026-11-22).
   static constexpr int kQueryRegisterSteps =
       kQueryRegisters ? kDim * kBytes / 32
-                      : kGeneral && kInPlace ? 2
-                      : (kDim == 192 && kDimV == 128 && !kGeneral && !kWiden && !kRows ? 6 : 0);
+                      : kMasked && kInPlace ? 2
+                      : (kDim == 192 && kDimV == 128 && !kMasked && !kWiden && !kRows ? 6 : 0);
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.
   static constexpr int kProducerRegisters = kConsumers == 1                     ? 128
                                             : kWiden && kDim > 128             ? 72
-                                            : kGeneral                         ? (kFindsApart ? 56 : 72)
+                                            : kMasked                         ? (kFindsApart && kTransforms ? 56 : 72)
                                             : kRows || kNarrow                 ? 56
                                             : kConsumers == 3                  ? 32
                                                                                : 40;
@@ -289,7 +292,7 @@ struct PrefillConfig {
                                 [kSwizzledColumns];
   };
   // Sums of segments and masks leave no room for what they do not use.
-  struct SharedMemory : Either<kSegments || (kGeneral && !kNarrow), Operands, OperandsAndRaw> {
+  struct SharedMemory : Either<kSegments || (kMasked && !kNarrow), Operands, OperandsAndRaw> {
     // Where segments are summed, their sum lies here before out is staged: `sum` below.
     alignas(1024) uint16_t out[kOwnOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
                               [kOwnOut ? kGroupRows : 1][kSwizzledColumns];
@@ -297,7 +300,7 @@ struct PrefillConfig {
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
     // What f16 queries are relative to.
-    float q_unit[kWiden ? kConsumers : 1][kSegments || (kGeneral && !kWiden) ? 1 : kGroupRows];
+    float q_unit[kWiden ? kConsumers : 1][kSegments || (kMasked && !kWiden) ? 1 : kGroupRows];
     // The rows of some key tiles in memory, null: not the request's.
     const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
     const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
@@ -310,7 +313,7 @@ struct PrefillConfig {
     TransactionBarrier raw_full[kPieces], raw_empty[kPieces];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
-    [[no_unique_address]] Either<kGeneral, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
+    [[no_unique_address]] Either<kMasked, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
     [[no_unique_address]] Either<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
     Either<kPairs, PairMemory, Nothing> pair;
@@ -347,7 +350,7 @@ struct PrefillConfig {
   static constexpr KernelTraits kTraits = {(kConsumers + 1) * kWarpgroupThreads,
                                            sizeof(SharedMemory), kBlocks * kConsumers * kGroupRows, kKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
-  __device__ static void run(const Params& params);
+  __device__ __forceinline__ static void run(const Params& params);
 };
 
 // Of the hidden key tiles the last becomes the one below them all; others stay what they are.

@@ -28,7 +28,7 @@ struct EightRowsConfig {
   static constexpr int kCopiers = 2;  // warps
   static constexpr int kTaker = kWarps + kCopiers;
   // As prefill counts tiles, keys and segments.
-  static constexpr bool kSegments = true, kPairs = false, kGeneral = false;
+  static constexpr bool kSegments = true, kPairs = false, kMasked = false;
   static constexpr int kBlocks = 1, kConsumers = 1;
   static constexpr int kKeys = 128;
   static_assert(kKeys == 16 * kWarps);

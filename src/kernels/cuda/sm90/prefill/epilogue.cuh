@@ -162,8 +162,8 @@ __device__ void store_tiles(const PrefillParams& params, typename Config::Shared
     const WorkTile& work = shared.tiles[slots.stage].work;
     if (work.request < 0) return;
     store_tile<Config>(params, shared, work, phase);
-    if (threadIdx.x % 32 == 0) shared.tile_empty[slots.stage].arrive();
     __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.tile_empty[slots.stage].arrive();
     slots.advance();
   }
 }

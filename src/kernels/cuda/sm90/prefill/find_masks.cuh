@@ -3,22 +3,39 @@
 // tiles that some rows see and others do not.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/key_ranges.cuh"
+#include "kernels/cuda/sm90/prefill/custom_masks.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Of 32 keys from `first` on, those in the interval.
-__device__ __forceinline__ uint32_t keys_from(int first) {
-  return first <= 0 ? ~0u : first >= 32 ? 0 : ~0u << first;
-}
-__device__ __forceinline__ uint32_t interval_bits(const Interval& keys, int first) {
-  return keys_from(keys.begin - first) & ~keys_from(keys.end - first);
+// How far the keys of a key tile stand from their index, if all of them do so alike.
+struct KeysMoved {
+  bool alike;
+  int by;
+};
+// By a warp.
+template <int kKeys>
+__device__ __forceinline__ KeysMoved keys_moved(const MaskParams& mask, const RequestView& view,
+                                                int start) {
+  if (!mask.positions) return {true, 0};
+  const int last = view.kv_len - 1;
+  const int by = key_position(mask, view, min(start, last)) - min(start, last);
+  bool alike = true;
+#pragma unroll
+  for (int i = 0; i < kKeys; i += 32) {
+    const int key = min(start + i + static_cast<int>(threadIdx.x) % 32, last);
+    alike &= key_position(mask, view, key) - key == by;
+  }
+  return {__all_sync(~0u, alike) != 0, by};
 }
 
 // Of 32 keys from `first` on, those that stand at these positions.
-__device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestView& view, const Interval& positions,
+__device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestView& view,
+                                         const KeysMoved& moved, const Interval& positions,
                                          int first) {
-  if (!mask.positions) return interval_bits(positions, first);
+  if (moved.alike) {
+    const int end = positions.end == kNoEnd ? kNoEnd : positions.end - moved.by;
+    return interval_bits({positions.begin - moved.by, end}, first);
+  }
   uint32_t bits = interval_bits({positions.begin, min(positions.end, view.prefix())}, first);
   const int fresh = first - view.prefix();
   if (fresh + 32 <= 0) return bits;
@@ -31,10 +48,13 @@ __device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestVi
 }
 
 // Of 32 keys from `first` on, those that the token sees, unless a custom mask hides them.
-__device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& view, int token, int first) {
+__device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& view,
+                                     const KeysMoved& moved, int token, int first) {
   uint32_t bits = interval_bits(visible_keys(interval_mask(mask), view, token, token), first);
   const int at = query_position(mask, view, token);
-  if (hides_by_position(mask)) bits &= standing_bits(mask, view, position_reach(mask, at), first);
+  if (hides_by_position(mask)) {
+    bits &= standing_bits(mask, view, moved, position_reach(mask, at), first);
+  }
   if (mask.tree && first + 32 > view.prefix()) {
     const uint64_t tree = mask.tree[view.q_begin + token];
     const int fresh = first - view.prefix();
@@ -46,21 +66,18 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
     const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
     if (at >= prefix) {
       const int own = at - mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + at - prefix];
-      bits &= ~standing_bits(mask, view, {prefix, own}, first);
+      bits &= ~standing_bits(mask, view, moved, {prefix, own}, first);
     }
   }
   if (mask.spans) {
     for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
       const Interval span = {mask.spans[2 * s], mask.spans[2 * s + 1]};
       if (at < span.begin || at >= span.end) continue;
-      bits |= standing_bits(mask, view, span, first) & interval_bits({0, view.kv_len}, first);
+      bits |= standing_bits(mask, view, moved, span, first) &
+              interval_bits({0, view.kv_len}, first);
     }
   }
   return bits;
-}
-
-__device__ __forceinline__ const uint8_t* custom_row(const MaskParams& mask, const RequestView& view, int token) {
-  return mask.custom + mask.custom_indptr[view.request] + static_cast<int64_t>(token) * view.kv_len;
 }
 
 // Of 32 keys from `first` on, those that a custom mask shows the token. Its bytes are read eight at a time, and only
@@ -102,6 +119,10 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
   const int tokens = kGroupRows >> params.heads_shift;
   const int lane = threadIdx.x % 32;
+  // Threads that also bring keys have no registers for more.
+  const KeysMoved moved = Config::kFindsApart
+                              ? keys_moved<Config::kKeys>(mask, view, block * Config::kKeys)
+                              : KeysMoved{!mask.positions, 0};
 #pragma unroll 1
   for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
     const RowsView& rows = slot.rows[consumer];
@@ -111,7 +132,7 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
     for (int i = lane; i - lane < tokens * kWords; i += 32) {
       const int token = min(work.first_token + consumer * tokens + i / kWords, work.q_len - 1);
       const int first = block * Config::kKeys + i % kWords * 32;
-      uint32_t bits = seen_bits(mask, view, token, first);
+      uint32_t bits = seen_bits(mask, view, moved, token, first);
       if (mask.custom) bits &= shown_bits(mask, view, token, first);
       // The first are found while the consumer still reads those of the last key tile.
       if (i == lane) shared.masks.empty[consumer].wait(~phases >> consumer & 1);
@@ -123,23 +144,37 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
   }
 }
 
+// Calls visit(slot) for all row tiles. A warp.
+template <class Config, typename Visit>
+__device__ __forceinline__ void for_each_tile(typename Config::SharedMemory& shared, Visit visit) {
+  for (uint32_t n = 0;; ++n) {
+    shared.tile_full[n % kTileSlots].wait(n / kTileSlots % 2);
+    const auto& slot = shared.tiles[n % kTileSlots];
+    if (slot.work.request < 0) return;
+    visit(slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) shared.tile_empty[n % kTileSlots].arrive();
+  }
+}
+
 // The masks of all row tiles. A warp.
 template <class Config>
 __device__ void find_all_masks(const PrefillParams& params, typename Config::SharedMemory& shared) {
-  Ring<kTileSlots> slots;
+  const MaskParams& mask = params.attention.batch.mask;
   uint32_t phases = 0;
-  while (true) {
-    shared.tile_full[slots.stage].wait(slots.phase);
-    const auto& slot = shared.tiles[slots.stage];
-    if (slot.work.request < 0) return;
+  // Not where consumers leave this warp fewer registers.
+  if (!Config::kTransforms && mask.custom && !hides_by_position(mask)) {
+    for_each_tile<Config>(shared, [&](const TileSlot& slot) {
+      find_custom_masks<Config>(params, shared, slot, phases);
+    });
+    return;
+  }
+  for_each_tile<Config>(shared, [&](const TileSlot& slot) {
     for (int block = slot.work.block_end - 1; block >= slot.work.block_begin;
          block = pass_hidden<Config>(slot, block - 1)) {
       find_masks<Config>(params, shared, slot, block, phases);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) shared.tile_empty[slots.stage].arrive();
-    slots.advance();
-  }
+  });
 }
 
 }  // namespace fovea::kernels::cuda

@@ -9,7 +9,7 @@
 //     warp 3   joins | masks | plain out transposes V              widens K, V           copies K, V
 //   warpgroups 1 to 3, consumers of 64 query rows each: mainloop.cuh
 //
-// Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores are general, else
+// Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores are masked, else
 // stores out of pairs at head dim 128. Masks that it does not find are found by the warp that brings V or finds rows.
 // The queries of kQueryRing come with K.
 #pragma once
@@ -48,6 +48,8 @@ __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
   RowTile tile = row_tile<Config>(params, slot, consumer, units);
   if constexpr (Config::kSegments) keep_first_segment<Config>(tile);
   scale_rows<Config>(params, shared, consumer, tile);
+  // Caps leave no registers for them.
+  if constexpr (Config::kTransforms && !Config::kCaps) find_slopes<Config>(params, consumer, tile);
   return tile;
 }
 
@@ -67,11 +69,18 @@ __device__ __forceinline__ void take_queries(typename Config::SharedMemory& shar
   }
 }
 
+// Read once more: kept over other roles it takes a register from those that have none to spare.
+__device__ __forceinline__ int warp_anew() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread / 32;
+}
+
 template <class Config>
 __device__ __forceinline__ void consume(const PrefillParams& params,
                                         typename Config::SharedMemory& shared, int consumer) {
   Accumulators<Config> acc;
-  ScoreUnits units = score_units<Config>(params.attention, params.attention.scale);
+  ScoreUnits units = score_units<Config>(params, params.attention.scale);
   asm volatile("" : "+f"(units.factor));  // else loaded and multiplied again for every key tile: 3 %
   Ring<kTileSlots> tiles;
   Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
@@ -83,7 +92,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   if (slot->work.request < 0) return;
   take_queries<Config>(shared, consumer, q, k, acc);
   // Of later tiles the warp that stores out does so.
-  if constexpr (Config::kPasses) release(shared.q_empty[q.stage][consumer]);
+  if constexpr (Config::kPasses) {
+    __syncwarp();
+    release(shared.q_empty[q.stage][consumer]);
+  }
   RowTile tile = begin_tile<Config>(params, shared, *slot, consumer, units);
   pass_keys<Config>(shared, tile, k);
   await_keys<Config>(shared.k_full[k.stage], k.phase);
@@ -190,7 +202,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       if (more) {
         if constexpr (!Config::kTight) release_stage<Config>(shared.k_empty[k.stage]);
         k.advance();
-        transform_scores<Config>(params, next, consumer, last_block<Config>(next), acc);
+        transform_scores<Config, false>(params, next, consumer, last_block<Config>(next), acc);
         mask_scores<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         release_mask<Config>(params, shared, next, consumer, last_block<Config>(next), acc);
         find_bases<Config>(next, acc);
@@ -227,6 +239,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       } else {
         store_rows<Config>(params, shared, tile.slot->work, consumer, mean, acc);
       }
+      __syncwarp();
       release(shared.tile_empty[slot_number<Config>(shared, tile)]);
       if (!more) break;
       tile = next;
@@ -236,7 +249,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-__device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>::run(
+__device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>::run(
     const PrefillParams& params) {
   using Config = PrefillConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
@@ -269,7 +282,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
           4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart || kFindsApart ? 3 : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
     }
-    if constexpr (kGeneral) {
+    if constexpr (kMasked) {
       for (int i = 0; i < kConsumers; ++i) {
         shared.masks.full[i].init(1);
         shared.masks.empty[i].init(4);
@@ -313,7 +326,7 @@ __device__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums
         if (warp == 3) join_tiles<Config>(params, shared);
       }
       if constexpr (kFindsApart) {
-        if (warp == 3) find_all_masks<Config>(params, shared);
+        if (warp_anew() == 3) find_all_masks<Config>(params, shared);
       }
       if constexpr (kStoresApart && !kTakerStores) {
         if (warp == 3) store_tiles<Config>(params, shared);

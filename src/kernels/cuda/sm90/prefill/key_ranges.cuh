@@ -34,9 +34,11 @@ __device__ __forceinline__ void for_each_span(const MaskParams& mask, const Requ
   }
 }
 
+constexpr int kNoEnd = 0x7fffffff;
+
 // Positions of the keys that the window and chunk of a token at this position reach.
 __device__ inline Interval position_reach(const MaskParams& mask, int position) {
-  Interval reach = {0, 0x7fffffff};
+  Interval reach = {0, kNoEnd};
   if (mask.window > 0) reach.begin = max(0, position - mask.window + 1);
   if (mask.chunk > 0) {
     const int begin = position / mask.chunk * mask.chunk;
@@ -63,7 +65,7 @@ __device__ inline Reaches position_reaches(const MaskParams& mask, const Request
 
 // Of kScanned new keys from `key` on, those before `end`: a bit for each of the lane's, key + lane + 32 * i, that
 // stands within `reach`.
-constexpr int kScanned = 128;
+constexpr int kScanned = 256;
 __device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, const RequestView& view, int key, int end,
                                                     const Interval& reach) {
   const int32_t* positions = mask.positions + view.q_begin - view.prefix();

@@ -122,7 +122,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
   const uint64_t policy = params.beside ? kEvictLast : kEvictNormal;
   Ring<kTileSlots> slots;
   Ring<kOfKeys ? Config::kKeyStages : Config::kStages> at;
-  constexpr bool kFinds = kOfValues && Config::kGeneral && !Config::kFindsApart;
+  constexpr bool kFinds = kOfValues && Config::kMasked && !Config::kFindsApart;
   [[maybe_unused]] uint32_t masks_phase = 0;
   while (true) {
     shared.tile_full[slots.stage].wait(slots.phase);

@@ -67,7 +67,7 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
       const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
       load_piece(params.k, tile, block, place);
       load_piece(params.v, tile, block, place);
-      if constexpr (Config::kGeneral) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
+      if constexpr (Config::kMasked) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       place = next;
     } while (--block >= tile.block_begin);
     if (begun == kNoMoreTiles) break;

@@ -117,7 +117,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
       note_places<Config>(params, shared, kv_head, found, places.stage, scales.stage);
       const int key = block * Config::kKeys;
       hand_on(begun, key >= finder.live.begin && key + Config::kKeys <= finder.live.end);
-      if constexpr (Config::kGeneral) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
+      if constexpr (Config::kMasked) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       begun = kSameTile;
       found = next;
     }

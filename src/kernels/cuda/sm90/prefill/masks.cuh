@@ -44,7 +44,7 @@ __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
 template <class Config>
 __device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared, const RowTile& tile, int consumer,
                                            int block, const Accumulators<Config>& acc) {
-  if constexpr (Config::kGeneral) {
+  if constexpr (Config::kMasked) {
     if (!uniform(is_open<Config>(tile, block))) shared.masks.full[consumer].wait(acc.masks_phase);
   }
 }
@@ -54,7 +54,7 @@ template <class Config>
 __device__ __forceinline__ void release_mask(const PrefillParams& params, typename Config::SharedMemory& shared,
                                              const RowTile& tile, int consumer, int block,
                                              Accumulators<Config>& acc) {
-  if constexpr (Config::kGeneral) {
+  if constexpr (Config::kMasked) {
     if (uniform(is_open<Config>(tile, block))) return;
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.masks.empty[consumer].arrive();
@@ -88,7 +88,7 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
                                             typename Config::SharedMemory& shared, const RowTile& tile,
                                             int consumer, int block, Accumulators<Config>& acc) {
   const int start = block * Config::kKeys;
-  if constexpr (Config::kGeneral) {
+  if constexpr (Config::kMasked) {
     // The vote changes nothing but what the compiler knows: without it products were serialised (C7520).
     if (!uniform(is_open<Config>(tile, block))) hide_unseen<Config>(params, shared, consumer, acc);
     return;

@@ -33,6 +33,9 @@ struct RowTile {
   float factor[2];
   float inner[2];
   bool bounded;  // general: rows have the base 0 and never outgrow it
+  // ALiBi: slopes of the thread's rows, in units of log2, and where their tokens stand.
+  float slope[2];
+  int position[2];
 };
 
 // How products become scores in units of log2: factor times a product, or, transformed, from inner * product.
@@ -44,10 +47,10 @@ __device__ __forceinline__ bool is_transformed(const AttentionParams& attention)
 }
 // `scale`: from products to natural units, without a cap.
 template <class Config>
-__device__ __forceinline__ ScoreUnits score_units(const AttentionParams& attention, float scale) {
-  const float cap = attention.logit_cap;
-  if (!Config::kGeneral || !is_transformed(attention)) return {1, scale * kLog2E};
-  return {cap > 0 ? scale / cap : scale * kLog2E, 1};
+__device__ __forceinline__ ScoreUnits score_units(const PrefillParams& params, float scale) {
+  if (!Config::kTransforms || !is_transformed(params.attention)) return {1, scale * kLog2E};
+  const bool capped = Config::kCaps && params.attention.logit_cap > 0;
+  return {scale * (capped ? params.cap.unit : kLog2E), 1};
 }
 
 // Capped scores of a row differ by less than bf16's range of powers: no base is needed, nor a maximum. With this cap
@@ -55,7 +58,7 @@ __device__ __forceinline__ ScoreUnits score_units(const AttentionParams& attenti
 constexpr float kMostBoundedCap = 64;
 template <class Config>
 __device__ __forceinline__ bool is_bounded(const AttentionParams& attention) {
-  return Config::kGeneral && Config::kMath == bf16 && attention.logit_cap > 0 &&
+  return Config::kCaps && Config::kMath == bf16 && attention.logit_cap > 0 &&
          attention.logit_cap <= kMostBoundedCap && !attention.alibi_slopes;
 }
 

@@ -29,14 +29,14 @@ constexpr float kNothing = -0x1p127f;
 
 template <class Config>
 __device__ __forceinline__ float first_base(const RowTile& tile, int half, const Accumulators<Config>& acc) {
-  if (Config::kGeneral && uniform(tile.bounded)) return 0;
+  if (Config::kCaps && uniform(tile.bounded)) return 0;
   return largest_base<Config>(half, kNothing, tile.factor[half], acc);
 }
 
 // Whether a row's weights, of which a thread's sum is given, have outgrown its base.
 template <class Config>
 __device__ __forceinline__ bool has_outgrown(const RowTile& tile, float sum) {
-  return !(sum <= Config::kMostSum) && !(Config::kGeneral && tile.bounded);
+  return !(sum <= Config::kMostSum) && !(Config::kCaps && tile.bounded);
 }
 
 // Of a row tile's first key tile.
@@ -157,12 +157,43 @@ __device__ __forceinline__ void weigh_ahead(const float (&factor)[2], float (&to
   sum_and_pack(kChunks - 1);
 }
 
-// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the thread's rows, or of
-// both.
+// As softmax, of inner scores whose cap is due: rows keep their base.
 template <class Config, int kHalves>
-__device__ __forceinline__ void softmax(const RowTile& tile, Accumulators<Config>& acc) {
+__device__ __forceinline__ void softmax_of_capped(const PrefillParams& params, Accumulators<Config>& acc) {
+  float total[2][2] = {};
+  float held[2][2];
+  for_each_near<Config>(params, acc, [&](int first, const float(&scores)[kAtOnce]) {
+#pragma unroll
+    for (int pair = 0; pair < kAtOnce / 2; ++pair) {
+      const int i = first / 2 + pair;
+      if (pair % 2 >= kHalves) {
+        acc.next_weights[i] = 0;
+        continue;
+      }
+      float weight[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        weight[j] = exp2_fast(scores[2 * pair + j]);
+        total[pair % 2][j] += weight[j];
+      }
+      pack_pair<Config>(i, weight, held, acc);
+    }
+  });
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) acc.sum[half] += total[half][0] + total[half][1];
+}
+
+// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the thread's rows, or of
+// both. `inner`: the scores' cap is due.
+template <class Config, int kHalves>
+__device__ __forceinline__ void softmax(const PrefillParams& params, const RowTile& tile, bool inner,
+                                        Accumulators<Config>& acc) {
   const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (Config::kAlone) acc.rescale[0] = acc.rescale[1] = 1;
+  if (Config::kCaps && inner) {
+    softmax_of_capped<Config, kHalves>(params, acc);
+    return;
+  }
 #pragma unroll 1
   for (bool raised = false;; raised = true) {
     float total[2][2] = {};
@@ -223,7 +254,7 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
   const auto& scales = shared.scales[acc.scales.stage];  // of K, of V
   const bool scaled = Config::kWiden && keys_have_scales(params);
   if (scaled) scale_keys<Config>(scales[0], acc.scores);
-  transform_scores<Config>(params, tile, consumer, block, acc);
+  const bool inner = transform_scores<Config, !kFirst>(params, tile, consumer, block, acc);
   mask_scores<Config>(params, shared, tile, consumer, block, acc);
   release_mask<Config>(params, shared, tile, consumer, block, acc);
   if constexpr (kFirst) {
@@ -231,9 +262,9 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
     if (scaled) acc.v_unit = values_unit<Config>(scales[1], 0);
   } else {
     if (Config::kAlone && uniform(tile.slot->work.q_len << params.heads_shift <= 8)) {
-      softmax<Config, 1>(tile, acc);
+      softmax<Config, 1>(params, tile, inner, acc);
     } else {
-      softmax<Config, 2>(tile, acc);
+      softmax<Config, 2>(params, tile, inner, acc);
     }
     if constexpr (Config::kWiden) {
       if (scaled) {

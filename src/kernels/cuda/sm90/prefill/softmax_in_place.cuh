@@ -24,7 +24,7 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
   const int column = block * Config::kKeys + lane % 4 * 2;
   Interval seen[2];
 #pragma unroll
-  for (int half = 0; half < 2 && !Config::kGeneral; ++half) {
+  for (int half = 0; half < 2 && !Config::kMasked; ++half) {
     seen[half] = row_keys(params, tile.slot->work, consumer, thread_row(half));
   }
   float again[Config::kKeys / 2];
@@ -50,16 +50,16 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
     for (int i = 0; i < 8; ++i) {
       const int at = column + first + i / 4 * 8 + i % 2;
       const Interval& keys = seen[i / 2 % 2];
-      const bool visible = Config::kGeneral || (at >= keys.begin && at < keys.end);
+      const bool visible = Config::kMasked || (at >= keys.begin && at < keys.end);
       again[first / 2 + i] = visible ? scores[i / 4][i % 4] : -infinity();
     }
   }
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
-    if (Config::kGeneral || rows[i / 2 % 2]) acc.scores[i] = again[i];
+    if (Config::kMasked || rows[i / 2 % 2]) acc.scores[i] = again[i];
   }
-  if constexpr (Config::kGeneral) {
-    transform_scores<Config>(params, tile, consumer, block, acc);
+  if constexpr (Config::kMasked) {
+    transform_scores<Config, false>(params, tile, consumer, block, acc);
     mask_scores<Config>(params, shared, tile, consumer, block, acc);
   }
 }
@@ -86,10 +86,31 @@ __device__ __forceinline__ WeightSums sum_weights(const RowTile& tile, const Acc
   return sums;
 }
 
+// Weights of capped scores in place of their inner ones, powers of some under the polynomials of others.
+template <class Config>
+__device__ __forceinline__ void weigh_capped(const PrefillParams& params, Accumulators<Config>& acc) {
+  float total[2][2] = {};
+  for_each_near<Config>(params, acc, [&](int first, const float(&scores)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      acc.scores[first + i] = exp2_fast(scores[i]);
+      total[i / 2 % 2][i % 2] += acc.scores[first + i];
+    }
+  });
+#pragma unroll
+  for (int half = 0; half < 2; ++half) acc.sum[half] += total[half][0] + total[half][1];
+}
+
 // Weights in place of the scores; false: they are void, as rows of the warp have outgrown their base. kSecond: of a
-// row tile's second key tile, the first that rows see which end before the last one.
+// row tile's second key tile, the first that rows see which end before the last one. `inner`: of scores whose cap is
+// due.
 template <class Config, bool kSecond>
-__device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulators<Config>& acc) {
+__device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, const RowTile& tile, bool inner,
+                                                 Accumulators<Config>& acc) {
+  if (Config::kCaps && inner) {
+    weigh_capped<Config>(params, acc);
+    return true;
+  }
   const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (kSecond) {
     const bool nothing[2] = {acc.base[0] == kNothing, acc.base[1] == kNothing};
@@ -101,7 +122,7 @@ __device__ __forceinline__ bool softmax_in_place(const RowTile& tile, Accumulato
       }
     }
   }
-  if (Config::kGeneral && uniform(tile.bounded)) {
+  if (Config::kCaps && uniform(tile.bounded)) {
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] = exp2_fast(acc.scores[i]);
   } else {
@@ -132,7 +153,7 @@ __device__ __forceinline__ void softmax_again(const PrefillParams& params,
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int half = i / 2 % 2;
-    if (Config::kGeneral || rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
+    if (Config::kMasked || rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
   }
   const WeightSums sums = sum_weights<Config>(tile, acc);
   acc.sum[0] += sums.rows[0];

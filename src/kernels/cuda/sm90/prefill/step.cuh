@@ -36,6 +36,7 @@ __device__ __forceinline__ void pass_keys(typename Config::SharedMemory& shared,
   if constexpr (Config::kPasses) {
     if (passes<Config>(tile)) {
       shared.k_full[k.stage].wait(k.phase);
+      __syncwarp();
       release_stage<Config>(shared.k_empty[k.stage]);
       k.advance();
     }
@@ -47,6 +48,7 @@ __device__ __forceinline__ void pass_values(typename Config::SharedMemory& share
   if constexpr (Config::kPasses) {
     if (passes<Config>(tile)) {
       shared.v_full[values.stage].wait(values.phase);
+      __syncwarp();
       release_stage<Config>(shared.v_empty[values.stage]);
       values.advance();
     }
@@ -147,9 +149,9 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
   products_wait<Config::kNarrow || Config::kAlone || Config::kInPlace ? 1 : 0>();
   if constexpr (Config::kInPlace) {
     products_landed(acc.scores);
-    transform_scores<Config>(params, tile, consumer, block, acc);
+    const bool inner = transform_scores<Config, true>(params, tile, consumer, block, acc);
     mask_scores<Config>(params, shared, tile, consumer, block, acc);
-    const bool kept = softmax_in_place<Config, kFirst>(tile, acc);
+    const bool kept = softmax_in_place<Config, kFirst>(params, tile, inner, acc);
     if (kept) {
       release_stage<Config>(shared.k_empty[k.stage]);
       release_mask<Config>(params, shared, tile, consumer, block, acc);

@@ -53,7 +53,7 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
   const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
   // Cuts of a row tile are those that prefill_order sees.
-  const Interval keys = Config::kGeneral && !Config::kSegments
+  const Interval keys = Config::kMasked && !Config::kSegments
                             ? tile_keys(batch.mask, view, tile.first_token, last)
                             : visible_keys(batch.mask, view, tile.first_token, last);
   if constexpr (Config::kPairs) work.first_token += cluster_rank() * tokens;
@@ -68,6 +68,7 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
 // rows in turn, so that both have as much to do.
 template <class Config>
 __device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& work) {
+  if (work.request < 0) return 0;
   const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
   if (turn % 2 == 1) work.first_token += cluster_rank() == 0 ? tokens : -tokens;
   const int last = min(work.first_token + tokens, work.q_len) - 1;
@@ -103,7 +104,7 @@ __device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work,
   if constexpr (Config::kParts) {
     rows = {work.key_begin, work.kv_len, 0};
     end = work.kv_len;
-  } else if constexpr (Config::kGeneral) {
+  } else if constexpr (Config::kMasked) {
     const Interval open = open_keys(mask, view, first, last);
     rows = {open.begin, open.end, 0};
     end = keys_end(mask, view, first, last);
@@ -215,11 +216,11 @@ struct TileTaker {
     if constexpr (Config::kFindsKeys) {
       if (more) find_keys(slot);
     }
-    if constexpr (Config::kGeneral) {
+    if constexpr (Config::kMasked) {
       if (more) view_tile(slot);
     }
     if (lane < Config::kConsumers) {
-      if (!Config::kGeneral && more) slot.rows[lane] = rows_view<Config>(params, slot.work, lane);
+      if (!Config::kMasked && more) slot.rows[lane] = rows_view<Config>(params, slot.work, lane);
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();

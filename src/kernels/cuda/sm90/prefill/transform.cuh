@@ -3,27 +3,45 @@
 #pragma once
 
 #include "kernels/cuda/common/near_cap.cuh"
+#include "kernels/cuda/sm90/prefill/masks.cuh"
 #include "kernels/cuda/sm90/prefill/scores.cuh"
 
 namespace fovea::kernels::cuda {
 
-// A rare change of every score, one after the other: a loop of few instructions, through local
+// Scores that are changed side by side.
+constexpr int kAtOnce = 8;
+
+// A rare change of every score, kAtOnce after the others: a loop of few instructions, through local
 // memory. Not where fp8 keys are widened: ptxas 13.0 gave the register of the stack's address to
-// something else in their largest variant.
+// something else in their largest variant. `change(first, scores)`: of scores from `first` on.
 template <class Config, typename Change>
 __device__ __forceinline__ void change_scores(Accumulators<Config>& acc, Change change) {
+  constexpr int kScores = Config::kKeys / 2;
+  float chunk[kAtOnce];
   if constexpr (Config::kWiden) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] = change(i, acc.scores[i]);
+    for (int first = 0; first < kScores; first += kAtOnce) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) chunk[i] = acc.scores[first + i];
+      change(first, chunk);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) acc.scores[first + i] = chunk[i];
+    }
     return;
   }
-  float scores[Config::kKeys / 2];
+  alignas(16) float scores[kScores];
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) scores[i] = acc.scores[i];
-#pragma unroll 8
-  for (int i = 0; i < Config::kKeys / 2; ++i) scores[i] = change(i, scores[i]);
+  for (int i = 0; i < kScores; ++i) scores[i] = acc.scores[i];
+#pragma unroll 1
+  for (int first = 0; first < kScores; first += kAtOnce) {
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] = scores[i];
+    for (int i = 0; i < kAtOnce; ++i) chunk[i] = scores[first + i];
+    change(first, chunk);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) scores[first + i] = chunk[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) acc.scores[i] = scores[i];
 }
 
 // What products of the thread's rows are multiplied with first, if they are transformed.
@@ -34,51 +52,79 @@ template <class Config>
 __device__ __forceinline__ InnerFactors inner_factors(const PrefillParams& params,
                                                       const RowTile& tile) {
   if constexpr (Config::kFp8) return {tile.inner[0], tile.inner[1]};
-  const float both = score_units<Config>(params.attention, opaque(params.attention.scale)).inner;
+  const float both = score_units<Config>(params, opaque(params.attention.scale)).inner;
   return {both, both};
 }
 
-// Scores become `outer` * tanh(inner * product).
+// Products become inner scores of a cap. Whether the warp's are all near enough for the polynomial:
+// none has the bit of 2 or more.
 template <class Config>
-__device__ __forceinline__ void cap_scores(const PrefillParams& params, const RowTile& tile,
-                                           float outer, Accumulators<Config>& acc) {
+__device__ __forceinline__ bool find_inner_scores(const PrefillParams& params, const RowTile& tile,
+                                                  Accumulators<Config>& acc) {
+  static_assert(kNearInner == 2);
   const InnerFactors factors = inner_factors<Config>(params, tile);
-  const float(&inner)[2] = factors.rows;
-  float most[2] = {};
+  uint32_t bits[2] = {};
 #pragma unroll
-  for (int i = 0; i < Config::kKeys / 2; ++i)
-    most[i / 2 % 2] = fmaxf(most[i / 2 % 2], fabsf(acc.scores[i]));
-  if (uniform(most[0] * inner[0] > kNearTanh || most[1] * inner[1] > kNearTanh)) {
-    change_scores<Config>(acc, [&](int i, float score) {
-      const float factor = i / 2 % 2 ? inner[1] : inner[0];
-      return fabsf(score) * factor > kNearTanh ? outer * tanh_fast(score * factor)
-                                               : near_cap(factor, outer)(score);
-    });
-  } else {
-    const NearCap cap[2] = {near_cap(inner[0], outer), near_cap(inner[1], outer)};
+  for (int i = 0; i < Config::kKeys / 2; ++i) {
+    acc.scores[i] = __fmul_rn(acc.scores[i], factors.rows[i / 2 % 2]);
+    bits[i / 2 % 2] |= __float_as_uint(acc.scores[i]);
+  }
+  return !uniform(((bits[0] | bits[1]) & 0x40000000) != 0);
+}
+
+// Calls visit(first, scores) for kAtOnce capped scores after the others, of inner scores that are
+// near.
+template <class Config, typename Visit>
+__device__ __forceinline__ void for_each_near(const PrefillParams& params,
+                                              const Accumulators<Config>& acc, Visit visit) {
 #pragma unroll
-    for (int i = 0; i < Config::kKeys / 2; ++i) acc.scores[i] = cap[i / 2 % 2](acc.scores[i]);
+  for (int first = 0; first < Config::kKeys / 2; first += kAtOnce) {
+    float inner[kAtOnce], scores[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) inner[i] = acc.scores[first + i];
+    cap_near(params.cap, inner, scores);
+    visit(first, scores);
   }
 }
 
-// Slopes of the thread's rows and where their tokens stand.
-struct RowSlopes {
-  float slope[2];  // in units of log2
-  int position[2];
-};
-__device__ __forceinline__ RowSlopes row_slopes(const PrefillParams& params, const RowTile& tile,
-                                                int consumer) {
+// Inner scores become capped scores. `near`: they all are.
+template <class Config>
+__device__ __forceinline__ void cap_scores(const PrefillParams& params, bool near,
+                                           Accumulators<Config>& acc) {
+  if (near) {
+    for_each_near<Config>(params, acc, [&](int first, const float(&scores)[kAtOnce]) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) acc.scores[first + i] = scores[i];
+    });
+    return;
+  }
+  const float outer = params.attention.logit_cap * kLog2E;
+  change_scores<Config>(acc, [&](int, float(&scores)[kAtOnce]) {
+    float nearby[kAtOnce], far[kAtOnce];
+    cap_near(params.cap, scores, nearby);
+    // Opaque: without branches.
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) far[i] = opaque(cap_far(scores[i], outer));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      scores[i] = fabsf(scores[i]) < kNearInner ? nearby[i] : far[i];
+    }
+  });
+}
+
+// Finds the slopes of a row tile: loads behind each other, which its key tiles would wait for.
+template <class Config>
+__device__ __forceinline__ void find_slopes(const PrefillParams& params, int consumer, RowTile& tile) {
+  if (!Config::kTransforms || !params.attention.alibi_slopes) return;
   const WorkTile& work = tile.slot->work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
-  RowSlopes rows;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = opaque(thread_row(half));
+    const int row = thread_row(half);
     const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
-    rows.slope[half] = params.attention.alibi_slopes[row_head(params, work, row)] * kLog2E;
-    rows.position[half] = query_position(params.attention.batch.mask, view, token);
+    tile.slope[half] = params.attention.alibi_slopes[row_head(params, work, row)] * kLog2E;
+    tile.position[half] = query_position(params.attention.batch.mask, view, token);
   }
-  return rows;
 }
 
 // Scores, in units of log2 when multiplied by `unit`, plus slope * (key - query).
@@ -89,7 +135,8 @@ __device__ __forceinline__ void add_slopes(const PrefillParams& params, const Ro
   const MaskParams& mask = params.attention.batch.mask;
   const WorkTile& work = tile.slot->work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
-  const RowSlopes rows = row_slopes(params, tile, consumer);
+  RowTile rows = tile;
+  if constexpr (Config::kCaps) find_slopes<Config>(params, consumer, rows);
   const int first = block * Config::kKeys + opaque(static_cast<int>(threadIdx.x % 4 * 2));
   const float distance[2] = {static_cast<float>(first - rows.position[0]),
                              static_cast<float>(first - rows.position[1])};
@@ -103,27 +150,37 @@ __device__ __forceinline__ void add_slopes(const PrefillParams& params, const Ro
   }
   // New keys may stand elsewhere.
   if (uniform(mask.positions && (block + 1) * Config::kKeys > view.prefix())) {
-    change_scores<Config>(acc, [&](int i, float score) {
-      const int key = first + i / 4 * 8 + i % 2;
-      const float moved = static_cast<float>(key_position(mask, view, key) - key);
-      return __fmaf_rn(i / 2 % 2 ? rows.slope[1] : rows.slope[0], moved, score);
+    change_scores<Config>(acc, [&](int from, float(&scores)[kAtOnce]) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int key = first + (from + i) / 4 * 8 + i % 2;
+        const float moved = static_cast<float>(key_position(mask, view, key) - key);
+        scores[i] = __fmaf_rn(rows.slope[i / 2 % 2], moved, scores[i]);
+      }
     });
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void transform_scores(const PrefillParams& params, const RowTile& tile,
+// kDefers: where nothing but the softmax follows, near inner scores are left to it. Whether they
+// are.
+template <class Config, bool kDefers>
+__device__ __forceinline__ bool transform_scores(const PrefillParams& params, const RowTile& tile,
                                                  int consumer, int block,
                                                  Accumulators<Config>& acc) {
-  if constexpr (!Config::kGeneral) return;
+  if constexpr (!Config::kTransforms) return false;
   const AttentionParams& attention = params.attention;
-  const bool capped = uniform(attention.logit_cap > 0);
-  if (capped) cap_scores<Config>(params, tile, attention.logit_cap * kLog2E, acc);
+  const bool capped = Config::kCaps && uniform(attention.logit_cap > 0);
+  if (capped) {
+    const bool near = find_inner_scores<Config>(params, tile, acc);
+    if (kDefers && uniform(near && tile.bounded && is_open<Config>(tile, block))) return true;
+    cap_scores<Config>(params, near, acc);
+  }
   if (uniform(attention.alibi_slopes != nullptr)) {
     InnerFactors unit = {1, 1};
     if (!capped) unit = inner_factors<Config>(params, tile);
     add_slopes<Config>(params, tile, consumer, block, unit.rows, acc);
   }
+  return false;
 }
 
 }  // namespace fovea::kernels::cuda

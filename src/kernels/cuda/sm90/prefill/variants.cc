@@ -25,7 +25,7 @@ constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
 constexpr int32_t kMinBox = 16;
 
 // What one interval of keys per row and a softmax of scaled products cannot express.
-bool always_general(const AttentionSpec& spec) {
+bool never_plain(const AttentionSpec& spec) {
   return spec.mask != MaskKind::none || spec.logit_cap > 0 || spec.has_alibi;
 }
 
@@ -49,6 +49,12 @@ std::optional<std::pair<int32_t, int32_t>> padded_dims(const AttentionSpec& spec
     return pair.first >= spec.head_dim && pair.second >= spec.head_dim_v;
   });
   return found == dims.end() ? std::nullopt : std::optional(*found);
+}
+
+// What is not plain. Slopes of wider heads spill.
+const char* scores_of(const AttentionSpec& spec, int32_t head_dim) {
+  if (spec.logit_cap > 0 || (spec.has_alibi && head_dim > 128)) return "general";
+  return spec.has_alibi ? "sloped" : "masked";
 }
 
 // Of single blocks.
@@ -113,19 +119,20 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
         {std::to_string(dims->first), std::to_string(dims->second), *q, *kv, loader, scores, sums},
         setup.sm);
   };
-  const bool plain = !always_general(spec);
-  const bool general = always_general(spec) || uses_positions(spec);
+  const bool plain = !never_plain(spec);
+  const bool general = never_plain(spec) || uses_positions(spec);
   const bool segments = sums_segments(setup);
   const bool paired = dims->first == dims->second && dims->first % 128 == 0 && !gathers(setup) &&
                       !widens(setup) && !is_fp8(spec.q_dtype);
+  const char* scores = scores_of(spec, dims->first);
   const char* sums = segments ? "segments" : "whole";
   Variants found{
       .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
   const char* loader = loader_of(setup);
   if (plain) found.plain = variant(loader, "plain", sums);
-  if (general) found.general = variant(loader, "general", sums);
+  if (general) found.general = variant(loader, scores, sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
-  if (general && segments) found.few_general = variant(loader, "general", "few_rows");
+  if (general && segments) found.few_general = variant(loader, scores, "few_rows");
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
   if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
     found.eight_shared = variant(loader, "plain", "eight_shared");
@@ -133,7 +140,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && paired) {
     found.pairs = variant(pairs_pass(setup) ? "passing" : "pairs", "plain", sums);
   }
-  if (general && paired && !segments) found.general_pairs = variant("pairs", "general", sums);
+  if (general && paired && !segments) found.general_pairs = variant("pairs", scores, sums);
   return found;
 }
 
@@ -145,7 +152,7 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
   const auto dims = padded_dims(spec);
   if (setup.sm != kHopper || !q || !kv || !cached(spec) || !dims || !fills_tiles ||
       is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
-      always_general(spec) || uses_positions(spec)) {
+      never_plain(spec) || uses_positions(spec)) {
     return std::nullopt;
   }
   const Family& prefill = family(kFolder);

@@ -19,6 +19,7 @@ int32_t heads_shift(const AttentionSpec& spec);
 
 struct Variants {
   gpu::KernelVariant order;
+  // general: for what plain cannot express, of masked or general scores.
   std::optional<gpu::KernelVariant> plain, general;
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
