@@ -37,7 +37,7 @@ struct GpuCase {
   int32_t shared_prefix = 0;  // whole pages of tokens that all requests have in common,
   int32_t sharers = 0;        // or so many neighbours each
   int32_t prefix_levels = 0;  // of the limits: 1 attends to shared_prefix once
-  int32_t min_prefix_savings = BatchLimits{}.min_prefix_savings;  // likewise
+  int64_t min_prefix_savings = BatchLimits{}.min_prefix_savings;  // likewise
 
   std::string name() const;  // unique in the grid
   KvCacheSpec cache(int32_t layers) const;

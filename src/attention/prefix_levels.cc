@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/rounding.h"
+
 namespace fovea {
 namespace {
 
@@ -83,6 +85,13 @@ bool shares_prefixes(const AttentionSpec& spec) {
   return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
          (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
          spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant;
+}
+
+int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {
+  const int64_t key_bytes = int64_t{cache.kv_heads} * (cache.head_dim + cache.head_dim_v) *
+                            static_cast<int64_t>(dtype_bytes(cache.dtype));
+  const int64_t keys = ceil_div(limits.min_prefix_savings, key_bytes);
+  return static_cast<int32_t>(std::min<int64_t>(keys, std::numeric_limits<int32_t>::max()));
 }
 
 int32_t find_prefix_levels(const BatchView& batch, const PrefixRule& rule,

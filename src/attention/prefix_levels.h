@@ -8,6 +8,7 @@
 
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
+#include "fovea/kv_cache.h"
 
 namespace fovea {
 
@@ -29,11 +30,14 @@ struct PrefixLevel {
 // What a group and a level must be.
 struct PrefixRule {
   int32_t most_q_len = 0;   // new tokens of a request in a group
-  int32_t least_saved = 0;  // BatchLimits::min_prefix_savings
+  int32_t least_saved = 0;  // keys
 };
 
 // Whether layers make use of BatchView::shared_prefix.
 bool shares_prefixes(const AttentionSpec& spec);
+
+// BatchLimits::min_prefix_savings in keys of such layers.
+int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits);
 
 // Fills the levels from the root of the tree of prefixes down, until one saves too little, and per
 // request the first key that belongs to no group. Returns how many levels have groups; the others

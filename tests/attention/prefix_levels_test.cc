@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
+#include <utility>
 #include <vector>
 
 namespace fovea {
@@ -74,6 +76,20 @@ TEST(PrefixLevels, NewTokensAndShortPrefixesAreNotShared) {
   EXPECT_EQ(found.used, 0);
   EXPECT_EQ(found.first_keys, Array(8, 0));
   EXPECT_EQ(Found(Tree{}, 2, 0).used, 0) << "no request is short enough";
+}
+
+TEST(PrefixLevels, SavingsAreBytesOfTheCache) {
+  KvCacheSpec cache{.dtype = DType::bf16, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
+  BatchLimits limits;
+  for (const auto& [bytes, keys] :
+       {std::pair{0, 0}, {1, 1}, {4096, 1}, {4097, 2}, {1 << 30, 1 << 18}}) {
+    limits.min_prefix_savings = bytes;
+    EXPECT_EQ(min_saved_keys(cache, limits), keys) << bytes;
+  }
+  cache.dtype = DType::f8e4m3;
+  EXPECT_EQ(min_saved_keys(cache, limits), 1 << 19);
+  limits.min_prefix_savings = int64_t{1} << 62;
+  EXPECT_EQ(min_saved_keys(cache, limits), std::numeric_limits<int32_t>::max());
 }
 
 TEST(PrefixLevels, ALevelMustSaveEnough) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -151,36 +152,40 @@ TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
   many.least_q_len = kMostFew + 1;
   many.most_q_len = 1 << 30;
   const auto tokens = static_cast<size_t>(q_indptr_host.back());
-  const DecodeList alone(batch(), 8), joint(batch(), 8);
-  const OrderList order_alone(tokens), order_joint(tokens);
-  load("sm90/decode_plan", {"8", "16", "4"})
-      .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{alone.params(few), {}, 0}, nullptr);
+  const OrderList order_alone(tokens);
   load("sm90/prefill_order", {"256", "whole"})
       .launch({}, PlanLaunch<PrefillOrderParams>{order_alone.params(many), {}, 0}, nullptr);
-  PassPlanParams pass{};
-  pass.decode = joint.params(few);
-  pass.decode.pairs_per_unit = kNoPairs;
-  pass.order = order_joint.params(many);
-  pass.decode_blocks = kPlanCtas;
-  pass.order_blocks = 1;
-  pass.decode_rows = 8;
-  load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + 1}, pass, nullptr);
-  EXPECT_TRUE(same_bytes(*alone.items, *joint.items));
-  EXPECT_TRUE(same_bytes(alone.ranges, joint.ranges));
-  EXPECT_TRUE(same_bytes(alone.tickets, joint.tickets));
-  const PrefillOrder one = order_alone.order.read()[0], other = order_joint.order.read()[0];
-  EXPECT_EQ(one.tile_count, other.tile_count);
-  EXPECT_EQ(one.section_heads, other.section_heads);
-  // The order among tiles of one length is left to chance.
-  const auto sorted = [](const OrderList& list) {
-    std::vector<std::pair<int32_t, int32_t>> tiles;
-    for (const PrefillTile& tile : list.tiles.read()) {
-      tiles.emplace_back(tile.request, tile.first_token);
-    }
-    std::ranges::sort(tiles);
-    return tiles;
-  };
-  EXPECT_EQ(sorted(order_alone), sorted(order_joint));
+  for (const int32_t rows : {8, 16}) {
+    SCOPED_TRACE(rows);
+    const DecodeList alone(batch(), rows), joint(batch(), rows);
+    const OrderList order_joint(tokens);
+    load("sm90/decode_plan", {std::to_string(rows), "16", "4"})
+        .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{alone.params(few), {}, 0}, nullptr);
+    PassPlanParams pass{};
+    pass.decode = joint.params(few);
+    pass.decode.pairs_per_unit = kNoPairs;
+    pass.order = order_joint.params(many);
+    pass.decode_blocks = kPlanCtas;
+    pass.order_blocks = 1;
+    pass.decode_rows = rows;
+    load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + 1}, pass, nullptr);
+    EXPECT_TRUE(same_bytes(*alone.items, *joint.items));
+    EXPECT_TRUE(same_bytes(alone.ranges, joint.ranges));
+    EXPECT_TRUE(same_bytes(alone.tickets, joint.tickets));
+    const PrefillOrder one = order_alone.order.read()[0], other = order_joint.order.read()[0];
+    EXPECT_EQ(one.tile_count, other.tile_count);
+    EXPECT_EQ(one.section_heads, other.section_heads);
+    // The order among tiles of one length is left to chance.
+    const auto sorted = [](const OrderList& list) {
+      std::vector<std::pair<int32_t, int32_t>> tiles;
+      for (const PrefillTile& tile : list.tiles.read()) {
+        tiles.emplace_back(tile.request, tile.first_token);
+      }
+      std::ranges::sort(tiles);
+      return tiles;
+    };
+    EXPECT_EQ(sorted(order_alone), sorted(order_joint));
+  }
 }
 
 TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
@@ -191,32 +196,35 @@ TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
   for (int32_t& tokens : shared) {
     tokens = random() % 4 == 0 ? 0 : static_cast<int32_t>(random() % 3000);
   }
-  const Prefixes prefixes(params, shared, kLevels), others(params, shared, kLevels);
-  const GroupLists groups(batch(), kLevels), other_groups(batch(), kLevels);
-  const DecodeList joint(batch(), 8), alone(batch(), 8);
-  PassPlanParams pass{};
-  pass.company.prefixes = prefixes.found;
-  pass.company.level_bytes = static_cast<int64_t>(groups.level_bytes());
-  pass.decode = joint.params(params);
-  pass.decode.batch.mask.first_keys = prefixes.found.first_keys;
-  pass.decode.pairs_per_unit = kNoPairs;
-  pass.groups = prefixes.plan(params, groups);
-  pass.decode_blocks = kPlanCtas;
-  pass.decode_rows = 8;
-  pass.group_rows = 128;
-  load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + kLevels}, pass, nullptr);
+  for (const int32_t group_rows : {128, 64}) {
+    SCOPED_TRACE(group_rows);
+    const Prefixes prefixes(params, shared, kLevels), others(params, shared, kLevels);
+    const GroupLists groups(batch(), kLevels), other_groups(batch(), kLevels);
+    const DecodeList joint(batch(), 8), alone(batch(), 8);
+    PassPlanParams pass{};
+    pass.company.prefixes = prefixes.found;
+    pass.company.level_bytes = static_cast<int64_t>(groups.level_bytes());
+    pass.decode = joint.params(params);
+    pass.decode.batch.mask.first_keys = prefixes.found.first_keys;
+    pass.decode.pairs_per_unit = kNoPairs;
+    pass.groups = prefixes.plan(params, groups);
+    pass.decode_blocks = kPlanCtas;
+    pass.decode_rows = 8;
+    pass.group_rows = group_rows;
+    load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + kLevels}, pass, nullptr);
 
-  const PlanCompany company{.prefixes = others.found, .level_bytes = pass.company.level_bytes};
-  load("portable/plan", {"128"})
-      .launch({kLevels}, PlanLaunch<PlanParams>{others.plan(params, other_groups), company, 0},
-              nullptr);
-  EXPECT_TRUE(same_bytes(groups.bytes, other_groups.bytes));
-  DecodePlanParams list = alone.params(pass.decode.batch);
-  list.pairs_per_unit = kNoPairs;
-  load("sm90/decode_plan", {"8", "16", "4"})
-      .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
-  EXPECT_TRUE(same_bytes(*joint.items, *alone.items));
-  EXPECT_TRUE(same_bytes(joint.ranges, alone.ranges));
+    const PlanCompany company{.prefixes = others.found, .level_bytes = pass.company.level_bytes};
+    load("portable/plan", {std::to_string(group_rows)})
+        .launch({kLevels}, PlanLaunch<PlanParams>{others.plan(params, other_groups), company, 0},
+                nullptr);
+    EXPECT_TRUE(same_bytes(groups.bytes, other_groups.bytes));
+    DecodePlanParams list = alone.params(pass.decode.batch);
+    list.pairs_per_unit = kNoPairs;
+    load("sm90/decode_plan", {"8", "16", "4"})
+        .launch({kPlanCtas}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+    EXPECT_TRUE(same_bytes(*joint.items, *alone.items));
+    EXPECT_TRUE(same_bytes(joint.ranges, alone.ranges));
+  }
 }
 
 // Where the parts of a pair are: as those say who merge them.

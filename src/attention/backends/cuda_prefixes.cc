@@ -26,7 +26,7 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
                          const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   levels_ = prefix_levels(table, setup.spec, limits);
   if (levels_ == 0) return;
-  least_saved_ = limits.min_prefix_savings;
+  least_saved_ = min_saved_keys(setup.cache, limits);
   row_tile_ = table.groups->row_tile;
   const int64_t requests = limits.max_requests;
   const int64_t rows = int64_t{limits.max_tokens} * setup.spec.q_heads;

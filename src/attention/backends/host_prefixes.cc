@@ -12,7 +12,7 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
   shape_ = kernel_shape;
   reserved_ = shares_prefixes(shape.spec) ? limits.prefix_levels : 0;
   if (reserved_ == 0) return;
-  least_saved_ = limits.min_prefix_savings;
+  least_saved_ = min_saved_keys(shape.cache, limits);
   const int64_t requests = limits.max_requests;
   // A group has no more tokens than the batch.
   const size_t bytes = kernels_->attention_workspace_bytes(shape_, limits);
