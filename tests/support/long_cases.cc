@@ -34,6 +34,24 @@ void long_requests(Cases& cases) {
     add(fmt::format("page_{}", page_size), 8, 2, 128,
         [&](AttentionCase& test) { test.cache.page_size = page_size; });
   }
+  // Pages of one token: windows, padded heads, several row tiles a block, no group, fp16.
+  const auto add_tokens = [&](std::string name, int32_t q_heads, int32_t head_dim, auto&& change) {
+    add("page_1_" + name, q_heads, 2, head_dim, [&](AttentionCase& test) {
+      test.cache.page_size = 1;
+      change(test);
+    });
+  };
+  add_tokens("window", 8, 128, [](AttentionCase& test) { test.spec.window = 500; });
+  add_tokens("dim_96_80", 8, 96, [](AttentionCase& test) { test.spec.head_dim_v = 80; });
+  add_tokens("dim_64", 8, 64, [](AttentionCase&) {});
+  add_tokens("dim_256", 2, 256, [](AttentionCase&) {});
+  add_tokens("fp16", 8, 128,
+             [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
+  add_tokens("prefill", 8, 128, [](AttentionCase& test) {
+    test.mode = ForwardMode::extend;
+    test.requests = {{150, 900}, {0, 0}, {257, 400}, {1, 1}};
+    for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
+  });
   add("hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
   add("decode", 32, 8, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;

@@ -77,8 +77,8 @@ struct PairMemory {
 // How keys reach shared memory: boxes of pages by the copy engine, or rows one by one by the threads of
 // the producer, which also widen fp8 values to f16. pairs: as pages, to both blocks of a cluster. passing: as pairs,
 // but a key tile that only the other block's rows see passes a block by. boxes: as pages, fp8 values, which threads
-// widen.
-enum Loader : int { pages, rows, pairs, boxes, passing };
+// widen. tokens: as rows, of pages of one token.
+enum Loader : int { pages, rows, pairs, boxes, passing, tokens };
 
 // plain: a softmax over the keys of one interval per row. masked: also masks by predicate. sloped: also ALiBi. general:
 // also soft caps. Each costs registers, and those without it time: trees of drafts took 9 to 12 % more where caps and
@@ -127,6 +127,20 @@ struct MaskMemory {
 };
 struct Nothing {};
 
+// A key tile over pages of one token, for those who gather its rows.
+struct TokenTile {
+  const char* k;  // the row in page 0; null: there is no further key tile
+  const char* v;
+  Interval live;  // keys to be read, from the tile's first
+};
+constexpr int kTokenSlots = 8;
+template <int kKeys>
+struct TokenMemory {
+  alignas(16) int32_t pages[kTokenSlots][kKeys];
+  TokenTile tiles[kTokenSlots];
+  TransactionBarrier full[kTokenSlots], empty[kTokenSlots];
+};
+
 template <bool kFirst, class First, class Second>
 struct EitherOf {
   using Type = First;
@@ -147,7 +161,9 @@ struct PrefillConfig {
   static constexpr int kHeadDimV = kDimV;
   static constexpr Type kQ = kQuery;
   static constexpr bool kBoxes = kLoad == boxes;
-  static constexpr bool kRows = kLoad == rows || kBoxes;  // threads write K and V
+  static constexpr bool kTokens = kLoad == tokens;
+  static constexpr bool kFindsRows = kLoad == rows;  // a warp does, for those who copy them
+  static constexpr bool kRows = kFindsRows || kBoxes || kTokens;  // threads write K and V
   // Blocks of a cluster, which take neighbouring row tiles as one.
   static constexpr bool kPasses = kLoad == passing;
   static constexpr bool kPairs = kLoad == pairs || kPasses;
@@ -171,6 +187,7 @@ struct PrefillConfig {
   static constexpr Type kKv = kCache;
   static constexpr Type kMath = kWiden ? f16 : kQuery;
   static_assert(kWiden ? kRows : kQuery == kCache);
+  static_assert(!kTokens || (type_bytes(kCache) == 2 && kScores == plain && kSums == whole));
   static_assert(!kBoxes || (kWiden && kDim == kSwizzledBytes && kDimV == kSwizzledBytes));
   static_assert(!kPairs || (kDim % 128 == 0 && kDimV % 128 == 0 && !kNarrow));
   // Weights of a row are relative to 2^-kBias of its largest score in its first key tile. It keeps this base
@@ -302,10 +319,11 @@ struct PrefillConfig {
     // What f16 queries are relative to.
     float q_unit[kWiden ? kConsumers : 1][kSegments || (kMasked && !kWiden) ? 1 : kGroupRows];
     // The rows of some key tiles in memory, null: not the request's.
-    const char* k_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
-    const char* v_places[kRows ? kPlaceSlots : 1][kRows && !kBoxes ? kKeys : 1];
+    const char* k_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
+    const char* v_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
-    [[no_unique_address]] Either<kRows && !kBoxes, WholeTiles<kPlaceSlots>, Nothing> whole;
+    [[no_unique_address]] Either<kFindsRows, WholeTiles<kPlaceSlots>, Nothing> whole;
+    [[no_unique_address]] Either<kTokens, TokenMemory<kKeys>, Nothing> tokens;
     Slot tiles[kTileSlots];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];

@@ -7,6 +7,7 @@
 //     warp 1   row tiles and q           row tiles, q, plain out   row tiles, K, V       row tiles, places of rows
 //     warp 2   V                         transposes V              widens K, V           copies K, V
 //     warp 3   joins | masks | plain out transposes V              widens K, V           copies K, V
+//   tokens: as rows, but warp 1 brings q and entries of the page table
 //   warpgroups 1 to 3, consumers of 64 query rows each: mainloop.cuh
 //
 // Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores are masked, else
@@ -19,6 +20,7 @@
 #include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/load_fp8.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
+#include "kernels/cuda/sm90/prefill/load_tokens.cuh"
 #include "kernels/cuda/sm90/prefill/step.cuh"
 #include "kernels/cuda/sm90/prefill/transpose.cuh"
 
@@ -294,6 +296,12 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
         shared.stores.empty[i].init(1);
       }
     }
+    if constexpr (kTokens) {
+      for (int i = 0; i < kTokenSlots; ++i) {
+        shared.tokens.full[i].init(1);
+        shared.tokens.empty[i].init(kLoaderWarps);
+      }
+    }
     for (int i = 0; i < kPlaceSlots; ++i) {
       shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
       shared.places_empty[i].init(kLoaderWarps);
@@ -336,6 +344,12 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
         load_raw<Config>(params, shared);
       } else {
         widen_boxes<Config>(params, shared);
+      }
+    } else if constexpr (kTokens) {
+      if (warp == 1) {
+        take_token_tiles<Config>(params, shared);
+      } else {
+        gather_tokens<Config>(params, shared);
       }
     } else if (warp == 1) {
       locate_rows<Config>(params, shared);

@@ -57,6 +57,11 @@ const char* scores_of(const AttentionSpec& spec, int32_t head_dim) {
   return spec.has_alibi ? "sloped" : "masked";
 }
 
+// Whether rows that threads gather lie in pages of their own.
+bool gathers_tokens(const AttentionSetup& setup) {
+  return gathers(setup) && !widens(setup) && setup.cache.page_size == 1;
+}
+
 // Of single blocks.
 const char* loader_of(const AttentionSetup& setup) {
   return gathers(setup) ? "rows" : widens(setup) ? "boxes" : "pages";
@@ -129,7 +134,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   Variants found{
       .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
   const char* loader = loader_of(setup);
-  if (plain) found.plain = variant(loader, "plain", sums);
+  if (plain) found.plain = variant(gathers_tokens(setup) ? "tokens" : loader, "plain", sums);
   if (general) found.general = variant(loader, scores, sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, scores, "few_rows");
