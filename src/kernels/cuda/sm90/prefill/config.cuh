@@ -323,7 +323,6 @@ struct PrefillConfig {
     const char* v_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
     [[no_unique_address]] Either<kFindsRows, WholeTiles<kPlaceSlots>, Nothing> whole;
-    [[no_unique_address]] Either<kTokens, TokenMemory<kKeys>, Nothing> tokens;
     Slot tiles[kTileSlots];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
@@ -333,6 +332,7 @@ struct PrefillConfig {
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     [[no_unique_address]] Either<kMasked, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
     [[no_unique_address]] Either<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
+    [[no_unique_address]] Either<kTokens, TokenMemory<kKeys>, Nothing> tokens;  // last: empty ones move what follows
     Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
     Either<kPairs, PairMemory, Nothing> pair;
   };
