@@ -59,12 +59,13 @@ struct LinearTensors {
 // batch whose tokens are the encoder's.
 struct LayerTensors {
   int32_t layer = 0;  // index inside the backend's pool
-  HeadRows q;       // [tokens, q_heads, head_dim]. mla: absorbed [.., kv_lora_rank + rope_dim], or
-                    // with mla_weights [.., nope_dim + rope_dim]
-  HeadRows q_rope;  // mla: [tokens, q_heads, rope_dim] when q holds the rest only
-  HeadRows k;       // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
-  HeadRows v;       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
-  HeadRows out;     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
+  // [tokens, q_heads, head_dim]. mla: absorbed [.., kv_lora_rank + rope_dim], or with mla_weights
+  // [.., nope_dim + rope_dim]
+  HeadRows q = {};
+  HeadRows q_rope = {};  // mla: [tokens, q_heads, rope_dim] when q holds the rest only
+  HeadRows k = {};       // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
+  HeadRows v = {};       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
+  HeadRows out = {};     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
   float* lse = nullptr;  // [tokens, q_heads] natural log, without the sink; needs spec.needs_lse
   // Scales of an fp8 q: its values are q * q_scale[token * q_scale_token_stride + head *
   // q_scale_head_stride]. Null: 1. A stride of 0 shares a scale.
@@ -75,9 +76,9 @@ struct LayerTensors {
   bool save_kv = true;
   const float* sinks = nullptr;         // [q_heads], with spec.has_sinks
   const float* alibi_slopes = nullptr;  // [q_heads], with spec.has_alibi
-  RotaryTensors rotary;                 // with spec.has_rope; q is then overwritten
-  MlaWeights mla_weights;               // mla with nope_dim > 0
-  LinearTensors linear;                 // gated_delta_net, mamba2: replaces q, k, v
+  RotaryTensors rotary = {};            // with spec.has_rope; q is then overwritten
+  MlaWeights mla_weights = {};          // mla with nope_dim > 0
+  LinearTensors linear = {};            // gated_delta_net, mamba2: replaces q, k, v
 };
 
 // One implementation bound to one AttentionSpec and one pool. It owns no cache memory. Calls on one
@@ -110,7 +111,7 @@ class AttentionBackend {
 // What a backend is built from. Exactly one of kv and state is set; the scopes ragged and encoder
 // need neither.
 struct BackendContext {
-  AttentionSpec spec;
+  AttentionSpec spec = {};
   KvPool* kv = nullptr;           // outlives the backend
   StatePool* state = nullptr;     // outlives the backend
   ThreadPool* threads = nullptr;  // outlives the backend; null on a GPU

@@ -10,9 +10,9 @@
 // Their contents cannot be checked there; entries of tables and out_slots that name no page or slot
 // of the pool count as page 0 and as -1. A replay reads the table that was given at the capture.
 //
-// A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them. New token j
-// stands at position kv_lens[i] - q_len[i] + j. Any length may be 0: such rows give O = 0 and
-// LSE = -inf.
+// A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them, so it is 0
+// or at least q_len[i]. New token j stands at position kv_lens[i] - q_len[i] + j. Any length may be
+// 0: such rows give O = 0 and LSE = -inf.
 #pragma once
 
 #include <cstddef>

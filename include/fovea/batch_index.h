@@ -23,14 +23,14 @@ enum class PageCheck : uint8_t { ends, every_slot };
 // The tokens of a batch in a pool. Request i has lens[i] tokens; token n is in slot
 // table.slot(rows[i], n), translated by slot_map where the pool has one.
 struct TokenSlots {
-  TokenTable table;               // RequestTable::data(), or a block table
+  TokenTable table = {};          // RequestTable::data(), or a block table
   const int32_t* rows = nullptr;  // [requests]
   const int32_t* lens = nullptr;  // [requests]
   // [requests] first token that is read, or null for 0. Pages that end before it count as unused:
   // their entries are 0 and they may have been given away (windows).
   const int32_t* first_tokens = nullptr;
   int32_t requests = 0;
-  std::span<const int64_t> slot_map;  // KvPool::slot_map()
+  std::span<const int64_t> slot_map = {};  // KvPool::slot_map()
   int32_t page_size = 1;
   int64_t pages = 0;  // of the pool, page 0 included
   PageCheck check = PageCheck::ends;
@@ -44,9 +44,9 @@ void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<
 // request i are indices[indptr[i], indptr[i + 1]); its last page holds last_page_lens[i] tokens, 1
 // when it has none. indptr is [requests + 1], last_page_lens [requests].
 struct PageIndices {
-  std::span<int32_t> indptr;
-  std::span<int32_t> indices;
-  std::span<int32_t> last_page_lens;
+  std::span<int32_t> indptr = {};
+  std::span<int32_t> indices = {};
+  std::span<int32_t> last_page_lens = {};
 };
 void build_page_indices(const TokenSlots& tokens, const PageIndices& out);
 

@@ -16,12 +16,12 @@ namespace fovea {
 // The folder holds reference.safetensors (prompt_<k>.input_ids, .last_logits, .greedy_64,
 // validation.input_ids) and reference.json (validation.perplexity and tokens_per_window).
 struct CheckOptions {
-  EngineOptions engine;  // model_path, page size, threads; backend and kv_dtype are varied
-  std::vector<std::string> backends;  // names; empty: every backend that accepts the model
+  EngineOptions engine = {};  // model_path, page size, threads; backend and kv_dtype are varied
+  std::vector<std::string> backends = {};  // names; empty: every backend that accepts the model
   std::vector<DType> kv_dtypes = {DType::f32, DType::bf16, DType::f16, DType::f8e4m3};
   bool perplexity = true;  // over the whole validation text
   // Called before each combination and each prompt or window, for progress.
-  std::function<void(std::string_view)> progress;
+  std::function<void(std::string_view)> progress = {};
 };
 
 struct CheckRow {

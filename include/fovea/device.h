@@ -29,10 +29,10 @@ using Stream = CUstream_st*;
 struct DeviceInfo {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;
-  std::string name;  // as the processor reports itself
-  int sm = 0;        // compute capability * 10 (90 for Hopper); 0 on the CPU
-  std::string isa;   // widest instruction set the CPU kernels may use: "avx512", "avx2" or ""
-  int cores = 1;     // CPU threads or streaming multiprocessors
+  std::string name = {};  // as the processor reports itself
+  int sm = 0;             // compute capability * 10 (90 for Hopper); 0 on the CPU
+  std::string isa = {};   // widest instruction set the CPU kernels may use: "avx512", "avx2" or ""
+  int cores = 1;          // CPU threads or streaming multiprocessors
   size_t memory_bytes = 0;  // total
 
   Device device() const { return {kind, index}; }

@@ -18,14 +18,14 @@
 namespace fovea {
 
 struct EngineOptions {
-  std::string model_path;      // folder with config.json, tokenizer.json and *.safetensors
-  std::string device = "cpu";  // or "cuda", "cuda:N": weights, caches and activations live there
+  std::string model_path = {};  // folder with config.json, tokenizer.json and *.safetensors
+  std::string device = "cpu";   // or "cuda", "cuda:N": weights, caches and activations live there
   // Backends the engine may choose from; null: BackendRegistry::builtin(). Must outlive the engine.
   const BackendRegistry* registry = nullptr;
-  BackendWish backend;                        // for every layer group that softmax-attends
-  std::optional<BackendWish> decode_backend;  // unset: as backend
-  DType kv_dtype = DType::f32;                // a GPU needs bf16 or fp8
-  KvScale kv_scale = KvScale::none;           // none with an fp8 dtype: per_token_head
+  BackendWish backend = {};                        // for every layer group that softmax-attends
+  std::optional<BackendWish> decode_backend = {};  // unset: as backend
+  DType kv_dtype = DType::f32;                     // a GPU needs bf16 or fp8
+  KvScale kv_scale = KvScale::none;                // none with an fp8 dtype: per_token_head
   int32_t page_size = 16;
   // For all pools together, never exceeded; 0: half of the device's free memory.
   size_t kv_memory_bytes = 0;
@@ -49,8 +49,8 @@ struct SamplingParams {
   float top_p = 1;
   float min_p = 0;  // relative to the most likely token
   uint64_t seed = 0;
-  std::vector<std::string> stop;  // text at which generation ends; not part of the output
-  std::vector<int32_t> stop_tokens;
+  std::vector<std::string> stop = {};  // text at which generation ends; not part of the output
+  std::vector<int32_t> stop_tokens = {};
   bool ignore_eos = false;
   int32_t logprobs = -1;  // >= 0: log-probability of each token and of that many alternatives
   bool prompt_logprobs = false;  // of the prompt's tokens too; the request reuses no prefix then
@@ -78,10 +78,10 @@ struct TokenEvent {
 };
 
 struct GenerateRequest {
-  std::string prompt;  // used when tokens is empty
-  std::vector<int32_t> tokens;
-  SamplingParams sampling;
-  std::string salt;  // requests with different salts never share cached prefixes
+  std::string prompt = {};  // used when tokens is empty
+  std::vector<int32_t> tokens = {};
+  SamplingParams sampling = {};
+  std::string salt = {};  // requests with different salts never share cached prefixes
 };
 
 struct GenerateResult {

@@ -90,13 +90,15 @@ inline char* v_address(const KvLayerView& view, int64_t slot, int64_t head) {
 }
 
 // The bytes of K and V for all layers of one group. Implement it to lend memory you own; the
-// library's own pools come from make_kv_pool. Views stay valid and unchanged for the pool's life.
-// Addresses in them, scales included, are of the pool's device.
+// library's own pools come from make_kv_pool. Views stay valid and unchanged for the pool's life;
+// create() of a backend holds them against spec(). Addresses in them, scales included, are of the
+// pool's device; on a GPU those of k and v and their strides are multiples of 16 bytes.
 class KvPool {
  public:
   virtual ~KvPool() = default;
   virtual const KvCacheSpec& spec() const = 0;
   virtual int64_t pages() const = 0;  // including page 0
+  // Throws Error{invalid_argument} naming an index the pool does not have.
   virtual KvLayerView layer(int32_t index) const = 0;
   virtual Device device() const { return {}; }
   // Sliding-window pools: [slots of the full pool] -> slot here, -1 where the token has left the
@@ -182,11 +184,12 @@ class StatePool {
  public:
   virtual ~StatePool() = default;
   virtual const StateCacheSpec& spec() const = 0;
+  // All throw Error{invalid_argument} naming an index the pool does not have or a slot that is not
+  // in use.
   virtual int32_t slots() const = 0;  // including slot 0
   virtual StateLayerView layer(int32_t index) const = 0;
   virtual int32_t free_slots() const = 0;
   virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full
-  // Throws Error{invalid_argument} naming a slot that is not in use.
   virtual void release(int32_t slot) = 0;
   virtual void copy(int32_t from, int32_t to) = 0;  // all layers: fork, snapshot, restore
 };
@@ -206,10 +209,11 @@ class RequestTable {
   // Clears the row. Throws Error{invalid_argument} naming a row that is not in use.
   void release(int32_t row);
 
-  // [max_context]. Error{invalid_argument} naming an index the table does not have.
-  std::span<int32_t> row(int32_t index);
+  // All that take a row throw Error{invalid_argument} naming one the table does not have.
+  std::span<int32_t> row(int32_t index);  // [max_context]
   // For copies of the table: whoever writes slots of a row from `first` on says so, whoever copies
   // asks for the first position written since the row was last asked for; max_context: none.
+  // `first` is in [0, max_context].
   void mark_changed(int32_t row, int32_t first);
   int32_t take_changed(int32_t row);
   const int32_t* data() const { return slots_.get(); }
@@ -219,6 +223,8 @@ class RequestTable {
   int32_t available() const { return static_cast<int32_t>(free_.size()); }
 
  private:
+  void check_row(int32_t row) const;
+
   int32_t max_requests_;
   int32_t max_context_;
   std::unique_ptr<int32_t, void (*)(void*)> slots_;  // untouched rows cost no memory
@@ -254,8 +260,8 @@ class PageAllocator {
   // ...) continues there. Undoes extend for rejected drafts and for a step that could not run.
   void truncate(std::span<const int32_t> slots, int32_t length);
 
-  void check_owned(int64_t page) const;  // the error above for a page without an owner
-  int32_t references(int64_t page) const { return references_[static_cast<size_t>(page)]; }
+  void check_owned(int64_t page) const;    // the error above for a page without an owner
+  int32_t references(int64_t page) const;  // owners of a page in [1, pages())
   int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
   int64_t pages() const { return static_cast<int64_t>(references_.size()); }
   int32_t page_size() const { return page_size_; }

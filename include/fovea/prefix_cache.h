@@ -16,10 +16,10 @@ namespace fovea {
 // What makes cached KV interchangeable besides the tokens. Each field is hashed with its own tag
 // and length, so that no two fields can imitate each other.
 struct PrefixDomain {
-  std::string_view model;
-  std::string_view adapter;
-  std::string_view kv_format;  // dtype and scales
-  std::string_view salt;       // isolates tenants
+  std::string_view model = {};
+  std::string_view adapter = {};
+  std::string_view kv_format = {};  // dtype and scales
+  std::string_view salt = {};       // isolates tenants
 };
 
 // A page's identity: SHA-256 over the domain, the parent page's key and the page's tokens. Fields

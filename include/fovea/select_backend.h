@@ -52,34 +52,35 @@ struct Reason {
 enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
 
 // Everything selection looks at. `cache` is ignored for linear kinds and uncached scopes. On the
-// CPU device.cores is the size of the thread pool the backend will get; a GPU's device is one of
-// gpu_devices().
+// CPU device.cores is the size of the thread pool the backend will get. A GPU's device is one of
+// gpu_devices(), or a description of one that is not here: its kind, sm and cores are all that
+// counts.
 struct BackendRequest {
-  AttentionSpec spec;
-  KvCacheSpec cache;
-  BatchLimits limits;
-  DeviceInfo device;
+  AttentionSpec spec = {};
+  KvCacheSpec cache = {};
+  BatchLimits limits = {};
+  DeviceInfo device = {};
 };
 
 // One row of the table of backends.
 struct BackendEntry {
-  std::string name;
-  std::string role;                  // one line for `fovea backends`
-  std::vector<std::string> aliases;  // names other engines use for the same role
+  std::string name = {};
+  std::string role = {};                  // one line for `fovea backends`
+  std::vector<std::string> aliases = {};  // names other engines use for the same role
   GraphSupport graphs = GraphSupport::never;
   // Every reason against serving the request; empty means it is served, for every batch within the
   // limits.
-  std::function<std::vector<Reason>(const BackendRequest&)> reject;
+  std::function<std::vector<Reason>(const BackendRequest&)> reject = {};
   // Exact upper bound over every batch within the limits. Touches no device. Throws
   // Error{unsupported} where reject is not empty.
-  std::function<size_t(const BackendRequest&)> workspace_bytes;
+  std::function<size_t(const BackendRequest&)> workspace_bytes = {};
   // Throws Error{unsupported} where reject is not empty, Error{invalid_argument} where the context
   // contradicts itself, Error{out_of_memory} or {device_failure}. The backend does not need the
   // entry any more.
-  std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create;
+  std::function<std::unique_ptr<AttentionBackend>(const BackendContext&)> create = {};
   // What explain() adds: how an accepted request is served, where that depends on its batches. One
   // line; may be null or return nothing.
-  std::function<std::string(const BackendRequest&)> notes;
+  std::function<std::string(const BackendRequest&)> notes = {};
 };
 
 // What add() makes of a name or alias that another backend has.
@@ -113,7 +114,7 @@ enum class Policy : uint8_t {
 
 struct BackendWish {
   Policy policy = Policy::auto_;
-  std::string name;  // name or alias; ignored for auto_
+  std::string name = {};  // name or alias; ignored for auto_
 };
 
 // "auto", "NAME" (require) or "prefer:NAME", as the CLI spells it.

@@ -43,17 +43,25 @@ void RequestTable::release(int32_t row) {
 }
 
 void RequestTable::mark_changed(int32_t row, int32_t first) {
+  check_row(row);
+  check_argument(first >= 0 && first <= max_context_, "first is {}, must be in [0, {}]", first,
+                 max_context_);
   int32_t& changed = changed_[static_cast<size_t>(row)];
   changed = std::min(changed, first);
 }
 
 int32_t RequestTable::take_changed(int32_t row) {
+  check_row(row);
   return std::exchange(changed_[static_cast<size_t>(row)], max_context_);
 }
 
-std::span<int32_t> RequestTable::row(int32_t index) {
-  check_argument(index >= 0 && index < max_requests_, "request row is {}, the table has {}", index,
+void RequestTable::check_row(int32_t row) const {
+  check_argument(row >= 0 && row < max_requests_, "request row is {}, the table has {}", row,
                  max_requests_);
+}
+
+std::span<int32_t> RequestTable::row(int32_t index) {
+  check_row(index);
   return {slots_.get() + int64_t{index} * max_context_, static_cast<size_t>(max_context_)};
 }
 

@@ -106,6 +106,8 @@ TEST(PageAllocator, MisuseNamesThePage) {
   expect_invalid(page + " is free", [&] { allocator.retain(pages[0]); });
   expect_invalid("page 0", [&] { allocator.release(0); });
   expect_invalid("page 8", [&] { allocator.release(8); });
+  expect_invalid("page 8", [&] { (void)allocator.references(8); });
+  expect_invalid("page -1", [&] { (void)allocator.references(-1); });
   expect_invalid("page 0", [&] { allocator.release_slots(std::vector<int32_t>{0, 1}); });
   std::vector<int64_t> slots;
   expect_invalid(page + " is free", [&] { allocator.extend(1, 2, pages[0] * 4, slots); });
@@ -144,6 +146,10 @@ TEST(RequestTable, MisuseNamesTheRow) {
   expect_invalid("request row " + std::to_string(row), [&] { table.release(row); });
   expect_invalid("request row 0", [&] { table.release(0); });
   expect_invalid("request row is 3", [&] { table.row(3); });
+  expect_invalid("request row is 3", [&] { table.mark_changed(3, 0); });
+  expect_invalid("request row is -1", [&] { table.take_changed(-1); });
+  expect_invalid("first is -1", [&] { table.mark_changed(1, -1); });
+  expect_invalid("first is 5", [&] { table.mark_changed(1, 5); });
   expect_invalid("max_requests is 1", [] { RequestTable(1, 4); });
   expect_invalid("max_context is 0", [] { RequestTable(2, 0); });
 }
