@@ -90,8 +90,9 @@ bool shares_prefixes(const AttentionSpec& spec) {
 int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {
   const int64_t key_bytes = int64_t{cache.kv_heads} * (cache.head_dim + cache.head_dim_v) *
                             static_cast<int64_t>(dtype_bytes(cache.dtype));
-  const int64_t keys = ceil_div(limits.min_prefix_savings, key_bytes);
-  return static_cast<int32_t>(std::min<int64_t>(keys, std::numeric_limits<int32_t>::max()));
+  const int64_t most = std::numeric_limits<int32_t>::max();
+  return static_cast<int32_t>(
+      ceil_div(std::min(limits.min_prefix_savings, most * key_bytes), key_bytes));
 }
 
 int32_t find_prefix_levels(const BatchView& batch, const PrefixRule& rule,

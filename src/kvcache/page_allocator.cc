@@ -18,11 +18,12 @@ PageAllocator::PageAllocator(int64_t pages, int32_t page_size) : page_size_(page
 }
 
 int32_t PageAllocator::references(int64_t page) const {
-  check_argument(page >= 1 && page < pages(), "page {} is outside [1, {})", page, pages());
+  check_argument(page >= 0 && page < pages(), "page {} is outside [0, {})", page, pages());
   return references_[static_cast<size_t>(page)];
 }
 
 void PageAllocator::check_owned(int64_t page) const {
+  check_argument(page >= 1 && page < pages(), "page {} is outside [1, {})", page, pages());
   check_argument(references(page) > 0, "page {} is free: it was released before", page);
 }
 

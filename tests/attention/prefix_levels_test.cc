@@ -88,7 +88,7 @@ TEST(PrefixLevels, SavingsAreBytesOfTheCache) {
   }
   cache.dtype = DType::f8e4m3;
   EXPECT_EQ(min_saved_keys(cache, limits), 1 << 19);
-  limits.min_prefix_savings = int64_t{1} << 62;
+  limits.min_prefix_savings = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(min_saved_keys(cache, limits), std::numeric_limits<int32_t>::max());
 }
 
