@@ -261,7 +261,7 @@ class PageAllocator {
   void truncate(std::span<const int32_t> slots, int32_t length);
 
   void check_owned(int64_t page) const;    // the error above for a page without an owner
-  int32_t references(int64_t page) const;  // owners of a page in [1, pages())
+  int32_t references(int64_t page) const;  // owners of a page in [0, pages()); page 0 has none
   int64_t free_pages() const { return static_cast<int64_t>(free_.size()); }
   int64_t pages() const { return static_cast<int64_t>(references_.size()); }
   int32_t page_size() const { return page_size_; }
