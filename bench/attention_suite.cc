@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "bench/attention_workload.h"
+#include "fovea/error.h"
 
 namespace fovea::bench {
 namespace {
@@ -27,11 +28,18 @@ double median(std::vector<double> values) {
 }
 
 // Rounds of calls between samples of the ceilings.
-void measure(Workload& workload, CeilingProbe& probe, double seconds, AttentionResult& result) {
+void measure(Workload& workload, CeilingProbe& probe, const AttentionBenchOptions& options,
+             AttentionResult& result) {
   std::vector<double> times, flops, read_bytes, compute, memory;
+  const double end = now() + options.seconds_per_case;
+  const auto next_round = [&] {
+    if (options.wait_for_turn) return options.wait_for_turn();
+    return now() < end || memory.size() < kMinRounds;
+  };
   Ceilings before = probe.sample();
   int32_t layer = 0;
-  for (const double end = now() + seconds; now() < end || memory.size() < kMinRounds;) {
+  while (next_round()) {
+    if (options.wait_for_turn) before = probe.sample();  // others had their turns since the last
     std::vector<double> round;
     for (const double round_end = now() + kRoundSeconds; round.empty() || now() < round_end;) {
       layer = (layer + 1) % workload.layers();
@@ -46,7 +54,9 @@ void measure(Workload& workload, CeilingProbe& probe, double seconds, AttentionR
     compute.push_back(result.config.flops() / flops.back() / median(round));
     memory.push_back(result.config.bytes() / read_bytes.back() / median(round));
     times.insert(times.end(), round.begin(), round.end());
+    if (options.end_turn) options.end_turn(median(round));
   }
+  if (times.empty()) throw Error(ErrorCode::invalid_argument, "no round was asked for");
   result.seconds = median(times);
   result.seconds_min = *std::min_element(times.begin(), times.end());
   result.compute_bound = median(compute) > median(memory);
@@ -121,7 +131,7 @@ AttentionResult run_attention_case(const AttentionCase& config, CeilingProbe& pr
     throw std::runtime_error(
         fmt::format("backend {}: wrong output, relative error {}", result.backend, result.error));
   }
-  measure(workload, probe, options.seconds_per_case, result);
+  measure(workload, probe, options, result);
   return result;
 }
 

@@ -51,6 +51,9 @@ std::vector<AttentionCase> default_cases(bool quick);
 struct AttentionBenchOptions {
   std::string backend = "auto";
   double seconds_per_case = 1;
+  // Set: waits for the turn of a round, false ends the case instead of seconds_per_case.
+  std::function<bool()> wait_for_turn;
+  std::function<void(double seconds)> end_turn;  // with the round's median
   std::function<void(std::string_view)> progress;
 };
 

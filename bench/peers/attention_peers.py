@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Fovea's CPU attention beside PyTorch's scaled_dot_product_attention and onnxruntime's
-GroupQueryAttention: same machine, threads, dtype, shapes and kind of inputs, one run, case by case.
-Rounds of all libraries alternate and the median round counts: a machine that slows down slows all.
+GroupQueryAttention, or beside itself with one thread: same machine, threads, dtype and shapes.
 
-Peers are PyPI packages, which the build does not need: torch; onnxruntime with onnx and numpy. Those
-installed are measured. They read one contiguous cache; Fovea reads pages of 16 in random order. Caches
-rotate so that none is warm.
+All take turns of 10 ms of calls (one call at least), so that a machine that slows down slows all. A
+turn begins when the threads of the one before have stopped spinning, and counts by its median call.
+Fovea samples the machine's ceilings on both sides of each of its turns.
 
-Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--rounds 3] [--quick]
+Peers are PyPI packages, which the build does not need: numpy with torch or with onnxruntime and onnx.
+Those installed are measured. They read one contiguous cache; Fovea reads pages of 16 in random order.
+Caches rotate so that none is warm.
+
+Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--seconds 5] [--quick] [--scaling]
                           [--phase decode|prefill] [--dtype fp32|bf16] [--filter SUBSTRING] [--csv FILE]
 """
 import argparse
@@ -20,7 +23,10 @@ import sys
 import time
 
 COLD_BYTES = 640e6
-MODULES_OF = {"torch": ("torch",), "onnxruntime": ("onnxruntime", "onnx", "numpy")}
+EXPANDED_BYTES = 6e9  # caches of one key and value for each query head are measured up to this size
+TURN_SECONDS = 0.01
+MIN_TURNS = 5
+MODULES_OF = {"torch": ("torch", "numpy"), "onnxruntime": ("onnxruntime", "onnx", "numpy")}
 
 
 def installed_peers():
@@ -33,45 +39,81 @@ def installed_peers():
     return [peer for peer, modules in missing.items() if not modules]
 
 
-def median_seconds(call, variants, budget):
-    call(0)
-    times, end, i = [], time.perf_counter() + budget, 1
-    while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
-        call(i % variants)
-        times.append(time.perf_counter() - start)
-        i += 1
-    return sorted(times)[len(times) // 2]
+def median(values):
+    return sorted(values)[len(values) // 2]
 
 
-def variants_of(case, element_bytes):
-    kv = 2 * case["batch"] * case["kv_len"] * case["kv_heads"] * case["head_dim"] * element_bytes
-    return max(1, min(64, int(COLD_BYTES / kv))) if case["phase"] == "decode" else 1
+class Fovea:
+    """A `fovea bench attention --turns` of one case."""
+
+    def __init__(self, binary, case, threads):
+        command = [binary, "bench", "attention", "--turns", "-o", "json", "--threads", str(threads)]
+        for flag in ("phase", "batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim"):
+            command += ["--" + flag.replace("_", "-"), str(case[flag])]
+        command += ["--dtype", case["dtype"], "--kv-dtype", case["dtype"]]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.turns = []
+
+    def take_turn(self):
+        print(file=self.process.stdin, flush=True)
+        self.turns.append(float(self.process.stdout.readline()))
+
+    def end(self):
+        report, _ = self.process.communicate()
+        result = json.loads(report)["results"][0]
+        self.seconds, self.best = result["seconds"], result["seconds_min"]
+        self.ceiling = f"{result['fraction']:.2f} {result['bound']}"
 
 
-def torch_seconds(case, dtype_name, budget, expanded):
-    import torch
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype_name]
-    count = variants_of(case, dtype.itemsize)
-    kv_heads = case["q_heads"] if expanded else case["kv_heads"]
-    if expanded and case["batch"] * case["kv_len"] * kv_heads * case["head_dim"] * dtype.itemsize * 2 > 6e9:
-        return None
-    count = max(1, count // (case["q_heads"] // case["kv_heads"])) if expanded else count
-    q = torch.randn(case["batch"], case["q_heads"], case["q_len"], case["head_dim"]).to(dtype)
+class Peer:
+    """`call(i)` attends to the i-th of `variants` caches."""
+
+    def __init__(self, call, variants):
+        self.call, self.variants, self.next = call, variants, 0
+        self.turns, self.calls = [], []
+        self.take_turn()  # allocates what later calls find
+        self.turns, self.calls = [], []
+
+    def take_turn(self):
+        calls, end = [], time.perf_counter() + TURN_SECONDS
+        while not calls or time.perf_counter() < end:
+            start = time.perf_counter()
+            self.call(self.next)
+            calls.append(time.perf_counter() - start)
+            self.next = (self.next + 1) % self.variants
+        self.turns.append(median(calls))
+        self.calls += calls
+
+    def end(self):
+        self.seconds, self.best, self.ceiling = median(self.calls), min(self.calls), "-"
+
+
+def make_caches(case, kv_heads):
+    """Keys and values of fp32, as many as keep any of them from being warm. Noise, repeated."""
+    import numpy
     shape = (case["batch"], kv_heads, case["kv_len"], case["head_dim"])
-    keys = [torch.randn(shape).to(dtype) for _ in range(count)]
-    values = [torch.randn(shape).to(dtype) for _ in range(count)]
+    noise = numpy.random.default_rng(0).standard_normal((1 << 20) + 7, dtype=numpy.float32)
+    bytes_each = 2 * 4 * numpy.prod(shape)
+    count = max(1, min(64, int(COLD_BYTES / bytes_each))) if case["phase"] == "decode" else 1
+    return [[numpy.resize(noise, shape) for _ in ("keys", "values")] for _ in range(count)]
+
+
+def torch_peer(case, caches, enable_gqa):
+    import torch
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[case["dtype"]]
+    q = torch.randn(case["batch"], case["q_heads"], case["q_len"], case["head_dim"]).to(dtype)
+    pairs = [[torch.from_numpy(tensor).to(dtype) for tensor in pair] for pair in caches]
     causal = case["q_len"] > 1
 
     def call(i):
-        torch.nn.functional.scaled_dot_product_attention(
-            q, keys[i], values[i], is_causal=causal, enable_gqa=not expanded)
+        with torch.inference_mode():
+            torch.nn.functional.scaled_dot_product_attention(
+                q, *pairs[i], is_causal=causal, enable_gqa=enable_gqa)
 
-    with torch.inference_mode():
-        return median_seconds(call, count, budget)
+    return Peer(call, len(pairs))
 
 
-def onnx_seconds(case, budget, threads):
+def onnx_peer(case, caches, threads):
     """fp32 only: the CPU provider has no bf16. The new tokens are part of kv_len."""
     import numpy
     import onnx
@@ -103,117 +145,142 @@ def onnx_seconds(case, budget, threads):
     session = onnxruntime.InferenceSession(model.SerializeToString(), options,
                                            providers=["CPUExecutionProvider"])
     random = numpy.random.default_rng(0)
+    ort_value = onnxruntime.OrtValue.ortvalue_from_numpy
 
     def tensor(*shape):
-        return onnxruntime.OrtValue.ortvalue_from_numpy(random.standard_normal(shape, dtype=numpy.float32))
+        return ort_value(random.standard_normal(shape, dtype=numpy.float32))
 
-    count = variants_of(case, 4)
     inputs = {"query": tensor(batch, q_len, q_heads * dim), "key": tensor(batch, q_len, kv_heads * dim),
               "value": tensor(batch, q_len, kv_heads * dim),
-              "seqlens_k": onnxruntime.OrtValue.ortvalue_from_numpy(numpy.full(batch, total - 1, numpy.int32)),
-              "total_sequence_length": onnxruntime.OrtValue.ortvalue_from_numpy(numpy.array([total], numpy.int32))}
+              "seqlens_k": ort_value(numpy.full(batch, total - 1, numpy.int32)),
+              "total_sequence_length": ort_value(numpy.array([total], numpy.int32))}
     output = tensor(batch, q_len, q_heads * dim)
     bindings = []
-    for _ in range(count):
+    for pair in caches:
         binding = session.io_binding()
-        for name, ort_value in inputs.items():
-            binding.bind_ortvalue_input(name, ort_value)
+        for name, tensor_of_name in inputs.items():
+            binding.bind_ortvalue_input(name, tensor_of_name)
         # One buffer is both past and present, as generation loops use it.
-        for past, present in (("past_key", "present_key"), ("past_value", "present_value")):
-            buffer = tensor(*cache)
-            binding.bind_ortvalue_input(past, buffer)
-            binding.bind_ortvalue_output(present, buffer)
+        for name, array in zip(("key", "value"), pair):
+            buffer = ort_value(array)
+            binding.bind_ortvalue_input("past_" + name, buffer)
+            binding.bind_ortvalue_output("present_" + name, buffer)
         binding.bind_ortvalue_output("output", output)
         bindings.append(binding)
-    return median_seconds(lambda i: session.run_with_iobinding(bindings[i]), count, budget)
+    return Peer(lambda i: session.run_with_iobinding(bindings[i]), len(bindings))
 
 
-def fovea_result(binary, case, threads, budget):
-    command = [binary, "bench", "attention", "-o", "json", "--threads", str(threads), "--seconds", str(budget)]
-    for flag in ("phase", "batch", "q_len", "kv_len", "q_heads", "kv_heads", "head_dim"):
-        command += ["--" + flag.replace("_", "-"), str(case[flag])]
-    command += ["--dtype", case["q_dtype"], "--kv-dtype", case["kv_dtype"]]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return report["results"][0]
+def make_peers(case, flags):
+    caches = make_caches(case, case["kv_heads"])
+    peers = {}
+    if "torch" in flags.peers:
+        peers["torch"] = torch_peer(case, caches, enable_gqa=True)
+        expanded_bytes = 2 * 4 * case["batch"] * case["kv_len"] * case["q_heads"] * case["head_dim"]
+        if expanded_bytes <= EXPANDED_BYTES:
+            peers["torch expanded"] = torch_peer(case, make_caches(case, case["q_heads"]), enable_gqa=False)
+    if "onnxruntime" in flags.peers and case["dtype"] == "fp32":
+        peers["onnxruntime"] = onnx_peer(case, caches, flags.threads)
+    return peers
+
+
+def rest():
+    """Threads of a peer spin for some ms after their last call (torch: 8)."""
+    while True:
+        used = time.process_time()
+        time.sleep(0.002)
+        if time.process_time() - used < 0.001:
+            return
 
 
 def measure(case, flags):
-    """One round: Fovea's result and the seconds of each peer, None where it is absent or has no such case."""
-    ours = fovea_result(flags.fovea, case, flags.threads, flags.seconds)
-    peers = {"torch": None, "torch expanded": None, "onnxruntime": None}
-    if "torch" in flags.peers:
-        peers["torch"] = torch_seconds(case, case["q_dtype"], flags.seconds, False)
-        peers["torch expanded"] = torch_seconds(case, case["q_dtype"], flags.seconds, True)
-    if "onnxruntime" in flags.peers and case["q_dtype"] == "fp32":
-        peers["onnxruntime"] = onnx_seconds(case, flags.seconds, flags.threads)
-    return ours, peers
+    """Fovea and those beside it by name, each with seconds, best call and the medians of its turns."""
+    ours = Fovea(flags.fovea, case, flags.threads)
+    others = {"1 thread": Fovea(flags.fovea, case, 1)} if flags.scaling else make_peers(case, flags)
+    ours.take_turn()  # waits until it is set up
+    ours.turns, end = [], time.perf_counter() + flags.seconds
+    while time.perf_counter() < end or len(ours.turns) < MIN_TURNS:
+        for library in (ours, *others.values()):
+            rest()
+            library.take_turn()
+    for library in (ours, *others.values()):
+        library.end()
+    return ours, others
 
 
-def median(values):
-    return None if None in values else sorted(values)[len(values) // 2]
+def ratios(ours, others, flags):
+    """The best of the others' times over ours by medians, by best calls and by the median turn, or how
+    linear the scaling is from one thread to all."""
+    unit = flags.threads if flags.scaling else 1
+    return [min(other.seconds for other in others) / ours.seconds / unit,
+            min(other.best for other in others) / ours.best / unit,
+            median([min(turn) / own for own, *turn in
+                    zip(ours.turns, *(other.turns for other in others))]) / unit]
 
 
 def name_of(case):
-    return (f"{case['phase']} {case['q_dtype']} B {case['batch']} q {case['q_len']} kv {case['kv_len']} "
+    return (f"{case['phase']} {case['dtype']} B {case['batch']} q {case['q_len']} kv {case['kv_len']} "
             f"D {case['head_dim']}")
 
 
 def all_cases(quick, phase, dtype_wanted):
     cases = []
-    base = {"batch": 1, "q_heads": 32, "kv_heads": 8, "q_dtype": "fp32", "kv_dtype": "fp32"}
+    base = {"batch": 1, "q_heads": 32, "kv_heads": 8}
     for dtype in ("fp32", "bf16"):
         for dim in (64, 128):
             for length in ((1024,) if quick else (1024, 2048, 4096, 8192)):
                 cases.append({**base, "phase": "prefill", "head_dim": dim, "q_len": length, "kv_len": length,
-                              "q_dtype": dtype, "kv_dtype": dtype})
+                              "dtype": dtype})
         for batch in ((1,) if quick else (1, 8, 32)):
             for length in ((1024, 4096) if quick else (1024, 4096, 16384)):
                 cases.append({**base, "phase": "decode", "batch": batch, "head_dim": 128, "q_len": 1,
-                              "kv_len": length, "q_dtype": dtype, "kv_dtype": dtype})
+                              "kv_len": length, "dtype": dtype})
     return [case for case in cases
-            if phase in (None, case["phase"]) and dtype_wanted in (None, case["q_dtype"])]
+            if phase in (None, case["phase"]) and dtype_wanted in (None, case["dtype"])]
 
 
-def main():
+def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fovea", default="build/fovea")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0, help="per case and library")
-    parser.add_argument("--rounds", type=int, default=3, help="of each case; the libraries alternate")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of turns, per case")
     parser.add_argument("--dtype", choices=("fp32", "bf16"))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--scaling", action="store_true", help="beside Fovea with one thread, no peers")
     parser.add_argument("--phase", choices=("prefill", "decode"))
     parser.add_argument("--filter", default="", help="part of the case's name, as in the first column")
     parser.add_argument("--csv", help="also write the rows here")
-    flags = parser.parse_args()
-    flags.peers = installed_peers()
-    if not flags.peers:
+    return parser.parse_args()
+
+
+def main():
+    flags = parse_flags()
+    flags.peers = [] if flags.scaling else installed_peers()
+    if not flags.peers and not flags.scaling:
         return 1
     if "torch" in flags.peers:
         importlib.import_module("torch").set_num_threads(flags.threads)
     versions = [f"{peer} {importlib.import_module(peer).__version__}" for peer in flags.peers]
+    what = "of linear" if flags.scaling else "vs best peer"
+    print(", ".join([*versions, f"{flags.threads} threads"]) + "; ms: median and best call\n")
+    print(f"| case | turns | fovea ms | of ceiling | beside it ms | {what}: medians | best calls | turns |")
+    print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |")
     rows = []
-    print(f"{', '.join(versions)}, {flags.threads} threads\n")
-    print("| case | fovea ms | of ceiling | torch ms | torch expanded ms | onnxruntime ms | fovea vs best peer |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for case in all_cases(flags.quick, flags.phase, flags.dtype):
         if flags.filter not in name_of(case):
             continue
-        rounds = [measure(case, flags) for _ in range(flags.rounds)]
-        ours = sorted((ours for ours, _ in rounds), key=lambda result: result["seconds"])[len(rounds) // 2]
-        peers = {name: median([peers[name] for _, peers in rounds]) for name in rounds[0][1]}
-        best = min((seconds for seconds in peers.values() if seconds), default=None)
-        ratio = best / ours["seconds"] if best else None
-        name = name_of(case)
-        shown = [f"{seconds * 1e3:.3f}" if seconds else "-" for seconds in peers.values()]
-        print(f"| {name} | {ours['seconds'] * 1e3:.3f} | {ours['fraction']:.2f} {ours['bound']} | "
-              f"{' | '.join(shown)} | {f'{ratio:.2f}' if ratio else '-'} |", flush=True)
-        rows.append([name, ours["seconds"], ours["fraction"], ours["bound"], *peers.values(), ratio])
+        ours, others = measure(case, flags)
+        shown = "; ".join(f"{name} {other.seconds * 1e3:.3f} {other.best * 1e3:.3f}"
+                          + (f" ({other.ceiling})" if flags.scaling else "") for name, other in others.items())
+        compared = ratios(ours, others.values(), flags)
+        print(f"| {name_of(case)} | {len(ours.turns)} | {ours.seconds * 1e3:.3f} {ours.best * 1e3:.3f} | "
+              f"{ours.ceiling} | {shown} | {' | '.join(f'{ratio:.2f}' for ratio in compared)} |", flush=True)
+        for name, library in {"fovea": ours, **others}.items():
+            rows.append([name_of(case), name, library.seconds, library.best, library.ceiling, *compared])
     if flags.csv:
         with open(flags.csv, "w", encoding="utf-8") as file:
-            file.write("case,fovea_s,fraction,bound,torch_s,torch_expanded_s,onnxruntime_s,ratio\n")
+            file.write("case,library,seconds,best_seconds,of_ceiling,ratio_medians,ratio_best,ratio_turns\n")
             for row in rows:
-                file.write(",".join("" if item is None else str(item) for item in row) + "\n")
+                file.write(",".join(map(str, row)) + "\n")
     return 0
 
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <cstdio>
 #include <initializer_list>
+#include <iostream>
 #include <memory>
+#include <string>
 
 #include "bench/attention_suite.h"
 #include "cli/bench_gpu.h"
@@ -22,6 +25,7 @@ struct BenchFlags {
   std::vector<int> threads;
   double seconds = 1;
   bool quick = false;
+  bool turns = false;
   GpuBenchFlags gpu;
 };
 
@@ -60,11 +64,15 @@ void check_applicable(const CLI::App& command, const BenchFlags& flags) {
     }
   };
   if (flags.gpu.on_gpu()) {
-    refuse({"--threads", "--seconds", "--quick"}, "is for --device cpu");
+    refuse({"--threads", "--seconds", "--quick", "--turns"}, "is for --device cpu");
     if (!flags.one_case) refuse({"--phase"}, "needs --kv-len on a GPU; --filter chooses cases");
   } else {
     refuse({"--suite", "--filter", "--state", "--peers", "--baselines", "--save"},
            "needs --device cuda");
+  }
+  if (flags.turns) {
+    refuse({"--seconds"}, "does not end a case whose rounds --turns asks for");
+    if (flags.threads.size() > 1) refuse({"--threads"}, "takes one count with --turns");
   }
   if (flags.one_case) {
     refuse({"--suite", "--filter", "--quick"}, "chooses among given cases, --kv-len makes its own");
@@ -81,16 +89,24 @@ void run(const BenchFlags& flags) {
                   flags.one_case ? std::optional(one_case(flags)) : std::nullopt);
     return;
   }
+  bench::AttentionBenchOptions options{
+      .backend = flags.backend, .seconds_per_case = flags.seconds, .progress = show_progress};
+  if (flags.turns) {
+    options.wait_for_turn = [line = std::string()]() mutable {
+      return static_cast<bool>(std::getline(std::cin, line));
+    };
+    options.end_turn = [](double seconds) {
+      fmt::print("{:.6e}\n", seconds);
+      std::fflush(stdout);
+    };
+  }
   std::vector<bench::AttentionResult> results;
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
     ThreadPool threads(count);
     show_progress("measuring this machine's ceilings");
     bench::CeilingProbe probe(threads);
     for (const bench::AttentionCase& config : chosen_cases(flags)) {
-      results.push_back(bench::run_attention_case(config, probe, threads,
-                                                  {.backend = flags.backend,
-                                                   .seconds_per_case = flags.seconds,
-                                                   .progress = show_progress}));
+      results.push_back(bench::run_attention_case(config, probe, threads, options));
     }
   }
   clear_progress();
@@ -158,6 +174,11 @@ void add_bench(CLI::App& program) {
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
   attention->add_flag("--quick", flags->quick, "on the CPU: small cases only");
+  attention
+      ->add_flag("--turns", flags->turns,
+                 "on the CPU: a round of calls for each line of stdin instead of --seconds; prints "
+                 "its median seconds, at the end the report")
+      ->needs(kv_len);
   add_gpu_options(*attention, flags->gpu);
   attention->callback([attention, flags, kv_len] {
     flags->one_case = kv_len->count() > 0;

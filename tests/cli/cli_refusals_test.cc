@@ -219,6 +219,11 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
                  {"--phase", "--kv-len"});
   expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--quick"}),
                  {"--quick", "--kv-len"});
+  expect_refused(fovea({"bench", "attention", "--turns"}), {"--turns", "--kv-len"});
+  expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--turns", "--seconds", "1"}),
+                 {"--seconds", "--turns"});
+  expect_refused(fovea({"bench", "attention", "--kv-len", "64", "--turns", "--threads", "1,2"}),
+                 {"--threads", "--turns"});
   expect_refused(fovea({"bench", "ceilings", "--device", "cpu"}), {"'cpu'", "cuda"});
   expect_refused(fovea({"bench", "ceilings", "--output", "csv"}), {"--output", "csv"});
 }

@@ -185,6 +185,30 @@ TEST(Cli, OneDocumentForAllThreadCounts) {
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3) << csv;
 }
 
+// The second line is written after the first answer was read: answers do not wait for each other.
+TEST(Cli, BenchTakesTurnsWithItsCaller) {
+  const ProgramResult result =
+      run_program({"/bin/sh", "-ec",
+                   R"(dir=$(mktemp -d); trap 'rm -r "$dir"' EXIT; mkfifo "$dir/in" "$dir/out"
+          timeout 60 "$0" bench attention --kv-len 64 --threads 1 --turns -o json \
+              <"$dir/in" >"$dir/out" &
+          exec 3>"$dir/in" 4<"$dir/out"
+          for turn in 1 2; do echo >&3; read -r seconds <&4; echo "$seconds"; done
+          exec 3>&-; cat <&4)",
+                   FOVEA_CLI});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream out(result.out);
+  double first = 0, second = 0;
+  out >> first >> second;
+  EXPECT_GT(first, 0);
+  EXPECT_GT(second, 0);
+  const nlohmann::json row = nlohmann::json::parse(out)["results"][0];
+  EXPECT_LE(row["seconds_min"], std::min(first, second) * (1 + 1e-6));
+  // A median of all calls lies between those of the rounds.
+  EXPECT_GE(row["seconds"], std::min(first, second) * (1 - 1e-6));
+  EXPECT_LE(row["seconds"], std::max(first, second) * (1 + 1e-6));
+}
+
 TEST(Cli, TablesAndJson) {
   const ProgramResult environment = fovea({"env", "--json"});
   EXPECT_EQ(environment.exit_code, 0);
