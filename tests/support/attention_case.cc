@@ -106,11 +106,11 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
   return data;
 }
 
-// Keys four times larger every 64 tokens to the front.
-void grow_keys(RequestData& data) {
+// Keys four times larger `tokens` before the last, and once more as many before these.
+void grow_keys(int32_t tokens, RequestData& data) {
   const size_t row = data.k.size() / std::max(data.kv_len, 1);
   for (int32_t token = 0; token < data.kv_len; ++token) {
-    const float factor = std::ldexp(1.0f, 2 * std::min((data.kv_len - 1 - token) / 64, 2));
+    const float factor = std::ldexp(1.0f, 2 * std::min((data.kv_len - 1 - token) / tokens, 2));
     for (size_t i = 0; i < row; ++i) data.k[token * row + i] *= factor;
   }
 }
@@ -271,7 +271,7 @@ CaseData make_data(const AttentionCase& test) {
   const AttentionSpec& spec = test.spec;
   for (const RequestShape& shape : test.requests) {
     data.requests.push_back(make_request(random, spec, shape));
-    if (test.growing_scores) grow_keys(data.requests.back());
+    if (test.growing_scores) grow_keys(test.growth_tokens, data.requests.back());
     if (test.moved_tokens) move_tokens(data.requests.back());
     if (test.large_codes) enlarge_codes(data.requests.back());
     const size_t last = data.requests.size() - 1;

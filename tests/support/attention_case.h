@@ -35,6 +35,7 @@ struct AttentionCase {
   bool skip_some_writes = false;  // every other new token is cached already, its out_slot is -1
   bool infinite_sinks = false;    // one +inf and one -inf among them
   bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
+  int32_t growth_tokens = 64;     // how many tokens it takes them to grow, twice
   bool moved_tokens = false;      // new tokens stand at or before their index, in no order
   bool large_codes = false;       // fp8 q: q and k use all of e4m3's range; scales are as small
   int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages

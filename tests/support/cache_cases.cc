@@ -74,6 +74,26 @@ void fp8_products(Cases& cases) {
       test.large_codes = true;
     });
   }
+  // Rows outgrow what their weights were relative to: at once, and many key tiles later.
+  for (const int32_t tokens : {64, 300}) {
+    add(fmt::format("growing_scores_{}", tokens), [tokens](AttentionCase& test) {
+      test.requests = {{150, 900}, {290, 290}, {1, 700}, {70, 500}};
+      test.growing_scores = true;
+      test.growth_tokens = tokens;
+      test.cache.page_size = 64;
+    });
+  }
+  add("growing_scores_slightly", [](AttentionCase& test) {
+    test.requests = {{150, 900}, {290, 290}, {1, 700}, {70, 500}};
+    test.growing_scores = true;
+    test.growth_tokens = 250;
+    test.spec.softmax_scale = 0.006f;
+  });
+  add("growing_scores_window", [](AttentionCase& test) {
+    test.requests = {{150, 900}, {290, 290}, {200, 700}};
+    test.growing_scores = true;
+    test.spec.window = 250;
+  });
   add("custom", [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
   add("cascade", [](AttentionCase& test) {
     test.requests = {{1, 700}, {1, 609}, {3, 850}, {1, 640}, {20, 700}};

@@ -157,6 +157,17 @@ void scores(Cases& cases) {
     test.requests = {{150, 500}, {90, 90}, {3, 300}};
     cases.push_back(test);
   }
+  // By little more than weights may exceed what they are relative to, by 2^60, and past all floats;
+  // late, too.
+  for (const float scale : {0.008f, 0.035f, 0.12f}) {
+    test = mha_case(fmt::format("growing_scores_scale_{}", std::lround(1000 * scale)), 8, 2, 128);
+    test.growing_scores = true;
+    test.growth_tokens = 250;
+    test.spec.softmax_scale = scale;
+    test.mode = ForwardMode::extend;
+    test.requests = {{200, 900}, {290, 290}, {3, 700}};
+    cases.push_back(test);
+  }
 
   test = mixed_case("sinks", 4, 2, 64);
   test.spec.has_sinks = true;
