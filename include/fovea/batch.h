@@ -41,9 +41,9 @@ struct BatchLimits {
   int32_t max_encoder_len = 0;
   // Levels of shared prefixes (see BatchView::shared_prefix) that a pass attends to apart; 0: none.
   int32_t prefix_levels = 0;
-  // Bytes of keys and values that a level must save from being read again, else it is left out. One
-  // group of 2 to 256 requests that saves as much takes 2 us more to 5 us less than none, many
-  // groups of two requests take less from 450 MB on (H200, 2026-11-22, docs/kernels/cascade.md).
+  // Bytes of keys and values that a level must save from being read again, else it is left out; an
+  // eleventh of that besides for each group but one. One group of 2 to 256 requests that saves as
+  // much takes 2 us more to 5 us less than none (H200, 2026-11-22, docs/kernels/cascade.md).
   int64_t min_prefix_savings = 128'000'000;
 };
 

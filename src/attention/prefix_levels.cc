@@ -18,10 +18,11 @@ class Grouping {
 
   // Whether the level has groups that are worth it.
   bool next_level(const PrefixLevel& level) {
-    int64_t saved = 0;
+    const int32_t more = more_saved(rule_.least_saved);
+    int64_t saved = more;
     for (Group group = first(); group.begin < batch_.requests; group = next(group)) {
       if (group.size() > 1) {
-        saved += (group.size() - 1) * int64_t{group.shared - first_keys_[group.begin]};
+        saved += (group.size() - 1) * int64_t{group.shared - first_keys_[group.begin]} - more;
       }
     }
     if (saved < std::max(rule_.least_saved, 1)) return false;
@@ -93,6 +94,11 @@ int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {
   const int64_t most = std::numeric_limits<int32_t>::max();
   return static_cast<int32_t>(
       ceil_div(std::min(limits.min_prefix_savings, most * key_bytes), key_bytes));
+}
+
+int64_t most_saved_keys(const BatchView& batch, const BatchLimits& limits) {
+  const int32_t longest = batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len;
+  return int64_t{std::max(batch.requests - 1, 0)} * longest;
 }
 
 int32_t find_prefix_levels(const BatchView& batch, const PrefixRule& rule,

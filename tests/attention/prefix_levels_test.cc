@@ -92,11 +92,35 @@ TEST(PrefixLevels, SavingsAreBytesOfTheCache) {
   EXPECT_EQ(min_saved_keys(cache, limits), std::numeric_limits<int32_t>::max());
 }
 
+TEST(PrefixLevels, BoundsSayWhatALevelSavesAtMost) {
+  const BatchLimits limits{.max_requests = 8, .max_kv_len = 1 << 20};
+  BatchView batch;
+  EXPECT_EQ(most_saved_keys(batch, limits), 0) << "no request";
+  batch.requests = 1;
+  EXPECT_EQ(most_saved_keys(batch, limits), 0) << "nobody to share with";
+  batch.requests = 8;
+  EXPECT_EQ(most_saved_keys(batch, limits), 7 << 20);
+  batch.max_kv_len = 5000;
+  EXPECT_EQ(most_saved_keys(batch, limits), 7 * 5000);
+  batch.requests = 1 << 20;
+  batch.max_kv_len = 0;
+  EXPECT_EQ(most_saved_keys(batch, limits), int64_t{(1 << 20) - 1} << 20) << "no overflow";
+}
+
 TEST(PrefixLevels, ALevelMustSaveEnough) {
   Tree tree;
   tree.shared = {0, kMinSaved - 1, 0, 0, 0, 0, 0, 0};
   EXPECT_EQ(Found(tree, 2).used, 0);
   tree.shared[1] = kMinSaved;
+  EXPECT_EQ(Found(tree, 2).used, 1);
+}
+
+TEST(PrefixLevels, EveryGroupMustSaveMore) {
+  Tree tree;
+  const int32_t each = (kMinSaved + more_saved(kMinSaved)) / 2;
+  tree.shared = {0, each - 1, 0, each, 0, 0, 0, 0};
+  EXPECT_EQ(Found(tree, 2).used, 0);
+  ++tree.shared[1];
   EXPECT_EQ(Found(tree, 2).used, 1);
 }
 

@@ -278,14 +278,23 @@ TEST_P(Planners, DecodeLeavesMultiprocessorsToLongGroups) {
   pass.decode_blocks = kPlanCtas;
   pass.decode_rows = 8;
   pass.group_rows = 128;
-  for (const auto& [pairs_per_unit, most] :
-       {std::pair{1e30f, kCtas}, std::pair{1e-6f, kCtas / 2}}) {
+  const Kernel plan = load("sm90/pass_plan", {"16", "4"});
+  const auto busy_with = [&](float pairs_per_unit) {
     pass.decode.pairs_per_unit = pairs_per_unit;
-    load("sm90/pass_plan", {"16", "4"}).launch({kPlanCtas + 1}, pass, nullptr);
-    const auto busy = std::ranges::count_if(
-        list.ranges.read(), [](const DecodeRange& range) { return range.begin < range.end; });
-    EXPECT_GE(busy, most * 3 / 4);
-    EXPECT_LE(busy, most);
+    plan.launch({kPlanCtas + 1}, pass, nullptr);
+    return std::ranges::count_if(list.ranges.read(),
+                                 [](const DecodeRange& range) { return range.begin < range.end; });
+  };
+  const auto all = busy_with(1e30f);
+  EXPECT_GE(all, kCtas * 3 / 4);
+  EXPECT_LE(all, kCtas);
+  const auto fewest = busy_with(1e-6f);
+  EXPECT_GE(fewest, kCtas / 2 * 3 / 4);
+  EXPECT_LE(fewest, kCtas / 2);
+  // None for groups of little work.
+  for (float pairs_per_unit = 1e5f; pairs_per_unit > 10; pairs_per_unit *= 0.9f) {
+    const auto busy = busy_with(pairs_per_unit);
+    EXPECT_TRUE(busy == all || busy <= kCtas * 7 / 8) << busy << " with " << pairs_per_unit;
   }
 }
 

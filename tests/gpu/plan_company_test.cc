@@ -136,6 +136,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                                 .tile_tokens = 32,
                                 .least_prefix = kMinPrefix,
                                 .least_saved = kMinSaved,
+                                .more_saved = more_saved(kMinSaved),
                                 .levels = kPrefixLevels};
     std::vector<Guarded<int32_t>> device;
     device.reserve(4 * kPrefixLevels + 2);

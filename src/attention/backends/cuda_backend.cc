@@ -215,7 +215,7 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    cascades_ = buffers_.prefixes.serves(batch);
+    cascades_ = buffers_.prefixes.serves(batch, rules_.limits);
     cuda::PlanCompany company;
     if (pool_ != nullptr) {
       company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);

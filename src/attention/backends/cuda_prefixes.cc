@@ -89,6 +89,7 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
   prefixes.tile_tokens = std::max(row_tile_ / group, 1);
   prefixes.least_prefix = kMinPrefix;
   prefixes.least_saved = least_saved_;
+  prefixes.more_saved = more_saved(least_saved_);
   prefixes.levels = levels_;
   company.level_bytes = level_bytes_;
   params.mask.first_keys = first_keys_;

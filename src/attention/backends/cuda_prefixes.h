@@ -34,8 +34,9 @@ class CudaPrefixes {
             const BatchLimits& limits, gpu::KernelStore& store);
 
   // Whether a batch's prefixes are looked at.
-  bool serves(const BatchView& batch) const {
-    return levels_ > 0 && batch.shared_prefix != nullptr;
+  bool serves(const BatchView& batch, const BatchLimits& limits) const {
+    return levels_ > 0 && batch.shared_prefix != nullptr &&
+           most_saved_keys(batch, limits) >= least_saved_;
   }
   // Before the pass is planned: makes its launches find the groups, and gives the `params` of the
   // last pass the first keys that are in none.

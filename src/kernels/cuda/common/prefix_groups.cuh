@@ -149,16 +149,20 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // Keys that the groups save from being read again.
-  __device__ static int64_t find_savings(const Requests& at, WarpTotals<int64_t, kThreads>& memory) {
+  // Whether the groups save enough keys from being read again; each but one `more_saved` beside those of all.
+  __device__ static bool worth_it(const Params& params, const Requests& at, WarpTotals<int64_t, kThreads>& memory) {
     int64_t own = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
-      if (at.begin[i] != i) own += at.keys[at.begin[i]] - at.first_keys[i];
+      if (at.begin[i] != i) {
+        own += at.keys[at.begin[i]] - at.first_keys[i];
+      } else if (at.last[i] > i) {
+        own -= params.more_saved;
+      }
     }
     int64_t total;
     exclusive_scan<kThreads>(own, total, memory);
-    return total;
+    return total >= params.least_saved - params.more_saved;
   }
 
   // Groups that do not save enough have no keys and leave those to the levels behind. Returns the (token, key) pairs
@@ -210,7 +214,7 @@ struct PrefixGroupsFinder {
       if (worth) {
         mark_starts(params, at);
         measure_groups(at);
-        worth = find_savings(at, shared.saved) >= params.least_saved;
+        worth = worth_it(params, at, shared.saved);
       }
       const PrefixGroups& groups = params.groups[level];
       pairs += end_level(params, groups, at, worth, groups.q_indptr && level >= first_written);

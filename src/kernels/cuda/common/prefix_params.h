@@ -45,6 +45,7 @@ struct PrefixGroupsParams {
   int32_t tile_tokens;   // of a row tile of the kernel that attends to groups
   int32_t least_prefix;  // keys of a group
   int32_t least_saved;   // keys that a level saves from being read again
+  int32_t more_saved;    // for each of its groups but one
   int32_t levels;        // 0: nothing is to be found
 };
 
