@@ -162,6 +162,7 @@ template <class Config>
 __device__ void find_all_masks(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const MaskParams& mask = params.attention.batch.mask;
   uint32_t phases = 0;
+  await_inputs(params);
   // Not where consumers leave this warp fewer registers.
   if (!Config::kTransforms && mask.custom && !hides_by_position(mask)) {
     for_each_tile<Config>(shared, [&](const TileSlot& slot) {

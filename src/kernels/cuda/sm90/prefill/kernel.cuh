@@ -310,10 +310,10 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
   }
   __syncthreads();
   meet_pair<Config>();  // the barriers of both are there
-  if constexpr (kSegments || kParts) {
-    if (!kParts || !params.beside) wait_for_previous_kernel();
-    allow_next_kernel();
-  }
+  // What is settled is read ahead of the wait, by warps that wait afterwards.
+  const bool beside = !kSegments && params.beside;
+  if (!beside && !(kReadsAhead && params.list_settled)) wait_for_previous_kernel();
+  allow_next_kernel();
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if (warpgroup == 0) {
     give_registers<kProducerRegisters>();

@@ -176,11 +176,8 @@ class HopperPrefill final : public AttentionKernel {
     }
     const GridSize grid{static_cast<uint32_t>(blocks())};
     const auto cluster_size = static_cast<uint32_t>(cluster());
-    if (params_.beside || sums_segments(setup_)) {
-      active_->kernel().launch_overlapped(grid, params_, stream, cluster_size);
-    } else {
-      active_->kernel().launch(grid, params_, stream, cluster_size);
-    }
+    // They wait for the kernel before themselves: 0.5 to 1 % (16x1k to 4x4k, H200, 2026-11-23).
+    active_->kernel().launch_overlapped(grid, params_, stream, cluster_size);
     params_.list_settled = 1;
     params_.keys_settled = prefix_settled_;
   }

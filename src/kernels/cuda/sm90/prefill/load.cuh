@@ -134,6 +134,7 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     };
     BoxPlace place = box_place<Config>(params, tile, end() - 1, lane);
     if constexpr (Config::kQueryRing && kOfKeys) load_query_stage<Config>(params, shared, tile, at);
+    if constexpr (Config::kReadsAhead) await_inputs(params);
     for (int block = end() - 1; block >= tile.block_begin; --block) {
       // Read ahead: the page table's latency is that of half a key tile's products.
       block = pass_hidden<Config>(shared.tiles[slots.stage], block);

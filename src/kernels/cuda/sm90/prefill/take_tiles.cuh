@@ -224,6 +224,7 @@ struct TileTaker {
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();
+    if constexpr (Config::kReadsAhead) await_inputs(params);
     if constexpr (Config::kParts) {
       ++n;
     } else if (more && (!Config::kPairs || cluster_rank() == 0)) {
