@@ -20,7 +20,7 @@ int32_t tree_levels(int32_t max_kv_len) {
 
 AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len,
                                WorkspaceCarver& carver) {
-  const int64_t rows = row_capacity(shape);
+  const int64_t rows = round_up(row_capacity(shape), kPadFloats);
   const int64_t dim = padded(shape.head_dim);
   const int64_t dim_v = padded(shape.head_dim_v);
   AttentionScratch scratch;
@@ -30,7 +30,8 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len,
   scratch.k_unpacked = carver.take<uint16_t>(kTileKeys * dim);
   scratch.v_unpacked = carver.take<uint16_t>(kTileKeys * dim_v);
   scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
-  scratch.scores = carver.take<float>(split_row_capacity(shape) * kTileKeys);
+  scratch.scores =
+      carver.take<float>(std::max(split_row_capacity(shape), kWideBlockRows) * kTileKeys);
   scratch.scales = carver.take<float>(2 * shape.kv_heads * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);

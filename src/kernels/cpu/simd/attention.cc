@@ -23,15 +23,17 @@ class ItemRunner {
                       view_.params.keys.cache.scale == KvScale::per_token_head) {
     const RowShape& rows = view_.shape;
     for (int32_t head = 0; head < rows.heads; ++head) {
-      load_queries(view_.params, item, rows, item.head_begin + head, scratch.k_rows,
-                   scratch.q + static_cast<int64_t>(head) * rows.head_rows * padded(rows.dim));
+      const auto loader = view_.paths.wide ? load_wide_queries : load_queries;
+      loader(view_.params, item, rows, item.head_begin + head, scratch.k_rows,
+             scratch.q + static_cast<int64_t>(head) * rows.head_rows * padded(rows.dim));
     }
     for (int32_t r = 0; r < rows.rows; ++r) {
       scratch.bounds[r] = row_bounds(mask_, (item.row_begin + r) / rows.group);
     }
-    for (int32_t first = 0; first < rows.rows; first += kProductRows) {
-      blocks_[first / kProductRows] =
-          row_block(scratch.bounds, first, smaller(kProductRows, rows.rows - first));
+    const int32_t block_rows = view_.paths.block_rows;
+    for (int32_t first = 0; first < rows.rows; first += block_rows) {
+      blocks_[first / block_rows] =
+          row_block(scratch.bounds, first, smaller(block_rows, rows.rows - first));
     }
   }
 
@@ -59,10 +61,18 @@ class ItemRunner {
  private:
   void start_chunk() {
     clear_state(view_.shape, state_);
-    for (int32_t i = 0; i < view_.shape.total() * kPadFloats; ++i) view_.scratch.l_lanes[i] = 0;
+    const int32_t rows = view_.paths.wide ? padded(view_.shape.rows) : view_.shape.total();
+    for (int32_t i = 0; i < rows * kPadFloats; ++i) view_.scratch.l_lanes[i] = 0;
   }
 
   void end_chunk() {
+    if (view_.paths.wide) {
+      for (int32_t b = 0; b < view_.blocks(); ++b) {
+        const WideSums sums = {l_lanes(blocks_[b]), state_.l + view_.place(blocks_[b])};
+        with_wide_vectors(wide_vectors(blocks_[b].rows), sums);
+      }
+      return;
+    }
     for (int32_t place = 0; place < view_.shape.total(); ++place) {
       const F32 lanes = load(view_.scratch.l_lanes + place * kPadFloats);
       state_.l[place] = hn::GetLane(hn::SumOfLanes(kF32, lanes));
@@ -97,6 +107,10 @@ class ItemRunner {
       for (int32_t b = 0; b < view_.blocks(); ++b) {
         const auto [begin, end] = seen_keys(blocks_[b], tile);
         if (begin >= end) continue;
+        if (view_.paths.wide) {
+          attend_wide(tile, blocks_[b], begin, end);
+          continue;
+        }
         keys_.multiply(blocks_[b], begin, end);
         weigh(tile, blocks_[b], begin, end);
         values_.add(blocks_[b], decay_, begin, end);
@@ -109,6 +123,27 @@ class ItemRunner {
     const int32_t values = view_.paths.values_by_group() ? keys : kTileKeys;
     for_each_group(values,
                    [&](int32_t head, int32_t group) { add_group(tile, head, group, values); });
+  }
+
+  void attend_wide(int32_t tile, const RowBlock& block, int32_t begin, int32_t end) {
+    float* scores = view_.scratch.scores;
+    keys_.multiply_wide(block, begin, end, scores);
+    WideSoftmax softmax;
+    softmax.scores = scores;
+    softmax.first = begin / kLanes * kLanes;
+    softmax.last = (end + kLanes - 1) / kLanes * kLanes;
+    softmax.factor = score_factor(view_.params, view_.item.head_begin);
+    softmax.v_scales = token_scales_ ? v_scales() : nullptr;
+    softmax.m = state_.m + view_.place(block);
+    softmax.l_lanes = l_lanes(block);
+    softmax.decay = decay_;
+    if (token_scales_) scale_wide_scores(k_scales(), softmax.first, softmax.last, scores);
+    if (tile + softmax.first < block.inner_begin || tile + softmax.last > block.inner_end) {
+      hide_outside(view_.scratch.bounds + block.first, block.rows, tile, softmax.first,
+                   softmax.last, scores);
+    }
+    with_wide_vectors(wide_vectors(block.rows), softmax);
+    values_.add_wide(block, scores, decay_, begin, end);
   }
 
   template <class Function>
@@ -163,6 +198,10 @@ class ItemRunner {
             smaller(block.end - tile, view_.here.end)};
   }
 
+  float* l_lanes(const RowBlock& block) const {
+    return view_.scratch.l_lanes + view_.place(block) * kPadFloats;
+  }
+
   // Turns the block's products with the keys [begin, end) into weights, and sets decay_.
   void weigh(int32_t tile, const RowBlock& block, int32_t begin, int32_t end) {
     const float factor = score_factor(view_.params, view_.item.head_begin + view_.head);
@@ -178,7 +217,7 @@ class ItemRunner {
     softmax.factor = view_.params.logit_cap > 0 || view_.params.alibi_slopes ? 1.0f : factor;
     softmax.v_scales = token_scales_ ? v_scales() : nullptr;
     softmax.m = state_.m + view_.place(block);
-    softmax.l_lanes = view_.scratch.l_lanes + view_.place(block) * kPadFloats;
+    softmax.l_lanes = l_lanes(block);
     softmax.decay = decay_;
     softmax_tile(softmax);
   }
@@ -191,7 +230,7 @@ class ItemRunner {
   RowStates& state_;
   const bool token_scales_;
   RowBlock blocks_[kMaxRows / kProductRows];
-  alignas(64) float decay_[kPadFloats];
+  alignas(64) float decay_[kWideRows];
 };
 
 }  // namespace

@@ -27,12 +27,13 @@ struct ItemView {
         scratch(memory),
         shape(params, item),
         reader(params, item.request),
-        paths(reader, shape),
+        paths(params, reader, shape),
         ahead{{reader, item.head_begin, item.head_end, paths.group_keys},
               {reader, item.head_begin, item.head_end, paths.group_keys},
               {reader, item.head_begin, item.head_end},
               paths.by_pairs} {
-    const int32_t products = kTileKeys / kPanelKeys + 1;
+    const int32_t products =
+        paths.wide ? kTileKeys / kWideKeys + kWideRows / kProductRows : kTileKeys / kPanelKeys + 1;
     const auto lines = static_cast<int32_t>((reader.k_row_bytes + reader.v_row_bytes) / 64);
     const bool two_streams = paths.keys_in_place && !is_fp8(reader.k_dtype);
     const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;
@@ -42,7 +43,7 @@ struct ItemView {
   }
 
   // Of rows.
-  int32_t blocks() const { return (shape.rows + kProductRows - 1) / kProductRows; }
+  int32_t blocks() const { return (shape.rows + paths.block_rows - 1) / paths.block_rows; }
   int32_t place(const RowBlock& block) const { return head * shape.head_rows + block.first; }
   int64_t this_head() const { return item.head_begin + head; }
   // Those of few rows wait for the other heads.

@@ -30,7 +30,7 @@ class KeyProducts {
     if (begin >= end) return;
     const float* q =
         view_.scratch.q + static_cast<int64_t>(view_.place(block)) * padded(view_.shape.dim);
-    const int32_t dim = (view_.shape.dim + 3) / 4 * 4;
+    const int32_t dim = panel_dim();
     for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
       const Range direct = direct_keys(p, begin, end);
       if (direct.begin < direct.end) {
@@ -40,12 +40,31 @@ class KeyProducts {
       // With one block of rows a panel is used once, and its place stays in the first cache.
       float* panel = view_.scratch.k_tile + (view_.paths.one_block ? 0 : p * panel_floats_);
       if (!(packed_panels_ >> p & 1)) {
-        pack_panel(p, dim, panel);
+        pack_panel(p, KeyPanel<false>{panel, dim});
         packed_panels_ |= 1u << p;
       }
       if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
       const ScoreProduct product = {q, panel, dim, view_.scores(block) + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
+    }
+  }
+
+  // The same for a block of attention_wide.h.
+  void multiply_wide(const RowBlock& block, int32_t begin, int32_t end, float* scores) {
+    WideScoreProduct product;
+    product.q =
+        view_.scratch.q + static_cast<int64_t>(view_.place(block)) * padded(view_.shape.dim);
+    product.dim = panel_dim();
+    for (int32_t n = begin / kWideKeys * kWideKeys; n < end; n += kWideKeys) {
+      const int32_t p = n / kPanelKeys;
+      if (!(packed_panels_ >> p & 1)) {
+        pack_panel(p, KeyPanel<true>{group_of_keys(p * kPanelKeys), product.dim});
+        packed_panels_ |= 1u << p;
+      }
+      view_.ahead.near.ask<2>(view_.lines_per_ask);
+      product.keys = group_of_keys(n);
+      product.scores = scores + n * kWideRows;
+      with_wide_vectors(wide_vectors(block.rows), product);
     }
   }
 
@@ -101,7 +120,8 @@ class KeyProducts {
     return keys;
   }
 
-  void pack_panel(int32_t p, int32_t dim, float* panel) {
+  template <bool kGroups>
+  void pack_panel(int32_t p, const KeyPanel<kGroups>& panel) {
     const int32_t first = p * kPanelKeys;
     if (view_.paths.keys_in_place && first >= view_.here.begin &&
         first + kPanelKeys <= view_.here.end) {
@@ -124,15 +144,23 @@ class KeyProducts {
         load_any_row(from, view_.reader.k_dtype, view_.shape.dim, to);
       }
     }
-    transpose_panel(rows, view_.row_floats(), dim, panel);
+    transpose_panel(rows, view_.row_floats(), panel);
   }
 
-  void pack_from_cache(int32_t first, float* panel) {
+  int32_t panel_dim() const { return (view_.shape.dim + 3) / 4 * 4; }
+
+  // Of kWideKeys keys from n on: [dim, kWideKeys].
+  float* group_of_keys(int32_t n) const {
+    return view_.scratch.k_tile + static_cast<int64_t>(n) * panel_dim();
+  }
+
+  template <bool kGroups>
+  void pack_from_cache(int32_t first, const KeyPanel<kGroups>& panel) {
     const PanelRows keys = panel_rows(first);
     if (view_.reader.k_dtype == DType::f32) {
-      transpose_from_cache(static_cast<const float*>(nullptr), keys, view_.shape.dim, panel);
+      transpose_from_cache(static_cast<const float*>(nullptr), keys, panel);
     } else {
-      transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, view_.shape.dim, panel);
+      transpose_from_cache(static_cast<const Bf16*>(nullptr), keys, panel);
     }
   }
 

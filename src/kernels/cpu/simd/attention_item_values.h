@@ -32,7 +32,18 @@ class ValueProducts {
     } else if (view_.paths.values_in_k_rows) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
     } else {
-      add_strips(block, decay, begin, end);
+      add_strips<kTileKeys, 1>(view_.place(block), product_rows(block.rows), view_.scores(block),
+                               decay, begin, end);
+    }
+  }
+
+  // The same for a block of attention_wide.h.
+  void add_wide(const RowBlock& block, const float* weights, const float* decay, int32_t begin,
+                int32_t end) {
+    if (!ready_) prepare();
+    for (int32_t r = 0; r < block.rows; r += kProductRows) {
+      const int32_t rows = product_rows(smaller(kProductRows, block.rows - r));
+      add_strips<1, kWideRows>(view_.place(block) + r, rows, weights + r, decay + r, begin, end);
     }
   }
 
@@ -61,19 +72,20 @@ class ValueProducts {
     }
   }
 
-  void add_strips(const RowBlock& block, const float* decay, int32_t begin, int32_t end) {
-    StripsProduct product;
-    product.weights = view_.scores(block);
+  template <int32_t kRowStep, int32_t kKeyStep>
+  void add_strips(int32_t place, int32_t rows, const float* weights, const float* decay,
+                  int32_t begin, int32_t end) {
+    StripsProduct<kRowStep, kKeyStep> product;
+    product.weights = weights;
     product.strips = view_.scratch.v_strips;
     product.decay = decay;
     product.begin = begin;
     product.end = end;
     product.columns = padded(view_.shape.dim_v);
-    product.o =
-        view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
+    product.o = view_.scratch.states[0].o + static_cast<int64_t>(place) * view_.shape.o_stride;
     product.o_stride = view_.shape.o_stride;
     if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
-    with_product_rows(product_rows(block.rows), product);
+    with_product_rows(rows, product);
   }
 
   template <class T>

@@ -123,6 +123,14 @@ static inline void widen_by_spans(const MaskView& view, int32_t from, RowBounds&
   }
 }
 
+// Whether no row has a predicate_begin.
+static inline bool only_intervals(const AttentionMask& mask) {
+  const bool moved_keys = mask.tree || mask.positions;
+  const bool by_position =
+      mask.tree || mask.spans || mask.item_prefix_lens || mask.window > 0 || mask.chunk > 0;
+  return !mask.custom && !(moved_keys && by_position);
+}
+
 static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
   const AttentionMask& mask = *view.mask;
   const int32_t from = token_position(view, token);

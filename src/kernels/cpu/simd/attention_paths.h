@@ -9,7 +9,7 @@ namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
 struct ItemPaths {
-  ItemPaths(const KeyReader& reader, const RowShape& shape)
+  ItemPaths(const AttentionParams& params, const KeyReader& reader, const RowShape& shape)
       : one_block(shape.rows <= kProductRows), few_rows(shape.head_rows <= kBlockRows) {
     const bool f32_keys = reader.k_dtype == DType::f32;
     const bool fp8_keys = is_fp8(reader.k_dtype);
@@ -28,6 +28,11 @@ struct ItemPaths {
     looks_up_values = values_in_place && fp8_values && has_look_up() && one_block;
     unpacks_values = values_in_place && fp8_values && !looks_up_values;
 
+    // With AVX2 5 % slower at head_dim 128 (2026-11-23).
+    wide = kLanes == 16 && !few_rows && !values_in_place && !values_in_k_rows &&
+           only_intervals(params.mask) && params.logit_cap <= 0 && !params.alibi_slopes;
+    block_rows = wide ? kWideRows : kProductRows;
+
     by_pairs = direct && values_in_place && PagePairsAhead::serves(reader);
     group_keys = kTileKeys;
     if (direct && !fp8_keys) group_keys = f32_keys ? kLanes : kPanelKeys;
@@ -44,6 +49,8 @@ struct ItemPaths {
   bool values_in_k_rows;                // the unpacked K rows hold the values too
   bool looks_up_keys, looks_up_values;  // fp8 rows are converted in the products
   bool unpacks_keys, unpacks_values;    // fp8 rows become bf16 in the scratch first
+  bool wide;                            // blocks of attention_wide.h
+  int32_t block_rows;                   // at most
   bool by_pairs;                        // of pages, lines are asked for
   int32_t group_keys;                   // that few rows meet before those of the next head
 };

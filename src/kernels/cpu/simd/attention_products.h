@@ -24,6 +24,12 @@ constexpr int32_t kProductRows = kLanes == 16 ? 12 : 6;
 constexpr int32_t kPanelKeys = 2 * kLanes;
 static_assert(kTileKeys % kPanelKeys == 0 && kBlockRows % kProductRows == 0);
 
+// Blocks of attention_wide.h: 3 vectors of rows, which meet as many keys at once as there are
+// accumulators for.
+constexpr int32_t kWideRows = 3 * kLanes;
+constexpr int32_t kWideKeys = kLanes / 2;
+static_assert(kWideRows % kProductRows == 0 && kWideRows <= kWideBlockRows);
+
 // Rows of the smallest product that covers `rows` <= kProductRows.
 inline int32_t product_rows(int32_t rows) {
   if (rows <= 2) return rows;
@@ -220,11 +226,12 @@ inline void load_into_strips(const T* from, int32_t count, int32_t key, float* s
   }
 }
 
-// ValueProduct on strips.
+// ValueProduct on strips. The weight of row r for a key: at r * kRowStep + key * kKeyStep.
+template <int32_t kRowStep, int32_t kKeyStep>
 struct StripsProduct {
-  const float* weights;  // [R, kTileKeys]
-  const float* strips;   // [columns / kStripColumns, kTileKeys, kStripColumns]
-  const float* decay;    // [R]
+  const float* weights;
+  const float* strips;  // [columns / kStripColumns, kTileKeys, kStripColumns]
+  const float* decay;   // [R]
   int32_t begin, end;
   int32_t columns;  // multiple of kLanes
   float* o;         // [R, o_stride]
@@ -252,18 +259,18 @@ struct StripsProduct {
         sum[r][v] = hn::Mul(shrink, hn::Load(kF32, row + v * kLanes));
       }
     }
-    const float* from = weights + begin;
+    const float* from = weights + begin * kKeyStep;
     const float* again = same_memory(from);
-    const float* const last = weights + end;
+    const float* const last = weights + end * kKeyStep;
     if ((end - begin) % 2 != 0) {
       step<R, kVectors>(from, again, values, sum);
-      ++from;
-      ++again;
+      from += kKeyStep;
+      again += kKeyStep;
       values += kStripColumns;
     }
-    for (; from < last; from += 2, again += 2, values += 2 * kStripColumns) {
+    for (; from < last; from += 2 * kKeyStep, again += 2 * kKeyStep, values += 2 * kStripColumns) {
       step<R, kVectors>(from, again, values, sum);
-      step<R, kVectors>(from + 1, again + 1, values + kStripColumns, sum);
+      step<R, kVectors>(from + kKeyStep, again + kKeyStep, values + kStripColumns, sum);
     }
     // Else each address is computed anew: 96 instead of 36 instructions for 24 stores.
     float* result = const_cast<float*>(same_memory(to));
@@ -282,7 +289,7 @@ struct StripsProduct {
     for (int v = 0; v < kVectors; ++v) x[v] = hn::Load(kF32, values + v * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      multiply_by(from + r * kTileKeys, again + r * kTileKeys, r, x, sum[r]);
+      multiply_by(from + r * kRowStep, again + r * kRowStep, r, x, sum[r]);
     }
   }
 };

@@ -8,6 +8,7 @@
 #include "kernels/cpu/simd/attention_keys.h"
 #include "kernels/cpu/simd/attention_scores.h"
 #include "kernels/cpu/simd/attention_softmax.h"
+#include "kernels/cpu/simd/attention_wide.h"
 #include "kernels/cpu/simd/attention_work.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
@@ -157,9 +158,9 @@ inline void load_query(const AttentionParams& params, RowPlace place, float* row
                row + front);
 }
 
-// block[d * count + r] = rows[r][d] for r < count <= kLanes; rows are `stride` floats apart.
+// block[d * width + r] = rows[r][d] for r < count <= kLanes; rows are `stride` floats apart.
 inline void interleave_rows(const float* rows, int64_t stride, int32_t count, int32_t dim,
-                            float* block) {
+                            int32_t width, float* block) {
   const auto lanes = hn::FirstN(kF32, static_cast<size_t>(count));
   for (int32_t d = 0; d < dim; d += kLanes) {
     F32 blocks[kLanes / 4][4];
@@ -174,8 +175,26 @@ inline void interleave_rows(const float* rows, int64_t stride, int32_t count, in
     F32 dims[kLanes];
     gather_blocks(blocks, dims);
     for (int32_t i = 0; i < kLanes; ++i) {
-      hn::BlendedStore(dims[i], lanes, kF32, block + (d + i) * count);
+      hn::BlendedStore(dims[i], lanes, kF32, block + (d + i) * width);
     }
+  }
+}
+
+// Queries [first, first + count) of one kv head as rows, zeros where there are none.
+inline void load_rows(const AttentionParams& params, const AttentionItem& item,
+                      const RowShape& shape, int32_t head, int32_t first, int32_t count,
+                      float* rows) {
+  const int64_t stride = padded(shape.dim) + kPadFloats;
+  const int32_t front = front_dims(params);
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t r = first + i;
+    if (r >= shape.rows) {
+      memset(rows + i * stride, 0, static_cast<size_t>(padded(shape.dim)) * sizeof(float));
+      continue;
+    }
+    load_query(params, row_place(params, item, shape, head, r), rows + i * stride);
+    if (r + count >= shape.rows) continue;
+    ask_for_row<false>(params.q, row_place(params, item, shape, head, r + count), front);
   }
 }
 
@@ -183,22 +202,25 @@ inline void interleave_rows(const float* rows, int64_t stride, int32_t count, in
 // `rows` is scratch for kProductRows rows.
 inline void load_queries(const AttentionParams& params, const AttentionItem& item,
                          const RowShape& shape, int32_t head, float* rows, float* q) {
-  const int64_t stride = padded(shape.dim) + kPadFloats;
-  const int32_t front = front_dims(params);
+  const int32_t dim = padded(shape.dim);
   for (int32_t first = 0; first < shape.rows; first += kProductRows) {
     const int32_t count = product_rows(smaller(kProductRows, shape.rows - first));
-    for (int32_t i = 0; i < count; ++i) {
-      const int32_t r = first + i;
-      if (r >= shape.rows) {
-        memset(rows + i * stride, 0, static_cast<size_t>(padded(shape.dim)) * sizeof(float));
-        continue;
-      }
-      load_query(params, row_place(params, item, shape, head, r), rows + i * stride);
-      if (r + kProductRows >= shape.rows) continue;
-      ask_for_row<false>(params.q, row_place(params, item, shape, head, r + kProductRows), front);
-    }
-    interleave_rows(rows, stride, count, padded(shape.dim),
-                    q + static_cast<int64_t>(first) * padded(shape.dim));
+    load_rows(params, item, shape, head, first, count, rows);
+    interleave_rows(rows, dim + kPadFloats, count, dim, count,
+                    q + static_cast<int64_t>(first) * dim);
+  }
+}
+
+// The same for blocks of whole vectors of rows, at most kWideRows; scratch for kLanes rows.
+inline void load_wide_queries(const AttentionParams& params, const AttentionItem& item,
+                              const RowShape& shape, int32_t head, float* rows, float* q) {
+  const int32_t dim = padded(shape.dim);
+  for (int32_t first = 0; first < shape.rows; first += kLanes) {
+    load_rows(params, item, shape, head, first, kLanes, rows);
+    const int32_t block = first / kWideRows * kWideRows;
+    const int32_t width = wide_vectors(smaller(kWideRows, shape.rows - block)) * kLanes;
+    interleave_rows(rows, dim + kPadFloats, kLanes, dim, width,
+                    q + static_cast<int64_t>(block) * dim + first - block);
   }
 }
 

@@ -35,19 +35,38 @@ HWY_INLINE F32 load_blocks(const float* from, int64_t stride) {
   return value;
 }
 
+// kPanelKeys keys as [dim, kPanelKeys], or as groups of [dim, kWideKeys].
+template <bool kGroups>
+struct KeyPanel {
+  float* to;
+  int32_t dim;
+
+  // Element d of keys [key, key + kLanes).
+  HWY_INLINE void set(int32_t key, int32_t d, F32 keys) const {
+    if constexpr (kGroups) {
+      const hn::Half<F32Tag> half;
+      float* group = to + key * dim + d * kWideKeys;
+      hn::StoreU(hn::LowerHalf(half, keys), half, group);
+      hn::StoreU(hn::UpperHalf(half, keys), half, group + kWideKeys * dim);
+    } else {
+      store(keys, to + d * kPanelKeys + key);
+    }
+  }
+};
+
 // panel[d][key] = rows[key][d] for kPanelKeys keys and d in [0, dim), dim a multiple of 4.
-inline void transpose_panel(const float* rows, int64_t stride, int32_t dim, float* panel) {
+template <bool kGroups>
+inline void transpose_panel(const float* rows, int64_t stride, const KeyPanel<kGroups>& panel) {
   for (int32_t half = 0; half < 2; ++half) {
     const float* from = rows + half * kLanes * stride;
-    float* to = panel + half * kLanes;
-    for (int32_t d = 0; d < dim; d += 4) {
+    for (int32_t d = 0; d < panel.dim; d += 4) {
       // Vector j holds keys j, 4 + j, 8 + j, ..., one per block.
       const F32 keys[4] = {load_blocks(from + d, stride), load_blocks(from + d + stride, stride),
                            load_blocks(from + d + 2 * stride, stride),
                            load_blocks(from + d + 3 * stride, stride)};
       F32 dims[4];
       transpose_blocks(keys, dims);
-      for (int32_t i = 0; i < 4; ++i) store(dims[i], to + (d + i) * kPanelKeys);
+      for (int32_t i = 0; i < 4; ++i) panel.set(half * kLanes, d + i, dims[i]);
     }
   }
 }
@@ -94,11 +113,6 @@ HWY_INLINE F32 dim_of(F32 lanes, int i) {
   return hn::BitCast(kF32, hn::And(bits, hn::Set(d32, 0xffff0000u)));
 }
 
-template <int kDims>
-HWY_INLINE void store_dims(F32 lanes, float* to) {
-  for (int i = 0; i < kDims; ++i) store(dim_of<kDims>(lanes, i), to + i * kPanelKeys);
-}
-
 // lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead, where a
 // row of keys has `row_lines` of them.
 template <class T>
@@ -120,17 +134,18 @@ HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_
   gather_blocks(blocks, lanes);
 }
 
-// transpose_panel() straight from the cache, reading each line once. `dim` is a multiple of the
+// transpose_panel() straight from the cache, reading each line once. panel.dim is a multiple of the
 // dims that a vector of lanes holds.
-template <class T>
-inline void transpose_from_cache(const T*, const PanelRows& keys, int32_t dim, float* panel) {
+template <class T, bool kGroups>
+inline void transpose_from_cache(const T*, const PanelRows& keys, const KeyPanel<kGroups>& panel) {
   constexpr int32_t kDims = kDimsPerLane<T>;
   for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
-    float* to = panel + half;
-    for (int32_t d = 0; d < dim; d += kLanes * kDims, to += kLanes * kDims * kPanelKeys) {
-      F32 dims[kLanes];
-      transpose_lines<T>(keys, dim / (kLanes * kDims), half, d, dims);
-      for (int i = 0; i < kLanes; ++i) store_dims<kDims>(dims[i], to + i * kDims * kPanelKeys);
+    for (int32_t d = 0; d < panel.dim; d += kLanes * kDims) {
+      F32 lanes[kLanes];
+      transpose_lines<T>(keys, panel.dim / (kLanes * kDims), half, d, lanes);
+      for (int i = 0; i < kLanes * kDims; ++i) {
+        panel.set(half, d + i, dim_of<kDims>(lanes[i / kDims], i % kDims));
+      }
     }
   }
 }

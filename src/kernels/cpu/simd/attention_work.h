@@ -19,6 +19,8 @@ inline constexpr int32_t kTileKeys = 64;
 inline constexpr int32_t kChunkKeys = 512;
 // Rows of the largest micro-kernel of any instruction set.
 inline constexpr int32_t kBlockRows = 12;
+// Rows of the largest block of attention_wide.h, of any instruction set.
+inline constexpr int32_t kWideBlockRows = 4 * kBlockRows;
 // Rows of one head that an item takes at most.
 inline constexpr int32_t kMaxRows = 48 * kBlockRows;
 // Floats of the widest vector; rows of scratch are padded to it.
