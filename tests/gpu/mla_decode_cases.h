@@ -76,6 +76,7 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
   list.push_back({.name = "pairs", .requests = pairs(300)});
   list.push_back({.name = "pairs_short", .requests = pairs(0)});
   list.push_back({.name = "pairs_heads_72", .requests = pairs(300), .heads = 72});
+  list.push_back({.name = "pairs_page_1", .requests = pairs(300), .page_size = 1});
   list.push_back({.name = "pairs_f16", .requests = pairs(300), .dtype = DType::f16});
   list.push_back({.name = "pairs_rank_256", .requests = pairs(300), .rank = 256});
   list.push_back({.name = "pairs_no_rope", .requests = pairs(300), .rope = 0});

@@ -15,11 +15,6 @@ namespace {
 
 constexpr uint32_t kMergeBlocksPerSm = 2;
 
-// Where each request has two workers: a part that joins the other one leaves less to merge. 26
-// instead of 29 us at 32 x 1k, but the longer kernel is 1 % slower where it joins nothing
-// (2026-11-22).
-constexpr int32_t kPairWorkers = 2;
-
 // Clusters of eight leave out 12 of 132 multiprocessors, those of sixteen 20, and more where
 // requests do not fill them. A merge takes as long as two key tiles of 16 rows: in clusters blocks
 // may have two tiles more to compute, or an eighth; in larger ones no more than in smaller ones.
@@ -73,7 +68,8 @@ MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
   const int64_t workers = std::max<int64_t>(work.workers, blocks);
   const int64_t cluster_rows = blocks * kMlaClusterRows;
   work.items = workspace.take<MlaItem>(std::max(tiles + work.workers, workers));
-  work.ranges = workspace.take<MlaRange>(workers);
+  const int64_t ranges = has_joins(setup, MlaJoins::pairs) ? 2 * work.workers : 0;
+  work.ranges = workspace.take<MlaRange>(std::max(workers, ranges));
   work.merges = workspace.take<MlaMerge>(workers);
   const DType parts = setup.family->parts(setup);
   const int64_t part_rows = 2 * work.workers * rows;
@@ -82,7 +78,7 @@ MlaWorkList carve(WorkspaceCarver& workspace, const MlaDecodeSetup& setup,
       setup.rank * std::max<int64_t>(part_rows * part_bytes, cluster_rows * sizeof(float)));
   work.partial_lse = workspace.take<float>(std::max(part_rows, cluster_rows));
   work.partial_units = workspace.take<float>(parts == DType::f16 ? 2 * part_rows : 0);
-  work.arrivals = workspace.take<uint32_t>(std::max<int64_t>(4 * work.workers, cluster_rows));
+  work.arrivals = workspace.take<uint32_t>(std::max<int64_t>(work.workers, cluster_rows));
   return work;
 }
 
@@ -154,8 +150,11 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   joins_ = usual_joins(setup_);
   work_ = reserved_;
   if (batch.requests == 0) return;
+  // Where each request has two workers, joining its two parts leaves less to merge: 23 instead of
+  // 29 us at 32 x 1k. But the longer kernel is 1 % slower where it joins nothing (2026-11-22).
   if (has_joins(setup_, MlaJoins::pairs) && work_.workers / batch.requests == kPairWorkers) {
     joins_ = MlaJoins::pairs;
+    work_.workers -= work_.workers % kPairWorkers;
   }
   const int64_t rows =
       int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;

@@ -25,9 +25,10 @@ struct alignas(16) MlaItem {
   int32_t partial;
 };
 
-// Added to MlaItem::partial where the row tile has two parts and mla_decode joins them. Theirs are
-// the slots 2 w + 1 and 2 w + 2 of workers w and w + 1.
+// MlaItem::partial where the row tile has two parts and mla_decode joins them: those of workers 2 w
+// and 2 w + 1.
 constexpr int32_t kPaired = 1 << 30;
+constexpr int32_t kPairWorkers = 2;
 
 // MlaItem::partial where mla_decode joins any number of parts: workers first to first + count - 1 have
 // one part each of the row tile.
@@ -53,7 +54,7 @@ struct MlaMerge {
 // A worker's part of the items: begin, begin + step, ... before end.
 struct alignas(16) MlaRange {
   int32_t begin, end, step;
-  int32_t reserved;
+  int32_t rank;   // which 64 rows of the items are the block's; of MlaJoins::pairs
   MlaItem first;  // items[begin] once more, so that a worker needs one read to start
 };
 
@@ -69,16 +70,15 @@ enum class MlaJoins : int32_t {
 // each of the same items. Only the first and the last item of a range can be parts of row tiles.
 struct MlaWorkList {
   MlaItem* items;      // [row tiles + workers]; entries between two ranges are unused
-  MlaRange* ranges;    // [workers]
+  MlaRange* ranges;    // [workers], for MlaJoins::pairs [workers, 2]: of each block
   MlaMerge* merges;    // [workers]
   void* partial_out;   // [2 * workers, row tile, rank] f32 or f16
   float* partial_lse;  // [2 * workers, row tile]
   // [2 * workers, row tile, 2]: the powers of two of which f16 parts are multiples, for each half
   // of the columns.
   float* partial_units;
-  // 0 after a plan. [workers, 2 blocks, 2 halves of the columns]: of pairs. Of row tiles at their
-  // first worker: [workers], sm90/mla_decode/join.cuh; [workers, row tile], of those with parts in
-  // several clusters.
+  // 0 after a plan. Of row tiles at their first worker: [workers], sm90/mla_decode/join.cuh;
+  // [workers, row tile], of those with parts in several clusters.
   uint32_t* arrivals;
   int32_t workers;  // at most kMlaMaxWorkers
   // Blocks of a cluster, which join parts of row tiles (partial_out is f32 then): a power of two

@@ -30,6 +30,9 @@ constexpr int kWholeSlackPart = 16;
 // costs 1.5 us, each part less makes the merge 0.1 us shorter (2026-11-22: 1 x 4k 13.4 instead
 // of 15.3 us, 4 x 1k 13.0 instead of 14.3).
 constexpr int kFewBlocks = 32;
+// Parts of more blocks are left to the merge, which takes 4 us more. In pairs blocks with the same
+// keys are no cluster, so they drift apart: 2 % of the time (2026-11-23).
+constexpr int kMaxPairBlocks = 96;
 
 struct PlannedTile {
   RequestView view;
@@ -138,6 +141,20 @@ struct MlaPlanConfig {
     return {tile.view.q_begin, tile.view.q_len, tile.first_row, 2 * worker + 1, count};
   }
 
+  // Blocks come in clusters of two: of one worker, or for pairs of two, which have the same rows.
+  __device__ static void write_range(const MlaPlanParams& params, int worker, MlaRange range,
+                                     bool pairs) {
+    MlaRange* ranges = params.work.ranges;
+    if (params.joins != MlaJoins::pairs) {
+      ranges[worker] = range;
+      return;
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      range.rank = rank;
+      ranges[pairs ? worker / 2 * 4 + rank * 2 + worker % 2 : worker * 2 + rank] = range;
+    }
+  }
+
   // No more tiles than workers; shared.tiles has them all.
   __device__ static void plan_pieces(const MlaPlanParams& params, const Totals& totals,
                                      SharedMemory& shared) {
@@ -145,6 +162,7 @@ struct MlaPlanConfig {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int tiles = totals.tiles;
+    const int cluster = params.joins == MlaJoins::pairs ? kPairWorkers : work.cluster;
     const int least =
         max(static_cast<int>(quotient(totals.blocks + work.workers - 1, int64_t{work.workers})),
             kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
@@ -154,8 +172,7 @@ struct MlaPlanConfig {
     // In clusters a power of two, or whole clusters: a part of a cluster joins more rows a block.
     const auto pieces_of = [&](int tile, int piece) {
       const int count = max((shared.tiles[tile].blocks() + piece - 1) / piece, 1);
-      return count < work.cluster ? 1 << (32 - __clz(count - 1))
-                                  : (count + work.cluster - 1) & -work.cluster;
+      return count < cluster ? 1 << (32 - __clz(count - 1)) : (count + cluster - 1) & -cluster;
     };
     int pieces = 0;
     for (int i = lane; i < tiles; i += 32) pieces += pieces_of(i, size(warp));
@@ -169,7 +186,7 @@ struct MlaPlanConfig {
     // clusters without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many
     // blocks, in units of 2^k, for which 8 - k bits are enough.
     static_assert(kMlaMaxCluster <= 16 && kMlaMaxWorkers < 256);
-    const int log_cluster = 31 - __clz(work.cluster);
+    const int log_cluster = 31 - __clz(cluster);
     const int kind = min(31 - __clz(own | 1), log_cluster);
     const auto place = [](int k) { return k * (17 - k) / 2; };
     const auto pieces_in = [&](int sums, int k) {
@@ -200,14 +217,16 @@ struct MlaPlanConfig {
     const PlannedTile tile = shared.tiles[shared.tile_at[first]];
     const int count = shared.pieces[first];
     const int n = worker - first;
-    const bool paired = params.joins == MlaJoins::pairs && count == 2;
+    const bool pairs = params.joins == MlaJoins::pairs && piece <= kMaxPairBlocks;
+    const bool paired = pairs && count == 2;
     const int slot = count == 1          ? -1
                      : in_decode(params) ? parts_of_workers(first, count)
-                                         : slot_of_worker(worker, first) + (paired ? kPaired : 0);
+                     : paired            ? kPaired
+                                         : slot_of_worker(worker, first);
     const MlaItem item =
         item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
     work.items[worker] = item;
-    work.ranges[worker] = {worker, worker + 1, 1, 0, item};
+    write_range(params, worker, {worker, worker + 1, 1, 0, item}, pairs);
     if (n == 0 && count > 1 && !paired && !in_decode(params)) {
       work.merges[worker] = merge_of(tile, worker, count);
     }
@@ -215,12 +234,13 @@ struct MlaPlanConfig {
 
   // Tile i is worker i % workers's: neighbouring tiles, which may have the same keys, are computed
   // at the same time, and the keys are read from memory once.
-  __device__ static void deal_whole(const MlaWorkList& work, const Visited& at, int tiles) {
+  __device__ static void deal_whole(const MlaPlanParams& params, const Visited& at, int tiles) {
     if (!at.exists) return;
+    const MlaWorkList& work = params.work;
     const MlaItem item = item_of(at.tile, 0, at.tile.blocks(), -1);
     work.items[at.number] = item;
     if (at.number < work.workers) {
-      work.ranges[at.number] = {at.number, tiles, work.workers, 0, item};
+      write_range(params, at.number, {at.number, tiles, work.workers, 0, item}, false);
     }
   }
 
@@ -263,7 +283,7 @@ struct MlaPlanConfig {
       const int number = at.number + worker;
       work.items[number] = item;
       if (shared.begin[worker] == number) {
-        work.ranges[worker] = {number, shared.end[worker], 1, 0, item};
+        write_range(params, worker, {number, shared.end[worker], 1, 0, item}, false);
       }
     });
     if (parts > 1 && !in_decode(params)) work.merges[first] = merge_of(at.tile, first, parts);
@@ -274,12 +294,12 @@ struct MlaPlanConfig {
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const MlaWorkList& work = params.work;
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
-      work.ranges[worker].begin = work.ranges[worker].end = 0;
+      write_range(params, worker, {}, false);
       work.merges[worker].count = 0;
       shared.begin[worker] = 0x7fffffff;
       shared.end[worker] = 0;
     }
-    const int counters = work.workers * (work.cluster > 1 ? kRowTile : 4);
+    const int counters = work.workers * (work.cluster > 1 ? kRowTile : 1);
     for (int i = threadIdx.x; i < counters; i += kPlanThreads) work.arrivals[i] = 0;
     if (threadIdx.x == 0) shared.most_blocks = 0;
     if (threadIdx.x < kMlaMaxWorkers / 32) shared.begins[threadIdx.x] = 0;
@@ -311,7 +331,7 @@ struct MlaPlanConfig {
     const int64_t dealt = quotient(totals.tiles + work.workers - 1, work.workers);
     const int64_t slack = max(static_cast<int64_t>(kWholeSlack), share / kWholeSlackPart);
     if (params.whole_tiles || dealt * (shared.most_blocks + kItemBlocks) <= share + slack) {
-      revisit([&](const Visited& at) { deal_whole(work, at, totals.tiles); });
+      revisit([&](const Visited& at) { deal_whole(params, at, totals.tiles); });
       return;
     }
     revisit([&](const Visited& at) {

@@ -84,12 +84,12 @@ struct MlaDecodeConfig {
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
   static constexpr int kBlocks = kRowBlocks;
-  // Whether blocks join row tiles of two parts (pair_join.cuh), or those of any number, in clusters
-  // (cluster_join.cuh) or not (join.cuh), instead of leaving them to the merge.
+  // Whether clusters of two blocks join row tiles of two parts (pair_join.cuh), or those of any
+  // number, in clusters (cluster_join.cuh) or not (join.cuh), instead of leaving them to the merge.
   static constexpr bool kPairs = kJoins == 1;
   static constexpr bool kClusters = kJoins == 2;
   static constexpr bool kJoinsParts = kJoins == 3;
-  static_assert(!kPairs || !kNarrow);
+  static_assert(!kPairs || (!kNarrow && kBlocks == 2));
   static_assert(!kJoinsParts || kNarrow);
   static_assert(!kClusters || (kSixteen && kBlocks == 1));
   static constexpr bool kFp8 = kCache == f8e4m3;
@@ -116,6 +116,8 @@ struct MlaDecodeConfig {
   // Of latent queries, in a box that has all rows: what lies side by side; who copies rows has no registers
   // for more than one.
   static constexpr int kQueryBoxTiles = kNarrow ? kLatentTiles : kLoader == pages ? kHalfTiles : 1;
+  // Warps that ask for these boxes.
+  static constexpr int kQueryWarps = kLoader == pages || kNarrow ? 1 : 4;
   // Column tiles of a stage, and stages in flight: as many as fit.
   static constexpr int kStageTiles = kNarrow ? 2 : kHalfTiles;
   static constexpr int kGroupBytes = KeyTiles<kStageTiles>::kGroupBytes;
@@ -175,12 +177,20 @@ struct MlaDecodeConfig {
     float maxima[4][kRows];
     float sums[2][4][kRows];
   };
+  struct Nothing {};
+  // Of a row tile of two parts.
+  struct PairMemory {
+    float lse[kTileRows];        // of the own part
+    float2 received[kTileRows];  // LSE and unit of the other's
+    TransactionBarrier ready;    // the other block takes values where its queries were
+    TransactionBarrier full;
+  };
   struct WideMemory {
     alignas(1024) uint16_t weights[kSlots][kTileRows][kTileColumns];
     float rescale[kSlots][kTileRows];
     float inverse_sum[2][kTileRows];  // of an item
     uint32_t rescaled[kSlots][4];  // by warp: some row's factor is not 1
-    uint32_t arrived[2];           // of a half: parts of the pair before this one
+    Select<kPairs, PairMemory, Nothing> pair;
     TransactionBarrier weights_full[kSlots], weights_empty[kSlots];
     TransactionBarrier scores_done[2], sums_full[2];
   };
@@ -207,7 +217,6 @@ struct MlaDecodeConfig {
   struct JoinMemory {
     OpenPart open[2];  // the first and the last item of a block may be parts
   };
-  struct Nothing {};
   struct SharedMemory : Select<kSixteen, SixteenMemory, Select<kNarrow, NarrowMemory, WideMemory>>,
                         Select<kFp8, Fp8Memory, Nothing> {
     alignas(1024) KeyTiles<kStageTiles> kv[kStages];
@@ -217,8 +226,9 @@ struct MlaDecodeConfig {
     Select<kClusters, ClusterMemory, Nothing> cluster;
     Select<kJoinsParts, JoinMemory, Nothing> join;
     struct {
-      int index, end, step;
-    } next;  // work item of a producer that has no registers for it
+      int index, end, step, rank;
+      uint32_t q_phase[4];  // of warps
+    } next;                 // what a producer knows and has no registers for
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     TransactionBarrier full[kStages], empty[kStages];
     TransactionBarrier rope_full[kRopeSlots], rope_empty[kRopeSlots];
@@ -251,18 +261,30 @@ struct Ring {
 };
 
 template <class C>
+__device__ __forceinline__ int block_worker() {
+  return blockIdx.x / C::kBlocks;
+}
+// Which of the blocks that have the same items this one is; of pairs the plan says.
+template <class C>
 __device__ __forceinline__ int block_rank() {
+  static_assert(!C::kPairs);
   return blockIdx.x % C::kBlocks;
+}
+template <class C>
+__device__ __forceinline__ const MlaRange& block_range(const MlaDecodeParams& params) {
+  return params.ranges[C::kPairs ? static_cast<int>(blockIdx.x) : block_worker<C>()];
 }
 
 // Where a row of the block's part stands, in rows of the partial results.
 template <class C>
-__device__ __forceinline__ int64_t part_row(const MlaItem& item, int row) {
+__device__ __forceinline__ int64_t part_row(const RowTile& tile, int row) {
+  const MlaItem& item = tile.item;
   int slot = item.partial;
   if constexpr (C::kJoinsParts) {
-    slot = slot_of_worker(static_cast<int>(blockIdx.x) / C::kBlocks, first_of_parts(item.partial));
+    slot = slot_of_worker(block_worker<C>(), first_of_parts(item.partial));
   }
-  return (static_cast<int64_t>(slot) * C::kBlocks + block_rank<C>()) * C::kRows + row;
+  const int first = tile.first_row - item.first_row;
+  return static_cast<int64_t>(slot) * (C::kBlocks * C::kRows) + first + row;
 }
 
 // One role's way through the tiles.

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
   const uint32_t unit = unit_bits(largest<C>(out, r) * inverse);
   const float factor = inverse * __uint_as_float((254u << 23) - unit);
   const int row = thread_row(r);
-  const int64_t place = part_row<C>(tile.item, row);
+  const int64_t place = part_row<C>(tile, row);
   const bool valid = row < tile.rows;
   if (valid && threadIdx.x % 4 == 0) {
     params.work.partial_units[2 * place + half] = __uint_as_float(unit);
@@ -100,6 +100,19 @@ __device__ __forceinline__ void store_output_row(const MlaDecodeParams& params, 
   const int row = thread_row(r);
   const bool valid = row < tile.rows;
   store_row<C, C::kQ>(output_row<C>(params, tile, half, valid ? row : 0), valid, r, out, inverse);
+}
+
+template <class C>
+__device__ __forceinline__ void store_values(const MlaDecodeParams& params, const RowTile& tile,
+                                             int half, const float (&out)[C::kValueColumns / 2],
+                                             const float (&inverse)[2]) {
+  if (tile.item.partial >= 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
+  }
 }
 
 }  // namespace fovea::kernels::cuda

@@ -77,17 +77,17 @@ struct JoinedRows {
   }
 };
 
-// A share of a tile's rows, and what of them a thread has: four columns of each row_step-th row, of
-// all parts. Where rows are fewer than that, all threads have the same rows and each every
+// A share of a tile's rows, and what of them a thread has: eight columns of each row_step-th row,
+// of all parts. Where rows are fewer than that, all threads have the same rows and each every
 // groups-th part. What takes divisions is found before the parts are waited for.
 template <class C>
 struct JoinShare {
-  static constexpr int kThreadColumns = 4;
+  static constexpr int kThreadColumns = sizeof(uint4) / sizeof(uint16_t);
   static constexpr int kRowThreads = C::kRank / kThreadColumns;
   static constexpr int kRowStep = kConsumerThreads / kRowThreads;
   static_assert(kRowStep > 1 && kRowStep <= 32);
 
-  int parts, log_parts;  // the latter of the next power of two
+  int parts;
   int begin, rows;
   int first_row, row_step, group, groups, column;
   int64_t place;  // of the share's first row in slot 2 * first worker
@@ -96,7 +96,6 @@ struct JoinShare {
   __device__ __forceinline__ JoinShare(const MlaDecodeParams& params, const OpenPart& open,
                                        int number)
       : parts(count_of_parts(open.partial)),
-        log_parts(32 - __clz(parts - 1)),
         begin(number * ((open.rows + parts - 1) / parts)),
         place(int64_t{2} * first_of_parts(open.partial) * C::kRows + begin),
         to(params, open, begin) {
@@ -119,125 +118,87 @@ struct JoinShare {
   }
 };
 
-// Shared memory where keys and queries were.
+// The rows of one share. A thread weighs what it reads: all loads of a batch of parts are on their
+// way at a time, and nobody waits for other threads.
 template <class C>
-struct JoinSpace {
-  static constexpr int kThreadParts =
-      sizeof(C::SharedMemory::kv) / (kConsumerThreads * sizeof(float4));
-  static constexpr int kWeights = 256;  // rows of a share by parts, their number a power of two
-  float4 (*values)[kConsumerThreads];   // [kThreadParts]: what each thread adds up
-  float *lse, *factors;                 // [kWeights]
-
-  __device__ __forceinline__ explicit JoinSpace(typename C::SharedMemory& shared) {
-    static_assert(2 * kWeights * sizeof(float) <= sizeof(shared.q));
-    values = reinterpret_cast<float4(*)[kConsumerThreads]>(&shared.kv);
-    lse = reinterpret_cast<float*>(&shared.q);
-    factors = lse + kWeights;
-  }
-};
-
-template <class C>
-__device__ __forceinline__ void ask_for_lses(const MlaDecodeParams& params,
-                                             const JoinShare<C>& share, const JoinSpace<C>& space) {
-#pragma unroll 1
-  for (int i = join_thread(); i < share.rows << share.log_parts; i += kConsumerThreads) {
-    const int part = i & (1 << share.log_parts) - 1;
-    if (part >= share.parts) continue;
-    const int64_t place = share.place + share.row_of(i >> share.log_parts, part);
-    copy_word_async(&space.lse[i], params.work.partial_lse + place, sizeof(float));
-  }
-  commit_copies();
-}
-
-// What the parts of a share's rows weigh, and the rows' LSE. All threads meet here.
-template <class C>
-__device__ __forceinline__ void weigh_parts(const MlaDecodeParams& params, const OpenPart& open,
-                                            const JoinShare<C>& share, const JoinSpace<C>& space) {
-  named_barrier_wait(kConsumersBarrier, kConsumerThreads);
-#pragma unroll 1
-  for (int i = join_thread(); i < share.rows << share.log_parts; i += kConsumerThreads) {
-    const int row = i >> share.log_parts;
-    const int part = i - (row << share.log_parts);
-    if (part >= share.parts) continue;
-    const float* of_row = space.lse + (row << share.log_parts);
-    float most = -infinity();
-#pragma unroll 8
-    for (int p = 0; p < share.parts; ++p) most = fmaxf(most, of_row[p]);
-    const float base = most == -infinity() ? 0 : most;
-    float total = 0;
-#pragma unroll 8
-    for (int p = 0; p < share.parts; ++p) total += exp2_fast((of_row[p] - base) * kLog2E);
-    const float inverse = total > 0 ? __fdividef(1.0f, total) : 0;
-    space.factors[i] = exp2_fast((of_row[part] - base) * kLog2E) * inverse;
-    if (params.lse && part == 0) {
-      params.lse[static_cast<int64_t>(open.q_begin) * params.q_heads + open.first_row +
-                 share.begin + row] = total > 0 ? base + log2f(total) * kLn2 : -infinity();
-    }
-  }
-  named_barrier_wait(kConsumersBarrier, kConsumerThreads);
-}
-
-// The rows of one share. Copies to shared memory have all parts on their way at a time, which
-// registers could not take.
-template <class C>
-__device__ __forceinline__ void join_rows(const MlaDecodeParams& params,
-                                          typename C::SharedMemory& shared, const OpenPart& open,
+__device__ __forceinline__ void join_rows(const MlaDecodeParams& params, const OpenPart& open,
                                           JoinShare<C>& share) {
-  if (share.rows <= 0) return;
-  const JoinSpace<C> space(shared);
-  ask_for_lses<C>(params, share, space);
-  const int thread = join_thread();
-  const float* values =
-      static_cast<const float*>(params.work.partial_out) + share.place * C::kRank + share.column;
-  const auto values_of = [&](int row, int part) {
-    return values + share.row_of(row, part) * C::kRank;
-  };
-  int n = 0;
+  constexpr int kBatch = 8;
+  constexpr int kColumns = JoinShare<C>::kThreadColumns;
+  const uint16_t* values =
+      static_cast<const uint16_t*>(params.work.partial_out) + share.place * C::kRank + share.column;
+  const float* lses = params.work.partial_lse + share.place;
+  const float* units =
+      params.work.partial_units + 2 * share.place + (share.column >= C::kValueColumns);
 #pragma unroll 1
   for (int row = share.first_row; row < share.rows; row += share.row_step) {
-    const float* from = values_of(row, share.group);
-#pragma unroll 4
-    for (int part = share.group; part < share.parts; part += share.groups, ++n) {
-      if (n >= space.kThreadParts) break;
-      copy_async(&space.values[n][thread], from, sizeof(float4));
-      from += share.groups * (2 * C::kRows * C::kRank);
-      if (part == 0) from -= C::kRows * C::kRank;
-    }
-  }
-  commit_copies();
-  wait_copies<1>();
-  weigh_parts<C>(params, open, share, space);
-  wait_copies<0>();
-  n = 0;
+    float sum[kColumns] = {};
+    float total = 0;
+    float most = -infinity();  // what sum and total refer to
+    const auto refer_to = [&](float next) {
+      const float scale = most == -infinity() ? 0 : exp2_fast((most - next) * kLog2E);
+      total *= scale;
+#pragma unroll
+      for (float& one : sum) one *= scale;
+      most = next;
+    };
 #pragma unroll 1
-  for (int row = share.first_row; row < share.rows; row += share.row_step) {
-    float sum[JoinShare<C>::kThreadColumns] = {};
-    const float* factors = space.factors + (row << share.log_parts);
-#pragma unroll 4
-    for (int part = share.group; part < share.parts; part += share.groups, ++n) {
-      // More than fit where a hundred blocks have one row each.
-      const float4 v = n < space.kThreadParts
-                           ? space.values[n][thread]
-                           : __ldcg(reinterpret_cast<const float4*>(values_of(row, part)));
-      const float factor = factors[part];
-      sum[0] += factor * v.x;
-      sum[1] += factor * v.y;
-      sum[2] += factor * v.z;
-      sum[3] += factor * v.w;
+    for (int first = share.group; first < share.parts; first += kBatch * share.groups) {
+      float lse[kBatch], unit[kBatch];
+      uint4 words[kBatch];
+      float next = most;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int part = first + i * share.groups;
+        const int at = share.row_of(row, part);
+        const bool exists = part < share.parts;
+        lse[i] = exists ? __ldcg(&lses[at]) : -infinity();
+        unit[i] = exists ? __ldcg(&units[2 * at]) : 0;
+        words[i] =
+            exists ? __ldcg(reinterpret_cast<const uint4*>(values + at * C::kRank)) : uint4{};
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) next = fmaxf(next, lse[i]);
+      if (next == -infinity()) continue;
+      refer_to(next);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const float weight = exp2_fast((lse[i] - next) * kLog2E);
+        total += weight;
+        const float factor = weight * unit[i];
+        const uint32_t pairs[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          sum[2 * k] += factor * to_float<f16>(static_cast<uint16_t>(pairs[k]));
+          sum[2 * k + 1] += factor * to_float<f16>(static_cast<uint16_t>(pairs[k] >> 16));
+        }
+      }
     }
 #pragma unroll 1
     for (int step = 32 / share.groups; step < 32; step *= 2) {
+      const float next = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      refer_to(next);
+      total += __shfl_xor_sync(~0u, total, step);
 #pragma unroll
       for (float& one : sum) one += __shfl_xor_sync(~0u, one, step);
     }
     if (share.group == 0) {
+      const float inverse = total > 0 ? __fdividef(1.0f, total) : 0;
+      uint32_t out[kColumns / 2];
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        out[i] = pack<C::kQ>(sum[2 * i] * inverse, sum[2 * i + 1] * inverse);
+      }
       uint16_t* to = static_cast<uint16_t*>(params.out) + share.to.token * params.out_token_stride +
                      share.to.head * params.out_head_stride + share.column;
-      *reinterpret_cast<uint2*>(to) = {pack<C::kQ>(sum[0], sum[1]), pack<C::kQ>(sum[2], sum[3])};
+      *reinterpret_cast<uint4*>(to) = {out[0], out[1], out[2], out[3]};
+      if (params.lse && share.column == 0) {
+        params.lse[static_cast<int64_t>(open.q_begin) * params.q_heads + open.first_row +
+                   share.begin + row] = total > 0 ? most + log2f(total) * kLn2 : -infinity();
+      }
     }
     share.to.advance(params, share.row_step);
   }
-  named_barrier_wait(kConsumersBarrier, kConsumerThreads);  // factors have been read
 }
 
 // The parts that a block has stored.
@@ -276,7 +237,7 @@ class OpenParts {
         named_barrier_wait(kConsumersBarrier, kConsumerThreads);
 #pragma unroll 1
         for (int left = open.state == all_rows ? parts : open.state == own_rows; left > 0; --left) {
-          join_rows<C>(params_, shared_, open, share);
+          join_rows<C>(params_, open, share);
           number = number + 1 < parts ? number + 1 : 0;
           if (left > 1) share = JoinShare<C>(params_, open, number);
         }

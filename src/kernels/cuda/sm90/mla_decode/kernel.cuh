@@ -32,18 +32,17 @@ namespace fovea::kernels::cuda {
 // All threads of the producer: work items, queries, and keys row by row.
 template <class C>
 __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared) {
+                                             typename C::SharedMemory& shared,
+                                             const FirstWork& first) {
   Ring<C::kStages> ring;
   TileReader<C> reader;
   Ring<C::kChunks> chunk;
   Ring<C::kRopeSlots> rope;
-  uint32_t q_phase = 0;
   if (threadIdx.x == 0) {
-    const MlaRange& range = params.ranges[blockIdx.x / C::kBlocks];
-    const int4 place = __ldcg(reinterpret_cast<const int4*>(&range));  // begin, end, step
-    const MlaItem first = read_item(&range.first);
-    shared.next = {place.x + place.z, place.y, place.z};
-    announce_tile<C>(params, shared, place.x < place.y ? &first : nullptr, reader.at);
+    const int4 place = first.place;
+    shared.next = {place.x + place.z, place.y, place.z, first.rank<C>(), {}};
+    announce_tile<C>(params, shared, first.exists() ? &first.item : nullptr, reader.at,
+                     first.rank<C>());
   }
   while (true) {
     const RowTile& tile = reader.take(shared);
@@ -59,9 +58,14 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
         shared.empty[place.stage].wait(place.phase ^ 1);
         place.advance();
       }
-      shared.q_empty.wait(q_phase ^ 1);
-      if (threadIdx.x == 0) load_queries<C>(params, shared, tile.item, QueryPlace::of<C>(params, tile.item, 0), ring);
-      q_phase ^= 1;
+      if (threadIdx.x % (kWarpgroupThreads / C::kQueryWarps) == 0) {
+        uint32_t& q_phase = shared.next.q_phase[threadIdx.x / 32];
+        shared.q_empty.wait(q_phase ^ 1);
+        q_phase ^= 1;
+        const int rank = shared.next.rank;
+        load_queries<C>(params, shared, tile.item, rank,
+                        QueryPlace::of<C>(params, tile.item, rank, 0), ring);
+      }
 #pragma unroll
       for (int t = 0; t < C::kQueryStages; ++t) {
         if constexpr (C::kFp8) {
@@ -76,7 +80,8 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
     if (threadIdx.x == 0) {
       auto& next = shared.next;
       announce_tile<C>(params, shared,
-                       next.index < next.end ? &params.work.items[next.index] : nullptr, reader.at);
+                       next.index < next.end ? &params.work.items[next.index] : nullptr, reader.at,
+                       next.rank);
       next.index += next.step;
     }
     if constexpr (C::kFp8) {
@@ -97,13 +102,13 @@ __device__ __forceinline__ void run_producer(const MlaDecodeParams& params,
                                              const FirstWork& first) {
   const int warp = threadIdx.x / 32;
   if constexpr (C::kLoader != pages) {
-    produce_rows<C>(params, shared);
+    produce_rows<C>(params, shared, first);
   } else if (warp == 0) {
     produce_keys<C>(params, shared, first);
   } else if (threadIdx.x == 32) {
     produce_queries<C>(params, shared, first, true);
   } else if (threadIdx.x == 64 && first.exists()) {
-    announce_tile<C>(params, shared, &first.item, {});
+    announce_tile<C>(params, shared, &first.item, {}, first.rank<C>());
   }
 }
 
@@ -135,7 +140,13 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
     float out[C::kValueColumns / 2] = {};
     float inverse[2] = {};
     value_item<C>(shared, tile.tiles, half, at, out, inverse);
-    store_values<C>(params, shared, tile, half, out, inverse);
+    if constexpr (C::kPairs) {
+      if (tile.paired) {  // the block's only item
+        join_pair<C>(params, shared, tile, half, out, inverse);
+        return;
+      }
+    }
+    store_values<C>(params, tile, half, out, inverse);
     reader.give_back(shared);
   }
 }
@@ -167,14 +178,12 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   using C = MlaDecodeConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-  constexpr bool kEarlyList = kLoader == pages;
-  constexpr int kEarlyThreads = kEarlyList ? 96 : kWarpgroupThreads;
+  constexpr int kListThreads = kLoader == pages ? 96 : 1;
+  constexpr int kEarlyThreads = kLoader == pages ? kListThreads : kWarpgroupThreads;
   if (threadIdx.x == kMapsThread) prefetch_maps<C>(params);
   FirstWork first;
-  if constexpr (kEarlyList) {
-    if (threadIdx.x < kEarlyThreads && params.list_settled) {
-      first.read(params.ranges[blockIdx.x / kBlocks]);
-    }
+  if (threadIdx.x < kListThreads && params.list_settled) {
+    first.read(block_range<C>(params));
   }
   if (threadIdx.x == kWarpgroupThreads) {
     for (int i = 0; i < kStages; ++i) {
@@ -206,10 +215,14 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
         shared.scores_done[i].init(4);
         shared.sums_full[i].init(4);
       }
+      if constexpr (kPairs) {
+        shared.pair.ready.init(4);
+        shared.pair.full.init(1);
+      }
     }
     fence_barrier_init();
   }
-  if constexpr (kShares) {
+  if constexpr (kShares || kPairs) {
     meet_cluster();
   } else {
     __syncthreads();
@@ -224,8 +237,8 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     wait_for_previous_kernel();
     allow_next_kernel();
   }
-  if constexpr (kEarlyList) {
-    if (!params.list_settled) first.read(params.ranges[blockIdx.x / kBlocks]);
+  if (threadIdx.x < kListThreads && !params.list_settled) {
+    first.read(block_range<C>(params));
   }
   const int warpgroup = threadIdx.x / kWarpgroupThreads;
   if constexpr (kNarrow) {

@@ -103,7 +103,8 @@ void encode_cache(const MlaDecodeSetup& setup, const MlaDecodeTensors& tensors, 
 
 // All workers' f32 parts of wide tiles are 17 MB: 4 us to write and 5 to read again (2026-11-21).
 DType parts(const MlaDecodeSetup& setup) {
-  return block_rows(setup) < kTileRows ? DType::f32 : DType::f16;
+  const bool as_queries = setup.cache == MlaCache::as_queries;
+  return block_rows(setup) < kTileRows && !as_queries ? DType::f32 : DType::f16;
 }
 
 // Pairs: blocks of 64 rows side by side, whose pieces take longest to merge; converting ones have
@@ -173,9 +174,10 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.list_settled = pass.list_settled;
   params.join_patience = setup.join_patience;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
-  // Two blocks over the same keys: fp8 ones convert for each other. Others only have to be
-  // neighbours, but where the kernel ahead leaves multiprocessors one by one, blocks by themselves
-  // do not come to be: 238.6 instead of 233.4 us at 128 x 4k (2026-11-22).
+  // Two blocks over the same keys: fp8 ones convert for each other; pairs have the same rows
+  // instead and send each other values. Others only have to be neighbours, but where the kernel
+  // ahead leaves multiprocessors one by one, blocks by themselves do not come to be: 238.6 instead
+  // of 233.4 us at 128 x 4k (2026-11-22).
   kernel.launch_overlapped({blocks}, params, stream,
                            static_cast<uint32_t>(clusters ? pass.work.cluster : row_blocks(setup)));
 }

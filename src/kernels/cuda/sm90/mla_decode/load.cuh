@@ -38,8 +38,8 @@ __device__ __forceinline__ int key_tiles(const MlaItem& item) {
 // Tells all roles what to do next; without an item, that there is nothing more. One thread.
 template <class C>
 __device__ __forceinline__ void announce_tile(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared, const MlaItem* item,
-                                             Ring<kTileSlots> at) {
+                                              typename C::SharedMemory& shared, const MlaItem* item,
+                                              Ring<kTileSlots> at, int rank) {
   RowTile tile = {};
   tile.tiles = -1;
   if (item) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void announce_tile(const MlaDecodeParams& params,
       if (tile.paired) tile.item.partial -= kPaired;
     }
     tile.view = {item->request, item->q_begin, item->q_len, item->kv_len};
-    tile.first_row = item->first_row + block_rank<C>() * C::kRows;
+    tile.first_row = item->first_row + rank * C::kRows;
     tile.rows = min(max(item->q_len * heads - tile.first_row, 0), C::kRows);
     tile.tiles = key_tiles(*item);
     const int token = tile.first_row / heads;
@@ -76,8 +76,9 @@ struct QueryPlace {
   int token, head;
 
   template <class C>
-  __device__ __forceinline__ static QueryPlace of(const MlaDecodeParams& params, const MlaItem& item, int row) {
-    const int packed = item.first_row + block_rank<C>() * C::kRows + row;
+  __device__ __forceinline__ static QueryPlace of(const MlaDecodeParams& params,
+                                                  const MlaItem& item, int rank, int row) {
+    const int packed = item.first_row + rank * C::kRows + row;
     return {item.q_begin + packed / params.q_heads, packed % params.q_heads};
   }
 };
@@ -88,26 +89,30 @@ struct QueryPlace {
 template <class C>
 __device__ __forceinline__ void load_queries(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared, const MlaItem& item,
-                                             const QueryPlace& first, Ring<C::kStages> ring) {
-  shared.q_full.arrive_expecting(C::kRows * 128 * (C::kLatentTiles + C::kRopeTiles));
+                                             int rank, const QueryPlace& first,
+                                             Ring<C::kStages> ring) {
+  const int warp = C::kQueryWarps > 1 ? threadIdx.x / 32 : 0;
+  if (warp == 0) {
+    shared.q_full.arrive_expecting(C::kRows * 128 * (C::kLatentTiles + C::kRopeTiles));
+  }
   // A box of one column tile takes 86 cycles, one of all as long (2026-11-22).
   const int box_tiles = params.q_box_rows == C::kRows ? C::kQueryBoxTiles : 1;
 #pragma unroll 1
   for (int row = 0; row < C::kRows; row += params.q_box_rows) {
-    const auto [token, head] = row == 0 ? first : QueryPlace::of<C>(params, item, row);
+    const auto [token, head] = row == 0 ? first : QueryPlace::of<C>(params, item, rank, row);
     Ring<C::kStages> at = ring;
 #pragma unroll 1
-    for (int t = 0; t < C::kLatentTiles; t += box_tiles) {
+    for (int t = warp; t < C::kLatentTiles; t += C::kQueryWarps * box_tiles) {
       void* to;
       if (t < C::kRegisterTiles) {
         to = query_stage<C>(shared, at.stage)[t % C::kStageTiles][row];
-        if ((t + box_tiles) % C::kStageTiles == 0) at.advance();
+        if (C::kQueryWarps == 1 && (t + box_tiles) % C::kStageTiles == 0) at.advance();
       } else {
         to = shared.q[t - C::kRegisterTiles][row];
       }
       load_box(to, params.q_latent_map, shared.q_full, kEvictNormal, 0, head, t, token);
     }
-    if constexpr (C::kRopeTiles > 0) {
+    if (C::kRopeTiles > 0 && warp == C::kQueryWarps - 1) {
       load_box(shared.q[C::kQueryTiles - 1][row], params.q_rope_map, shared.q_full, 0, head, token);
     }
   }
@@ -125,7 +130,7 @@ __device__ __forceinline__ MlaItem read_item(const MlaItem* from) {
 
 // A block's part of the list: asked for while its barriers are made.
 struct FirstWork {
-  int4 place;  // begin, end, step
+  int4 place;  // begin, end, step, rank
   MlaItem item;
 
   __device__ __forceinline__ void read(const MlaRange& range) {
@@ -133,6 +138,15 @@ struct FirstWork {
     item = read_item(&range.first);
   }
   __device__ __forceinline__ bool exists() const { return place.x < place.y; }
+  // Which of the blocks that have the items this one is.
+  template <class C>
+  __device__ __forceinline__ int rank() const {
+    if constexpr (C::kPairs) {
+      return place.w;
+    } else {
+      return block_rank<C>();
+    }
+  }
 };
 
 // One thread: work items and their queries. announced: the first item has been, by another thread.
@@ -141,6 +155,7 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
                                                 typename C::SharedMemory& shared,
                                                 const FirstWork& first_work, bool announced) {
   const int4 place = first_work.place;
+  const int rank = first_work.rank<C>();
   Ring<C::kStages> ring;
   Ring<kTileSlots> slot;
   uint32_t phase = 0;
@@ -148,10 +163,10 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
     const bool is_first = i == place.x;
     const MlaItem item = is_first ? first_work.item : read_item(&params.work.items[i]);
     const int tiles = key_tiles(item);
-    if (!is_first || !announced) announce_tile<C>(params, shared, &item, slot);
+    if (!is_first || !announced) announce_tile<C>(params, shared, &item, slot, rank);
     slot.advance();
     if (tiles == 0) continue;
-    const auto query = QueryPlace::of<C>(params, item, 0);
+    const auto query = QueryPlace::of<C>(params, item, rank, 0);
     const Ring<C::kStages> first = ring;
 #pragma unroll
     for (int t = 0; t < C::kQueryStages; ++t) {
@@ -160,7 +175,7 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
     }
     shared.q_empty.wait(phase ^ 1);
     wait_for_previous_kernel();
-    load_queries<C>(params, shared, item, query, first);
+    load_queries<C>(params, shared, item, rank, query, first);
     phase ^= 1;
     ring = first;
 #pragma unroll
@@ -170,7 +185,7 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
     }
     ring.advance(2 * C::kHalfStages * tiles);
   }
-  announce_tile<C>(params, shared, nullptr, slot);
+  announce_tile<C>(params, shared, nullptr, slot, rank);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -12,8 +12,9 @@ namespace fovea::kernels::cuda {
 template <int kTiles>
 __device__ __forceinline__ void copy_rows(const char* const (&from)[4], int first_tile,
                                           KeyTiles<kTiles>& to) {
-  const int row = threadIdx.x / 8;
-  char* first = reinterpret_cast<char*>(&to.row(0, row)[(threadIdx.x % 8 ^ row % 8) * 8]);
+  const uint32_t thread = fresh(threadIdx.x);  // places kept over a tile would not fit the registers
+  const uint32_t row = thread / 8;
+  char* first = reinterpret_cast<char*>(&to.row(0, row)[(thread % 8 ^ row % 8) * 8]);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const char* source = from[i] ? from[i] + first_tile * 128 : nullptr;
@@ -62,8 +63,8 @@ struct RowPlaces {
     find_page(params);
   }
   __device__ __forceinline__ static int row_of_lane() {
-    const int lane = threadIdx.x % 32;
-    return lane % 16 / 4 * 16 + static_cast<int>(threadIdx.x / 32) * 4 + lane % 4;
+    const uint32_t thread = fresh(threadIdx.x);
+    return static_cast<int>(thread % 16 / 4 * 16 + thread / 32 * 4 + thread % 4);
   }
   __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {
     if (left <= 0) return;

@@ -152,7 +152,7 @@ __device__ __forceinline__ void store_lse(const MlaDecodeParams& params, const R
   const int row = thread_row(half);
   if (threadIdx.x % 4 != 0 || row >= tile.rows) return;
   if (tile.item.partial >= 0) {
-    params.work.partial_lse[part_row<C>(tile.item, row)] = lse;
+    params.work.partial_lse[part_row<C>(tile, row)] = lse;
   } else if (params.lse) {
     const int packed = tile.first_row + row;
     params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + packed] = lse;
@@ -195,14 +195,8 @@ __device__ __forceinline__ void finish_sums(const MlaDecodeParams& params,
   }
 }
 
-template <class C>
-__device__ __forceinline__ void store_row_lses(const MlaDecodeParams& params, const RowTile& tile,
-                                               const ScoreState<C>& state) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const ScoreRow& row = state.rows[half];
-    store_lse<C>(params, tile, half, row.sum > 0 ? (row.most + log2f(row.sum)) * kLn2 : -infinity());
-  }
+__device__ __forceinline__ float row_lse(const ScoreRow& row) {
+  return row.sum > 0 ? (row.most + log2f(row.sum)) * kLn2 : -infinity();
 }
 
 template <class C>
@@ -233,7 +227,12 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
   for (int left = tile.tiles - 1;; --left) {  // tiles after this one
     compute_scores<C>(shared, at.keys, at.rope_phase, state, let_values_run);
     if constexpr (!C::kFp8) let_values_run();
-    if (left == 0 && lane == 0) shared.q_empty.arrive();
+    if (left == 0 && lane == 0) {
+      shared.q_empty.arrive();
+      if constexpr (C::kPairs) {
+        if (tile.paired) arrive_in_cluster(shared.pair.ready, cluster_rank() ^ 1);
+      }
+    }
     if (left < masked) hide_keys<C>(params, tile, left, state.scores);
     const int slot = at.weights.stage;
     float rescale[2] = {1, 1};
@@ -265,10 +264,19 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
   // Outside the loop where registers allow; sums and LSE behind what products wait for (2026-11-22: 0.2 us each).
   if constexpr (!C::kFp8) hand_over();
   finish_sums<C>(params, shared, at.sums.stage, state);
-  if (C::kPairs && tile.paired) store_row_lses<C>(params, tile, state);  // who joins reads them
+  const bool paired = C::kPairs && tile.paired;
+  if constexpr (C::kPairs) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (paired && lane % 4 == 0) shared.pair.lse[thread_row(half)] = row_lse(state.rows[half]);
+    }
+  }
   release(shared.sums_full[at.sums.stage]);
   at.sums.advance();
-  if (!C::kPairs || !tile.paired) store_row_lses<C>(params, tile, state);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!paired) store_lse<C>(params, tile, half, row_lse(state.rows[half]));
+  }
 }
 
 // The widest product that a kernel of 512 threads may name: the compiler holds instructions to the
@@ -321,7 +329,6 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
 #pragma unroll
       for (int i = 0; i < C::kValueColumns / 2; ++i) out[i] *= factors[i / 2 % 2];
     }
-    if (C::kPairs && t + 1 == tiles) take_sums();  // later, they would spill
     at.scores.advance();
     // The scores of the next tile are what everybody waits for, so only half of the values compete
     // with them; the other half runs beside the softmax that follows (2026-11-21: 6 % faster than
@@ -337,7 +344,7 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
     if (last && half == 1) named_barrier_wait(4, 2 * kWarpgroupThreads);
     add_values<C>(shared, own.stage, slot, out);
     if (last && half == 0) named_barrier_wait(4, 2 * kWarpgroupThreads);
-    if (!C::kPairs && t + 1 == tiles) take_sums();
+    if (t + 1 == tiles) take_sums();
     release_stage<C>(shared.empty[own.stage]);
     release(shared.weights_empty[slot]);
     at.weights.advance();

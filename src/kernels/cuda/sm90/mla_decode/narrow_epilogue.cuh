@@ -2,7 +2,7 @@
 // What a thread of a narrow block has of the result, and its way to memory.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
+#include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -59,15 +59,33 @@ __device__ __forceinline__ void weigh_columns(const float (&maxima)[4][C::kRows]
   }
 }
 
-// Sums over all keys; the inverse is what values are to be multiplied by. One warpgroup.
+// The largest value of query row column_of(i) among the warp's columns.
+template <class C>
+__device__ __forceinline__ float largest_of(const NarrowState<C>& state, int i) {
+  float most = 0;
+#pragma unroll
+  for (const auto& tile : state.out) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) most = fmaxf(most, fabsf(tile[score_of(i, r)]));
+  }
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  return most;
+}
+
+// Sums over all keys; factors: what values are to be multiplied by, for parts in multiples of a
+// unit for each half of the columns. One warpgroup.
 template <class C>
 __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
                                                typename C::SharedMemory& shared,
                                                const RowTile& tile, int half,
                                                const NarrowState<C>& state,
-                                               float (&inverse)[C::kRows / 4]) {
+                                               float (&factors)[C::kRows / 4]) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x % kWarpgroupThreads / 32;
+  const bool part = tile.item.partial >= 0;
+  // Where scores were: the next ones come behind the barrier at which parts are counted.
+  auto& largest = reinterpret_cast<float(&)[4][C::kRows]>(shared.scores[half]);
   named_barrier_wait(2 + half, kWarpgroupThreads);  // the sums of the item before have been read
 #pragma unroll
   for (int i = 0; i < C::kRows / 4; ++i) {
@@ -75,6 +93,9 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane < 4) shared.sums[half][warp][column_of(i)] = sum;
+    if (!part) continue;
+    const float most = largest_of(state, i);
+    if (lane < 4) largest[warp][column_of(i)] = most;
   }
   named_barrier_wait(2 + half, kWarpgroupThreads);
 #pragma unroll
@@ -83,11 +104,22 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < 4; ++w) sum += shared.sums[half][w][row];
-    inverse[i] = sum > 0 ? __fdividef(1.0f, sum) : 0;
-    if (half == 1 || warp > 0 || lane >= 4 || row >= tile.rows) continue;
+    factors[i] = sum > 0 ? __fdividef(1.0f, sum) : 0;
+    const bool stores = warp == 0 && lane < 4 && row < tile.rows;
+    if (part) {
+      float most = 0;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) most = fmaxf(most, largest[w][row]);
+      const uint32_t unit = unit_bits(most * factors[i]);
+      factors[i] *= __uint_as_float((254u << 23) - unit);
+      if (stores) {
+        params.work.partial_units[2 * part_row<C>(tile, row) + half] = __uint_as_float(unit);
+      }
+    }
+    if (half == 1 || !stores) continue;
     const float lse = sum > 0 ? (state.most[i] + log2f(sum)) * kLn2 : -infinity();
-    if (tile.item.partial >= 0) {
-      params.work.partial_lse[part_row<C>(tile.item, row)] = lse;
+    if (part) {
+      params.work.partial_lse[part_row<C>(tile, row)] = lse;
     } else if (params.lse) {
       params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
                  row] = lse;
@@ -95,51 +127,42 @@ __device__ __forceinline__ void finish_columns(const MlaDecodeParams& params,
   }
 }
 
-// Eight lanes have neighbouring columns of a row.
+// Eight lanes have neighbouring columns of a row. Two with neighbouring columns of two rows swap,
+// each then has a pair of one row.
+template <class C, Type kTo>
+__device__ __forceinline__ void store_columns(uint16_t* to, bool valid, int j,
+                                              const NarrowState<C>& state,
+                                              const float (&factors)[C::kRows / 4]) {
+  const bool odd = threadIdx.x / 4 % 2;
+#pragma unroll
+  for (int t = 0; t < C::kHalfTiles; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float even_row = state.out[t][4 * j + 2 * r] * factors[2 * j];
+      const float odd_row = state.out[t][4 * j + 2 * r + 1] * factors[2 * j + 1];
+      const float got = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
+      const uint32_t word = odd ? pack<kTo>(got, odd_row) : pack<kTo>(even_row, got);
+      const int column = t * kTileColumns + (thread_row(r) & ~1);
+      if (valid) *reinterpret_cast<uint32_t*>(to + column) = word;
+    }
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void store_half(const MlaDecodeParams& params, const RowTile& tile,
                                            int half, const NarrowState<C>& state,
-                                           const float (&inverse)[C::kRows / 4]) {
-  const bool odd = threadIdx.x / 4 % 2;
+                                           const float (&factors)[C::kRows / 4]) {
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
+    const int row = column_of(2 * j + threadIdx.x / 4 % 2);
+    const bool valid = row < tile.rows;
     if (tile.item.partial >= 0) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int row = column_of(2 * j + c);
-        if (row >= tile.rows) continue;
-        float* to = static_cast<float*>(params.work.partial_out) +
-                    part_row<C>(tile.item, row) * C::kRank + half * C::kValueColumns;
-#pragma unroll
-        for (int t = 0; t < C::kHalfTiles; ++t) {
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            to[t * kTileColumns + thread_row(r)] =
-                state.out[t][4 * j + 2 * r + c] * inverse[2 * j + c];
-          }
-        }
-      }
+      uint16_t* to = static_cast<uint16_t*>(params.work.partial_out) +
+                     part_row<C>(tile, row) * C::kRank + half * C::kValueColumns;
+      store_columns<C, f16>(to, valid, j, state, factors);
     } else {
-      // Two lanes with neighbouring columns of two rows swap, each then has a pair of one row.
-      const int row = column_of(2 * j + odd);
-      const bool valid = row < tile.rows;
-      const int packed = tile.first_row + (valid ? row : 0);
-      const int64_t token = tile.view.q_begin + packed / params.q_heads;
-      uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                     packed % params.q_heads * params.out_head_stride +
-                     half * C::kValueColumns;
-#pragma unroll
-      for (int t = 0; t < C::kHalfTiles; ++t) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float even_row = state.out[t][4 * j + 2 * r] * inverse[2 * j];
-          const float odd_row = state.out[t][4 * j + 2 * r + 1] * inverse[2 * j + 1];
-          const float got = __shfl_xor_sync(~0u, odd ? even_row : odd_row, 4);
-          const uint32_t word = odd ? pack<C::kQ>(got, odd_row) : pack<C::kQ>(even_row, got);
-          const int column = t * kTileColumns + (thread_row(r) & ~1);
-          if (valid) *reinterpret_cast<uint32_t*>(to + column) = word;
-        }
-      }
+      store_columns<C, C::kQ>(output_row<C>(params, tile, half, valid ? row : 0), valid, j, state,
+                              factors);
     }
   }
 }

@@ -34,6 +34,7 @@ struct NarrowFp8Config {
   static constexpr int kRegisterTiles = 0;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles;
   static constexpr int kQueryBoxTiles = kLatentTiles;
+  static constexpr int kQueryWarps = 1;
   static constexpr int kQueryStages = 0;
   static constexpr int kStageTiles = 1;
   static constexpr int kHalfStages = 1;

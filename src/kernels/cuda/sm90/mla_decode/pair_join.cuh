@@ -1,38 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two parts of a row tile, joined by the block that is done last; the other one has stored its
-// part and left. Which of them it is does not change the result.
+// The two parts of a row tile, which blocks of a cluster have: each sends the other one half of the
+// columns and joins the other half.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
 
 namespace fovea::kernels::cuda {
-
-// Whether this warpgroup is the second to come; then it sees what the first stored before. flag: in
-// shared memory. Leaves the counter at 0.
-__device__ __forceinline__ bool comes_second(uint32_t* arrivals, int barrier, uint32_t& flag) {
-  named_barrier_wait(barrier, kWarpgroupThreads);
-  if (threadIdx.x % kWarpgroupThreads == 0) {
-    uint32_t before;
-    asm volatile("fence.acq_rel.gpu;\natom.acq_rel.gpu.global.inc.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(arrivals)
-                 : "memory");
-    flag = before;
-  }
-  named_barrier_wait(barrier, kWarpgroupThreads);
-  return flag == 1;
-}
-
-// What another block has stored, from the L2; stays where it stands, for all loads at once would
-// not fit the registers.
-__device__ __forceinline__ uint4 load_others(const uint4* from) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
 
 // What two parts weigh, from their LSE.
 struct PairWeights {
@@ -50,104 +23,134 @@ struct PairWeights {
   }
 };
 
-// A warpgroup's half of the values. A thread stores what it has side by side with its neighbours,
-// and finds the other part's values of the same rows and columns in the same place.
+// The address in block `rank` of what is at `here`.
+__device__ __forceinline__ uint32_t address_in_cluster(const void* here, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(shared_address(here)), "r"(rank));
+  return there;
+}
+// Puts four words at an address of another block's, and counts their bytes at its barrier.
+__device__ __forceinline__ void store_there(uint32_t there, const uint32_t (&words)[4],
+                                            uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+      : "memory");
+}
+
+// Where a thread's values of the other part come to, side by side with its neighbours': rows by
+// chunks of 32 columns, of which a thread has eight.
 template <class C>
-__device__ __forceinline__ void join_pair(const MlaDecodeParams& params,
-                                          typename C::SharedMemory& shared, const RowTile& tile,
+struct PairValues {
+  static constexpr int kChunks = C::kValueColumns / 32;
+  uint4* at;
+  __device__ __forceinline__ explicit PairValues(typename C::SharedMemory& shared)
+      : at(reinterpret_cast<uint4*>(&shared.q) + threadIdx.x % kWarpgroupThreads) {
+    static_assert(2 * kChunks * kWarpgroupThreads * sizeof(uint4) <= sizeof(shared.q));
+  }
+  __device__ __forceinline__ static constexpr int place(int r, int chunk) {
+    return (r * kChunks + chunk) * kWarpgroupThreads;
+  }
+};
+
+// Stays where it stands, for all loads at once would not fit the registers.
+__device__ __forceinline__ void load_here(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+// A warpgroup's half of the values to the other block, as f16 in multiples of a unit.
+template <class C>
+__device__ __forceinline__ void send_half(typename C::SharedMemory& shared, uint32_t other,
+                                          const float (&out)[C::kValueColumns / 2],
+                                          const float (&inverse)[2]) {
+  const PairValues<C> values(shared);
+  const uint32_t there = address_in_cluster(values.at, other);
+  const uint32_t full = address_in_cluster(&shared.pair.full, other);
+  shared.pair.ready.wait(0);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t unit = unit_bits(largest<C>(out, r) * inverse[r]);
+    const float factor = inverse[r] * __uint_as_float((254u << 23) - unit);
+#pragma unroll
+    for (int c = 0; c < values.kChunks; ++c) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* two = out + 4 * (4 * c + i) + 2 * r;
+        words[i] = pack_here<f16>(two[0] * factor, two[1] * factor);
+      }
+      store_there(there + values.place(r, c) * sizeof(uint4), words, full);
+    }
+    if (threadIdx.x % 4 == 0) {
+      const int row = thread_row(r);
+      store_in_cluster(&shared.pair.received[row].x, other,
+                       float2{shared.pair.lse[row], __uint_as_float(unit)}, shared.pair.full);
+    }
+  }
+}
+
+// Adds what the other block has sent of a half, and stores it.
+template <class C>
+__device__ __forceinline__ void join_half(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared, const RowTile* at,
                                           int half, const float (&out)[C::kValueColumns / 2],
                                           const float (&inverse)[2]) {
-  constexpr int kChunks = C::kValueColumns / 32;  // of 8 values, of a row
-  const MlaWorkList& work = params.work;
-  const int slot = tile.item.partial;
-  const int other_slot = (slot + 1 ^ 1) - 1;
-  const auto row_of = [&](int part, int r) {
-    return (static_cast<int64_t>(part) * C::kBlocks + block_rank<C>()) * kTileRows + thread_row(r);
-  };
-  const auto values_of = [&](int part) {
-    const int64_t place = (static_cast<int64_t>(part) * C::kBlocks + block_rank<C>()) * 2 + half;
-    return static_cast<uint4*>(work.partial_out) + place * (2 * kChunks * kWarpgroupThreads) +
-           threadIdx.x % kWarpgroupThreads;
-  };
-  uint32_t words[2][C::kValueColumns / 8];
-  float unit[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t bits = unit_bits(largest<C>(out, r) * inverse[r]);
-    const float factor = inverse[r] * __uint_as_float((254u << 23) - bits);
-    unit[r] = __uint_as_float(bits);
-#pragma unroll
-    for (int i = 0; i < C::kValueColumns / 8; ++i) {
-      words[r][i] = pack_here<f16>(out[4 * i + 2 * r] * factor, out[4 * i + 2 * r + 1] * factor);
-    }
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t* w = words[r] + 4 * c;
-      values_of(slot)[(r * kChunks + c) * kWarpgroupThreads] = {w[0], w[1], w[2], w[3]};
-    }
-    if (threadIdx.x % 4 == 0) work.partial_units[2 * row_of(slot, r) + half] = unit[r];
+  const PairValues<C> values(shared);
+  const uint32_t from = shared_address(values.at);
+  auto& pair = shared.pair;
+  if (threadIdx.x % kWarpgroupThreads == 0) {
+    pair.full.arrive_expecting(kTileRows * (C::kValueColumns * sizeof(uint16_t) + sizeof(float2)));
   }
-  uint32_t* arrivals = &work.arrivals[(slot - 1) / 2 * 4 + block_rank<C>() * 2 + half];
-  if (!comes_second(arrivals, 2 + half, shared.arrived[half])) return;
+  pair.full.wait(0);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = thread_row(r);
+    // What is found for a row and kept for the next one would not fit the registers.
+    asm volatile("" : "+l"(at));
+    const RowTile& tile = *at;
+    const int row = static_cast<int>(fresh(thread_row(r)));
     const bool valid = row < tile.rows;
-    const PairWeights weights(__ldcg(&work.partial_lse[row_of(slot, r)]),
-                              __ldcg(&work.partial_lse[row_of(other_slot, r)]));
-    const float scale = weights.own * unit[r];
-    const float other_scale =
-        weights.other * __ldcg(&work.partial_units[2 * row_of(other_slot, r) + half]);
-    uint16_t* to = output_row<C>(params, tile, half, valid ? row : 0);
-    uint4 got[kChunks];
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      got[c] = load_others(values_of(other_slot) + (r * kChunks + c) * kWarpgroupThreads);
+    const float2 received = pair.received[row];
+    const PairWeights weights(pair.lse[row], received.x);
+    const float scale = weights.own * inverse[r];
+    const float other_scale = weights.other * received.y;
+    if (half == 0 && params.lse && valid && threadIdx.x % 4 == 0) {
+      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row + row] =
+          weights.lse;
     }
+    uint16_t* to = output_row<C>(params, tile, half, valid ? row : 0);
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      const uint32_t theirs[4] = {got[c].x, got[c].y, got[c].z, got[c].w};
+    for (int c = 0; c < values.kChunks; ++c) {
+      uint32_t theirs[4];
+      load_here(theirs, from + values.place(r, c) * sizeof(uint4));
       uint32_t sums[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Else all are unpacked while the others are on their way, and do not fit the registers.
-        const uint32_t own = fresh(words[r][4 * c + i]);
-        float sum[2];
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          // Either may be the own one: rounded alike.
-          sum[k] = __fadd_rn(
-              __fmul_rn(to_float<f16>(static_cast<uint16_t>(own >> 16 * k)), scale),
-              __fmul_rn(to_float<f16>(static_cast<uint16_t>(theirs[i] >> 16 * k)), other_scale));
-        }
-        sums[i] = pack_here<C::kQ>(sum[0], sum[1]);
+        const float* two = out + 4 * (4 * c + i) + 2 * r;
+        sums[i] = pack_here<C::kQ>(
+            two[0] * scale + to_float<f16>(static_cast<uint16_t>(theirs[i])) * other_scale,
+            two[1] * scale + to_float<f16>(static_cast<uint16_t>(theirs[i] >> 16)) * other_scale);
       }
       store_words(to + 32 * c, valid, sums);
-    }
-    if (half == 0 && params.lse && valid && threadIdx.x % 4 == 0) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
-                 row] = weights.lse;
     }
   }
 }
 
 template <class C>
-__device__ __forceinline__ void store_values(const MlaDecodeParams& params,
-                                             typename C::SharedMemory& shared, const RowTile& tile,
-                                             int half, const float (&out)[C::kValueColumns / 2],
-                                             const float (&inverse)[2]) {
-  if constexpr (C::kPairs) {
-    if (tile.paired) {
-      join_pair<C>(params, shared, tile, half, out, inverse);
-      return;
-    }
-  }
-  if (tile.item.partial >= 0) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_partial_row<C>(params, tile, half, r, out, inverse[r]);
+__device__ __forceinline__ void join_pair(const MlaDecodeParams& params,
+                                          typename C::SharedMemory& shared, const RowTile& tile,
+                                          int half, const float (&out)[C::kValueColumns / 2],
+                                          const float (&inverse)[2]) {
+  const int part = cluster_rank();
+  if (half == part) {
+    join_half<C>(params, shared, &tile, half, out, inverse);
   } else {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) store_output_row<C>(params, tile, half, r, out, inverse[r]);
+    send_half<C>(shared, part ^ 1, out, inverse);
   }
 }
 

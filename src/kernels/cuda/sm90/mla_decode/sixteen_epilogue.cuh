@@ -34,7 +34,20 @@ __device__ __forceinline__ float warp_sum(const SixteenState<C>& state, int r) {
   return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
-// A row tile, or a part of one for the merge. All 256 threads.
+// The largest value of row_of(r) among the warp's columns.
+template <class C>
+__device__ __forceinline__ float largest_own(const SixteenState<C>& state, int r) {
+  float most = 0;
+#pragma unroll
+  for (const auto& columns : state.out) {
+    most = fmaxf(most, fmaxf(fabsf(columns[2 * r]), fabsf(columns[2 * r + 1])));
+  }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+}
+
+// A row tile, or a part of one: as f16, in multiples of a unit for each half of the columns. All
+// 256 threads.
 template <class C>
 __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
                                           typename C::SharedMemory& shared, const RowTile& tile,
@@ -47,7 +60,11 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float sum = warp_sum(state, r);
-    if (lane % 4 == 0) shared.sums[row_of(r)][warp] = sum;
+    const float most = part ? largest_own(state, r) : 0;
+    if (lane % 4 == 0) {
+      shared.sums[row_of(r)][warp] = sum;
+      if (part) shared.maxima[row_of(r)][warp] = most;
+    }
   }
   named_barrier_wait(kConsumersBarrier, kConsumerThreads);
 #pragma unroll
@@ -61,7 +78,7 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
     const int packed = tile.first_row + (valid ? row : 0);
     const int64_t token = tile.view.q_begin + packed / params.q_heads;
     const int head = packed % params.q_heads;
-    const int64_t place = part ? part_row<C>(tile.item, row) : 0;
+    const int64_t place = part ? part_row<C>(tile, row) : 0;
     if (valid && warp == 0 && lane % 4 == 0) {
       const float lse = sum > 0 ? (state.most[r] + log2f(sum)) * kLn2 : -infinity();
       if (part) {
@@ -72,11 +89,24 @@ __device__ __forceinline__ void store_own(const MlaDecodeParams& params,
     }
     const int first = warp * C::kWarpColumns;
     if (part) {
-      float* to = static_cast<float*>(params.work.partial_out) + place * C::kRank + first;
+      const int half = 2 * warp / C::kConsumerWarps;
+      const auto& of_half = reinterpret_cast<const float4*>(shared.maxima[row])[half];
+      const float most = fmaxf(fmaxf(of_half.x, of_half.y), fmaxf(of_half.z, of_half.w));
+      const uint32_t unit = unit_bits(most * inverse);
+      const float factor = inverse * __uint_as_float((254u << 23) - unit);
+      if (valid && warp % 4 == 0 && lane % 4 == 0) {
+        params.work.partial_units[2 * place + half] = __uint_as_float(unit);
+      }
+      uint16_t* to = static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank + first;
 #pragma unroll
-      for (int j = 0; j < C::kWarpColumns / 8; ++j) {
-        const float2 two = {state.out[j][2 * r] * inverse, state.out[j][2 * r + 1] * inverse};
-        if (valid) *reinterpret_cast<float2*>(to + 8 * j + lane % 4 * 2) = two;
+      for (int j = 0; j < C::kWarpColumns / 8; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          words[k] =
+              pack<f16>(state.out[j + k][2 * r] * factor, state.out[j + k][2 * r + 1] * factor);
+        }
+        store_words(to + 8 * j, valid, words);
       }
       continue;
     }
@@ -104,17 +134,7 @@ __device__ __forceinline__ void put_down(typename C::SharedMemory& shared, const
                                          const SixteenState<C>& state) {
   const int lane = threadIdx.x % 32;
   const int warp = consumer_warp();
-  float most[2] = {};
-#pragma unroll
-  for (const auto& columns : state.out) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) most[i / 2] = fmaxf(most[i / 2], fabsf(columns[i]));
-  }
-#pragma unroll
-  for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], step));
-  }
+  const float most[2] = {largest_own(state, 0), largest_own(state, 1)};
   const float sums[2] = {warp_sum(state, 0), warp_sum(state, 1)};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
