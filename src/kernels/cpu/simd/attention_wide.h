@@ -2,7 +2,7 @@
 // Blocks of many rows whose scores lie key by key, the rows in the lanes. A block takes four times
 // as many rows as one of attention_products.h, so keys come from the second cache a quarter as
 // often; the softmax needs no maxima across lanes; and the weights of a key lie next to each other
-// for the product with the values: 2 to 4 % of a prefill of head_dim 128, 3 to 8 % of 64 (Emerald
+// for the product with the values: 0 to 4 % of a prefill of head_dim 128, 2 to 9 % of 64 (Emerald
 // Rapids with work on the sibling threads, 2026-11-23).
 //
 // The bits are those of the other blocks: each element is the same chain of multiply-adds, and sums
