@@ -12,6 +12,7 @@
 #include "fovea/batch.h"
 #include "fovea/device.h"
 #include "fovea/kv_cache.h"
+#include "fovea/lse.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
 
@@ -66,7 +67,7 @@ struct LayerTensors {
   HeadRows k = {};       // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
   HeadRows v = {};       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
   HeadRows out = {};     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
-  float* lse = nullptr;  // [tokens, q_heads] natural log, without the sink; needs spec.needs_lse
+  NaturalLse lse = {};   // [tokens, q_heads], without the sink; needs spec.needs_lse
   // Scales of an fp8 q: its values are q * q_scale[token * q_scale_token_stride + head *
   // q_scale_head_stride]. Null: 1. A stride of 0 shares a scale.
   const float* q_scale = nullptr;

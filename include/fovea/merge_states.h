@@ -8,17 +8,18 @@
 #include <memory>
 
 #include "fovea/device.h"
+#include "fovea/lse.h"
 #include "fovea/tensor.h"
 #include "fovea/thread_pool.h"
 
 namespace fovea {
 
 // What forward() gives for some of the keys, without sinks. A row that saw none is (0, -inf).
-// States of other libraries are brought into this form first: FlashInfer's LSE is to base 2 (times
-// ln 2), FlashMLA's and CUTLASS' is +inf where a row saw nothing.
+// States of other libraries are brought into this form first: FlashMLA's and CUTLASS' LSE is +inf
+// where a row saw nothing.
 struct AttentionState {
-  HeadRows out = {};     // [tokens, heads, dim]
-  float* lse = nullptr;  // [tokens, heads], natural log
+  HeadRows out = {};    // [tokens, heads, dim]
+  NaturalLse lse = {};  // [tokens, heads]
 };
 
 struct StateShape {

@@ -22,7 +22,7 @@ void check_state(const AttentionState& state, const StateShape& shape, std::stri
   check_argument(state.out.data != nullptr, "{}.out is null", name);
   check_argument(state.out.dtype == shape.dtype, "{}.out is {}, the merger's shape has {}", name,
                  dtype_name(state.out.dtype), dtype_name(shape.dtype));
-  check_argument(state.lse != nullptr, "{}.lse is null", name);
+  check_argument(bool{state.lse}, "{}.lse is null", name);
 }
 
 // Through f32 copies, which grow with the largest call.
@@ -42,8 +42,8 @@ class HostMerger final : public StateMerger {
     const HeadRows other = rows_from(sum, tokens);
     copy_rows({into.out, sum, tokens, shape_.heads, shape_.dim}, threads_);
     copy_rows({part.out, other, tokens, shape_.heads, shape_.dim}, threads_);
-    lse_.assign(into.lse, into.lse + rows);
-    lse_.insert(lse_.end(), part.lse, part.lse + rows);
+    lse_.assign(into.lse.data, into.lse.data + rows);
+    lse_.insert(lse_.end(), part.lse.data, part.lse.data + rows);
     kernels::MergeStatesParams params;
     params.o = out_.data();
     params.lse = lse_.data();
@@ -54,7 +54,7 @@ class HostMerger final : public StateMerger {
     params.heads = shape_.heads;
     params.dim = shape_.dim;
     params.out = out_.data();
-    params.out_lse = into.lse;
+    params.out_lse = into.lse.data;
     kernels::cpu::merge_states(params, threads_);
     copy_rows({sum, into.out, tokens, shape_.heads, shape_.dim}, threads_);
   }
@@ -93,11 +93,11 @@ class CudaMerger final : public StateMerger {
     add.out = into.out.data;
     add.out_token_stride = into.out.token_stride;
     add.out_head_stride = into.out.head_stride;
-    add.lse = into.lse;
+    add.lse = into.lse.data;
     add.part = part.out.data;
     add.part_token_stride = part.out.token_stride;
     add.part_head_stride = part.out.head_stride;
-    add.part_lse = part.lse;
+    add.part_lse = part.lse.data;
     add.tokens = static_cast<int32_t>(tokens);
     add.heads = shape_.heads;
     add.v_dim = shape_.dim;

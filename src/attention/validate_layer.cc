@@ -61,7 +61,7 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
                  "q_scale is given, but the spec's q_dtype is {}", dtype_name(spec.q_dtype));
   check_rows(layer.out, dtype, "out");
   if (layer.q_rope) check_rows(layer.q_rope, dtype, "q_rope");
-  check_argument(layer.lse == nullptr || spec.needs_lse,
+  check_argument(!layer.lse || spec.needs_lse,
                  "lse is given, but the spec's needs_lse is false");
   check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
   check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");

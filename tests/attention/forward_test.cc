@@ -36,7 +36,7 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"q is bf16, the spec's q_dtype asks for fp32",
        with([](auto& t) { t.q.dtype = DType::bf16; })},
       {"k is fp16", with([](auto& t) { t.k.dtype = DType::f16; })},
-      {"needs_lse is false", with([&](auto& t) { t.lse = lse.data(); })},
+      {"needs_lse is false", with([&](auto& t) { t.lse = NaturalLse(lse.data()); })},
       {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
       {"alibi_slopes is given", with([&](auto& t) { t.alibi_slopes = lse.data(); })},
       {"q_scale is given", with([&](auto& t) { t.q_scale = lse.data(); })},

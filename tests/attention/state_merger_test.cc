@@ -61,9 +61,9 @@ class State {
     if (test::on_gpu()) {
       device_out_ = test::to_device(out_);
       device_lse_ = test::to_device(lse_);
-      return {rows(device_out_->data()), device_lse_->data<float>()};
+      return {rows(device_out_->data()), NaturalLse(device_lse_->data<float>())};
     }
-    return {rows(out_.data()), lse_.data()};
+    return {rows(out_.data()), NaturalLse(lse_.data())};
   }
   // What the device made of it.
   void read() {
@@ -225,7 +225,7 @@ TEST_F(StateMergers, NamesWhatIsWrong) {
   State one(DType::bf16), two(DType::bf16), other(DType::f16);
   const AttentionState into = one.view(), part = two.view();
   expect_error("tokens is -1", [&] { merge->merge(into, part, -1); });
-  expect_error("into.lse is null", [&] { merge->merge({into.out, nullptr}, part, 1); });
+  expect_error("into.lse is null", [&] { merge->merge({into.out, {}}, part, 1); });
   expect_error("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
   expect_error("part.out is fp16, the merger's shape has bf16",
                [&] { merge->merge(into, other.view(), 1); });

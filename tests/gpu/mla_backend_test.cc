@@ -130,7 +130,7 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
     LayerTensors layer;
     layer.q = {q.data(), DType::bf16, kHeads * kRow, kRow};
     layer.out = {out.data(), DType::bf16, kHeads * kRank, kRank};
-    layer.lse = lse.data<float>();
+    layer.lse = NaturalLse(lse.data<float>());
     backend->plan(batch);
     backend->forward(layer);
     return {to_host<uint16_t>(out, size_t{kHeads} * kRank), to_host<float>(lse, kHeads)};

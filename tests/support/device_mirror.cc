@@ -114,7 +114,7 @@ LayerTensors DeviceBatch::tensors() const {
     rows->data = mirror_.translate(rows->data);
   }
   tensors.q_scale = mirror_.translate(tensors.q_scale);
-  tensors.lse = mirror_.translate(tensors.lse);
+  tensors.lse = NaturalLse(mirror_.translate(tensors.lse.data));
   tensors.sinks = mirror_.translate(tensors.sinks);
   tensors.alibi_slopes = mirror_.translate(tensors.alibi_slopes);
   tensors.rotary.cos = mirror_.translate(tensors.rotary.cos);

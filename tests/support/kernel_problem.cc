@@ -73,7 +73,7 @@ kernels::AttentionParams KernelProblem::attention_params() {
     params.keys.kv_indptr = view.q_indptr;
   }
   params.out = tensors.out;
-  params.lse = tensors.lse;
+  params.lse = tensors.lse.data;
   params.requests = view.requests;
   params.q_indptr = view.q_indptr;
   params.kv_lens = kv_lens_.data();

@@ -303,7 +303,7 @@ LayerTensors PackedBatch::tensors() {
     tensors.v = v_.rows();
   }
   tensors.out = out_.rows();
-  tensors.lse = test_.spec.needs_lse ? lse_.data() : nullptr;
+  tensors.lse = NaturalLse(test_.spec.needs_lse ? lse_.data() : nullptr);
   tensors.save_kv = !test_.prewritten;
   if (test_.spec.has_sinks) tensors.sinks = sinks_.data();
   if (test_.spec.has_alibi) tensors.alibi_slopes = alibi_slopes_.data();

@@ -263,7 +263,7 @@ void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   params_.out = tensors.out.data;
   params_.out_token_stride = tensors.out.token_stride;
   params_.out_head_stride = tensors.out.head_stride;
-  params_.lse = tensors.lse;
+  params_.lse = tensors.lse.data;
   params_.sinks = tensors.sinks;
   params_.alibi_slopes = tensors.alibi_slopes;
   if (cascades_ && params_.lse == nullptr) params_.lse = buffers_.prefixes.own_lse();
@@ -272,7 +272,7 @@ void CudaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   active_->attend(params_, tensors.layer, stream);
   if (!cascades_) return;
   buffers_.prefixes.attend(params_, tensors.layer, stream);
-  buffers_.prefixes.join(params_, tensors.lse, stream);
+  buffers_.prefixes.join(params_, tensors.lse.data, stream);
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ class HostMha final : public HostBackend {
     params_.q_scale_token_stride = layer.q_scale_token_stride;
     params_.q_scale_head_stride = layer.q_scale_head_stride;
     params_.out = layer.out;
-    params_.lse = layer.lse;
+    params_.lse = layer.lse.data;
     params_.sinks = layer.sinks;
     params_.alibi_slopes = layer.alibi_slopes;
     if (cascades_) {

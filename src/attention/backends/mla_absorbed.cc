@@ -71,7 +71,7 @@ void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, Threa
   params_.keys.cache = cache;
   params_.sinks = layer.sinks;
   params_.alibi_slopes = layer.alibi_slopes;
-  params_.lse = absorbed_.whole_batch || layer.lse == nullptr ? layer.lse : lse_;
+  params_.lse = absorbed_.whole_batch || !layer.lse ? layer.lse.data : lse_;
   if (has_weights()) {
     absorb(layer, queries(layer, threads), threads);
     params_.q = dense_rows(queries_, DType::f32, spec.q_heads, spec.head_dim);
@@ -84,7 +84,7 @@ void AbsorbedMla::run(const LayerTensors& layer, const KvLayerView& cache, Threa
   }
   shape_.kernels->attention(kernel_shape(shape_), params_, schedule_, threads);
   if (has_weights()) project_values(layer, threads);
-  if (!absorbed_.whole_batch && layer.lse != nullptr) scatter_lse(layer.lse);
+  if (!absorbed_.whole_batch && layer.lse) scatter_lse(layer.lse.data);
 }
 
 // The pass's queries as f32 [tokens, q_heads, nope + rope]: the layer's own where they are that.

@@ -270,7 +270,7 @@ void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors atte
   attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
   attention.out_token_stride = has_weights ? setup_.latent_values() : tensors.out.token_stride;
   attention.out_head_stride = has_weights ? spec().kv_lora_rank : tensors.out.head_stride;
-  attention.lse = tensors.lse;
+  attention.lse = tensors.lse.data;
   active_->decode(attention, stream);
 }
 

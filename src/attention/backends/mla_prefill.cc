@@ -208,7 +208,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.keys = buffers_.keys;
   gather_.launch({blocks(rows.most_rows, gather_)}, rows, stream);
   project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
-  float* const lse = tensors.lse != nullptr ? tensors.lse : buffers_.lse;
+  float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
   run({batch_.q_indptr, batch_.q_indptr, buffers_.new_lens, true}, q, tensors.out, lse,
       batch_.tokens, stream);
 

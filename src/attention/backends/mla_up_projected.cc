@@ -175,8 +175,8 @@ void UpProjectedMla::finish(const LayerTensors& layer, ThreadPool& threads) {
   const AttentionSpec& spec = shape_.spec;
   const HeadRows out = dense_rows(out_, DType::f32, spec.q_heads, spec.v_dim);
   copy_rows({out, rows_from(layer.out, first_row_), q_len_, spec.q_heads, spec.v_dim}, threads);
-  if (layer.lse == nullptr) return;
-  std::copy_n(lse_, int64_t{q_len_} * spec.q_heads, layer.lse + first_row_ * spec.q_heads);
+  if (!layer.lse) return;
+  std::copy_n(lse_, int64_t{q_len_} * spec.q_heads, layer.lse.data + first_row_ * spec.q_heads);
 }
 
 }  // namespace fovea
