@@ -98,7 +98,6 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
 void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool behind_decode,
                         cuda::PassPlan& pass) {
   list_settled_ = false;
-  pass.begin_groups();
   for (int32_t i = 0; i < levels_; ++i) {
     level_[i].kernel->expect_groups(batch.tokens, behind_decode);
   }

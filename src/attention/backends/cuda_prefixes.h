@@ -70,7 +70,9 @@ class CudaPrefixes {
   int64_t level_bytes_ = 0;
   int32_t* scratch_ = nullptr;
   float* own_lse_ = nullptr;
-  bool list_settled_ = false;  // a join of the planned pass has waited for its plan
+  // A join of the planned pass has waited for its plan. Holds in captures too, wherever they cut
+  // the pass: a graph starts when all that was enqueued ahead of it has ended.
+  bool list_settled_ = false;
   std::optional<kernels::cuda::Kernel> join_;
 };
 

@@ -45,9 +45,10 @@ class AttentionKernel {
   // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and a
   // bound of keys, 0: that of the limits.
   virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}
-  // Of a pass over groups planned next, whose plan() another kernel may have for all levels: a
-  // bound of tokens that holds for every replay, and whether the launch ahead of each attend() is
-  // of a kernel of few new tokens whose results it does not need, so that both can run at a time.
+  // This kernel attends to groups. Of the pass over them planned next, whose plan() another kernel
+  // may have for all levels: a bound of tokens that holds for every replay, and whether the launch
+  // ahead of each attend() is of a kernel of few new tokens whose results it does not need, so that
+  // both can run at a time.
   virtual void expect_groups(int32_t /*tokens*/, bool /*beside*/) {}
   // Once per pass: adds the plan that orders the batch's work by its lengths on the device.
   // `tokens` is an upper bound that holds for every replay. With batch.most_q_len the kernel shares

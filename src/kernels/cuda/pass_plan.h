@@ -31,18 +31,15 @@ class PassPlan {
     decode_ = {&kernel, blocks, plan};
   }
   void add(const Kernel& kernel, const PrefillOrderParams& plan) { order_ = {&kernel, 1, plan}; }
-  // parts: of groups whose parts nobody merges before they are joined with the last pass.
-  void add(const Kernel& kernel, const PlanParams& plan, GroupParts* parts = nullptr) {
-    group_parts_ = parts;
-    if (adds_groups_) {
-      groups_ = {&kernel, static_cast<uint32_t>(company_.prefixes.levels), plan};
-    } else {
-      works_[works_[0].kernel != nullptr] = {&kernel, 1, plan};
-    }
+  void add(const Kernel& kernel, const PlanParams& plan) {
+    works_[works_[0].kernel != nullptr] = {&kernel, 1, plan};
   }
-  // What is added from here on plans the groups of a cascade: of level 0, the others have theirs
-  // PlanCompany::level_bytes behind.
-  void begin_groups() { adds_groups_ = true; }
+  // The groups of a cascade: of level 0, the others have theirs PlanCompany::level_bytes behind.
+  // parts: of groups whose parts nobody merges before they are joined with the last pass.
+  void add_groups(const Kernel& kernel, const PlanParams& plan, GroupParts* parts = nullptr) {
+    groups_ = {&kernel, static_cast<uint32_t>(company_.prefixes.levels), plan};
+    group_parts_ = parts;
+  }
 
   // `joint`, sm90/pass_plan: plans several of them in one launch. Null: they are launched one
   // behind the other.
@@ -60,7 +57,6 @@ class PassPlan {
   void launch_in_turn(Stream stream) const;
 
   PlanCompany company_;
-  bool adds_groups_ = false;
   Part<DecodePlanParams> decode_;
   Part<PrefillOrderParams> order_;
   std::array<Part<PlanParams>, 2> works_;  // of a mixed batch two

@@ -78,8 +78,15 @@ class PortableAttention final : public AttentionKernel {
     work_ = carve(carver, setup_, limits, row_tile_);
   }
 
+  void expect_groups(int32_t, bool) override { groups_ = true; }
+
   void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    pass.add(plan_, PlanParams{batch, work_, setup_.spec.batch_invariant});
+    const PlanParams plan{batch, work_, setup_.spec.batch_invariant};
+    if (groups_) {
+      pass.add_groups(plan_, plan);
+    } else {
+      pass.add(plan_, plan);
+    }
   }
 
   void attend(const AttentionParams& given, int32_t, Stream stream) override {
@@ -99,6 +106,7 @@ class PortableAttention final : public AttentionKernel {
   int32_t row_tile_;
   Kernel plan_, attention_, merge_;
   WorkList work_{};
+  bool groups_ = false;
 };
 
 template <bool kDecode>

@@ -53,7 +53,7 @@ class HopperGroups final : public AttentionKernel {
   }
 
   void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    pass.add(plan_, PlanParams{batch, buffers_.work, 0}, buffers_.parts);
+    pass.add_groups(plan_, PlanParams{batch, buffers_.work, 0}, buffers_.parts);
   }
 
   // Results are f32: given.f32_out.
