@@ -37,9 +37,17 @@ struct EngineOptions {
   // A request's bits do not depend on its company, on chunks or on cached prefixes; on a GPU they
   // may on max_batch_tokens.
   bool batch_invariant = false;
-  // On a GPU: replay decode steps instead of enqueueing their kernels, where all backends allow it
-  // (GroupSelection::why_no_graphs).
+  // On a GPU: replay decode steps of up to max_graph_requests requests instead of enqueueing their
+  // kernels, where all backends allow it (GroupSelection::why_no_graphs). Captured at load for 1,
+  // 2, 4 and the multiples of 8 requests; EngineStats says what they take.
   bool cuda_graphs = true;
+  int32_t max_graph_requests = 256;
+  // Prefixes that the prefix cache gave to several requests are read once for all of them, in up to
+  // prefix_levels levels (a system prompt, then a document; at most 4, 0: never), where a level
+  // saves min_prefix_savings bytes of a layer's keys and values; unset: 1 MB, on a GPU 512 MB
+  // (docs/kernels/cascade.md). Last bits may then depend on who shares.
+  int32_t prefix_levels = 2;
+  std::optional<int64_t> min_prefix_savings = {};
 };
 
 struct SamplingParams {
@@ -101,6 +109,10 @@ struct EngineStats {
   int64_t prefill_tokens = 0, decode_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
   size_t weight_bytes = 0, kv_bytes = 0, workspace_bytes = 0;
+  // Captured decode steps, and by how much they lowered the GPU's free memory.
+  int32_t graphs = 0;
+  size_t graph_bytes = 0;
+  int64_t shared_steps = 0;                     // in which shared prefixes were read once
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
   int64_t preemptions = 0;
   int64_t kv_pages = 0, kv_pages_free = 0;  // of the full pools, without the reserved page

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/prefix_levels.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -86,6 +88,12 @@ bool shares_prefixes(const AttentionSpec& spec) {
   return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
          (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
          spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant;
+}
+
+std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits& limits) {
+  if (limits.prefix_levels == 0 || !shares_prefixes(spec)) return {};
+  return fmt::format("shared prefixes are read once, in up to {} levels that save {:.1f} MB each",
+                     limits.prefix_levels, static_cast<double>(limits.min_prefix_savings) / 1e6);
 }
 
 int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "fovea/attention_spec.h"
 #include "fovea/batch.h"
@@ -40,6 +41,10 @@ inline int32_t more_saved(int32_t least_saved) { return least_saved / 11; }
 
 // Whether layers make use of BatchView::shared_prefix.
 bool shares_prefixes(const AttentionSpec& spec);
+
+// For explain(): what becomes of prefixes that batches name as shared; empty: they are not looked
+// at.
+std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits& limits);
 
 // BatchLimits::min_prefix_savings in keys of such layers.
 int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits);

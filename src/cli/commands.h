@@ -27,6 +27,8 @@ struct EngineFlags {
   std::optional<std::string> decode_backend;
   std::optional<std::string> kv_dtype;  // unset: fp32, on a GPU bf16
   std::optional<std::string> kv_memory;
+  std::optional<std::string> min_prefix_savings;
+  std::optional<int32_t> max_graph_requests;
   bool no_prefix_cache = false;
   bool no_cuda_graphs = false;
 

@@ -109,7 +109,7 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
   if (spec.kind == mla) {
     if (spec.head_dim_v == 0) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--head-dim-v is not given: kind mla needs the width of the latent, "
+                  fmt::format("--head-dim-v is 0: kind mla needs the width of the latent, "
                               "the rest of --head-dim {} is the rotary key",
                               spec.head_dim));
     }
@@ -145,13 +145,15 @@ nlohmann::ordered_json to_json(const Selection& selection) {
   return report;
 }
 
-void explain_model(const ExplainFlags& flags) {
+void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   EngineOptions options;
   options.model_path = *flags.model;
   options.backend = parse_backend_wish(flags.backend);
   options.device = flags.device;
   options.kv_dtype = flags.cache_dtype();
   options.page_size = flags.request.cache.page_size;
+  if (command.get_option("--prefix-levels")->count() > 0)
+    options.prefix_levels = flags.request.limits.prefix_levels;
   options.batch_invariant = flags.request.spec.batch_invariant;
   const std::unique_ptr<Engine> engine = Engine::load(options);
   if (!flags.json) {
@@ -169,9 +171,9 @@ void explain_model(const ExplainFlags& flags) {
 
 // With --model the shape is the model's: a flag that contradicts it must not be passed over.
 void check_model_flags(const CLI::App& command) {
-  const std::set<std::string> accepted = {"--help",   "--model",          "--backend",
-                                          "--device", "--kv-dtype",       "--page-size",
-                                          "--json",   "--batch-invariant"};
+  const std::set<std::string> accepted = {"--help",   "--model",           "--backend",
+                                          "--device", "--kv-dtype",        "--page-size",
+                                          "--json",   "--batch-invariant", "--prefix-levels"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
     throw Error(
@@ -183,7 +185,7 @@ void check_model_flags(const CLI::App& command) {
 void run(const CLI::App& command, ExplainFlags& flags) {
   if (flags.model) {
     check_model_flags(command);
-    explain_model(flags);
+    explain_model(command, flags);
     return;
   }
   set_default_heads(command, flags.kind, flags.request.spec);
@@ -284,7 +286,8 @@ void add_explain(CLI::App& program) {
       ->capture_default_str();
   command->add_option("--max-encoder-len", limits.max_encoder_len,
                       "encoder tokens of a request, scope cross; default --max-kv-len");
-  command->add_option("--prefix-levels", limits.prefix_levels, "of shared prefixes; 0 is off");
+  command->add_option("--prefix-levels", limits.prefix_levels,
+                      "of shared prefixes; 0 is off, with --model 2 is the default");
   command->add_flag("--json", flags->json, "the choice and every reason as JSON");
   command->callback([command, flags] { run(*command, *flags); });
 }

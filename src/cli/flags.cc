@@ -67,8 +67,16 @@ EngineOptions EngineFlags::parsed() const {
   result.kv_dtype = kv_dtype ? parse_dtype_flag("--kv-dtype", *kv_dtype)
                     : on_cpu ? DType::f32
                              : DType::bf16;
-  if (on_cpu && no_cuda_graphs) {
-    throw Error(ErrorCode::invalid_argument, "--no-cuda-graphs needs --device cuda");
+  if (on_cpu && (no_cuda_graphs || max_graph_requests)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} needs --device cuda",
+                            no_cuda_graphs ? "--no-cuda-graphs" : "--max-graph-requests"));
+  }
+  result.max_graph_requests = max_graph_requests.value_or(result.max_graph_requests);
+  if (min_prefix_savings) {
+    result.min_prefix_savings = static_cast<int64_t>(
+        std::min<size_t>(parse_size_flag("--min-prefix-savings", *min_prefix_savings),
+                         std::numeric_limits<int64_t>::max()));
   }
   result.cuda_graphs = !no_cuda_graphs;
   result.prefix_cache = !no_prefix_cache;
@@ -94,8 +102,18 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                      "tokens of one request; default the model's");
   command.add_option("--threads", options.threads, "default one per core");
   command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "do not reuse prefixes");
+  command
+      .add_option("--prefix-levels", options.prefix_levels,
+                  "of prefixes that are read once for all requests that share them; 0 is off")
+      ->capture_default_str();
+  command.add_option("--min-prefix-savings", flags.min_prefix_savings,
+                     "bytes of a layer that a level must save, e.g. 8MB; default 1 MB, on a GPU "
+                     "512 MB");
   command.add_flag("--no-cuda-graphs", flags.no_cuda_graphs,
                    "on a GPU: enqueue the kernels of every decode step");
+  command.add_option("--max-graph-requests", flags.max_graph_requests,
+                     fmt::format("on a GPU: decode steps of more requests are enqueued; default {}",
+                                 options.max_graph_requests));
   command.add_flag("--batch-invariant", options.batch_invariant,
                    "a request's bits do not depend on the rest of the batch");
 }

@@ -102,16 +102,20 @@ void print_stats(const EngineStats& stats) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
   };
+  const auto megabytes = [](size_t bytes) { return static_cast<double>(bytes) / 1e6; };
   fmt::print(
       stderr,
       "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
-      "{} "
-      "tokens\nweights {:.1f} MB mapped, KV budget {:.1f} MB, workspace {:.1f} MB, {} steps, {} "
-      "preemptions\n",
+      "{} tokens\n"
+      "weights {:.1f} MB mapped, KV budget {:.1f} MB, workspace {:.1f} MB; {} steps, {} of them "
+      "with shared prefixes, {} preemptions\n",
       stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
       rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
-      static_cast<double>(stats.weight_bytes) / 1e6, static_cast<double>(stats.kv_bytes) / 1e6,
-      static_cast<double>(stats.workspace_bytes) / 1e6, stats.steps, stats.preemptions);
+      megabytes(stats.weight_bytes), megabytes(stats.kv_bytes), megabytes(stats.workspace_bytes),
+      stats.steps, stats.shared_steps, stats.preemptions);
+  if (stats.graphs > 0)
+    fmt::print(stderr, "{} graphs of decode steps, {:.1f} MB\n", stats.graphs,
+               megabytes(stats.graph_bytes));
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does

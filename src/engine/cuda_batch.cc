@@ -51,6 +51,7 @@ CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   at.q_indptr = take((requests + 1) * sizeof(int32_t));
   at.kv_lens = take(requests * sizeof(int32_t));
   at.rows = take(requests * sizeof(int32_t));
+  at.shared_prefix = take(requests * sizeof(int32_t));
   at.draws = take(requests * sizeof(cuda::Draw));
   return at;
 }
@@ -127,6 +128,7 @@ void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
   for (int32_t i = filled.requests; i < padded.requests; ++i) {
     host<cuda::Draw>(at_.draws)[i].row = -1;
     host<int32_t>(at_.kv_lens)[i] = host<int32_t>(at_.rows)[i] = 0;
+    shared_prefix()[static_cast<size_t>(i)] = 0;
     host<int32_t>(at_.q_indptr)[i + 1] = filled.tokens;
   }
 }
@@ -176,6 +178,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.request_slots = table_.data<int32_t>();
   view.request_slots_stride = table_stride_;
   view.out_slots = device<int64_t>(at_.out_slots);
+  if (size.shares_prefixes) view.shared_prefix = device<int32_t>(at_.shared_prefix);
   view.prefix_settled = true;  // pages are shared once a pass has filled them
   return view;
 }

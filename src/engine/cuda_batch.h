@@ -20,7 +20,8 @@ namespace fovea {
 struct PassSize {
   int32_t requests = 0, tokens = 0, logit_rows = 0;
   int32_t max_q_len = 0, max_kv_len = 0;
-  bool draws = false;  // tokens are drawn, of up to `requests` rows
+  bool draws = false;            // tokens are drawn, of up to `requests` rows
+  bool shares_prefixes = false;  // the batch names its shared prefixes
   ForwardMode mode = ForwardMode::extend;
 };
 
@@ -33,6 +34,10 @@ class CudaBatch {
   // Fills the arrays; the size is that of the parts. Throws Error{invalid_argument} where they
   // exceed the limits.
   PassSize fill(std::span<const PassPart> parts, RequestTable& table);
+  // [max_requests] of the pass that was filled, see BatchView.
+  std::span<int32_t> shared_prefix() const {
+    return {host<int32_t>(at_.shared_prefix), static_cast<size_t>(limits_.max_requests)};
+  }
   // The rest of a larger pass: requests and tokens of length 0.
   void pad(const PassSize& filled, const PassSize& padded);
   // Enqueues the copies of the arrays and of what changed in the parts' rows of the request table
@@ -56,8 +61,8 @@ class CudaBatch {
  private:
   // Offsets in bytes into both blocks.
   struct Layout {
-    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows, draws,
-        total;
+    size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows,
+        shared_prefix, draws, total;
   };
   static Layout layout(const BatchLimits& limits);
   template <typename T>

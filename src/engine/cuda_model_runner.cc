@@ -1,39 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes on a GPU. A decode step is the replay of a graph: one is captured for each power of two of
-// requests, and serves any lengths because all arrays stay where they are. Other passes are
-// enqueued. One copy brings the arrays in. Tokens are drawn on the GPU and written to memory of the
-// host; logits are copied out where somebody asked for them.
+// Passes on a GPU. A decode step is the replay of a graph: one is captured for each size of
+// graph_sizes.h, and serves any lengths because all arrays stay where they are. Steps whose
+// requests share prefixes have graphs of their own: looking for groups costs the others time. Other
+// passes are enqueued. One copy brings the arrays in. Tokens are drawn on the GPU and written to
+// memory of the host; logits are copied out where somebody asked for them.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "core/check.h"
 #include "engine/cuda_batch.h"
-#include "engine/graph_addresses.h"
+#include "engine/graph_sizes.h"
+#include "engine/shared_prefixes.h"
+#include "fovea/pass_addresses.h"
 
 namespace fovea {
 namespace {
 
 class CudaModelRunner final : public ModelRunner {
  public:
-  CudaModelRunner(ReservedModel model, CacheSet& caches, const ModelRunnerOptions& options);
+  CudaModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
+                  const ModelRunnerOptions& options);
   void run(std::span<const PassPart> parts, std::span<float> logits,
            std::span<int32_t> drawn) override;
-  size_t workspace_bytes() const override;
+  RunnerStats stats() const override { return stats_; }
 
  private:
   struct Captured {
     gpu::Graph graph;
-    std::vector<GraphAddress> addresses;
+    PassAddresses addresses;
   };
 
   void warm_up();
-  void capture(int32_t requests);
+  void capture(const PassSize& size);
+  void capture_all();
   void enqueue(const PassSize& size);
-  PassSize bucket(int32_t requests) const;
+  // A decode step of any number of requests up to that.
+  PassSize decode_size(int32_t requests, bool shares_prefixes) const;
   bool is_decode(std::span<const PassPart> parts) const;
-  std::vector<GraphAddress> addresses(const PassSize& size) const;
+  PassAddresses addresses(const PassSize& size) const;
   bool read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const;
   void read_logits(std::span<float> logits) const;
 
@@ -44,29 +50,29 @@ class CudaModelRunner final : public ModelRunner {
   CacheSet& caches_;
   BatchLimits limits_;
   CudaBatch batch_;
-  gpu::DeviceBuffer logits_;            // [max_tokens, vocabulary]
-  gpu::PinnedBuffer readable_;          // [max_requests, vocabulary]: those of a decode step
-  std::map<int32_t, Captured> graphs_;  // by requests
+  gpu::DeviceBuffer logits_;    // [max_tokens, vocabulary]
+  gpu::PinnedBuffer readable_;  // [max_requests, vocabulary]: those of a decode step
+  SharedPrefixes prefixes_;
+  int32_t most_captured_ = 0;                            // requests
+  std::map<std::pair<int32_t, bool>, Captured> graphs_;  // by requests, shares_prefixes
+  RunnerStats stats_;
 };
 
 CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
-                                 const ModelRunnerOptions& options)
+                                 const SharedPrefixes& prefixes, const ModelRunnerOptions& options)
     : model_(std::move(model)),
       caches_(caches),
       limits_(options.limits),
-      batch_(options.limits, caches.table(), model_.model().device().sm()) {
+      batch_(options.limits, caches.table(), model_.model().device().sm()),
+      prefixes_(prefixes),
+      most_captured_(
+          std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(limits_.max_tokens) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
+  stats_.workspace_bytes = model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
   warm_up();
-  if (!options.cuda_graphs) return;
-  const int32_t most = std::min(limits_.max_requests, limits_.max_tokens);
-  for (int32_t requests = 1; requests < most; requests *= 2) capture(requests);
-  capture(most);
-}
-
-size_t CudaModelRunner::workspace_bytes() const {
-  return model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
+  if (most_captured_ > 0) capture_all();
 }
 
 // Passes of every power of two of rows over the empty requests that the arrays begin with: whatever
@@ -82,11 +88,10 @@ void CudaModelRunner::warm_up() {
   }
 }
 
-PassSize CudaModelRunner::bucket(int32_t requests) const {
-  const auto rounded = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(requests)));
+PassSize CudaModelRunner::decode_size(int32_t requests, bool shares_prefixes) const {
   PassSize size;
-  size.requests = size.tokens = size.logit_rows =
-      std::min({rounded, limits_.max_requests, limits_.max_tokens});
+  size.requests = size.tokens = size.logit_rows = graph_size(requests, most_captured_);
+  size.shares_prefixes = shares_prefixes;
   size.max_q_len = 1;
   size.max_kv_len = limits_.max_kv_len;
   size.mode = ForwardMode::decode;
@@ -94,14 +99,27 @@ PassSize CudaModelRunner::bucket(int32_t requests) const {
   return size;
 }
 
-void CudaModelRunner::capture(int32_t requests) {
-  const PassSize size = bucket(requests);
+// Runs once by itself, so that nothing is chosen or allocated in the capture, and is replayed once,
+// so that no request waits for the graph to be brought to the device.
+void CudaModelRunner::capture(const PassSize& size) {
   enqueue(size);
   gpu::synchronize(stream());
+  const size_t free = gpu::free_bytes();
   Captured captured;
   captured.graph = gpu::Graph::capture(stream(), [&](Stream) { enqueue(size); });
   captured.addresses = addresses(size);
-  graphs_[size.requests] = std::move(captured);
+  captured.graph.launch(stream());
+  gpu::synchronize(stream());
+  stats_.graph_bytes += free - std::min(free, gpu::free_bytes());
+  graphs_[{size.requests, size.shares_prefixes}] = std::move(captured);
+}
+
+void CudaModelRunner::capture_all() {
+  for (const int32_t requests : graph_sizes(most_captured_)) {
+    capture(decode_size(requests, false));
+    if (prefixes_.possible(requests)) capture(decode_size(requests, true));
+  }
+  stats_.graphs = static_cast<int32_t>(graphs_.size());
 }
 
 void CudaModelRunner::enqueue(const PassSize& size) {
@@ -128,18 +146,20 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
       logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
       "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,
       vocabulary());
-  const bool replays = !graphs_.empty() && is_decode(parts);
+  size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix());
+  stats_.shared_steps += size.shares_prefixes;
+  const bool replays = size.requests <= most_captured_ && is_decode(parts);
   if (replays) {
-    const PassSize padded = bucket(size.requests);
+    const PassSize padded = decode_size(size.requests, size.shares_prefixes);
     batch_.pad(size, padded);
     size = padded;
   }
   caches_.publish_slot_maps(stream());
   batch_.upload(parts, caches_.table(), stream());
   if (replays) {
-    const Captured& captured = graphs_.at(size.requests);
+    const Captured& captured = graphs_.at({size.requests, size.shares_prefixes});
 #ifndef NDEBUG
-    check_addresses(captured.addresses, addresses(size), size.requests);
+    captured.addresses.check(addresses(size));
 #endif
     captured.graph.launch(stream());
   } else {
@@ -167,30 +187,18 @@ void CudaModelRunner::read_logits(std::span<float> logits) const {
   if (fits) std::memcpy(logits.data(), to, logits.size_bytes());
 }
 
-std::vector<GraphAddress> CudaModelRunner::addresses(const PassSize& size) const {
-  const BatchView view = batch_.view(size);
+PassAddresses CudaModelRunner::addresses(const PassSize& size) const {
   const ModelInputs inputs = batch_.inputs(size);
-  std::vector<GraphAddress> found = {{.array = "q_indptr", .address = view.q_indptr},
-                                     {.array = "kv_lens", .address = view.kv_lens},
-                                     {.array = "request_rows", .address = view.request_rows},
-                                     {.array = "request_slots", .address = view.request_slots},
-                                     {.array = "out_slots", .address = view.out_slots},
-                                     {.array = "tokens", .address = inputs.tokens.data()},
-                                     {.array = "positions", .address = inputs.positions.data()},
-                                     {.array = "logit_rows", .address = inputs.logit_rows.data()},
-                                     {.array = "draws", .address = batch_.draws()},
-                                     {.array = "logits", .address = logits_.data()}};
-  for (int32_t group = 0; group < std::ssize(model_.model().info().groups); ++group) {
-    const KvPool* const pool = caches_.kv(static_cast<size_t>(group));
-    if (pool == nullptr) continue;
-    found.push_back({"the slot map", group, -1, pool->device_slot_map()});
-    for (int32_t layer = 0; layer < pool->spec().layers; ++layer) {
-      const KvLayerView cache = pool->layer(layer);
-      found.push_back({"k", group, layer, cache.k});
-      found.push_back({"v", group, layer, cache.v});
-      found.push_back({"k_scale", group, layer, cache.k_scale});
-      found.push_back({"v_scale", group, layer, cache.v_scale});
-    }
+  PassAddresses found;
+  found.add(batch_.view(size));
+  found.add("tokens", inputs.tokens.data());
+  found.add("positions of tokens", inputs.positions.data());
+  found.add("logit_rows", inputs.logit_rows.data());
+  found.add("draws", batch_.draws());
+  found.add("logits", logits_.data());
+  for (size_t group = 0; group < model_.model().info().groups.size(); ++group) {
+    const KvPool* const pool = caches_.kv(group);
+    if (pool != nullptr) found.add(*pool, fmt::format(" of layer group {}", group));
   }
   return found;
 }
@@ -198,8 +206,9 @@ std::vector<GraphAddress> CudaModelRunner::addresses(const PassSize& size) const
 }  // namespace
 
 std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,
+                                                    const SharedPrefixes& prefixes,
                                                     const ModelRunnerOptions& options) {
-  return std::make_unique<CudaModelRunner>(std::move(model), caches, options);
+  return std::make_unique<CudaModelRunner>(std::move(model), caches, prefixes, options);
 }
 
 }  // namespace fovea

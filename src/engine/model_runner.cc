@@ -3,15 +3,20 @@
 
 #include <algorithm>
 
+#include "engine/shared_prefixes.h"
+
 namespace fovea {
 namespace {
 
 class HostModelRunner final : public ModelRunner {
  public:
-  HostModelRunner(ReservedModel model, CacheSet& caches, const BatchLimits& limits);
+  HostModelRunner(ReservedModel model, CacheSet& caches, const SharedPrefixes& prefixes,
+                  const BatchLimits& limits);
   void run(std::span<const PassPart> parts, std::span<float> logits,
            std::span<int32_t> drawn) override;
-  size_t workspace_bytes() const override { return model_.workspace_bytes(); }
+  RunnerStats stats() const override {
+    return {.workspace_bytes = model_.workspace_bytes(), .shared_steps = shared_steps_};
+  }
 
  private:
   void add(const PassPart& part);
@@ -19,15 +24,18 @@ class HostModelRunner final : public ModelRunner {
 
   ReservedModel model_;
   CacheSet& caches_;
+  SharedPrefixes prefixes_;
+  int64_t shared_steps_ = 0;
   // The batch, rebuilt by every pass within its first capacity.
   std::vector<int32_t> tokens_, positions_, logit_rows_;
   std::vector<int64_t> out_slots_;
-  std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_;
+  std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_, shared_prefix_;
   int32_t max_q_len_ = 0, max_kv_len_ = 0, decodes_ = 0;
 };
 
-HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches, const BatchLimits& limits)
-    : model_(std::move(model)), caches_(caches) {
+HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
+                                 const SharedPrefixes& prefixes, const BatchLimits& limits)
+    : model_(std::move(model)), caches_(caches), prefixes_(prefixes) {
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto requests = static_cast<size_t>(limits.max_requests);
   tokens_.reserve(tokens);
@@ -38,6 +46,7 @@ HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches, const Ba
   kv_lens_.reserve(requests);
   rows_.reserve(requests);
   state_slots_.reserve(requests);
+  shared_prefix_.reserve(requests);
 }
 
 void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logits,
@@ -50,7 +59,13 @@ void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   q_indptr_.assign(1, 0);
   max_q_len_ = max_kv_len_ = decodes_ = 0;
   for (const PassPart& part : parts) add(part);
-  model_.forward(batch(), {tokens_, positions_, logit_rows_}, logits);
+  BatchView view = batch();
+  shared_prefix_.resize(parts.size());
+  if (prefixes_.find(parts, caches_.table(), shared_prefix_)) {
+    view.shared_prefix = shared_prefix_.data();
+    ++shared_steps_;
+  }
+  model_.forward(view, {tokens_, positions_, logit_rows_}, logits);
 }
 
 void HostModelRunner::add(const PassPart& part) {
@@ -118,10 +133,11 @@ std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, T
                                                const std::vector<GroupSelection>& selections,
                                                const ModelRunnerOptions& options) {
   ReservedModel reserved(model, caches, threads, selections, options.limits);
+  const SharedPrefixes prefixes(selections, options.limits);
   if (model.device().kind() == DeviceKind::cuda) {
-    return make_cuda_model_runner(std::move(reserved), caches, options);
+    return make_cuda_model_runner(std::move(reserved), caches, prefixes, options);
   }
-  return std::make_unique<HostModelRunner>(std::move(reserved), caches, options.limits);
+  return std::make_unique<HostModelRunner>(std::move(reserved), caches, prefixes, options.limits);
 }
 
 }  // namespace fovea

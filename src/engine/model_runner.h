@@ -25,6 +25,13 @@ struct PassPart {
   const SamplingParams* sampling = nullptr;  // without logprobs; logit_rows is 1
 };
 
+struct RunnerStats {
+  size_t workspace_bytes = 0;
+  int32_t graphs = 0;        // captured decode steps
+  size_t graph_bytes = 0;    // that they took of the GPU's memory
+  int64_t shared_steps = 0;  // passes that named shared prefixes
+};
+
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
@@ -35,12 +42,12 @@ class ModelRunner {
   // the logits are no distribution. Logits of a part with a token are unspecified.
   virtual void run(std::span<const PassPart> parts, std::span<float> logits,
                    std::span<int32_t> drawn) = 0;
-  virtual size_t workspace_bytes() const = 0;
+  virtual RunnerStats stats() const = 0;
 };
 
 struct ModelRunnerOptions {
   BatchLimits limits;
-  bool cuda_graphs = true;
+  int32_t max_graph_requests = 0;  // 0: decode steps are enqueued
 };
 
 // For the device the model is on; model, caches and threads outlive the result. Everything is
@@ -67,7 +74,9 @@ class ReservedModel {
   size_t workspace_bytes_ = 0;
 };
 
+class SharedPrefixes;
 std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,
+                                                    const SharedPrefixes& prefixes,
                                                     const ModelRunnerOptions& options);
 
 }  // namespace fovea

@@ -19,7 +19,23 @@ std::span<const Chunk> Scheduler::schedule() {
   schedule_running(false);
   // Whoever was preempted just now would only be admitted to be preempted again.
   if (preemptions_ == preemptions) admit_waiting();
+  if (caches_.prefix_cache()) group_by_prefix();
   return chunks_;
+}
+
+void Scheduler::group_by_prefix() {
+  const auto end = std::ranges::find_if(
+      chunks_, [](const Chunk& chunk) { return chunk.request->remaining() > 1; });
+  decodes_.clear();
+  for (const Chunk& chunk : std::span(chunks_.begin(), end)) {
+    const CacheLease& lease = chunk.request->lease;
+    const auto held = static_cast<size_t>(lease.tokens);
+    decodes_.emplace_back(
+        page_landmarks(caches_.table().row(lease.row).first(held), caches_.page_size()), chunk);
+  }
+  std::ranges::stable_sort(decodes_, {}, [](const auto& decode) { return decode.first; });
+  std::ranges::transform(decodes_, chunks_.begin(),
+                         [](const auto& decode) { return decode.second; });
 }
 
 void Scheduler::schedule_running(bool decodes) {

@@ -6,10 +6,12 @@
 #include <deque>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/cache_set.h"
 #include "engine/request.h"
+#include "engine/shared_prefixes.h"
 
 namespace fovea {
 
@@ -35,9 +37,10 @@ class Scheduler {
 
   void add(std::unique_ptr<Request> request);  // ids ascend
 
-  // The next pass: one token of every running request that needs no more, then parts of prompts,
-  // then new requests, within the limits. Their cache slots are ready. Valid until the next call of
-  // any member. Throws Error{out_of_memory} when a request that runs alone finds no memory.
+  // The next pass: one token of every running request that needs no more, those that begin with the
+  // same pages side by side, then parts of prompts, then new requests, within the limits. Their
+  // cache slots are ready. Valid until the next call of any member. Throws Error{out_of_memory}
+  // when a request that runs alone finds no memory.
   std::span<const Chunk> schedule();
 
   // Takes a request out and frees what it holds; null when unknown.
@@ -61,12 +64,14 @@ class Scheduler {
   bool make_room(Request& request, const Chunk& chunk);
   Chunk next_chunk(Request& request) const;
   void accept(const Chunk& chunk);
+  void group_by_prefix();  // the chunks of decodes
 
   CacheSet& caches_;
   SchedulerLimits limits_;
   std::deque<std::unique_ptr<Request>> waiting_;   // ascending ids, all above those running
   std::vector<std::unique_ptr<Request>> running_;  // ascending ids
   std::vector<Chunk> chunks_;
+  std::vector<std::pair<PageLandmarks, Chunk>> decodes_;  // scratch
   int32_t tokens_left_ = 0;
   int32_t prompt_rows_left_ = 0;
   int64_t preemptions_ = 0, prefix_queries_ = 0, prefix_hits_ = 0;

@@ -268,6 +268,11 @@ std::string TextEngine::decode(std::span<const int32_t> tokens) const {
 }
 
 const EngineStats& TextEngine::stats() const {
+  const RunnerStats runner = parts_.runner->stats();
+  stats_.workspace_bytes = runner.workspace_bytes;
+  stats_.graphs = runner.graphs;
+  stats_.graph_bytes = runner.graph_bytes;
+  stats_.shared_steps = runner.shared_steps;
   stats_.prefix_queries = scheduler_.prefix_queries();
   stats_.prefix_hits = scheduler_.prefix_hits();
   stats_.preemptions = scheduler_.preemptions();

@@ -33,7 +33,7 @@ struct EngineParts {
   std::unique_ptr<ModelRunner> runner;
   SchedulerLimits limits;
   RequestLimits request_limits;
-  EngineStats stats;  // the sizes
+  EngineStats stats;  // of weights and caches
 };
 
 class TextEngine final : public Engine {

@@ -60,10 +60,7 @@ void Context::bind_to_free() const noexcept { driver().context_set(context_); }
 
 size_t Context::free_bytes() const {
   bind();
-  size_t free = 0;
-  size_t total = 0;
-  check(driver().memory_info(&free, &total), "cuMemGetInfo");
-  return free;
+  return gpu::free_bytes();
 }
 
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
@@ -112,6 +109,13 @@ void fill_floats(float* to, float value, size_t count, Stream stream) {
 
 void synchronize(Stream stream) {
   check(driver().stream_synchronize(stream), "cuStreamSynchronize");
+}
+
+size_t free_bytes() {
+  size_t free = 0;
+  size_t total = 0;
+  check(driver().memory_info(&free, &total), "cuMemGetInfo");
+  return free;
 }
 
 OwnedStream::OwnedStream() {

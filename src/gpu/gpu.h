@@ -26,7 +26,7 @@ class Context {
   // For destructors: binds if the driver still answers, so that what lives here can be freed.
   void bind_to_free() const noexcept;
   const DeviceInfo& info() const { return info_; }
-  size_t free_bytes() const;  // of the device, for any process
+  size_t free_bytes() const;
 
  private:
   CUdevice device_ = 0;
@@ -90,6 +90,7 @@ void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
 void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);
+size_t free_bytes();  // of the current device, for any process
 
 class OwnedStream {
  public:

@@ -208,6 +208,8 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--logprobs", "2"}), {"--json"});
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--no-cuda-graphs"}),
                  {"--no-cuda-graphs", "--device cuda"});
+  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--max-graph-requests", "8"}),
+                 {"--max-graph-requests", "--device cuda"});
   expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
                  {"--window", "--model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});

@@ -30,6 +30,9 @@ TEST(EngineOptions, AreCheckedByName) {
     refused("max_batch_tokens", kInvalid, [&](auto& o) { o.max_batch_tokens = value; });
   }
   refused("max_context", kInvalid, [](auto& o) { o.max_context = -1; });
+  refused("max_graph_requests is 0", kInvalid, [](auto& o) { o.max_graph_requests = 0; });
+  refused("prefix_levels is 5", kInvalid, [](auto& o) { o.prefix_levels = 5; });
+  refused("min_prefix_savings is -1", kInvalid, [](auto& o) { o.min_prefix_savings = -1; });
   refused("max_context is 8193", kInvalid, [](auto& o) { o.max_context = 8193; });
   refused("threads", kInvalid, [](auto& o) { o.threads = -1; });
   refused("kv_dtype", kInvalid, [](auto& o) { o.kv_dtype = DType::i32; });

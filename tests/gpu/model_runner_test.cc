@@ -31,7 +31,7 @@ struct Parts {
     caches = std::make_unique<CacheSet>(cache_options());
     const std::vector<GroupSelection> selections = select_group_backends(
         model->info(), cache_options().groups, options, kLimits, find_device("cuda"));
-    runner = make_model_runner(*model, *caches, threads, selections, {kLimits, true});
+    runner = make_model_runner(*model, *caches, threads, selections, {kLimits, kLimits.max_requests});
   }
 
   CacheSetOptions cache_options() const {

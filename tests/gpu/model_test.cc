@@ -164,6 +164,43 @@ TEST_P(GpuModels, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
   }
 }
 
+bool sees_all_keys(const GroupSelection& group) {
+  const AttentionSpec& spec = group.request.spec;
+  return spec.kind == AttentionKind::mha && spec.window == 0 && spec.chunk == 0;
+}
+
+// Requests that the prefix cache gave the same pages: steps that read them once, of every number of
+// requests and with others between them.
+TEST_P(GpuModels, ReadSharedPrefixesOnce) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model());
+  for (const bool graphs : {true, false}) {
+    EngineOptions options = options_for(model());
+    options.kv_memory_bytes = size_t{256} << 20;
+    options.max_requests = 20;
+    options.min_prefix_savings = 1;
+    options.cuda_graphs = graphs;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    const int32_t sizes = 6;  // 1, 2, 4, 8, 16, 20
+    const bool shares = std::ranges::any_of(engine->selections(), sees_all_keys);
+    EXPECT_EQ(engine->stats().graphs, graphs ? (shares ? 2 * sizes - 1 : sizes) : 0);
+    std::vector<GenerateRequest> requests;
+    for (int i = 0; i < 20; ++i) {
+      requests.push_back(greedy_request(prompts[i % 3 == 0 ? 2 : 3 + i % 2]));
+      // The batch shrinks step by step, never below 20 tokens of each.
+      requests.back().sampling.max_new_tokens = 64 - 2 * i;
+    }
+    (void)engine->generate(std::span(requests).first(5));
+    const std::vector<GenerateResult> results = engine->generate(requests);
+    EXPECT_EQ(engine->stats().shared_steps > 0, shares);
+    for (int i = 0; i < 20; ++i) {
+      ReferencePrompt prompt = prompts[i % 3 == 0 ? 2 : 3 + i % 2];
+      prompt.greedy.resize(static_cast<size_t>(64 - 2 * i));
+      expect_greedy(prompt, results[static_cast<size_t>(i)].tokens,
+                    std::to_string(i) + (graphs ? " replayed" : " enqueued"));
+    }
+  }
+}
+
 // A request that wants log-probabilities is drawn for on the CPU, from the same logits.
 TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());

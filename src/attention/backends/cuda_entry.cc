@@ -8,6 +8,7 @@
 #include "attention/backends/cuda_prefixes.h"
 #include "attention/backends/entry.h"
 #include "attention/names.h"
+#include "attention/prefix_levels.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 #include "kernels/cuda/store.h"
@@ -155,6 +156,9 @@ BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
   };
   entry.create = [&kernels](const BackendContext& context) {
     return make_cuda_backend(kernels, context);
+  };
+  entry.notes = [](const BackendRequest& request) {
+    return describe_prefix_levels(request.spec, request.limits);
   };
   return guarded(std::move(entry));
 }

@@ -8,6 +8,7 @@
 #include "attention/backends/host_mha.h"
 #include "attention/backends/host_mla.h"
 #include "attention/backends/mla_forms.h"
+#include "attention/prefix_levels.h"
 #include "attention/validate_spec.h"
 
 namespace fovea {
@@ -68,8 +69,9 @@ BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
   };
   entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
   entry.notes = [](const BackendRequest& request) {
-    return request.spec.kind == AttentionKind::mla ? describe_mla_forms(request.spec, kMlaChunkRows)
-                                                   : std::string();
+    return request.spec.kind == AttentionKind::mla
+               ? describe_mla_forms(request.spec, kMlaChunkRows)
+               : describe_prefix_levels(request.spec, request.limits);
   };
   return guarded(std::move(entry));
 }

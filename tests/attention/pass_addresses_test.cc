@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fovea/pass_addresses.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "fovea/error.h"
+
+namespace fovea {
+namespace {
+
+// The error of check(); empty: nothing has moved.
+std::string moved(const PassAddresses& captured, const PassAddresses& now) {
+  try {
+    captured.check(now);
+    return {};
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+}
+
+template <typename T>
+PassAddresses addresses(const T& of) {
+  PassAddresses found;
+  found.add(of);
+  return found;
+}
+
+// Each pointer of a struct is set to another address by itself; how many of them were noticed must
+// be how many there are.
+template <typename T>
+void expect_all_are_compared(const T& empty, size_t pointers) {
+  const PassAddresses captured = addresses(empty);
+  EXPECT_EQ(moved(captured, captured), "");
+  char place = 0;
+  const char* const elsewhere = &place;
+  size_t found = 0;
+  for (size_t offset = 0; offset + sizeof(void*) <= sizeof(T); offset += sizeof(void*)) {
+    T changed = empty;
+    std::memcpy(reinterpret_cast<char*>(&changed) + offset, &elsewhere, sizeof(elsewhere));
+    const std::string error = moved(captured, addresses(changed));
+    if (error.empty()) continue;
+    EXPECT_NE(error.find("the pass was captured with it at 0x0"), std::string::npos) << error;
+    ++found;
+  }
+  EXPECT_EQ(found, pointers);
+}
+
+TEST(PassAddresses, HaveEveryArrayOfABatchAndOfALayer) {
+  expect_all_are_compared(BatchView{}, 20);
+  expect_all_are_compared(LayerTensors{}, 20);
+}
+
+TEST(PassAddresses, NameTheCacheThatMoved) {
+  KvCacheSpec spec{.layers = 2, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 4};
+  const auto pool = make_kv_pool(spec, 3), other = make_kv_pool(spec, 3);
+  PassAddresses captured, now;
+  captured.add(*pool, " of the draft model");
+  now.add(*other, " of the draft model");
+  EXPECT_EQ(moved(captured, now).rfind("k of layer 0 of the draft model is at 0x", 0), 0u);
+}
+
+TEST(PassAddresses, NameTheArrayThatIsGone) {
+  const int32_t tokens[] = {1, 2};
+  PassAddresses captured;
+  captured.add("tokens", tokens);
+  EXPECT_EQ(moved(captured, {}).rfind("tokens is at 0x0, the pass was captured", 0), 0u);
+  PassAddresses renamed;
+  renamed.add("positions", tokens);
+  EXPECT_NE(moved(captured, renamed), "");
+}
+
+}  // namespace
+}  // namespace fovea

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/graph_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace fovea {
+namespace {
+
+TEST(GraphSizes, ArePowersOfTwoUpTo8AndMultiplesOf8Behind) {
+  EXPECT_EQ(graph_sizes(1), (std::vector<int32_t>{1}));
+  EXPECT_EQ(graph_sizes(6), (std::vector<int32_t>{1, 2, 4, 6}));
+  EXPECT_EQ(graph_sizes(8), (std::vector<int32_t>{1, 2, 4, 8}));
+  EXPECT_EQ(graph_sizes(33), (std::vector<int32_t>{1, 2, 4, 8, 16, 24, 32, 33}));
+  EXPECT_EQ(graph_sizes(256).size(), 3u + 32u);
+}
+
+TEST(GraphSizes, TheSmallestOfThemThatHoldsTheRequests) {
+  for (const int32_t most : {1, 5, 8, 17, 64, 255}) {
+    const std::vector<int32_t> sizes = graph_sizes(most);
+    for (int32_t requests = 1; requests <= most; ++requests) {
+      EXPECT_EQ(graph_size(requests, most), *std::ranges::lower_bound(sizes, requests))
+          << requests << " of at most " << most;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea
