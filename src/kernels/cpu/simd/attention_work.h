@@ -56,12 +56,12 @@ struct AttentionScratch {
   float* q;           // [rows, dim], blocks of rows interleaved
   RowStates* states;  // [levels + 1]
   float* l_lanes;     // [rows, kPadFloats]
-  float* k_tile;      // [kTileKeys, dim], transposed in panels
+  float* k_tile;      // [kTileKeys, dim], transposed in panels, or in groups (KeyPanel)
   float* k_rows;      // [kTileKeys, dim + kPadFloats]
   void* k_unpacked;   // bf16 [kTileKeys, dim], of fp8 keys
   void* v_unpacked;   // bf16 [kTileKeys, dim_v], of fp8 values
   float* v_strips;    // [dim_v / 2 vectors, kTileKeys, 2 vectors]
-  float* scores;      // [rows that may be split, kTileKeys]
+  float* scores;      // [rows that may be split, kTileKeys], or [kTileKeys, rows] of a wide block
   float* scales;      // [2, heads, kTileKeys], of keys, then of values
   RowBounds* bounds;  // [rows]
   int32_t levels;
