@@ -35,7 +35,7 @@ struct ItemPaths {
 
     by_pairs = direct && values_in_place && PagePairsAhead::serves(reader);
     group_keys = kTileKeys;
-    if (direct && !fp8_keys) group_keys = f32_keys ? kLanes : kPanelKeys;
+    if (direct && !fp8_keys) group_keys = kPanelKeys;
   }
 
   // Values of a group of keys are met before those of the next one.
