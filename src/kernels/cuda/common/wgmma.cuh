@@ -56,7 +56,8 @@ template <int kColumns>
 struct Product;
 
 // Operand lists of 8 accumulators each.
-#define FOVEA_R8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FOVEA_R4 "%0, %1, %2, %3"
+#define FOVEA_R8 FOVEA_R4 ", " "%4, %5, %6, %7"
 #define FOVEA_R16 FOVEA_R8 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FOVEA_R24 FOVEA_R16 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
 #define FOVEA_R32 FOVEA_R24 ", " "%24, %25, %26, %27, %28, %29, %30, %31"
@@ -74,6 +75,7 @@ struct Product;
 #define FOVEA_R128 FOVEA_R120 ", " "%120, %121, %122, %123, %124, %125, %126, %127"
 #define FOVEA_D8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FOVEA_D_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define FOVEA_D_8 FOVEA_D8(0)
 #define FOVEA_D_16 FOVEA_D_8, FOVEA_D8(8)
 #define FOVEA_D_24 FOVEA_D_16, FOVEA_D8(16)
@@ -150,6 +152,7 @@ struct Product;
     }                                                                                               \
   };
 
+FOVEA_PRODUCT(8, 4, 4, 5, 6, 7, 8, 9, 10)
 FOVEA_PRODUCT(16, 8, 8, 9, 10, 11, 12, 13, 14)
 FOVEA_PRODUCT(32, 16, 16, 17, 18, 19, 20, 21, 22)
 FOVEA_PRODUCT(48, 24, 24, 25, 26, 27, 28, 29, 30)

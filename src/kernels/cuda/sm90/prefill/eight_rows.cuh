@@ -151,11 +151,11 @@ class EightRows : EightRowsOut<Config> {
         }
 #pragma unroll
         for (int step = 0; step < Config::kKeys / 16; ++step) {
-          const uint2 weights = shared_.weights[i][step][lane_];
+          const auto& weights = shared_.weights[i][step];
           const int key = step * 16 + lane_ % 8 + lane_ / 16 * 8;
           uint32_t v[4];
           load_matrices_transposed(v, &columns[key][((warp_ % 4 * 2 + lane_ / 8 % 2) ^ key % 8) * 8]);
-          multiply_add<Config::kQ>(values, v, weights.x, weights.y);
+          multiply_add<Config::kQ>(values, v, weights[0][lane_], weights[1][lane_]);
         }
       }
       release(at_.stage);

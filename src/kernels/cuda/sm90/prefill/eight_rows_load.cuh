@@ -37,13 +37,13 @@ struct EightRowsConfig {
   static constexpr int kDimBlocks = kDim / kSwizzledColumns;
   // 160 KB on their way.
   static constexpr int kStages = kDim <= 64 ? 10 : 5;
-  // So that neither four rows nor four key tiles side by side share a bank.
-  static constexpr int kRowPitch = kKeys + 8;
+  // So that neither every second row nor four key tiles side by side share a bank.
+  static constexpr int kRowPitch = kKeys + 4;
   static constexpr int kTilePitch = kRows * kRowPitch + 8;
 
   struct SharedMemory {
     alignas(1024) uint16_t stages[kStages][kDimBlocks][kKeys][kSwizzledColumns];  // swizzled
-    uint2 weights[kSegmentBlocks][kWarps][32];  // as the products read them, 16 keys each
+    alignas(16) uint32_t weights[kSegmentBlocks][kWarps][2][32];  // of 16 keys: [half][row][8 keys]
     alignas(16) float scores[kSegmentBlocks][kTilePitch];  // raw, hidden ones -inf; key tiles from the last
     float most[kWarps][kRows];                  // raw, of the first key tile
     float base[kSegmentBlocks][kRows];          // that a key tile's weights are relative to

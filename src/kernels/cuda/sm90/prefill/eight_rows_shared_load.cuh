@@ -57,14 +57,18 @@ class SharedCopier {
         work_(work),
         rank_(rank),
         copier_(static_cast<int>(threadIdx.x) / 32 - Config::kWarps),
-        lane_(threadIdx.x % 32) {}
+        lane_(threadIdx.x % 32),
+        boxes_shift_(31 - __clz(Config::kKeys / params.box_keys)) {}
 
+  // All boxes of a segment at once: a page id from the L2 takes as long as a copy.
   __device__ void find(const SegmentWalk<Config>& segment) {
     if (!copies()) return;
 #pragma unroll
-    for (int n = 0; n < kCopies; ++n) {
-      const int i = target(n, segment).i;
-      places_[n] = i < segment.count() ? box_place<Config>(params_, work_, segment.last - i, lane_) : BoxPlace{};
+    for (int n = 0; n < kHeld; ++n) {
+      const int box = n * 32 + lane_;
+      const int block = segment.first + (box >> boxes_shift_);
+      const bool live = block <= segment.last;
+      places_[n] = live ? box_place<Config>(params_, work_, block, box & ((1 << boxes_shift_) - 1)) : BoxPlace{};
     }
   }
 
@@ -72,15 +76,16 @@ class SharedCopier {
   __device__ void begin(const SegmentWalk<Config>& segment) {
     find(segment);
     if (!copies()) return;
-#pragma unroll
+#pragma unroll 1
     for (int n = 0; n < kCopies; ++n) {
       const Target to = target(n, segment);
       if (to.i >= segment.count()) continue;
+      const BoxPlace from = place_of(segment, to);
       if (!to.reused) expect(to);
       if (!to.reused && is_settled(segment, to)) {
-        copy_box(to, places_[n]);
+        copy_box(to, from);
       } else {
-        fetch(to, places_[n]);
+        fetch(to, from);
       }
     }
   }
@@ -91,9 +96,10 @@ class SharedCopier {
     for (int n = 0; n < kCopies; ++n) {
       const Target to = target(n, segment);
       if (to.i >= segment.count()) continue;
+      const BoxPlace from = place_of(segment, to);
       if (to.reused) shared_.share.keys_read[to.stage].wait(phases.keys(to.stage));
       if (to.reused || later) expect(to);
-      if (to.reused || later || !is_settled(segment, to)) copy_box(to, places_[n]);
+      if (to.reused || later || !is_settled(segment, to)) copy_box(to, from);
     }
   }
 
@@ -101,6 +107,7 @@ class SharedCopier {
   using Layout = SharedLayout<Config>;
   static constexpr int kOwnTiles = Layout::kOwnTiles;
   static constexpr int kCopies = kOwnTiles / 2 + Layout::kTiles / 2;
+  static constexpr int kHeld = Layout::kTiles * Config::kKeys / 16 / 32;  // boxes of a segment that a lane has, at most
   static_assert(Config::kKeys / 16 <= 32);  // boxes of a key tile, each a lane's
 
   // Where the n-th copy goes, of key tile i, counted from the segment's last.
@@ -116,6 +123,17 @@ class SharedCopier {
     const int i = own - kOwnTiles;
     const int stage = Layout::place_of_values(i) / 2;
     return {i, false, stage, stage < Layout::own_tiles(rank_, segment.count())};
+  }
+  // That of the lane's box, whichever lane has found it.
+  __device__ BoxPlace place_of(const SegmentWalk<Config>& segment, const Target& to) const {
+    const int box = ((segment.last - to.i - segment.first) << boxes_shift_) + lane_;
+    BoxPlace found;
+#pragma unroll
+    for (int n = 0; n < kHeld; ++n) {
+      const BoxPlace from = {__shfl_sync(~0u, places_[n].page, box), __shfl_sync(~0u, places_[n].place, box)};
+      if (n == 0 || box >= n * 32) found = from;
+    }
+    return found;
   }
   __device__ bool copies() const { return copier_ >= 0 && copier_ < Config::kCopiers; }
   __device__ bool has_box() const { return lane_ * params_.box_keys < Config::kKeys; }
@@ -165,7 +183,8 @@ class SharedCopier {
   SharedMemory& shared_;
   const WorkTile& work_;
   const int rank_, copier_, lane_;
-  BoxPlace places_[kCopies];
+  const int boxes_shift_;  // of a key tile; a power of two
+  BoxPlace places_[kHeld];
 };
 
 }  // namespace fovea::kernels::cuda

@@ -101,8 +101,11 @@ class EightRowsWeights {
       weights[x] = exp2_fast(__fmaf_rn(scores[x], factor, -base[x % 2]));
       grown = grown || !(weights[x] <= Config::kMostSum / (Config::kKeys / 4));
     }
-    shared_.weights[i][warp_][lane_] = {transposed_8x8(pack<Config::kQ>(weights[0], weights[1])),
-                                        transposed_8x8(pack<Config::kQ>(weights[2], weights[3]))};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      shared_.weights[i][warp_][half][lane_] =
+          transposed_8x8(pack<Config::kQ>(weights[2 * half], weights[2 * half + 1]));
+    }
     return grown;
   }
 
