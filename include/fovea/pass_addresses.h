@@ -4,6 +4,7 @@
 // debug builds at least.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,12 @@ class PassAddresses {
   void check(const PassAddresses& now) const;
 
  private:
+  struct Array {
+    const char* name;
+    const void* address;
+  };
+  void add(std::initializer_list<Array> arrays, std::string_view whose);
+
   struct Entry {
     std::string array;
     const void* address;

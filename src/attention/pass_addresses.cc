@@ -11,66 +11,64 @@ void PassAddresses::add(std::string array, const void* address) {
   entries_.push_back({std::move(array), address});
 }
 
+void PassAddresses::add(std::initializer_list<Array> arrays, std::string_view whose) {
+  for (const auto& [name, address] : arrays) add(fmt::format("{}{}", name, whose), address);
+}
+
 void PassAddresses::add(const BatchView& batch) {
-  add("q_indptr", batch.q_indptr);
-  add("kv_lens", batch.kv_lens);
-  add("request_rows", batch.request_rows);
-  add("request_slots", batch.request_slots);
-  add("page_table", batch.page_table);
-  add("out_slots", batch.out_slots);
-  add("positions", batch.positions);
-  add("shared_prefix", batch.shared_prefix);
-  add("encoder_lens", batch.encoder_lens);
-  add("encoder_slots", batch.encoder_slots);
-  add("encoder_page_table", batch.encoder_page_table);
-  add("tree_mask", batch.tree_mask);
-  add("custom_mask", batch.custom_mask);
-  add("custom_mask_indptr", batch.custom_mask_indptr);
-  add("spans", batch.spans);
-  add("span_indptr", batch.span_indptr);
-  add("item_prefix_lens", batch.item_prefix_lens);
-  add("token_pos_in_items", batch.token_pos_in_items);
-  add("state_slots", batch.state_slots);
-  add("snapshot_slots", batch.snapshot_slots);
+  add({{"q_indptr", batch.q_indptr},
+       {"kv_lens", batch.kv_lens},
+       {"request_rows", batch.request_rows},
+       {"request_slots", batch.request_slots},
+       {"page_table", batch.page_table},
+       {"out_slots", batch.out_slots},
+       {"positions", batch.positions},
+       {"shared_prefix", batch.shared_prefix},
+       {"encoder_lens", batch.encoder_lens},
+       {"encoder_slots", batch.encoder_slots},
+       {"encoder_page_table", batch.encoder_page_table},
+       {"tree_mask", batch.tree_mask},
+       {"custom_mask", batch.custom_mask},
+       {"custom_mask_indptr", batch.custom_mask_indptr},
+       {"spans", batch.spans},
+       {"span_indptr", batch.span_indptr},
+       {"item_prefix_lens", batch.item_prefix_lens},
+       {"token_pos_in_items", batch.token_pos_in_items},
+       {"state_slots", batch.state_slots},
+       {"snapshot_slots", batch.snapshot_slots}},
+      {});
 }
 
 void PassAddresses::add(const LayerTensors& layer) {
-  const auto note = [&](const char* array, const void* address) {
-    add(fmt::format("{} of layer {}", array, layer.layer), address);
-  };
-  note("q", layer.q.data);
-  note("q_rope", layer.q_rope.data);
-  note("new k", layer.k.data);
-  note("new v", layer.v.data);
-  note("out", layer.out.data);
-  note("lse", layer.lse.data);
-  note("q_scale", layer.q_scale);
-  note("sinks", layer.sinks);
-  note("alibi_slopes", layer.alibi_slopes);
-  note("rotary.cos", layer.rotary.cos);
-  note("rotary.sin", layer.rotary.sin);
-  note("rotary.positions", layer.rotary.positions);
-  note("mla_weights.w_uk", layer.mla_weights.w_uk);
-  note("mla_weights.w_uv", layer.mla_weights.w_uv);
-  note("linear.mixed", layer.linear.mixed);
-  note("linear.conv_weight", layer.linear.conv_weight);
-  note("linear.conv_bias", layer.linear.conv_bias);
-  note("linear.log_decay", layer.linear.log_decay);
-  note("linear.beta", layer.linear.beta);
-  note("linear.skip", layer.linear.skip);
+  add({{"q", layer.q.data},
+       {"q_rope", layer.q_rope.data},
+       {"new k", layer.k.data},
+       {"new v", layer.v.data},
+       {"out", layer.out.data},
+       {"lse", layer.lse.data},
+       {"q_scale", layer.q_scale},
+       {"sinks", layer.sinks},
+       {"alibi_slopes", layer.alibi_slopes},
+       {"rotary.cos", layer.rotary.cos},
+       {"rotary.sin", layer.rotary.sin},
+       {"rotary.positions", layer.rotary.positions},
+       {"mla_weights.w_uk", layer.mla_weights.w_uk},
+       {"mla_weights.w_uv", layer.mla_weights.w_uv},
+       {"linear.mixed", layer.linear.mixed},
+       {"linear.conv_weight", layer.linear.conv_weight},
+       {"linear.conv_bias", layer.linear.conv_bias},
+       {"linear.log_decay", layer.linear.log_decay},
+       {"linear.beta", layer.linear.beta},
+       {"linear.skip", layer.linear.skip}},
+      fmt::format(" of layer {}", layer.layer));
 }
 
 void PassAddresses::add(const KvPool& pool, std::string_view whose) {
-  add(fmt::format("the slot map{}", whose), pool.device_slot_map());
+  add({{"the slot map", pool.device_slot_map()}}, whose);
   for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {
     const KvLayerView cache = pool.layer(layer);
-    const auto note = [&](const char* array, const void* address) {
-      add(fmt::format("{} of layer {}{}", array, layer, whose), address);
-    };
-    note("k", cache.k);
-    note("v", cache.v);
-    note("k_scale", cache.k_scale);
-    note("v_scale", cache.v_scale);
+    add({{"k", cache.k}, {"v", cache.v}, {"k_scale", cache.k_scale}, {"v_scale", cache.v_scale}},
+        fmt::format(" of layer {}{}", layer, whose));
   }
 }
 

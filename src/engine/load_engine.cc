@@ -7,6 +7,7 @@
 #include "attention/prefix_levels.h"
 #include "core/check.h"
 #include "engine/available_memory.h"
+#include "engine/shared_prefixes.h"
 #include "engine/text_engine.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
@@ -136,7 +137,11 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
                     std::move(tokenizer)};
   parts.selections = std::move(selections);
   parts.request_limits = {info.vocabulary, caching.plan.max_context};
-  parts.limits = {caching.max_requests, options.max_batch_tokens, prompt_rows(options, info)};
+  parts.limits = {
+      .max_running = caching.max_requests,
+      .max_batch_tokens = options.max_batch_tokens,
+      .max_prompt_rows = prompt_rows(options, info),
+      .group_prefixes = SharedPrefixes(parts.selections, limits).possible(caching.max_requests)};
   parts.stats.kv_bytes = caching.plan.bytes;
   parts.stats.weight_bytes = Checkpoint::open(options.model_path).bytes();
   parts.caches = std::make_unique<CacheSet>(std::move(caching));

@@ -19,7 +19,7 @@ std::span<const Chunk> Scheduler::schedule() {
   schedule_running(false);
   // Whoever was preempted just now would only be admitted to be preempted again.
   if (preemptions_ == preemptions) admit_waiting();
-  if (caches_.prefix_cache()) group_by_prefix();
+  if (limits_.group_prefixes) group_by_prefix();
   return chunks_;
 }
 

@@ -19,6 +19,7 @@ struct SchedulerLimits {
   int32_t max_running = 1;
   int32_t max_batch_tokens = 1;
   int32_t max_prompt_rows = 1;  // prompt tokens scored in one pass: each needs a row of logits
+  bool group_prefixes = false;  // backends read what neighbours share once for all of them
 };
 
 // Tokens [begin, end) of one request.
@@ -37,10 +38,10 @@ class Scheduler {
 
   void add(std::unique_ptr<Request> request);  // ids ascend
 
-  // The next pass: one token of every running request that needs no more, those that begin with the
-  // same pages side by side, then parts of prompts, then new requests, within the limits. Their
-  // cache slots are ready. Valid until the next call of any member. Throws Error{out_of_memory}
-  // when a request that runs alone finds no memory.
+  // The next pass: one token of every running request that needs no more (by age, or with
+  // group_prefixes those that begin with the same pages side by side), then parts of prompts, then
+  // new requests, within the limits. Their cache slots are ready. Valid until the next call of any
+  // member. Throws Error{out_of_memory} when a request that runs alone finds no memory.
   std::span<const Chunk> schedule();
 
   // Takes a request out and frees what it holds; null when unknown.

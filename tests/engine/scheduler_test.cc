@@ -114,6 +114,22 @@ TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
   EXPECT_EQ(scheduler.schedule()[0].begin, 16);
 }
 
+// Requests 1 and 3 have the prompt of the cache, request 2 its own.
+TEST(Scheduler, DecodesOfThePagesOfOthersStandBesideThemWhereThatSavesReads) {
+  for (const bool group : {false, true}) {
+    CacheSet caches(tiny_cache_options({.pages = 100}));
+    Scheduler scheduler(caches, {4, 64, 8, group});
+    scheduler.add(make_request(1, 12, 8));
+    run_pass(scheduler, caches);
+    scheduler.add(make_request(2, 12, 8, /*token=*/2));
+    scheduler.add(make_request(3, 12, 8));
+    run_pass(scheduler, caches);
+    std::vector<int64_t> ids;
+    for (const Chunk& chunk : scheduler.schedule()) ids.push_back(chunk.request->id);
+    EXPECT_EQ(ids, group ? (std::vector<int64_t>{1, 3, 2}) : (std::vector<int64_t>{1, 2, 3}));
+  }
+}
+
 TEST(Scheduler, PreemptsTheYoungestAndNeverTheOldest) {
   CacheSet caches(tiny_cache_options({.pages = 9, .max_context = 36, .prefix_cache = false}));
   Scheduler scheduler(caches, {4, 64, 8});
