@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engines with room for all and for little more than one request, and prompts that share
+// beginnings.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/reference_text.h"
+#include "fovea/engine.h"
+#include "fovea/error.h"
+
+namespace fovea::churn {
+
+inline constexpr int32_t kPageSize = 16;
+inline constexpr int32_t kContext = 112;
+inline constexpr int32_t kNewTokens = 8;
+
+inline EngineOptions roomy_options(const std::string& model) {
+  EngineOptions options;
+  options.model_path = model_folder(model);
+  options.page_size = kPageSize;
+  options.kv_memory_bytes = size_t{64} << 20;
+  options.max_context = kContext;
+  options.max_requests = 4;
+  options.max_batch_tokens = 48;
+  options.threads = 1;
+  options.prefix_cache = false;
+  return options;
+}
+
+inline bool has_states(const std::string& model) { return model == "qwen3_next"; }
+
+// An engine whose full pools hold 1.2 times the longest request. With linear layers: one with four
+// states for four requests and all snapshots, of 230 KB each beside pages of 32 KB.
+inline std::unique_ptr<Engine> tight_engine(const std::string& model,
+                                            bool batch_invariant = false) {
+  constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
+  EngineOptions options = roomy_options(model);
+  options.prefix_cache = true;
+  options.batch_invariant = batch_invariant;
+  if (has_states(model)) {
+    options.kv_memory_bytes = 2'100'000;
+    return Engine::load(options);
+  }
+  size_t low = size_t{64} << 10, high = options.kv_memory_bytes;
+  while (low + 1024 < high) {
+    options.kv_memory_bytes = low + (high - low) / 2;
+    bool fits = false;
+    try {
+      fits = Engine::load(options)->stats().kv_pages >= kPages;
+    } catch (const Error&) {
+    }
+    (fits ? high : low) = options.kv_memory_bytes;
+  }
+  options.kv_memory_bytes = high;
+  return Engine::load(options);
+}
+
+// A beginning that others share, just around a page boundary, and an end of its own.
+inline std::vector<int32_t> random_prompt(const std::vector<int32_t>& text, std::mt19937& random) {
+  const size_t base = random() % 3 * 2000;
+  const size_t pages = 1 + random() % 4;
+  const size_t shared = pages * kPageSize - 1 + random() % 3;
+  const size_t own = 1 + random() % (kContext - kNewTokens - shared);
+  std::vector<int32_t> tokens(text.begin() + static_cast<int64_t>(base),
+                              text.begin() + static_cast<int64_t>(base + shared));
+  const size_t from = random() % 8 * 500;
+  tokens.insert(tokens.end(), text.begin() + static_cast<int64_t>(from),
+                text.begin() + static_cast<int64_t>(from + own));
+  return tokens;
+}
+
+}  // namespace fovea::churn
