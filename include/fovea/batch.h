@@ -80,11 +80,13 @@ struct BatchView {
   const int32_t* positions = nullptr;
 
   // [requests] leading tokens that request i has in the same slots as request i - 1; entry 0 is not
-  // looked at. Null: nothing is known to be shared. Neighbours of few new tokens that share enough
-  // then read their prefix once, in up to BatchLimits::prefix_levels levels (a system prompt, then
-  // a document), and the results are merged by LSE: cascade attention (arXiv:2501.01005,
-  // section 3.1). Only where nothing but order hides keys: scope decoder, mask none or tree, no
-  // window, chunk or ALiBi, not batch-invariant; others pay no heed to it.
+  // looked at. Null: nothing is known to be shared. Neighbours that share enough then read their
+  // prefix once, in up to BatchLimits::prefix_levels levels (a system prompt, then a document), and
+  // the results are merged by LSE: cascade attention (arXiv:2501.01005, section 3.1).
+  // - Neighbours of up to n = 32 * kv_heads / q_heads new tokens each, in passes of up to
+  //   n * max_requests new tokens; a pass with more reads every prefix as often as it occurs.
+  // - Only where nothing but order hides keys: scope decoder, mask none or tree, no window, chunk
+  //   or ALiBi, not batch-invariant. Other layers ignore it.
   const int32_t* shared_prefix = nullptr;
 
   // A promise: keys and values of all tokens before the new ones were stored before plan() on its

@@ -87,13 +87,22 @@ class Grouping {
 bool shares_prefixes(const AttentionSpec& spec) {
   return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
          (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
-         spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant;
+         spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant &&
+         spec.q_heads <= kMaxPrefixRows * spec.kv_heads;
+}
+
+int32_t most_prefix_tokens(const AttentionSpec& spec, const BatchLimits& limits) {
+  return static_cast<int32_t>(
+      std::min<int64_t>(limits.max_tokens, int64_t{limits.max_requests} * most_prefix_q_len(spec)));
 }
 
 std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits& limits) {
   if (limits.prefix_levels == 0 || !shares_prefixes(spec)) return {};
-  return fmt::format("shared prefixes are read once, in up to {} levels that save {:.1f} MB each",
-                     limits.prefix_levels, static_cast<double>(limits.min_prefix_savings) / 1e6);
+  return fmt::format(
+      "shared prefixes are read once, in up to {} levels that save {:.1f} MB each, in passes of up "
+      "to {} new tokens",
+      limits.prefix_levels, static_cast<double>(limits.min_prefix_savings) / 1e6,
+      most_prefix_tokens(spec, limits));
 }
 
 int32_t min_saved_keys(const KvCacheSpec& cache, const BatchLimits& limits) {

@@ -42,6 +42,16 @@ inline int32_t more_saved(int32_t least_saved) { return least_saved / 11; }
 // Whether layers make use of BatchView::shared_prefix.
 bool shares_prefixes(const AttentionSpec& spec);
 
+// New tokens up to which a request joins a group, for layers that share prefixes.
+inline int32_t most_prefix_q_len(const AttentionSpec& spec) {
+  return kMaxPrefixRows / (spec.q_heads / spec.kv_heads);
+}
+
+// New tokens up to which a pass has groups: as many as max_requests that join one can bring. So
+// their states take memory by requests, however long a prompt a batch may hold; one that brings
+// more has so many rows of its own that reading prefixes again costs little.
+int32_t most_prefix_tokens(const AttentionSpec& spec, const BatchLimits& limits);
+
 // For explain(): what becomes of prefixes that batches name as shared; empty: they are not looked
 // at.
 std::string describe_prefix_levels(const AttentionSpec& spec, const BatchLimits& limits);

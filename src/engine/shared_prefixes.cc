@@ -38,12 +38,16 @@ SharedPrefixes::SharedPrefixes(const std::vector<GroupSelection>& selections,
     page_size_ = group.request.cache.page_size;
     const int64_t keys = std::max(min_saved_keys(group.request.cache, limits), 1);
     least_saved_ = least_saved_ == 0 ? keys : std::min(least_saved_, keys);
+    most_tokens_ = std::max(most_tokens_, most_prefix_tokens(group.request.spec, limits));
   }
 }
 
 bool SharedPrefixes::find(std::span<const PassPart> parts, const RequestTable& table,
                           std::span<int32_t> shared) const {
   if (!possible(static_cast<int32_t>(parts.size()))) return false;
+  size_t tokens = 0;
+  for (const PassPart& part : parts) tokens += part.tokens.size();
+  if (tokens > static_cast<size_t>(most_tokens_)) return false;
   int64_t saved = 0;  // at most: a group saves what all of it have in common
   const auto joins = [](const PassPart& part) {
     return part.tokens.size() <= static_cast<size_t>(kMaxPrefixRows);

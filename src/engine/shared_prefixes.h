@@ -31,13 +31,15 @@ class SharedPrefixes {
   }
 
   // Fills shared[i] with the tokens that part i has in the slots of part i - 1. False, and nothing
-  // is said of `shared`: no level of them can save BatchLimits::min_prefix_savings.
+  // is said of `shared`: no level of them can save BatchLimits::min_prefix_savings, or the pass has
+  // too many new tokens for groups.
   bool find(std::span<const PassPart> parts, const RequestTable& table,
             std::span<int32_t> shared) const;
 
  private:
   int32_t page_size_ = 1;
   int32_t max_kv_len_ = 0;
+  int32_t most_tokens_ = 0;  // of a pass that shares
   int64_t least_saved_ = 0;  // keys; 0: no layers look at shared prefixes
 };
 

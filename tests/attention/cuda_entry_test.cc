@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+#include "attention/backends/cuda_backend.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"
@@ -147,6 +148,24 @@ TEST(FindDevice, NamesOneProcessor) {
     EXPECT_THROW(find_device(name), Error) << name;
   }
   EXPECT_EQ(device_name({DeviceKind::cuda, 3}), "cuda:3");
+}
+
+// As on the CPU (prefix_levels_test): groups take no more memory where batches may be longer.
+TEST(CudaPrefixes, WorkspaceIsBoundedByRequests) {
+  const kernels::cuda::AttentionSetup setup = {
+      .spec = served().spec, .cache = served().cache, .sm = 90, .multiprocessors = 132};
+  for (const CudaKernels* kernels : {&flash_kernels(), &portable_kernels()}) {
+    const auto bytes_of_levels = [&](int32_t max_tokens) {
+      BatchLimits limits = {.max_requests = 4, .max_q_len = 8, .max_kv_len = 4096};
+      limits.max_tokens = max_tokens;
+      const size_t without = cuda_workspace_bytes(*kernels, setup, limits);
+      limits.prefix_levels = 2;
+      return cuda_workspace_bytes(*kernels, setup, limits) - without;
+    };
+    EXPECT_GT(bytes_of_levels(32), bytes_of_levels(31)) << kernels->name;
+    EXPECT_EQ(bytes_of_levels(33), bytes_of_levels(32)) << kernels->name;
+    EXPECT_EQ(bytes_of_levels(1 << 20), bytes_of_levels(32)) << kernels->name;
+  }
 }
 
 }  // namespace

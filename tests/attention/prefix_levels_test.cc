@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "fovea/select_backend.h"
+
 namespace fovea {
 namespace {
 
@@ -105,6 +107,45 @@ TEST(PrefixLevels, BoundsSayWhatALevelSavesAtMost) {
   batch.requests = 1 << 20;
   batch.max_kv_len = 0;
   EXPECT_EQ(most_saved_keys(batch, limits), int64_t{(1 << 20) - 1} << 20) << "no overflow";
+}
+
+// Groups take no more memory where batches may be longer: their states are bounded by requests.
+TEST(PrefixLevels, WorkspaceIsBoundedByRequests) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  BackendRequest request;
+  request.spec = {.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
+  request.cache = {.layers = 1, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
+  request.limits = {.max_requests = 4, .max_q_len = 8, .max_kv_len = 4096};
+  request.device = cpu_device();
+  for (const char* name : {"cpu", "reference"}) {
+    const BackendEntry& entry = *registry.find(name);
+    const auto bytes_of_levels = [&](int32_t max_tokens) {
+      BackendRequest with = request;
+      with.limits.max_tokens = max_tokens;
+      const size_t without = entry.workspace_bytes(with);
+      with.limits.prefix_levels = 2;
+      return entry.workspace_bytes(with) - without;
+    };
+    // Four requests of eight tokens are 32 rows each.
+    EXPECT_GT(bytes_of_levels(32), bytes_of_levels(31)) << name;
+    EXPECT_EQ(bytes_of_levels(33), bytes_of_levels(32)) << name;
+    EXPECT_EQ(bytes_of_levels(1 << 20), bytes_of_levels(32)) << name;
+  }
+}
+
+TEST(PrefixLevels, TokensOfAPassWithGroups) {
+  AttentionSpec spec{.q_heads = 32, .kv_heads = 8};
+  BatchLimits limits{.max_requests = 4, .max_tokens = 1000};
+  EXPECT_EQ(most_prefix_tokens(spec, limits), 32);
+  limits.max_tokens = 20;
+  EXPECT_EQ(most_prefix_tokens(spec, limits), 20);
+  limits.max_requests = limits.max_tokens = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(most_prefix_tokens(spec, limits), limits.max_tokens) << "no overflow";
+  spec.kv_heads = 1;
+  EXPECT_TRUE(shares_prefixes(spec));
+  EXPECT_EQ(most_prefix_q_len(spec), 1);
+  spec.q_heads = 33;
+  EXPECT_FALSE(shares_prefixes(spec)) << "a token has too many rows for any group";
 }
 
 TEST(PrefixLevels, ALevelMustSaveEnough) {

@@ -52,9 +52,16 @@ std::vector<GroupSelection> one_group(bool batch_invariant = false) {
   return {group};
 }
 
+BatchLimits limits_of(int32_t levels, int64_t savings) {
+  return {.max_requests = 8,
+          .max_tokens = 128,
+          .max_kv_len = 2048,
+          .prefix_levels = levels,
+          .min_prefix_savings = savings};
+}
+
 TEST(SharedPrefixes, AreTheFirstPagesThatNeighboursHaveInCommon) {
-  const SharedPrefixes prefixes(one_group(),
-                                {.max_kv_len = 2048, .prefix_levels = 1, .min_prefix_savings = 1});
+  const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
   Rows rows;
   const std::vector<PassPart> parts = {rows.part(0, 700), rows.part(512, 1000), rows.part(608, 900),
                                        rows.part(304, 310), rows.part(0, 800)};
@@ -71,9 +78,7 @@ TEST(SharedPrefixes, AreNamedWhereTheySaveEnough) {
                                        rows.part(512, 900)};
   std::vector<int32_t> shared(parts.size());
   const auto named = [&](int32_t levels, int64_t savings, bool batch_invariant) {
-    const SharedPrefixes prefixes(
-        one_group(batch_invariant),
-        {.max_kv_len = 1024, .prefix_levels = levels, .min_prefix_savings = savings});
+    const SharedPrefixes prefixes(one_group(batch_invariant), limits_of(levels, savings));
     return prefixes.find(parts, rows.table, shared);
   };
   EXPECT_TRUE(named(1, 2 * 512 * 1024, false));
@@ -83,8 +88,7 @@ TEST(SharedPrefixes, AreNamedWhereTheySaveEnough) {
 }
 
 TEST(SharedPrefixes, AreNotThoseOfPrompts) {
-  const SharedPrefixes prefixes(one_group(),
-                                {.max_kv_len = 2048, .prefix_levels = 1, .min_prefix_savings = 1});
+  const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
   Rows rows;
   const std::vector<PassPart> parts = {rows.part(0, 700), rows.part(512, 512, 40),
                                        rows.part(512, 600)};
@@ -93,9 +97,22 @@ TEST(SharedPrefixes, AreNotThoseOfPrompts) {
   EXPECT_EQ(shared, std::vector<int32_t>(3, 0));
 }
 
+// Two rows of q a token: 16 new tokens of each request may be in a group.
+TEST(SharedPrefixes, AreNotNamedBesideLongPrompts) {
+  BatchLimits limits = limits_of(1, 1);
+  limits.max_requests = 3;
+  Rows rows;
+  std::vector<int32_t> shared(3);
+  const std::vector<PassPart> most = {rows.part(0, 700), rows.part(512, 700), rows.part(0, 9, 46)};
+  EXPECT_TRUE(SharedPrefixes(one_group(), limits).find(most, rows.table, shared));
+  const std::vector<PassPart> more = {most[0], most[1], rows.part(0, 9, 47)};
+  EXPECT_FALSE(SharedPrefixes(one_group(), limits).find(more, rows.table, shared));
+}
+
 TEST(SharedPrefixes, ArePossibleWhereEnoughRequestsHaveRoomForThem) {
-  const SharedPrefixes prefixes(
-      one_group(), {.max_kv_len = 100, .prefix_levels = 1, .min_prefix_savings = 300 * 1024});
+  BatchLimits limits = limits_of(1, 300 * 1024);
+  limits.max_kv_len = 100;
+  const SharedPrefixes prefixes(one_group(), limits);
   EXPECT_FALSE(prefixes.possible(3));
   EXPECT_TRUE(prefixes.possible(4));
 }

@@ -166,9 +166,28 @@ void storage(Cases& cases) {
   test.shared_prefix = 64;
   cases.push_back(test);
 
+  test = mixed_case("window_pool", 4, 2, 64);
+  test.spec.window = 24;
+  test.window_pool = true;
+  cases.push_back(test);
+  test.name = "window_pool_page_3_sinks";
+  test.cache.page_size = 3;
+  test.spec.has_sinks = true;
+  cases.push_back(test);
+
+  // A page table entry times this passes 2^31 elements from the eighth page on.
+  test = mha_case("huge_page_stride", 2, 1, 64);
+  test.page_stride = (int64_t{1} << 31) / 7;
+  test.cache.dtype = DType::bf16;
+  test.requests = {{1, 200}, {5, 70}};
+  cases.push_back(test);
+}
+
+// Prefixes that requests share, read once.
+void cascades(Cases& cases) {
   // Requests that share a prefix, first one level of it, then groups of three that share more, and
   // beside them those that share too little, nothing or have many new tokens.
-  test = mha_case("cascade", 4, 1, 64);
+  AttentionCase test = mha_case("cascade", 4, 1, 64);
   test.requests = {{1, 1800},  {1, 1699}, {3, 1720}, {1, 1700}, {1, 1900}, {1, 1696},
                    {40, 1750}, {0, 1700}, {1, 1710}, {2, 1688}, {1, 1800}};
   test.shared_prefix = 1680;
@@ -213,12 +232,16 @@ void storage(Cases& cases) {
     test.cache.scale = KvScale::per_head;
     cases.push_back(test);
   }
-  // Decode, prompts and groups in one pass.
+  // Decode, prompts and groups in one pass of as many new tokens as may have groups, and of one
+  // more.
   test = mha_case("cascade_mixed", 8, 2, 128);
-  test.requests = {{1, 700}, {1, 609},  {40, 650}, {1, 640},
-                   {2, 640}, {70, 700}, {1, 601},  {1, 680}};
+  test.requests = {{1, 700}, {1, 609},  {19, 650}, {1, 640},
+                   {2, 640}, {38, 700}, {1, 601},  {1, 680}};
   test.shared_prefix = 560;
   test.prefix_levels = 1;
+  cases.push_back(test);
+  test.name = "cascade_mixed_long";
+  test.requests[2].q_len += 1;
   cases.push_back(test);
   test = mha_case("cascade_tree", 4, 1, 64);
   test.spec.mask = MaskKind::tree;
@@ -233,22 +256,6 @@ void storage(Cases& cases) {
   test.spec.window = 100;
   test.shared_prefix = 288;
   test.prefix_levels = 2;
-  cases.push_back(test);
-
-  test = mixed_case("window_pool", 4, 2, 64);
-  test.spec.window = 24;
-  test.window_pool = true;
-  cases.push_back(test);
-  test.name = "window_pool_page_3_sinks";
-  test.cache.page_size = 3;
-  test.spec.has_sinks = true;
-  cases.push_back(test);
-
-  // A page table entry times this passes 2^31 elements from the eighth page on.
-  test = mha_case("huge_page_stride", 2, 1, 64);
-  test.page_stride = (int64_t{1} << 31) / 7;
-  test.cache.dtype = DType::bf16;
-  test.requests = {{1, 200}, {5, 70}};
   cases.push_back(test);
 }
 
@@ -310,6 +317,7 @@ void add_cache_cases(Cases& cases) {
   fp8_products(cases);
   fp8_pages(cases);
   storage(cases);
+  cascades(cases);
   rotations(cases);
 }
 

@@ -159,7 +159,7 @@ void CudaBackend::reserve(const BatchLimits& limits, std::span<std::byte> worksp
   buffers_ = carve(carver, table_, setup_, limits);
   prefill_->reserve(limits, buffers_.prefill);
   if (decode_ != nullptr) decode_->reserve(limits, buffers_.decode);
-  buffers_.prefixes.load(table_, setup_, limits, cuda::kernel_store());
+  buffers_.prefixes.load(table_, setup_, cuda::kernel_store());
   for (CudaLayer& layer : layers_) {
     layer.keys.page_table = buffers_.pages.table;
     layer.keys.page_table_stride = buffers_.pages.stride;
@@ -215,7 +215,7 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));
-    cascades_ = buffers_.prefixes.serves(batch, rules_.limits);
+    cascades_ = buffers_.prefixes.serves(batch);
     cuda::PlanCompany company;
     if (pool_ != nullptr) {
       company.pages = cache_.page_table(batch, params_.batch.kv_lens, buffers_.pages);

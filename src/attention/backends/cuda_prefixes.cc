@@ -26,12 +26,14 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
                          const cuda::AttentionSetup& setup, const BatchLimits& limits) {
   levels_ = prefix_levels(table, setup.spec, limits);
   if (levels_ == 0) return;
-  least_saved_ = min_saved_keys(setup.cache, limits);
+  rule_ = {most_prefix_q_len(setup.spec), min_saved_keys(setup.cache, limits)};
   row_tile_ = table.groups->row_tile;
+  limits_ = limits;
+  limits_.max_tokens = most_prefix_tokens(setup.spec, limits);
   const int64_t requests = limits.max_requests;
-  const int64_t rows = int64_t{limits.max_tokens} * setup.spec.q_heads;
+  const int64_t rows = int64_t{limits_.max_tokens} * setup.spec.q_heads;
   level_bytes_ = static_cast<int64_t>(
-      round_up(table.groups->workspace_bytes(setup, limits), kWorkspaceAlignment));
+      round_up(table.groups->workspace_bytes(setup, limits_), kWorkspaceAlignment));
   plans_ = workspace.take<std::byte>(levels_ * level_bytes_);
   for (Level& level : std::span(level_).first(levels_)) {
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
@@ -49,11 +51,11 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
 }
 
 void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& setup,
-                        const BatchLimits& limits, gpu::KernelStore& store) {
+                        gpu::KernelStore& store) {
   if (levels_ == 0) return;
   for (int32_t i = 0; i < levels_; ++i) {
     level_[i].kernel = table.groups->load(setup, store);
-    level_[i].kernel->reserve(limits, plans_ + i * level_bytes_);
+    level_[i].kernel->reserve(limits_, plans_ + i * level_bytes_);
   }
   join_.emplace(prefix_variants(setup.spec, setup.sm).front(), store);
 }
@@ -85,11 +87,11 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
   prefixes.first_keys = first_keys_;
   prefixes.scratch = scratch_;
   prefixes.requests = params.requests;
-  prefixes.most_q_len = kMaxPrefixRows / group;
+  prefixes.most_q_len = rule_.most_q_len;
   prefixes.tile_tokens = std::max(row_tile_ / group, 1);
   prefixes.least_prefix = kMinPrefix;
-  prefixes.least_saved = least_saved_;
-  prefixes.more_saved = more_saved(least_saved_);
+  prefixes.least_saved = rule_.least_saved;
+  prefixes.more_saved = more_saved(rule_.least_saved);
   prefixes.levels = levels_;
   company.level_bytes = level_bytes_;
   params.mask.first_keys = first_keys_;

@@ -31,12 +31,12 @@ class CudaPrefixes {
              const kernels::cuda::AttentionSetup& setup, const BatchLimits& limits);
   // Loads what carve() found is needed. Error{unsupported} as Kernel's constructor.
   void load(const CudaKernels& table, const kernels::cuda::AttentionSetup& setup,
-            const BatchLimits& limits, gpu::KernelStore& store);
+            gpu::KernelStore& store);
 
   // Whether a batch's prefixes are looked at.
-  bool serves(const BatchView& batch, const BatchLimits& limits) const {
-    return levels_ > 0 && batch.shared_prefix != nullptr &&
-           most_saved_keys(batch, limits) >= least_saved_;
+  bool serves(const BatchView& batch) const {
+    return levels_ > 0 && batch.shared_prefix != nullptr && batch.tokens <= limits_.max_tokens &&
+           most_saved_keys(batch, limits_) >= rule_.least_saved;
   }
   // Before the pass is planned: makes its launches find the groups, and gives the `params` of the
   // last pass the first keys that are in none.
@@ -56,13 +56,14 @@ class CudaPrefixes {
  private:
   struct Level {
     kernels::cuda::PrefixGroups groups{};
-    float* out = nullptr;  // [max_tokens, q_heads, head_dim_v]
-    float* lse = nullptr;  // [max_tokens, q_heads]
+    float* out = nullptr;  // [limits_.max_tokens, q_heads, head_dim_v]
+    float* lse = nullptr;  // [limits_.max_tokens, q_heads]
     std::unique_ptr<kernels::cuda::AttentionKernel> kernel;
   };
 
   int32_t levels_ = 0;
-  int32_t least_saved_ = 0;
+  BatchLimits limits_;  // of passes with groups
+  PrefixRule rule_;
   int32_t row_tile_ = 0;  // of the family that attends to groups, at most
   std::array<Level, kMaxPrefixLevels> level_;
   int32_t* first_keys_ = nullptr;

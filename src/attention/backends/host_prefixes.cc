@@ -12,10 +12,13 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
   shape_ = kernel_shape;
   reserved_ = shares_prefixes(shape.spec) ? limits.prefix_levels : 0;
   if (reserved_ == 0) return;
-  least_saved_ = min_saved_keys(shape.cache, limits);
+  rule_ = {most_prefix_q_len(shape.spec), min_saved_keys(shape.cache, limits)};
+  most_tokens_ = most_prefix_tokens(shape.spec, limits);
   const int64_t requests = limits.max_requests;
   // A group has no more tokens than the batch.
-  const size_t bytes = kernels_->attention_workspace_bytes(shape_, limits);
+  BatchLimits group_limits = limits;
+  group_limits.max_tokens = most_tokens_;
+  const size_t bytes = kernels_->attention_workspace_bytes(shape_, group_limits);
   for (Level& level : std::span(levels_).first(reserved_)) {
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
     level.groups.kv_lens = workspace.take<int32_t>(requests);
@@ -23,7 +26,7 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
     level.workspace = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
   }
   first_keys_ = workspace.take<int32_t>(requests);
-  const int64_t rows = (int64_t{reserved_} + 1) * limits.max_tokens * shape_.q_heads;
+  const int64_t rows = (int64_t{reserved_} + 1) * most_tokens_ * shape_.q_heads;
   out_ = workspace.take<float>(rows * shape_.head_dim_v);
   lse_ = workspace.take<float>(rows);
 }
@@ -64,11 +67,10 @@ bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& 
   used_ = 0;
   if (reserved_ == 0 || batch.shared_prefix == nullptr) return false;
   check_pages(batch, params, page_size);
+  if (batch.tokens > most_tokens_) return false;
   std::array<PrefixLevel, kMaxPrefixLevels> groups;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] = levels_[i].groups;
-  used_ =
-      find_prefix_levels(batch, {kMaxPrefixRows / (params.q_heads / params.kv_heads), least_saved_},
-                         std::span(groups).first(reserved_), first_keys_);
+  used_ = find_prefix_levels(batch, rule_, std::span(groups).first(reserved_), first_keys_);
   for (Level& level : std::span(levels_).first(used_)) {
     level.schedule =
         kernels_->plan_attention(shape_, params_of(params, level.groups), level.workspace);

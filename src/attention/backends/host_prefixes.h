@@ -41,10 +41,11 @@ class HostPrefixes {
   HostKernels::Shape shape_;
   std::array<Level, kMaxPrefixLevels> levels_;
   int32_t reserved_ = 0, used_ = 0;  // levels
-  int32_t least_saved_ = 0;
+  PrefixRule rule_;
+  int32_t most_tokens_ = 0;        // of a pass with groups
   int32_t* first_keys_ = nullptr;  // [requests] of the last pass
-  // Of the passes, the last one first: [levels + 1, tokens, q_heads, head_dim_v], without the last
-  // dimension.
+  // Of the passes, the last one first: [levels + 1, most_tokens, q_heads, head_dim_v], and without
+  // the last dimension.
   float* out_ = nullptr;
   float* lse_ = nullptr;
 };
