@@ -83,8 +83,9 @@ struct LayerTensors {
 };
 
 // One implementation bound to one AttentionSpec and one pool. It owns no cache memory. Calls on one
-// object must not overlap. On a GPU plan() and forward() only enqueue work, ordered by the stream;
-// they leave the backend's device current on the calling thread.
+// object must not overlap. On a GPU plan() and forward() only enqueue work and leave the backend's
+// device current on the calling thread. A pass runs in stream order: give plan() and its forward()s
+// one stream, or order the streams yourself.
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;

@@ -53,9 +53,9 @@ struct BatchView {
   // New tokens of the batch; rows of q beyond them stay untouched. On a GPU an upper bound:
   // q_indptr[requests] counts.
   int32_t tokens = 0;
-  // Upper bounds, 0: those of the limits. A GPU backend chooses kernels by them, whose last bits
-  // may differ (not if batch-invariant); that is all. A row of the table has room for max_kv_len
-  // tokens.
+  // Upper bounds of this batch's lengths; 0: those of the limits. A row of the table must have room
+  // for max_kv_len tokens. GPU backends choose kernels by them and use them for nothing else; last
+  // bits may differ between kernels (not if batch-invariant).
   int32_t max_q_len = 0;
   int32_t max_kv_len = 0;
 

@@ -25,7 +25,8 @@ struct EngineOptions {
   BackendWish backend = {};                        // for every layer group that softmax-attends
   std::optional<BackendWish> decode_backend = {};  // unset: as backend
   DType kv_dtype = DType::f32;                     // a GPU needs bf16 or fp8
-  KvScale kv_scale = KvScale::none;                // none with an fp8 dtype: per_token_head
+  // Of an fp8 cache; none: per_token_head. Those of per_tensor and per_head stay 1.
+  KvScale kv_scale = KvScale::none;
   int32_t page_size = 16;
   // For all pools together, never exceeded; 0: half of the device's free memory.
   size_t kv_memory_bytes = 0;
@@ -50,17 +51,23 @@ struct EngineOptions {
   std::optional<int64_t> min_prefix_savings = {};
 };
 
+// Temperature, min_p, top_k and top_p apply in this order, each to what the one before has left.
+// A draw depends on the seed, the token's position and the request's own logits only.
 struct SamplingParams {
-  int32_t max_new_tokens = 64;
-  float temperature = 0;  // 0: greedy
-  int32_t top_k = 0;      // 0: off
-  float top_p = 1;
-  float min_p = 0;  // relative to the most likely token
+  int32_t max_new_tokens = 64;  // at least 1; the context may end a request earlier
+  float temperature = 0;        // in [0, 100]; 0: greedy
+  int32_t top_k = 0;            // 0: off
+  float top_p = 1;              // in (0, 1]
+  float min_p = 0;              // in [0, 1], relative to the most likely token
   uint64_t seed = 0;
-  std::vector<std::string> stop = {};  // text at which generation ends; not part of the output
-  std::vector<int32_t> stop_tokens = {};
+  // Text at which generation ends, itself not part of the output: up to 64 strings of 1 to 1024
+  // bytes of UTF-8.
+  std::vector<std::string> stop = {};
+  std::vector<int32_t> stop_tokens = {};  // up to 1024, without their text
   bool ignore_eos = false;
-  int32_t logprobs = -1;  // >= 0: log-probability of each token and of that many alternatives
+  // In [0, 20]: the natural log-probability of each token and of that many of the most likely ones,
+  // by the unmodified logits; -1: off.
+  int32_t logprobs = -1;
   bool prompt_logprobs = false;  // of the prompt's tokens too; the request reuses no prefix then
 };
 

@@ -49,7 +49,12 @@ struct Reason {
 };
 
 // Which batches a backend can serve from a captured graph.
-enum class GraphSupport : uint8_t { never, uniform_single_token_decode, uniform_batch, always };
+enum class GraphSupport : uint8_t {
+  never,
+  uniform_single_token_decode,  // one new token for each request
+  uniform_batch,                // the same number of new tokens for each request
+  always,
+};
 
 // Everything selection looks at. `cache` is ignored for linear kinds and uncached scopes. On the
 // CPU device.cores is the size of the thread pool the backend will get. A GPU's device is one of

@@ -79,6 +79,8 @@ NamedTable validate_table(const BatchView& batch, const BatchRules& rules) {
 }
 
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
+  check_argument(batch.mode <= ForwardMode::draft_extend, "mode is ForwardMode({})",
+                 static_cast<int>(batch.mode));
   if (batch.mode == ForwardMode::idle) return;
   const BatchLimits& limits = rules.limits;
   check_at_most(batch.requests, limits.max_requests, "requests");

@@ -2,7 +2,9 @@
 #include "attention/validate_layer.h"
 
 #include <string_view>
+#include <utility>
 
+#include "attention/names.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -17,6 +19,22 @@ void check_rows(const HeadRows& rows, DType dtype, std::string_view name) {
 void check_optional(const void* given, bool wanted, std::string_view name, std::string_view flag) {
   check_argument((given != nullptr) == wanted, "{} is {}, but the spec's {} is {}", name,
                  given != nullptr ? "given" : "null", flag, wanted);
+}
+
+// Rows that are written share no memory.
+void check_apart(const HeadRows& rows, int64_t tokens, int64_t heads, int64_t dim,
+                 std::string_view name) {
+  int64_t inner = rows.head_stride, inner_rows = heads;
+  int64_t outer = rows.token_stride, outer_rows = tokens;
+  if (inner > outer) {
+    std::swap(inner, outer);
+    std::swap(inner_rows, outer_rows);
+  }
+  const bool apart =
+      (inner_rows <= 1 || inner >= dim) &&
+      (outer_rows <= 1 || outer >= (inner_rows > 1 ? (inner_rows - 1) * inner : 0) + dim);
+  check_argument(apart, "{} has strides of {} a token and {} a head: rows of {} values overlap",
+                 name, rows.token_stride, rows.head_stride, dim);
 }
 
 void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
@@ -60,12 +78,17 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
   check_argument(layer.q_scale == nullptr || is_fp8(spec.q_dtype),
                  "q_scale is given, but the spec's q_dtype is {}", dtype_name(spec.q_dtype));
   check_rows(layer.out, dtype, "out");
+  check_apart(layer.out, batch.tokens, spec.q_heads, spec.v_dim > 0 ? spec.v_dim : spec.head_dim_v,
+              "out");
+  check_argument(!layer.q_rope || spec.kind == AttentionKind::mla,
+                 "q_rope is given, but the spec's kind is {}", name_of(spec.kind));
   if (layer.q_rope) check_rows(layer.q_rope, dtype, "q_rope");
-  check_argument(!layer.lse || spec.needs_lse,
-                 "lse is given, but the spec's needs_lse is false");
+  check_argument(!layer.lse || spec.needs_lse, "lse is given, but the spec's needs_lse is false");
   check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
   check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");
-  if (spec.kind == AttentionKind::mla) check_mla_weights(layer.mla_weights, spec);
+  check_mla_weights(layer.mla_weights, spec);
+  check_argument(layer.linear.mixed == nullptr, "linear is given, but the spec's kind is {}",
+                 name_of(spec.kind));
 }
 
 }  // namespace fovea

@@ -146,6 +146,9 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
                  dtype_name(spec.q_dtype));
   check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
                  cache.page_size);
+  check_argument(cache.layers >= 0, "cache layers is {}, must not be negative", cache.layers);
+  check_argument(cache.order <= KvOrder::hnd, "cache order is KvOrder({})",
+                 static_cast<int>(cache.order));
   check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),
                  "cache layout is {}, kind {} needs {}", name_of(cache.layout), name_of(spec.kind),
                  spec.kind == AttentionKind::mla ? "mla or mla_fp8_rows" : "mha");
@@ -204,6 +207,8 @@ void validate_request(const BackendRequest& request) {
   validate_spec(request.spec);
   validate_cache(request.spec, request.cache);
   validate_limits(request.spec, request.limits);
+  check_argument(request.device.cores >= 1, "device cores is {}, must be at least 1",
+                 request.device.cores);
 }
 
 }  // namespace fovea

@@ -169,6 +169,7 @@ CheckLimits check_limits(DType kv_dtype) {
 
 std::vector<CheckRow> check_model(const CheckOptions& options) {
   find_device(options.engine.device);  // a device that is not there is no backend's refusal
+  check_argument(!options.engine.model_path.empty(), "model_path is empty");
   const Reference reference = read_reference(options.engine.model_path);
   std::vector<std::string> backends = options.backends;
   if (backends.empty()) {

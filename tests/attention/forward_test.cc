@@ -40,12 +40,31 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
       {"alibi_slopes is given", with([&](auto& t) { t.alibi_slopes = lse.data(); })},
       {"q_scale is given", with([&](auto& t) { t.q_scale = lse.data(); })},
+      {"q_rope is given, but the spec's kind is mha", with([&](auto& t) { t.q_rope = two; })},
+      {"mla_weights are given, but the spec's nope_dim is 0",
+       with([&](auto& t) { t.mla_weights.w_uk = t.mla_weights.w_uv = lse.data(); })},
+      {"linear is given, but the spec's kind is mha",
+       with([&](auto& t) { t.linear.mixed = lse.data(); })},
+      {"out has strides of 0 a token and 8 a head: rows of 8 values overlap",
+       with([](auto& t) { t.out.token_stride = 0; })},
+      {"out has strides of 16 a token and 7 a head", with([](auto& t) { t.out.head_stride = 7; })},
+      {"out has strides of 15 a token and 8 a head",
+       with([](auto& t) { t.out.token_stride = 15; })},
+      {"out has strides of 8 a token and 39 a head", with([](auto& t) {
+         t.out.token_stride = 8;
+         t.out.head_stride = 39;
+       })},
+      {"out has strides of -16 a token", with([](auto& t) { t.out.token_stride = -16; })},
       {"layer is 1", with([](auto& t) { t.layer = 1; })},
   };
   Fixture fixture;
   fixture.create();
   fixture.backend->plan(fixture.batch);
   fixture.backend->forward(good);
+  fixture.backend->forward(with([](auto& t) {  // head by head
+    t.out.token_stride = 8;
+    t.out.head_stride = 5 * 8;
+  }));
   for (const auto& [words, layer] : wrong) {
     const std::string text = error_of([&] { fixture.backend->forward(layer); });
     EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;

@@ -58,6 +58,7 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
        }},
       {"must be tokens = 5", [](auto& f) { f.q_indptr[2] = 4; }},
       {"request 1: q_len is 4, at most 3", [](auto& f) { f.q_indptr[1] = 1; }},
+      {"mode is ForwardMode(99)", [](auto& f) { f.batch.mode = static_cast<ForwardMode>(99); }},
       {"mode decode takes 1", [](auto& f) { f.batch.mode = ForwardMode::decode; }},
       {"request 1: q_len is 3, mode target_verify",
        [](auto& f) { f.batch.mode = ForwardMode::target_verify; }},

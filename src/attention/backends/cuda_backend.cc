@@ -122,7 +122,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   setup_.multiprocessors = context_.info().cores;
   validate_spec(spec());
   check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "have no");
+                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "do not take");
   gpu::KernelStore& store = cuda::kernel_store();
   rules_.spec = spec();
   if (pool_ != nullptr) {

@@ -20,10 +20,10 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
                  "device is {}, backend '{}' runs on the CPU", device_name(context.device),
                  kernels.name);
   check_argument((pool_ != nullptr) == uses_kv_cache(spec), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec) ? "need" : "have no");
+                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec) ? "need" : "do not take");
   check_argument((states_ != nullptr) == is_linear(spec.kind),
                  "state is {}, these layers {} a StatePool", states_ != nullptr ? "given" : "null",
-                 is_linear(spec.kind) ? "need" : "have no");
+                 is_linear(spec.kind) ? "need" : "do not take");
   shape_.threads = threads_->size();
   rules_.spec = spec;
   if (pool_ != nullptr) {
