@@ -32,7 +32,7 @@ struct Config::Node {
   [[noreturn]] void refuse(std::string_view field, const json& value,
                            std::string_view wanted) const {
     fail(ErrorCode::corrupt_file, "{}: {}{} is {}, must be {}", name, path, field,
-         json_shown(value), wanted);
+         value.is_null() ? "missing" : json_shown(value), wanted);
   }
 
   int64_t integer(std::string_view field, const json& value, int64_t low, int64_t high) const {
@@ -74,6 +74,11 @@ Config Config::parse(std::string_view text, std::string_view name, const JsonLim
   Config config;
   config.node_ = std::make_shared<Node>(Node{std::move(document), object, std::string(name), ""});
   return config;
+}
+
+void Config::refuse(std::string_view field, std::string_view wanted) const {
+  const json* value = node_->find(field);
+  node_->refuse(field, value == nullptr ? json() : *value, wanted);
 }
 
 bool Config::has(std::string_view field) const { return node_->find(field) != nullptr; }

@@ -36,6 +36,8 @@ class Config {
   std::vector<std::string> fields() const;                    // the names in this object
   // What the accessors above do not cover, in any type but null.
   const nlohmann::json& value(std::string_view field) const;
+  // Throws the error above for a field whose value, or absence, does not fit others.
+  [[noreturn]] void refuse(std::string_view field, std::string_view wanted) const;
   // An integer or a list of them (eos_token_id).
   std::vector<int64_t> integer_or_list(std::string_view field, int64_t low, int64_t high) const;
 

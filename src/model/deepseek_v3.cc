@@ -154,9 +154,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   routing.groups = static_cast<int32_t>(config.integer("n_group", 1, experts));
   routing.top_groups = static_cast<int32_t>(config.integer("topk_group", 1, routing.groups));
   if (experts % routing.groups != 0) {
-    fail(ErrorCode::corrupt_file,
-         "config.json: n_routed_experts is {}, must be a multiple of n_group, {}", experts,
-         routing.groups);
+    config.refuse("n_routed_experts", fmt::format("a multiple of n_group, {}", routing.groups));
   }
   const int32_t reachable = experts / routing.groups * routing.top_groups;
   routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, reachable));

@@ -63,9 +63,7 @@ void read_scaling(const Config& config, kernels::RopeSpec& spec) {
 
 double read_positive(const Config& config, std::string_view field, double fallback) {
   const double value = config.number_or(field, fallback);
-  if (!(value > 0)) {
-    fail(ErrorCode::corrupt_file, "config.json: {} is {}, must be positive", field, value);
-  }
+  if (!(value > 0)) config.refuse(field, "positive");
   return value;
 }
 
@@ -133,9 +131,8 @@ AttentionSpec read_attention(const Config& config) {
       config.integer_or("head_dim", std::clamp(hidden / heads, 1, kMaxHeadDim), 1, kMaxHeadDim));
   spec.head_dim_v = spec.head_dim;
   if (heads % spec.kv_heads != 0) {
-    fail(ErrorCode::corrupt_file,
-         "config.json: num_attention_heads is {}, must be a multiple of num_key_value_heads, {}",
-         heads, spec.kv_heads);
+    config.refuse("num_attention_heads",
+                  fmt::format("a multiple of num_key_value_heads, {}", spec.kv_heads));
   }
   return spec;
 }
@@ -219,10 +216,7 @@ std::vector<std::string> read_layer_types(const Config& config,
   } else {
     for (size_t i = 0; i < layers; ++i) types.emplace_back(pattern[i % pattern.size()]);
   }
-  if (types.size() != layers) {
-    fail(ErrorCode::corrupt_file, "config.json: layer_types has {} entries, must have {}",
-         types.size(), layers);
-  }
+  if (types.size() != layers) config.refuse("layer_types", fmt::format("an array of {}", layers));
   for (const std::string& type : types) {
     if (std::find(known.begin(), known.end(), type) == known.end()) {
       fail(ErrorCode::unsupported, "layer_types holds '{}'; supported here are {}", type,
@@ -230,6 +224,17 @@ std::vector<std::string> read_layer_types(const Config& config,
     }
   }
   return types;
+}
+
+std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
+                                               std::span<const std::string_view> pattern) {
+  std::vector<AttentionSpec> specs;
+  for (const std::string& type :
+       read_layer_types(config, {kFullAttention, kSlidingAttention}, pattern)) {
+    specs.push_back(full);
+    if (type == kSlidingAttention) specs.back().window = read_size(config, "sliding_window");
+  }
+  return specs;
 }
 
 void require_text(const Config& config, std::string_view field, std::string_view value) {

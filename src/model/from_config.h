@@ -61,6 +61,12 @@ std::vector<std::string> read_layer_types(const Config& config,
                                           std::initializer_list<std::string_view> known,
                                           std::span<const std::string_view> pattern);
 
+inline constexpr std::string_view kFullAttention = "full_attention";
+inline constexpr std::string_view kSlidingAttention = "sliding_attention";
+// What each layer needs, by its type, where some have the config's window: `full` without it.
+std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
+                                               std::span<const std::string_view> pattern);
+
 // A number above 0.
 double read_positive(const Config& config, std::string_view field, double fallback);
 

@@ -12,8 +12,7 @@ namespace fovea {
 
 std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
                                    std::shared_ptr<ModelDevice> device) {
-  constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
-  constexpr std::array kPattern = {kSliding, kFull};
+  constexpr std::array kPattern = {kSlidingAttention, kFullAttention};
   require_text(config, "hidden_activation", "gelu_pytorch_tanh");
   require_boolean(config, "use_bidirectional_attention", false);
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device),
@@ -30,14 +29,11 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
   full.logit_cap = static_cast<float>(config.number("attn_logit_softcapping"));
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t width = read_size(config, "intermediate_size");
-  const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
+  const auto specs = read_sliding_layers(config, full, kPattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
-    AttentionSpec spec = full;
-    if (types[static_cast<size_t>(i)] == kSliding) {
-      spec.window = read_size(config, "sliding_window");
-    }
+    const AttentionSpec& spec = specs[static_cast<size_t>(i)];
     SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
     attention.slot = join_group(parts.info, i, spec);
     attention.rotate(rotary);

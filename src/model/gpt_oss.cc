@@ -38,8 +38,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
 
 std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
                                     std::shared_ptr<ModelDevice> device) {
-  constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
-  constexpr std::array kPattern = {kSliding, kFull};
+  constexpr std::array kPattern = {kSlidingAttention, kFullAttention};
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
@@ -47,14 +46,11 @@ std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
   full.has_sinks = true;
   full.has_rope = rotates_in_backend(*parts.device);
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
-  const auto types = read_layer_types(config, {kFull, kSliding}, kPattern);
+  const auto specs = read_sliding_layers(config, full, kPattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
-    AttentionSpec spec = full;
-    if (types[static_cast<size_t>(i)] == kSliding) {
-      spec.window = read_size(config, "sliding_window");
-    }
+    const AttentionSpec& spec = specs[static_cast<size_t>(i)];
     SelfAttentionParts attention =
         read_self_attention(config, weights["self_attn"], spec, {.bias_by_default = true});
     attention.slot = join_group(parts.info, i, spec);

@@ -55,8 +55,7 @@ std::vector<bool> read_rope_layers(const Config& config, int32_t layers) {
     has_rope.push_back(rotates != 0);
   }
   if (has_rope.size() != static_cast<size_t>(layers)) {
-    fail(ErrorCode::corrupt_file, "config.json: no_rope_layers has {} entries, must have {}",
-         has_rope.size(), layers);
+    config.refuse("no_rope_layers", fmt::format("an array of {}", layers));
   }
   return has_rope;
 }
@@ -78,7 +77,7 @@ void read_head_steps(const Config& config, SelfAttentionParts& parts) {
 
 std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpoint,
                                         std::shared_ptr<ModelDevice> device) {
-  constexpr std::string_view kFull = "full_attention", kChunked = "chunked_attention";
+  constexpr std::string_view kChunked = "chunked_attention";
   require_text(config, "model_type", "llama4_text");
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
@@ -88,8 +87,8 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
       make_rotary(read_rope(config, full.head_dim), parts, kernels::RopeLayout::interleaved);
   const std::vector<bool> has_rope = read_rope_layers(config, parts.info.layers);
   std::vector<std::string_view> pattern;
-  for (const bool rotates : has_rope) pattern.push_back(rotates ? kChunked : kFull);
-  const auto types = read_layer_types(config, {kFull, kChunked}, pattern);
+  for (const bool rotates : has_rope) pattern.push_back(rotates ? kChunked : kFullAttention);
+  const auto types = read_layer_types(config, {kFullAttention, kChunked}, pattern);
   const std::vector<bool> is_moe = read_moe_layers(config, parts.info.layers);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {

@@ -10,28 +10,24 @@ namespace fovea {
 
 std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
                                   std::shared_ptr<ModelDevice> device) {
-  constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const AttentionSpec full = read_attention(config);
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");
-  std::vector<std::string_view> pattern(static_cast<size_t>(parts.info.layers), kFull);
+  std::vector<std::string_view> pattern(static_cast<size_t>(parts.info.layers), kFullAttention);
   if (config.boolean_or("use_sliding_window", false)) {
     const int64_t first = config.integer_or("max_window_layers", 28, 0, 1 << 20);
     std::fill(pattern.begin() + std::min<int64_t>(first, parts.info.layers), pattern.end(),
-              kSliding);
+              kSlidingAttention);
   }
-  const auto types = read_layer_types(config, {kFull, kSliding}, pattern);
+  const auto specs = read_sliding_layers(config, full, pattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
     const Weights attention_weights = weights["self_attn"];
-    AttentionSpec spec = full;
-    if (types[static_cast<size_t>(i)] == kSliding) {
-      spec.window = read_size(config, "sliding_window");
-    }
+    const AttentionSpec& spec = specs[static_cast<size_t>(i)];
     SelfAttentionParts attention = read_self_attention(config, attention_weights, spec);
     attention.slot = join_group(parts.info, i, spec);
     attention.rotate(rotary);

@@ -136,10 +136,8 @@ AttentionSpec read_delta_net_spec(const Config& config) {
   spec.conv_width = read_size(config, "linear_conv_kernel_dim");
   spec.softmax_scale = 1 / std::sqrt(static_cast<float>(spec.head_dim));
   if (spec.kv_heads % spec.q_heads != 0) {
-    fail(
-        ErrorCode::corrupt_file,
-        "config.json: linear_num_value_heads is {}, must be a multiple of linear_num_key_heads, {}",
-        spec.kv_heads, spec.q_heads);
+    config.refuse("linear_num_value_heads",
+                  fmt::format("a multiple of linear_num_key_heads, {}", spec.q_heads));
   }
   return spec;
 }
@@ -214,9 +212,8 @@ int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
   const double factor = owner.number_or("partial_rotary_factor", 0.25);
   const auto dim = static_cast<int32_t>(head_dim * factor);
   if (!(factor > 0 && factor <= 1) || dim < 2 || dim % 2 != 0) {
-    fail(ErrorCode::corrupt_file,
-         "config.json: partial_rotary_factor is {}, must leave an even number of {} dims", factor,
-         head_dim);
+    owner.refuse("partial_rotary_factor",
+                 fmt::format("what leaves an even number of {} dims", head_dim));
   }
   return dim;
 }
@@ -225,7 +222,7 @@ int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
 
 std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoint,
                                        std::shared_ptr<ModelDevice> device) {
-  constexpr std::string_view kFull = "full_attention", kLinear = "linear_attention";
+  constexpr std::string_view kLinear = "linear_attention";
   require_text(config, "hidden_act", "silu");
   DecoderParts parts =
       read_decoder(config, std::move(checkpoint), std::move(device), {.norms_plus_one = true});
@@ -236,8 +233,8 @@ std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoi
       make_rotary(read_rope(config, read_rotary_dim(config, full.head_dim)), parts);
   std::vector<std::string_view> pattern(
       static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, 1 << 20)), kLinear);
-  pattern.back() = kFull;
-  const auto types = read_layer_types(config, {kFull, kLinear}, pattern);
+  pattern.back() = kFullAttention;
+  const auto types = read_layer_types(config, {kFullAttention, kLinear}, pattern);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];
