@@ -15,28 +15,29 @@ using Cases = std::vector<AttentionCase>;
 
 // Several tiles and CTAs a request, and tiles that several CTAs share: where GPU kernels differ
 // from the small cases. The oracle takes half a minute of one core for them.
-void long_requests(Cases& cases) {
-  const std::vector<RequestShape> ragged = {{300, 300}, {1, 6000}, {5, 2000},  {0, 0},
-                                            {64, 64},   {1, 1},    {131, 1400}};
-  const auto add = [&](std::string name, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
-                       auto&& change) {
-    AttentionCase test = mha_case(fmt::format("long_{}", name), q_heads, kv_heads, head_dim);
-    test.spec.q_dtype = test.cache.dtype = DType::bf16;
-    test.cache.page_size = 64;
-    test.requests = ragged;
-    change(test);
-    cases.push_back(test);
-  };
-  add("mixed", 8, 2, 128, [](AttentionCase&) {});
-  add("mixed_fp16", 8, 2, 128,
-      [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
+template <typename Change>
+void add_long(Cases& cases, const std::string& name, int32_t q_heads, int32_t kv_heads,
+              int32_t head_dim, Change&& change) {
+  AttentionCase test = mha_case(fmt::format("long_{}", name), q_heads, kv_heads, head_dim);
+  test.spec.q_dtype = test.cache.dtype = DType::bf16;
+  test.cache.page_size = 64;
+  test.requests = {{300, 300}, {1, 6000}, {5, 2000}, {0, 0}, {64, 64}, {1, 1}, {131, 1400}};
+  change(test);
+  cases.push_back(test);
+}
+
+// Pages of any size, and of one token: windows, padded heads, several row tiles a block, no group,
+// fp16.
+void long_pages(Cases& cases) {
+  add_long(cases, "mixed", 8, 2, 128, [](AttentionCase&) {});
+  add_long(cases, "mixed_fp16", 8, 2, 128,
+           [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
   for (const int32_t page_size : {1, 2, 3, 16, 48, 128}) {
-    add(fmt::format("page_{}", page_size), 8, 2, 128,
-        [&](AttentionCase& test) { test.cache.page_size = page_size; });
+    add_long(cases, fmt::format("page_{}", page_size), 8, 2, 128,
+             [&](AttentionCase& test) { test.cache.page_size = page_size; });
   }
-  // Pages of one token: windows, padded heads, several row tiles a block, no group, fp16.
   const auto add_tokens = [&](std::string name, int32_t q_heads, int32_t head_dim, auto&& change) {
-    add("page_1_" + name, q_heads, 2, head_dim, [&](AttentionCase& test) {
+    add_long(cases, "page_1_" + name, q_heads, 2, head_dim, [&](AttentionCase& test) {
       test.cache.page_size = 1;
       change(test);
     });
@@ -52,12 +53,16 @@ void long_requests(Cases& cases) {
     test.requests = {{150, 900}, {0, 0}, {257, 400}, {1, 1}};
     for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
   });
-  add("hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
-  add("decode", 32, 8, 128, [](AttentionCase& test) {
+  add_long(cases, "hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
+}
+
+// Decodes, prompts, groups and head dims.
+void long_lengths(Cases& cases) {
+  add_long(cases, "decode", 32, 8, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
     test.requests = {{1, 9000}, {1, 3}, {1, 2500}};
   });
-  add("decode_of_many", 4, 1, 128, [](AttentionCase& test) {
+  add_long(cases, "decode_of_many", 4, 1, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
     test.requests.clear();
     for (int32_t i = 0; i < 300; ++i)
@@ -67,39 +72,41 @@ void long_requests(Cases& cases) {
   // with a scale a token and head.
   for (const auto& [kv_heads, page_size] : {std::pair{2, 16}, {8, 1}, {8, 64}, {16, 16}}) {
     for (const DType stored : {DType::bf16, DType::f8e4m3}) {
-      add(fmt::format("decode_of_many_{}_kv_heads_{}_page_{}", dtype_name(stored), kv_heads,
-                      page_size),
-          kv_heads, kv_heads, 128, [&](AttentionCase& test) {
-            test.mode = ForwardMode::decode;
-            test.cache.dtype = stored;
-            test.cache.page_size = page_size;
-            if (is_fp8(stored)) test.cache.scale = KvScale::per_token_head;
-            test.requests.clear();
-            for (int32_t i = 0; i < 100; ++i)
-              test.requests.push_back({i % 9 != 8, i % 13 == 5 ? 0 : 1 + i * 37 % 400});
-          });
+      add_long(cases,
+               fmt::format("decode_of_many_{}_kv_heads_{}_page_{}", dtype_name(stored), kv_heads,
+                           page_size),
+               kv_heads, kv_heads, 128, [&](AttentionCase& test) {
+                 test.mode = ForwardMode::decode;
+                 test.cache.dtype = stored;
+                 test.cache.page_size = page_size;
+                 if (is_fp8(stored)) test.cache.scale = KvScale::per_token_head;
+                 test.requests.clear();
+                 for (int32_t i = 0; i < 100; ++i)
+                   test.requests.push_back({i % 9 != 8, i % 13 == 5 ? 0 : 1 + i * 37 % 400});
+               });
     }
   }
-  add("prefill", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "prefill", 8, 2, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::extend;
     test.requests = {{700, 700}, {1, 1}, {257, 900}};
   });
   for (const auto& [q_heads, kv_heads] : {std::pair{4, 4}, {7, 1}, {16, 1}, {64, 1}}) {
-    add(fmt::format("group_{}", q_heads / kv_heads), q_heads, kv_heads, 128,
-        [](AttentionCase& test) {
-          test.requests = {{200, 333}, {1, 1500}, {9, 900}};
-        });
+    add_long(cases, fmt::format("group_{}", q_heads / kv_heads), q_heads, kv_heads, 128,
+             [](AttentionCase& test) {
+               test.requests = {{200, 333}, {1, 1500}, {9, 900}};
+             });
   }
   // Row tiles of 256 tokens of one head: half of their rows do not see the last key tile.
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    add(fmt::format("own_heads_{}", dtype_name(dtype)), 10, 10, 128, [&](AttentionCase& test) {
-      test.mode = ForwardMode::extend;
-      test.spec.q_dtype = test.cache.dtype = dtype;
-      test.requests = {{1030, 1100}, {131, 400}};
-      for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
-    });
+    add_long(cases, fmt::format("own_heads_{}", dtype_name(dtype)), 10, 10, 128,
+             [&](AttentionCase& test) {
+               test.mode = ForwardMode::extend;
+               test.spec.q_dtype = test.cache.dtype = dtype;
+               test.requests = {{1030, 1100}, {131, 400}};
+               for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
+             });
     if (dtype != DType::bf16) continue;
-    add("own_heads_cascade", 10, 10, 128, [&](AttentionCase& test) {
+    add_long(cases, "own_heads_cascade", 10, 10, 128, [&](AttentionCase& test) {
       test.spec.q_dtype = test.cache.dtype = dtype;
       test.requests = {{1030, 1286}};
       for (int32_t i = 0; i < 38; ++i) test.requests.push_back({64, 320 + i});
@@ -112,45 +119,51 @@ void long_requests(Cases& cases) {
   }
   constexpr int32_t kDims[][2] = {{64, 64}, {80, 80}, {96, 96}, {192, 192}, {192, 128}, {256, 256}};
   for (const auto& [dim, dim_v] : kDims) {
-    add(fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,
-        [dim_v = dim_v](AttentionCase& test) { test.spec.head_dim_v = dim_v; });
+    add_long(cases, fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,
+             [dim_v = dim_v](AttentionCase& test) { test.spec.head_dim_v = dim_v; });
   }
-  add("window", 8, 2, 128, [](AttentionCase& test) { test.spec.window = 500; });
-  add("window_pool", 8, 2, 128, [](AttentionCase& test) {
+}
+
+void long_masks(Cases& cases) {
+  add_long(cases, "window", 8, 2, 128, [](AttentionCase& test) { test.spec.window = 500; });
+  add_long(cases, "window_pool", 8, 2, 128, [](AttentionCase& test) {
     test.spec.window = 300;
     test.window_pool = true;
   });
-  add("chunk", 8, 2, 128, [](AttentionCase& test) { test.spec.chunk = 512; });
-  add("sinks_cap", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "chunk", 8, 2, 128, [](AttentionCase& test) { test.spec.chunk = 512; });
+  add_long(cases, "sinks_cap", 8, 2, 128, [](AttentionCase& test) {
     test.spec.has_sinks = true;
     test.spec.logit_cap = 30;
   });
-  add("alibi", 8, 2, 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
-  add("tree", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "alibi", 8, 2, 128, [](AttentionCase& test) { test.spec.has_alibi = true; });
+  add_long(cases, "tree", 8, 2, 128, [](AttentionCase& test) {
     test.spec.mask = MaskKind::tree;
     test.mode = ForwardMode::target_verify;
     test.requests = {{15, 3000}, {15, 15}, {15, 400}};
   });
-  add("custom", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "custom", 8, 2, 128, [](AttentionCase& test) {
     test.spec.mask = MaskKind::custom;
     test.requests = {{150, 1200}, {1, 2000}};
   });
-  add("encoder", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "encoder", 8, 2, 128, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::encoder;
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
-  add("ragged", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "ragged", 8, 2, 128, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::ragged;
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
-  add("cross", 8, 2, 128, [](AttentionCase& test) {
+  add_long(cases, "cross", 8, 2, 128, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{1, 1500}, {200, 700}, {1, 0}};
   });
+}
+
+void long_invariant(Cases& cases) {
   const auto add_invariant = [&](std::string name, int32_t head_dim, auto&& change) {
-    add(fmt::format("invariant_{}", name), 8, 2, head_dim, [&](AttentionCase& test) {
+    add_long(cases, fmt::format("invariant_{}", name), 8, 2, head_dim, [&](AttentionCase& test) {
       test.spec.batch_invariant = true;
       change(test);
     });
@@ -174,10 +187,13 @@ void long_requests(Cases& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{15, 3000}, {15, 15}, {15, 1400}};
   });
+}
+
+void long_fp8_caches(Cases& cases) {
   for (const KvScale scale : kScales) {
     const auto add_fp8 = [&](std::string name, int32_t head_dim, auto&& change) {
       name = fmt::format("fp8_{}{}", scale_name(scale), name);
-      add(name, 8, 2, head_dim, [&](AttentionCase& test) {
+      add_long(cases, name, 8, 2, head_dim, [&](AttentionCase& test) {
         test.cache.dtype = DType::f8e4m3;
         test.cache.scale = scale;
         change(test);
@@ -301,7 +317,11 @@ void long_latent(Cases& cases) {
 }  // namespace
 
 void add_long_cases(std::vector<AttentionCase>& cases) {
-  long_requests(cases);
+  long_pages(cases);
+  long_lengths(cases);
+  long_masks(cases);
+  long_invariant(cases);
+  long_fp8_caches(cases);
   long_latent(cases);
 }
 
