@@ -159,7 +159,8 @@ class Engine {
   // Forgets every cached prefix that no running request uses.
   virtual void clear_prefix_cache() = 0;
 
-  // add() for all, step() until all have finished. Results in the order of the requests. `stop` is
+  // add() for all, step() until all have finished. Results in the order of the requests. `on_token`
+  // sees every event of theirs and may call add() and cancel(), not step() or generate(). `stop` is
   // asked before every step: true cancels what has not finished, and results hold what there is.
   virtual std::vector<GenerateResult> generate(
       std::span<const GenerateRequest> requests,

@@ -86,6 +86,8 @@ struct BackendEntry {
   // What explain() adds: how an accepted request is served, where that depends on its batches. One
   // line; may be null or return nothing.
   std::function<std::string(const BackendRequest&)> notes = {};
+  // Known, but no code for it is in this build, for this reason. Empty: there is.
+  std::string why_not_built = {};
 };
 
 // What add() makes of a name or alias that another backend has.

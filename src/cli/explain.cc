@@ -303,7 +303,8 @@ void add_backends(CLI::App& program) {
       report.push_back({{"name", entry.name},
                         {"role", entry.role},
                         {"aliases", entry.aliases},
-                        {"graphs", graph_name(entry.graphs)}});
+                        {"graphs", graph_name(entry.graphs)},
+                        {"why_not_built", entry.why_not_built}});
     }
     if (*json) {
       fmt::print("{}\n", report.dump(2));
@@ -311,8 +312,17 @@ void add_backends(CLI::App& program) {
     }
     fmt::print("| backend | role | graphs | other names |\n| --- | --- | --- | --- |\n");
     for (const BackendEntry& entry : registry.entries()) {
+      if (!entry.why_not_built.empty()) continue;
       fmt::print("| `{}` | {} | {} | {} |\n", entry.name, entry.role, graph_name(entry.graphs),
                  fmt::join(entry.aliases, ", "));
+    }
+    fmt::print(
+        "\nKnown, but not in this build:\n\n| name | why | other names |\n| --- | --- | --- |\n");
+    for (const BackendEntry& entry : registry.entries()) {
+      if (entry.why_not_built.empty()) continue;
+      const bool says_all = entry.role == entry.why_not_built;
+      fmt::print("| `{}` | {}{} | {} |\n", entry.name, says_all ? "" : entry.role + ": ",
+                 entry.why_not_built, fmt::join(entry.aliases, ", "));
     }
   });
 }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
@@ -289,6 +290,10 @@ TEST(BackendRegistry, EveryRowAnswers) {
   for (const BackendEntry& entry : registry.entries()) {
     EXPECT_FALSE(entry.role.empty()) << entry.name;
     const BackendRequest request = gqa_request();
+    const bool not_built = std::ranges::any_of(entry.reject(request), [](const Reason& reason) {
+      return reason.code == RejectCode::not_built;
+    });
+    EXPECT_EQ(not_built, !entry.why_not_built.empty()) << entry.name;
     if (entry.reject(request).empty()) {
       EXPECT_GT(entry.workspace_bytes(request), 0u) << entry.name;
     } else {

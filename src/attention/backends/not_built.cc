@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows without code: they keep the names of the field resolvable and say why each is not here.
 #include <limits>
+#include <optional>
 
 #include "attention/backends/backends.h"
 #include "attention/capability.h"
@@ -9,10 +10,17 @@
 namespace fovea {
 namespace {
 
-using Rejection = std::function<std::vector<Reason>(const BackendRequest&)>;
-
-BackendEntry unavailable(BackendEntry entry, Rejection reject) {
-  entry.reject = std::move(reject);
+// `device` is a reason of its own where others are wrong for the backend anyway.
+BackendEntry unavailable(BackendEntry entry, std::optional<Capability> device = {}) {
+  entry.reject = [why = entry.why_not_built, device](const BackendRequest& request) {
+    std::vector<Reason> reasons;
+    if (device) {
+      if (auto reason = device_reason(*device, request.device))
+        reasons.push_back(std::move(*reason));
+    }
+    reasons.push_back({RejectCode::not_built, why});
+    return reasons;
+  };
   entry.workspace_bytes = [name = entry.name](const BackendRequest&) -> size_t {
     fail(ErrorCode::unsupported, "backend '{}' is not in this build", name);
   };
@@ -35,21 +43,16 @@ BackendEntry gpu_row(GpuRow row) {
   can.device = DeviceKind::cuda;
   can.min_sm = row.min_sm;
   can.max_sm = row.max_sm;
-  const auto reject = [can](const BackendRequest& request) {
-    std::vector<Reason> reasons;
-    if (auto reason = device_reason(can, request.device)) reasons.push_back(std::move(*reason));
-    reasons.push_back({RejectCode::not_built, "this build has no such backend yet"});
-    return reasons;
-  };
-  return unavailable({.name = row.name, .role = row.role, .aliases = std::move(row.aliases)},
-                     reject);
+  return unavailable({.name = row.name,
+                      .role = row.role,
+                      .aliases = std::move(row.aliases),
+                      .why_not_built = "this build has no such backend yet"},
+                     can);
 }
 
 BackendEntry foreign_row(const char* name, std::vector<std::string> aliases, const char* reason) {
-  const auto reject = [reason](const BackendRequest&) {
-    return std::vector<Reason>{{RejectCode::not_built, reason}};
-  };
-  return unavailable({.name = name, .role = reason, .aliases = std::move(aliases)}, reject);
+  return unavailable(
+      {.name = name, .role = reason, .aliases = std::move(aliases), .why_not_built = reason});
 }
 
 }  // namespace
