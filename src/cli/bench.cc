@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
 
+#include <cmath>
 #include <cstdio>
 #include <initializer_list>
 #include <iostream>
@@ -83,6 +84,9 @@ void run(const BenchFlags& flags) {
   if (flags.output != "md" && flags.output != "csv" && flags.output != "json") {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("--output is '{}', known: md, csv, json", flags.output));
+  }
+  if (std::isnan(flags.seconds)) {  // which a range of CLI11 lets pass
+    throw Error(ErrorCode::invalid_argument, "--seconds is nan, must be in [0, 3600]");
   }
   if (flags.gpu.on_gpu()) {
     run_gpu_bench(flags.gpu, flags.backend, flags.output,

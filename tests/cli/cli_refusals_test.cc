@@ -214,6 +214,7 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
                  {"--window", "--model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
   expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
+  expect_refused(fovea({"bench", "attention", "--seconds", "nan"}), {"--seconds"});
   expect_refused(fovea({"bench", "attention", "--filter", "decode"}),
                  {"--filter", "--device cuda"});
   expect_refused(fovea({"bench", "attention", "--device", "cuda", "--quick"}), {"--quick", "cpu"});

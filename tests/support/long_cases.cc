@@ -111,7 +111,7 @@ void long_lengths(Cases& cases) {
       test.requests = {{1030, 1286}};
       for (int32_t i = 0; i < 38; ++i) test.requests.push_back({64, 320 + i});
       for (int32_t i = 0; i < 8; ++i) test.requests.push_back({1 + i % 2, 260 + 9 * i});
-      test.requests.resize(112, {0, 0});  // a pass of so many new tokens has groups
+      test.requests.resize(112, {0, 256});  // so many requests let so many tokens have groups
       test.shared_prefix = 256;
       test.prefix_levels = 1;
       test.mode = ForwardMode::extend;
