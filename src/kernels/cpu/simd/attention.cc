@@ -19,6 +19,7 @@ class ItemRunner {
         mask_(mask_view(view_.params, item.request)),
         adjuster_(view_.params, item, mask_, scratch.bounds, view_.shape.group),
         state_(scratch.states[0]),
+        tree_(view_.shape, scratch.states + 1, view_.paths.wide ? merge_wide_states : merge_states),
         token_scales_(view_.params.keys.page_table &&
                       view_.params.keys.cache.scale == KvScale::per_token_head) {
     const RowShape& rows = view_.shape;
@@ -37,8 +38,22 @@ class ItemRunner {
     }
   }
 
+  // Runs, then writes the results or leaves them as partials.
+  void finish(const AttentionCall& call) {
+    const RowShape& shape = view_.shape;
+    const RowStates& state = run();
+    if (!view_.paths.wide) return leave(call, 0, shape.total(), state);
+    for (int32_t b = 0; b < view_.blocks(); ++b) {
+      const int32_t first = blocks_[b].first;
+      RowStates rows = states_from(shape, state, first);
+      columns_to_rows(rows.o, blocks_[b].rows, shape.o_stride, view_.scratch.v_strips);
+      rows.o = view_.scratch.v_strips;
+      leave(call, first, smaller(first + kWideRows, shape.total()), rows);
+    }
+  }
+
+ private:
   RowStates& run() {
-    StateTree tree(view_.shape, view_.scratch.states + 1);
     start_chunk();
     const int32_t first_tile = view_.item.kv_begin / kTileKeys * kTileKeys;
     locate(first_tile, view_.later);
@@ -46,37 +61,61 @@ class ItemRunner {
       const int32_t next = tile + kTileKeys;
       view_.here = view_.later;
       locate(next, view_.later);
-      attend(tile);
-      if (next % kChunkKeys != 0 && next < view_.item.kv_end) continue;
-      end_chunk();
-      tree.add(static_cast<uint32_t>(tile / kChunkKeys), state_);
-      if (next >= view_.item.kv_end) return tree.result();
+      const bool ends_chunk = next % kChunkKeys == 0 || next >= view_.item.kv_end;
+      attend(tile, ends_chunk);
+      if (!ends_chunk) continue;
+      end_chunk(chunk_of(tile));
+      if (next >= view_.item.kv_end) return tree_.result();
       start_chunk();
     }
+    if (view_.paths.wide) clear_o(padded(view_.shape.rows), view_.shape.o_stride, state_.o);
     return state_;  // no keys
   }
 
-  const RowShape& shape() const { return view_.shape; }
+  // The results of places [first, last).
+  void leave(const AttentionCall& call, int32_t first, int32_t last, const RowStates& state) const {
+    const RowShape& shape = view_.shape;
+    if (view_.item.partial < 0) {
+      return write_rows(view_.params, view_.item, shape, first, last, state);
+    }
+    const RowStates to = states_from(shape, partial_state(call, shape, view_.item.partial), first);
+    const auto places = static_cast<size_t>(last - first);
+    memcpy(to.o, state.o, places * shape.o_stride * sizeof(float));
+    memcpy(to.m, state.m, places * sizeof(float));
+    memcpy(to.l, state.l, places * sizeof(float));
+  }
 
- private:
   void start_chunk() {
-    clear_state(view_.shape, state_);
     const int32_t rows = view_.paths.wide ? padded(view_.shape.rows) : view_.shape.total();
+    clear_sums(rows, state_);
+    if (view_.paths.wide) {
+      for (bool& empty : empty_) empty = true;
+    } else {
+      clear_o(rows, view_.shape.o_stride, state_.o);
+    }
     for (int32_t i = 0; i < rows * kPadFloats; ++i) view_.scratch.l_lanes[i] = 0;
   }
 
-  void end_chunk() {
-    if (view_.paths.wide) {
-      for (int32_t b = 0; b < view_.blocks(); ++b) {
-        const WideSums sums = {l_lanes(blocks_[b]), state_.l + view_.place(blocks_[b])};
-        with_wide_vectors(wide_vectors(blocks_[b].rows), sums);
-      }
-      return;
-    }
+  static uint32_t chunk_of(int32_t tile) { return static_cast<uint32_t>(tile / kChunkKeys); }
+
+  void end_chunk(uint32_t chunk) {
+    if (view_.paths.wide) return tree_.add_merged(chunk, state_);
     for (int32_t place = 0; place < view_.shape.total(); ++place) {
       const F32 lanes = load(view_.scratch.l_lanes + place * kPadFloats);
       state_.l[place] = hn::GetLane(hn::SumOfLanes(kF32, lanes));
     }
+    tree_.add(chunk, state_);
+  }
+
+  // A wide block has met the chunk's keys. Its o is merged while it is in the first cache.
+  void end_wide_block(uint32_t chunk, int32_t b) {
+    const RowBlock& block = blocks_[b];
+    if (empty_[b]) clear_o(padded(block.rows), view_.shape.o_stride, o(block));
+    const WideSums sums = {l_lanes(block), state_.l + view_.place(block)};
+    with_wide_vectors(wide_vectors(block.rows), sums);
+    tree_.for_each_sibling(chunk, [&](const RowStates& earlier) {
+      merge_wide_block(view_.shape, block.first, earlier, state_);
+    });
   }
 
   // Beyond the last tile there are no keys.
@@ -92,7 +131,7 @@ class ItemRunner {
   // in groups of 16 instead of 64 gets 0.84 instead of 0.79 of the read bandwidth (2026-11-22), on
   // a shared Emerald Rapids, whose first cache they spare, 32 take 2 to 4 % less time than 16
   // (2026-11-23). fp8, bound by instructions, gets 0.68 both ways. Of many rows there is one head.
-  void attend(int32_t tile) {
+  void attend(int32_t tile, bool ends_chunk) {
     if (view_.paths.by_pairs) {
       view_.ahead.pairs.start(&view_.here, &view_.later);
     } else if (view_.paths.one_block) {
@@ -107,14 +146,14 @@ class ItemRunner {
       values_.start();
       for (int32_t b = 0; b < view_.blocks(); ++b) {
         const auto [begin, end] = seen_keys(blocks_[b], tile);
-        if (begin >= end) continue;
         if (view_.paths.wide) {
-          attend_wide(tile, blocks_[b], begin, end);
-          continue;
+          if (begin < end) attend_wide(tile, b, begin, end);
+          if (ends_chunk) end_wide_block(chunk_of(tile), b);
+        } else if (begin < end) {
+          keys_.multiply(blocks_[b], begin, end);
+          weigh(tile, blocks_[b], begin, end);
+          values_.add(blocks_[b], decay_, begin, end);
         }
-        keys_.multiply(blocks_[b], begin, end);
-        weigh(tile, blocks_[b], begin, end);
-        values_.add(blocks_[b], decay_, begin, end);
       }
       return;
     }
@@ -126,7 +165,8 @@ class ItemRunner {
                    [&](int32_t head, int32_t group) { add_group(tile, head, group, values); });
   }
 
-  void attend_wide(int32_t tile, const RowBlock& block, int32_t begin, int32_t end) {
+  void attend_wide(int32_t tile, int32_t b, int32_t begin, int32_t end) {
+    const RowBlock& block = blocks_[b];
     float* scores = view_.scratch.scores;
     keys_.multiply_wide(block, begin, end, scores);
     WideSoftmax softmax;
@@ -138,13 +178,17 @@ class ItemRunner {
     softmax.m = state_.m + view_.place(block);
     softmax.l_lanes = l_lanes(block);
     softmax.decay = decay_;
-    if (token_scales_) scale_wide_scores(k_scales(), softmax.first, softmax.last, scores);
+    const int32_t vectors = wide_vectors(block.rows);
+    if (token_scales_) {
+      scale_wide_scores(k_scales(), vectors, softmax.first, softmax.last, scores);
+    }
     if (tile + softmax.first < block.inner_begin || tile + softmax.last > block.inner_end) {
       hide_outside(view_.scratch.bounds + block.first, block.rows, tile, softmax.first,
                    softmax.last, scores);
     }
-    with_wide_vectors(wide_vectors(block.rows), softmax);
-    values_.add_wide(block, scores, decay_, begin, end);
+    with_wide_vectors(vectors, softmax);
+    values_.add_wide(block, scores, empty_[b] ? nullptr : decay_, begin, end);
+    empty_[b] = false;
   }
 
   template <class Function>
@@ -199,6 +243,10 @@ class ItemRunner {
             smaller(block.end - tile, view_.here.end)};
   }
 
+  float* o(const RowBlock& block) const {
+    return state_.o + int64_t{view_.place(block)} * view_.shape.o_stride;
+  }
+
   float* l_lanes(const RowBlock& block) const {
     return view_.scratch.l_lanes + view_.place(block) * kPadFloats;
   }
@@ -229,8 +277,10 @@ class ItemRunner {
   const MaskView mask_;
   ScoreAdjuster adjuster_;
   RowStates& state_;
+  StateTree tree_;
   const bool token_scales_;
   RowBlock blocks_[kMaxRows / kProductRows];
+  bool empty_[kMaxRows / kWideRows];  // of the chunk at work: o of the wide block is not yet set
   alignas(64) float decay_[kWideRows];
 };
 
@@ -238,18 +288,7 @@ class ItemRunner {
 
 void attention_item(const AttentionCall& call, const AttentionItem& item,
                     const AttentionScratch& scratch) {
-  ItemRunner runner(call, item, scratch);
-  const RowStates& state = runner.run();
-  const RowShape& shape = runner.shape();
-  if (item.partial < 0) {
-    write_rows(*call.params, item, shape, state);
-    return;
-  }
-  const RowStates to = partial_state(call, shape, item.partial);
-  const size_t rows = static_cast<size_t>(shape.total());
-  memcpy(to.o, state.o, rows * shape.o_stride * sizeof(float));
-  memcpy(to.m, state.m, rows * sizeof(float));
-  memcpy(to.l, state.l, rows * sizeof(float));
+  ItemRunner(call, item, scratch).finish(call);
 }
 
 void attention_merge(const AttentionCall& call, const AttentionMerge& merge) {
@@ -261,7 +300,7 @@ void attention_merge(const AttentionCall& call, const AttentionMerge& merge) {
     RowStates state = partial_state(call, shape, merge.tile.partial + piece * merge.partial_stride);
     tree.add(static_cast<uint32_t>(merge.first_piece + piece), state);
   }
-  write_rows(*call.params, merge.tile, shape, tree.result());
+  write_rows(*call.params, merge.tile, shape, 0, shape.total(), tree.result());
 }
 
 }  // namespace fovea::kernels::cpu::FOVEA_ISA

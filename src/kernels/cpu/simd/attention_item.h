@@ -33,7 +33,7 @@ struct ItemView {
               {reader, item.head_begin, item.head_end},
               paths.by_pairs} {
     const int32_t products =
-        paths.wide ? kTileKeys / kWideKeys + kWideRows / kProductRows : kTileKeys / kPanelKeys + 1;
+        paths.wide ? (kTileKeys + shape.o_stride) / kWideKeys : kTileKeys / kPanelKeys + 1;
     const auto lines = static_cast<int32_t>((reader.k_row_bytes + reader.v_row_bytes) / 64);
     const bool two_streams = paths.keys_in_place && !is_fp8(reader.k_dtype);
     const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;

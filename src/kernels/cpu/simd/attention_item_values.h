@@ -32,18 +32,26 @@ class ValueProducts {
     } else if (view_.paths.values_in_k_rows) {
       add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
     } else {
-      add_strips<kTileKeys, 1>(view_.place(block), product_rows(block.rows), view_.scores(block),
-                               decay, begin, end);
+      add_strips(view_.place(block), product_rows(block.rows), view_.scores(block), decay, begin,
+                 end);
     }
   }
 
-  // The same for a block of attention_wide.h.
+  // The same for a block of attention_wide.h. Without a decay o starts at 0.
   void add_wide(const RowBlock& block, const float* weights, const float* decay, int32_t begin,
                 int32_t end) {
     if (!ready_) prepare();
-    for (int32_t r = 0; r < block.rows; r += kProductRows) {
-      const int32_t rows = product_rows(smaller(kProductRows, block.rows - r));
-      add_strips<1, kWideRows>(view_.place(block) + r, rows, weights + r, decay + r, begin, end);
+    const int32_t vectors = wide_vectors(block.rows);
+    WideProduct product;
+    product.rows = weights + begin * vectors * kLanes;
+    product.steps = end - begin;
+    product.decay = decay;
+    float* o = view_.scratch.states[0].o + view_.place(block) * int64_t{view_.shape.o_stride};
+    for (int32_t column = 0; column < view_.shape.o_stride; column += kWideKeys) {
+      view_.ahead.near.ask<2>(view_.lines_per_ask);
+      product.factors = view_.scratch.v_strips + column * kTileKeys + begin * kWideKeys;
+      product.x = o + column * vectors * kLanes;
+      with_wide_vectors(vectors, product);
     }
   }
 
@@ -66,16 +74,19 @@ class ValueProducts {
       } else {
         const char* from = view_.here.v[n] + view_.this_head() * view_.reader.v_head_bytes;
         with_type(from, view_.reader.v_dtype, [&](const auto* typed) {
-          load_into_strips(typed, view_.shape.dim_v, n, view_.scratch.v_strips);
+          if (view_.paths.wide) {
+            load_into_groups(typed, view_.shape.dim_v, n, view_.scratch.v_strips);
+          } else {
+            load_into_strips(typed, view_.shape.dim_v, n, view_.scratch.v_strips);
+          }
         });
       }
     }
   }
 
-  template <int32_t kRowStep, int32_t kKeyStep>
   void add_strips(int32_t place, int32_t rows, const float* weights, const float* decay,
                   int32_t begin, int32_t end) {
-    StripsProduct<kRowStep, kKeyStep> product;
+    StripsProduct product;
     product.weights = weights;
     product.strips = view_.scratch.v_strips;
     product.decay = decay;

@@ -38,10 +38,18 @@ struct RowShape {
   int32_t o_stride;
 };
 
-inline void clear_state(const RowShape& shape, const RowStates& state) {
-  const int64_t size = static_cast<int64_t>(shape.total()) * shape.o_stride;
-  for (int64_t i = 0; i < size; i += kLanes) store(hn::Zero(kF32), state.o + i);
-  for (int32_t r = 0; r < shape.total(); ++r) {
+// The states from row `row` of an item on.
+inline RowStates states_from(const RowShape& shape, const RowStates& states, int32_t row) {
+  return {states.o + int64_t{row} * shape.o_stride, states.m + row, states.l + row};
+}
+
+inline void clear_o(int32_t places, int32_t o_stride, float* o) {
+  const int64_t size = int64_t{places} * o_stride;
+  for (int64_t i = 0; i < size; i += kLanes) store(hn::Zero(kF32), o + i);
+}
+
+inline void clear_sums(int32_t places, const RowStates& state) {
+  for (int32_t r = 0; r < places; ++r) {
     state.m[r] = -kInfinity;
     state.l[r] = 0;
   }
@@ -65,21 +73,78 @@ inline void merge_states(const RowShape& shape, const RowStates& earlier, const 
   }
 }
 
+// The same for a block of attention_wide.h, whose o lies column by column.
+struct WideMerge {
+  RowStates earlier, later;  // of the block
+  int32_t o_stride;
+
+  template <int V>
+  void run() const {
+    F32 earlier_weight[V], later_weight[V];
+    for (int v = 0; v < V; ++v) {
+      const F32 earlier_m = load(earlier.m + v * kLanes);
+      const F32 later_m = load(later.m + v * kLanes);
+      const F32 m = hn::IfThenElse(hn::Gt(earlier_m, later_m), earlier_m, later_m);
+      const F32 finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(kF32, -kInfinity)), m);
+      earlier_weight[v] = exp2_non_positive(hn::Sub(earlier_m, finite));
+      later_weight[v] = exp2_non_positive(hn::Sub(later_m, finite));
+      const F32 earlier_l = hn::Mul(load(earlier.l + v * kLanes), earlier_weight[v]);
+      const F32 later_l = hn::Mul(load(later.l + v * kLanes), later_weight[v]);
+      store(m, later.m + v * kLanes);
+      store(hn::Add(earlier_l, later_l), later.l + v * kLanes);
+    }
+    const float* from = earlier.o;
+    float* to = later.o;
+    for (int32_t column = 0; column < o_stride; ++column) {
+      for (int v = 0; v < V; ++v, from += kLanes, to += kLanes) {
+        const F32 scaled = hn::Mul(load(from), earlier_weight[v]);
+        store(hn::MulAdd(load(to), later_weight[v], scaled), to);
+      }
+    }
+  }
+};
+
+inline void merge_wide_block(const RowShape& shape, int32_t first, const RowStates& earlier,
+                             const RowStates& later) {
+  const WideMerge merge = {states_from(shape, earlier, first), states_from(shape, later, first),
+                           shape.o_stride};
+  with_wide_vectors(wide_vectors(smaller(kWideRows, shape.rows - first)), merge);
+}
+
+inline void merge_wide_states(const RowShape& shape, const RowStates& earlier,
+                              const RowStates& later) {
+  for (int32_t row = 0; row < shape.rows; row += kWideRows) {
+    merge_wide_block(shape, row, earlier, later);
+  }
+}
+
 // Merges states along a binary tree over their numbers, arriving in ascending order; `states` holds
 // one place per level. Missing numbers count as empty, so a tree over pieces of aligned size equals
 // the tree over their parts.
 class StateTree {
  public:
-  StateTree(const RowShape& shape, RowStates* states) : shape_(shape), states_(states) {}
+  using Merge = void (*)(const RowShape&, const RowStates& earlier, const RowStates& later);
+
+  StateTree(const RowShape& shape, RowStates* states, Merge merge = merge_states)
+      : shape_(shape), states_(states), merge_(merge) {}
 
   // Takes `state` and leaves the memory of a consumed one in its place.
   void add(uint32_t number, RowStates& state) {
-    int32_t level = 0;
-    for (; (number >> level) & 1; ++level) {
-      if (!(held_ >> level & 1)) continue;
-      merge_states(shape_, states_[level], state);
-      held_ &= ~(1u << level);
+    for_each_sibling(number, [&](const RowStates& earlier) { merge_(shape_, earlier, state); });
+    add_merged(number, state);
+  }
+
+  // The states that state `number` must be merged with before add_merged(), in this order.
+  template <class Function>
+  void for_each_sibling(uint32_t number, const Function& function) const {
+    for (int32_t level = 0; (number >> level) & 1; ++level) {
+      if (held_ >> level & 1) function(states_[level]);
     }
+  }
+
+  void add_merged(uint32_t number, RowStates& state) {
+    int32_t level = 0;
+    for (; (number >> level) & 1; ++level) held_ &= ~(1u << level);
     swap(states_[level], state);
     held_ |= 1u << level;
   }
@@ -90,7 +155,7 @@ class StateTree {
     for (int32_t level = 0; held_ >> level; ++level) {
       if (!(held_ >> level & 1)) continue;
       if (sum) {
-        merge_states(shape_, states_[level], *sum);
+        merge_(shape_, states_[level], *sum);
       } else {
         sum = &states_[level];
       }
@@ -107,6 +172,7 @@ class StateTree {
 
   const RowShape& shape_;
   RowStates* states_;
+  const Merge merge_;
   uint32_t held_ = 0;
 };
 
@@ -224,11 +290,21 @@ inline void load_wide_queries(const AttentionParams& params, const AttentionItem
   }
 }
 
-// Divides by the sum, the sink included, and writes out and lse.
+// Rows of o of a block of attention_wide.h, which lies column by column.
+inline void columns_to_rows(const float* columns, int32_t rows, int32_t o_stride, float* o) {
+  const int32_t width = wide_vectors(rows) * kLanes;
+  for (int32_t column = 0; column < o_stride; column += kLanes) {
+    interleave_rows(columns + column * width, width, kLanes, width, o_stride, o + column);
+  }
+}
+
+// Divides by the sum, the sink included, and writes out and lse. state: of the places from `first`
+// on.
 inline void write_rows(const AttentionParams& params, const AttentionItem& item,
-                       const RowShape& shape, const RowStates& state) {
+                       const RowShape& shape, int32_t first, int32_t last, const RowStates& state) {
   const KvLayerView& cache = params.keys.cache;
-  for (int32_t place = 0; place < shape.total(); ++place) {
+  for (int32_t i = 0; i < last - first; ++i) {
+    const int32_t place = first + i;
     const int32_t r = place % shape.head_rows;
     if (r >= shape.rows) continue;
     const int32_t head = item.head_begin + place / shape.head_rows;
@@ -237,8 +313,8 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
       const RowPlace later = row_place(params, item, shape, head, r + kProductRows);
       ask_for_row<true>(params.out, later, shape.dim_v);
     }
-    const float m = state.m[place];
-    const float l = state.l[place];
+    const float m = state.m[i];
+    const float l = state.l[i];
     const bool empty = m == -kInfinity;
     float factor = empty ? 0.0f : 1.0f / l;
     if (!empty && params.sinks) {
@@ -252,7 +328,7 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
       const bool v_in_k = cache.layout != KvLayout::mha;
       factor *= tensor_scale(cache, v_in_k ? cache.k_scale : cache.v_scale, head);
     }
-    float* o = state.o + static_cast<int64_t>(place) * shape.o_stride;
+    float* o = state.o + static_cast<int64_t>(i) * shape.o_stride;
     for (int32_t d = 0; d < shape.o_stride; d += kLanes) {
       store(hn::Mul(load(o + d), hn::Set(kF32, factor)), o + d);
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of many rows whose scores lie key by key, the rows in the lanes. A block takes four times
-// as many rows as one of attention_products.h, so keys come from the second cache a quarter as
-// often; the softmax needs no maxima across lanes; and the weights of a key lie next to each other
-// for the product with the values: 0 to 4 % of a prefill of head_dim 128, 2 to 9 % of 64 (Emerald
-// Rapids with work on the sibling threads, 2026-11-23).
+// Blocks of many rows, the rows in the lanes: scores lie key by key, o column by column. A block
+// takes four times as many rows as one of attention_products.h, so keys come from the second cache
+// a quarter as often; the softmax needs no maxima across lanes; and both products are one: 11
+// numbers are loaded for 24 multiply-adds, where the tile of 12 x 2 loads 14. 0 to 4 % of a prefill
+// of head_dim 128, 2 to 9 % of 64 are the scores', 2 to 5 % the values' (Emerald Rapids with work
+// on the sibling threads, 2026-11-23).
 //
 // The bits are those of the other blocks: each element is the same chain of multiply-adds, and sums
 // of weights are kept for kLanes keys and then added as hn::SumOfLanes() does.
@@ -27,68 +28,113 @@ HWY_INLINE void with_wide_vectors(int32_t vectors, const Function& function) {
   function.template run<3>();
 }
 
-// scores[key][row] = sum over d of keys[d][key] * q[d][row], for kWideKeys keys.
-struct WideScoreProduct {
-  const float* q;     // [dim, V vectors of rows]
-  const float* keys;  // [dim, kWideKeys]
-  int32_t dim;        // even
-  float* scores;      // [kWideKeys, kWideRows]
+// sum += factor * y; a factor in memory is the operand of the multiply-add. GCC itself chooses
+// registers such that sums move: 73 to 78 instead of 66 instructions for 48 multiply-adds.
+#if HWY_TARGET == HWY_AVX3
+HWY_INLINE void add_product(const float& factor, F32 y, F32& sum) {
+  asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(sum.raw) : "m"(factor), "v"(y.raw));
+}
+HWY_INLINE void add_product(F32 factor, F32 y, F32& sum) {
+  asm("vfmadd231ps %1, %2, %0" : "+v"(sum.raw) : "v"(factor.raw), "v"(y.raw));
+}
+#else
+HWY_INLINE void add_product(float factor, F32 y, F32& sum) {
+  sum = hn::MulAdd(hn::Set(kF32, factor), y, sum);
+}
+HWY_INLINE void add_product(F32 factor, F32 y, F32& sum) { sum = hn::MulAdd(factor, y, sum); }
+#endif
+
+// x[k][row] = x[k][row] * decay[row] + sum over steps i of factors[i][k] * rows[i][row], for
+// kWideKeys k: scores of keys as sums over dims, or columns of o as sums over keys.
+struct WideProduct {
+  const float* rows;     // [steps, V vectors]
+  const float* factors;  // [steps, kWideKeys]
+  int32_t steps;
+  const float* decay;  // [V vectors]; null: sums start at 0
+  float* x;            // [kWideKeys, V vectors]
 
   template <int V>
-  void run() const {
+  HWY_NOINLINE void run() const {
     F32 sum[kWideKeys][V];
+    start(sum);
+    const float* row = rows;
+    const float* factor = factors;
+    const float* const last = factors + steps * kWideKeys;
+    if (steps % 2 != 0) {
+      step(row, factor, sum);
+      row += V * kLanes;
+      factor += kWideKeys;
+    }
+    for (; factor < last; row += 2 * V * kLanes, factor += 2 * kWideKeys) {
+      step(row, factor, sum);
+      step(row + V * kLanes, factor + kWideKeys, sum);
+    }
+    float* const to = const_cast<float*>(same_memory(x));
 #pragma GCC unroll 8
     for (int k = 0; k < kWideKeys; ++k) {
 #pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) sum[k][v] = hn::Zero(kF32);
-    }
-    const float* rows = q;
-    const float* from = keys;
-    for (int32_t d = 0; d < dim; d += 2, rows += 2 * V * kLanes, from += 2 * kWideKeys) {
-      const float* again = same_memory(from);
-      const float* once_more = same_memory(again);
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        F32 x[V];
-#pragma GCC unroll 3
-        for (int v = 0; v < V; ++v) x[v] = hn::Load(kF32, rows + (i * V + v) * kLanes);
-#pragma GCC unroll 8
-        for (int k = 0; k < kWideKeys; ++k) {
-          const int at = i * kWideKeys + k;
-          multiply_by(from + at, again + at, once_more + at, k, x, sum[k]);
-        }
-      }
-    }
-    float* const to = scores;
-#pragma GCC unroll 8
-    for (int k = 0; k < kWideKeys; ++k) {
-#pragma GCC unroll 3
-      for (int v = 0; v < V; ++v) hn::Store(sum[k][v], kF32, to + k * kWideRows + v * kLanes);
+      for (int v = 0; v < V; ++v) hn::Store(sum[k][v], kF32, to + (k * V + v) * kLanes);
     }
   }
 
  private:
-  // As the function of the same name in attention_products.h: half of the keys are loaded for each
-  // multiply-add.
   template <int V>
-  static HWY_INLINE void multiply_by(const float* x, const float* again, const float* once_more,
-                                     int k, const F32 (&y)[V], F32 (&sum)[V]) {
-    constexpr int kKeysLoadedAgain = kLanes == 16 ? 4 : 0;
-    const bool load_again = k < kKeysLoadedAgain;
-    const F32 factor = hn::Set(kF32, *x);
-    sum[0] = hn::MulAdd(factor, y[0], sum[0]);
-    if constexpr (V > 1) {
-      sum[1] = hn::MulAdd(load_again ? hn::Set(kF32, *again) : factor, y[1], sum[1]);
+  HWY_INLINE void start(F32 (&sum)[kWideKeys][V]) const {
+    if (!decay) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kWideKeys; ++k) {
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) sum[k][v] = hn::Zero(kF32);
+      }
+      return;
     }
-    if constexpr (V > 2) {
-      sum[2] = hn::MulAdd(load_again ? hn::Set(kF32, *once_more) : factor, y[2], sum[2]);
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) {
+      const F32 shrink = hn::Load(kF32, decay + v * kLanes);
+#pragma GCC unroll 8
+      for (int k = 0; k < kWideKeys; ++k) {
+        sum[k][v] = hn::Mul(shrink, hn::Load(kF32, x + (k * V + v) * kLanes));
+      }
+    }
+  }
+
+  template <int V>
+  static HWY_INLINE void step(const float* row, const float* factor, F32 (&sum)[kWideKeys][V]) {
+    constexpr int kOperands = kWideKeys / 2;  // 2 to 6 of 8: within 1 %
+    F32 y[V];
+#pragma GCC unroll 3
+    for (int v = 0; v < V; ++v) y[v] = hn::Load(kF32, row + v * kLanes);
+#pragma GCC unroll 8
+    for (int k = 0; k < kWideKeys; ++k) {
+      if (k < kOperands) {
+#pragma GCC unroll 3
+        for (int v = 0; v < V; ++v) add_product(factor[k], y[v], sum[k][v]);
+        continue;
+      }
+      const F32 f = hn::Set(kF32, factor[k]);
+#pragma GCC unroll 3
+      for (int v = 0; v < V; ++v) add_product(f, y[v], sum[k][v]);
     }
   }
 };
 
+// Values of a key as f32, in groups of kWideKeys columns: [columns / kWideKeys, kTileKeys,
+// kWideKeys].
+template <class T>
+inline void load_into_groups(const T* from, int32_t count, int32_t key, float* groups) {
+  const hn::Half<F32Tag> half;
+  float* to = groups + key * kWideKeys;
+  for (int32_t column = 0; column < count; column += kLanes, to += kLanes * kTileKeys) {
+    const int32_t rest = count - column;
+    const F32 value = rest >= kLanes ? load(from + column) : load_first(from + column, rest);
+    hn::StoreU(hn::LowerHalf(half, value), half, to);
+    hn::StoreU(hn::UpperHalf(half, value), half, to + kWideKeys * kTileKeys);
+  }
+}
+
 // One tile of one block of rows. Vectors of rows are met one after another.
 struct WideSoftmax {
-  float* scores;          // [kTileKeys, kWideRows]; become the weights
+  float* scores;          // [kTileKeys, V vectors]; become the weights
   int32_t first, last;    // keys, multiples of kLanes
   float factor;           // > 0
   const float* v_scales;  // [kTileKeys], folded into the weights, or null
@@ -99,18 +145,19 @@ struct WideSoftmax {
   template <int V>
   void run() const {
     for (int v = 0; v < V; ++v) {
-      weigh(scores + v * kLanes, m + v * kLanes, l_lanes + v * kLanes, V * kLanes,
-            decay + v * kLanes);
+      weigh<V * kLanes>(scores + v * kLanes, m + v * kLanes, l_lanes + v * kLanes,
+                        decay + v * kLanes);
     }
   }
 
  private:
-  void weigh(float* s, float* top, float* sums, int32_t sum_stride, float* shrink) const {
+  template <int32_t kStride>
+  void weigh(float* s, float* top, float* sums, float* shrink) const {
     F32 tops[4];  // else each maximum waits for the one before
-    for (int i = 0; i < 4; ++i) tops[i] = hn::Load(kF32, s + (first + i) * kWideRows);
+    for (int i = 0; i < 4; ++i) tops[i] = hn::Load(kF32, s + (first + i) * kStride);
     for (int32_t key = first + 4; key < last; key += 4) {
       for (int i = 0; i < 4; ++i) {
-        tops[i] = hn::Max(tops[i], hn::Load(kF32, s + (key + i) * kWideRows));
+        tops[i] = hn::Max(tops[i], hn::Load(kF32, s + (key + i) * kStride));
       }
     }
     const F32 tile_top = hn::Max(hn::Max(tops[0], tops[1]), hn::Max(tops[2], tops[3]));
@@ -123,10 +170,10 @@ struct WideSoftmax {
     const F32 finite = hn::IfThenZeroElse(hn::Eq(now, hn::Set(kF32, -HUGE_VALF)), now);
     const F32 less = exp2_non_positive(hn::Sub(old, finite));
     hn::Store(less, kF32, shrink);
-    for (int32_t j = 0; j < kLanes; ++j, sums += sum_stride) {
+    for (int32_t j = 0; j < kLanes; ++j, sums += kStride) {
       F32 sum = hn::Zero(kF32);
       for (int32_t key = first + j; key < last; key += kLanes) {
-        float* at = s + key * kWideRows;
+        float* at = s + key * kStride;
         const F32 weight = exp2_non_positive(hn::MulSub(hn::Load(kF32, at), factors, finite));
         sum = hn::Add(sum, weight);
         const F32 stored = v_scales ? hn::Mul(weight, hn::Set(kF32, v_scales[key])) : weight;
@@ -156,6 +203,7 @@ struct WideSums {
 // Hides keys [first, last) of the tile from the rows that do not see them. bounds: of `rows` rows.
 inline void hide_outside(const RowBounds* bounds, int32_t rows, int32_t tile, int32_t first,
                          int32_t last, float* scores) {
+  const int32_t stride = wide_vectors(rows) * kLanes;
   const hn::Rebind<int32_t, F32Tag> d32;
   for (int32_t v = 0; v < rows; v += kLanes) {
     alignas(64) int32_t limits[4][kLanes] = {};
@@ -174,17 +222,19 @@ inline void hide_outside(const RowBounds* bounds, int32_t rows, int32_t tile, in
       const auto inside = hn::And(hn::Gt(key, before), hn::Lt(key, end));
       const auto in_prefix = hn::And(hn::Gt(key, before_prefix), hn::Lt(key, prefix_end));
       const auto seen = hn::RebindMask(kF32, hn::Or(inside, in_prefix));
-      float* at = scores + n * kWideRows + v;
+      float* at = scores + n * stride + v;
       store(hn::IfThenElse(seen, load(at), hn::Set(kF32, -HUGE_VALF)), at);
     }
   }
 }
 
 // The scores of keys [first, last) times the scales of the keys.
-inline void scale_wide_scores(const float* key_scales, int32_t first, int32_t last, float* scores) {
+inline void scale_wide_scores(const float* key_scales, int32_t vectors, int32_t first, int32_t last,
+                              float* scores) {
+  const int32_t stride = vectors * kLanes;
   for (int32_t n = first; n < last; ++n) {
     const F32 scale = hn::Set(kF32, key_scales[n]);
-    for (int32_t r = n * kWideRows; r < (n + 1) * kWideRows; r += kLanes) {
+    for (int32_t r = n * stride; r < (n + 1) * stride; r += kLanes) {
       store(hn::Mul(load(scores + r), scale), scores + r);
     }
   }

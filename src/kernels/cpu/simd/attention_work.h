@@ -60,7 +60,7 @@ struct AttentionScratch {
   float* k_rows;      // [kTileKeys, dim + kPadFloats]
   void* k_unpacked;   // bf16 [kTileKeys, dim], of fp8 keys
   void* v_unpacked;   // bf16 [kTileKeys, dim_v], of fp8 values
-  float* v_strips;    // [dim_v / 2 vectors, kTileKeys, 2 vectors]
+  float* v_strips;    // [dim_v / 2 vectors, kTileKeys, 2 vectors], or in groups of columns
   float* scores;      // [rows that may be split, kTileKeys], or [kTileKeys, rows] of a wide block
   float* scales;      // [2, heads, kTileKeys], of keys, then of values
   RowBounds* bounds;  // [rows]
