@@ -66,6 +66,8 @@ struct WideProduct {
       factor += kWideKeys;
     }
     for (; factor < last; row += 2 * V * kLanes, factor += 2 * kWideKeys) {
+      // Factors come from the second cache: beside a neighbour 1 to 2 % of a product (2026-11-23).
+      __builtin_prefetch(factor + 24 * kWideKeys, 0, 3);
       step(row, factor, sum);
       step(row + V * kLanes, factor + kWideKeys, sum);
     }
