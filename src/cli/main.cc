@@ -68,8 +68,9 @@ int main(int argc, char** argv) {
     // own.
     if (dynamic_cast<const CLI::RuntimeError*>(&error)) return error.get_exit_code();
     if (error.get_exit_code() == 0) return program.exit(error);
-    std::fprintf(stderr, "fovea: %s; %s --help lists what is accepted\n", error.what(),
-                 command_line(program).c_str());
+    const bool is_number = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr;
+    std::fprintf(stderr, "fovea: %s%s; %s --help lists what is accepted\n", error.what(),
+                 is_number ? ": not a number, or too large" : "", command_line(program).c_str());
     return kBadInput;
   } catch (const fovea::Error& error) {
     fovea::cli::clear_progress();

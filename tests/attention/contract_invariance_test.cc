@@ -12,6 +12,7 @@
 
 #include "support/cases.h"
 #include "support/run_backend.h"
+#include "support/served_case.h"
 #include "support/test_device.h"
 
 namespace fovea {
@@ -22,15 +23,7 @@ using test::CaseData;
 using test::Fill;
 using test::Output;
 using test::Piece;
-
-struct Invariant {
-  BackendEntry entry;
-  AttentionCase test;
-};
-
-void PrintTo(const Invariant& invariant, std::ostream* to) {
-  *to << invariant.entry.name << " on " << invariant.test.name;
-}
+using test::ServedCase;
 
 // What may bring an order of summation of its own.
 std::vector<AttentionCase> invariant_cases() {
@@ -86,18 +79,12 @@ std::vector<AttentionCase> long_cases() {
   return cases;
 }
 
-std::vector<Invariant> invariants(const std::vector<AttentionCase>& cases) {
-  std::vector<Invariant> invariants;
-  if (!test::why_no_test_device().empty()) return invariants;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    for (const AttentionCase& test : cases) {
-      const bool slow = entry.name == "reference" && test.requests[0].q_len > 1000;
-      if (!slow && entry.reject(test::request_of(test)).empty())
-        invariants.push_back({entry, test});
-    }
-  }
-  return invariants;
+std::vector<ServedCase> invariants(const std::vector<AttentionCase>& cases) {
+  std::vector<ServedCase> served = test::served_cases(cases);
+  std::erase_if(served, [](const ServedCase& invariant) {  // slow
+    return invariant.entry.name == "reference" && invariant.test.requests[0].q_len > 1000;
+  });
+  return served;
 }
 
 // The rows of one piece of a batch.
@@ -121,7 +108,7 @@ Rows rows_of(const AttentionCase& test, const Output& output, const std::vector<
   return {slice(output.out, width), slice(output.lse, 1)};
 }
 
-class BatchInvariance : public ::testing::TestWithParam<Invariant> {
+class BatchInvariance : public ::testing::TestWithParam<ServedCase> {
  protected:
   const BackendEntry& entry() const { return GetParam().entry; }
 };
@@ -281,15 +268,12 @@ TEST_P(LongRows, ReplaysGiveTheSameBits) {
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LongRows);
 INSTANTIATE_TEST_SUITE_P(Builtin, LongRows, ::testing::ValuesIn(invariants(long_cases())),
-                         [](const auto& param) {
-                           return param.param.entry.name + "_" + param.param.test.name;
-                         });
+                         test::served_case_name);
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(BatchInvariance);
 INSTANTIATE_TEST_SUITE_P(Builtin, BatchInvariance,
-                         ::testing::ValuesIn(invariants(invariant_cases())), [](const auto& param) {
-                           return param.param.entry.name + "_" + param.param.test.name;
-                         });
+                         ::testing::ValuesIn(invariants(invariant_cases())),
+                         test::served_case_name);
 
 }  // namespace
 }  // namespace fovea

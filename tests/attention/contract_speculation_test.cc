@@ -8,7 +8,7 @@
 #include "support/cases.h"
 #include "support/expect_close.h"
 #include "support/run_backend.h"
-#include "support/test_device.h"
+#include "support/served_case.h"
 
 namespace fovea {
 namespace {
@@ -17,27 +17,12 @@ using test::AttentionCase;
 using test::CaseData;
 using test::Output;
 using test::RequestData;
+using test::ServedCase;
 
-struct Tree {
-  BackendEntry entry;
-  AttentionCase test;
-};
-
-void PrintTo(const Tree& tree, std::ostream* to) {
-  *to << tree.entry.name << " on " << tree.test.name;
-}
-
-std::vector<Tree> trees() {
-  std::vector<Tree> trees;
-  if (!test::why_no_test_device().empty()) return trees;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    for (AttentionCase& test : test::attention_cases()) {
-      if (test.spec.mask != MaskKind::tree) continue;
-      if (entry.reject(test::request_of(test)).empty()) trees.push_back({entry, std::move(test)});
-    }
-  }
-  return trees;
+std::vector<ServedCase> trees() {
+  std::vector<AttentionCase> cases = test::attention_cases();
+  std::erase_if(cases, [](const auto& test) { return test.spec.mask != MaskKind::tree; });
+  return test::served_cases(cases);
 }
 
 // The path that ends in `leaf`, root first.
@@ -84,7 +69,7 @@ void append(const test::OracleResult& path, test::OracleResult& all) {
   all.rounded_keys = path.rounded_keys;
 }
 
-class Speculation : public ::testing::TestWithParam<Tree> {};
+class Speculation : public ::testing::TestWithParam<ServedCase> {};
 
 TEST_P(Speculation, TreeEqualsItsPaths) {
   const AttentionCase& test = GetParam().test;
@@ -115,9 +100,8 @@ TEST_P(Speculation, TreeEqualsItsPaths) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Speculation);
-INSTANTIATE_TEST_SUITE_P(Builtin, Speculation, ::testing::ValuesIn(trees()), [](const auto& param) {
-  return param.param.entry.name + "_" + param.param.test.name;
-});
+INSTANTIATE_TEST_SUITE_P(Builtin, Speculation, ::testing::ValuesIn(trees()),
+                         test::served_case_name);
 
 }  // namespace
 }  // namespace fovea

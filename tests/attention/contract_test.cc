@@ -13,6 +13,7 @@
 #include "support/cases.h"
 #include "support/expect_close.h"
 #include "support/run_backend.h"
+#include "support/served_case.h"
 #include "support/test_device.h"
 
 namespace fovea {
@@ -22,38 +23,17 @@ using test::AttentionCase;
 using test::CaseData;
 using test::Fill;
 using test::Output;
-
-struct Contract {
-  BackendEntry entry;
-  AttentionCase test;
-};
-
-void PrintTo(const Contract& contract, std::ostream* to) {
-  *to << contract.entry.name << " on " << contract.test.name;
-}
+using test::ServedCase;
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-std::vector<Contract> contracts() {
-  std::vector<Contract> contracts;
-  if (!test::why_no_test_device().empty()) return contracts;
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    for (AttentionCase& test : test::attention_cases()) {
-      // Gigabytes between pages cannot be copied to a GPU.
-      if (test::on_gpu() && test.page_stride != 0) continue;
-      if (entry.reject(test::request_of(test)).empty()) {
-        contracts.push_back({entry, std::move(test)});
-      }
-    }
-  }
-  return contracts;
-}
-
-std::string contract_name(const ::testing::TestParamInfo<Contract>& param) {
-  return param.param.entry.name + "_" + param.param.test.name;
+std::vector<ServedCase> contracts() {
+  std::vector<AttentionCase> cases = test::attention_cases();
+  // Gigabytes between pages cannot be copied to a GPU.
+  std::erase_if(cases, [](const auto& test) { return test::on_gpu() && test.page_stride != 0; });
+  return test::served_cases(cases);
 }
 
 // Calls check(request, out, lse) with the rows of each request of the whole case.
@@ -72,7 +52,7 @@ void for_each_request(const AttentionCase& test, const Output& output, Check&& c
   }
 }
 
-class Served : public ::testing::TestWithParam<Contract> {
+class Served : public ::testing::TestWithParam<ServedCase> {
  protected:
   const BackendEntry& entry() const { return GetParam().entry; }
   const AttentionCase& test() const { return GetParam().test; }
@@ -191,7 +171,7 @@ TEST_P(Served, GraphReplayEqualsEager) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Served);
-INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), contract_name);
+INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), test::served_case_name);
 
 class Refused : public ::testing::TestWithParam<AttentionCase> {};
 

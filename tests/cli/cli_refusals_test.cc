@@ -124,6 +124,7 @@ TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
            {{"explain", "--require", "flash"}, "--require", "fovea explain --help"},
            {{"generate", "m", "--seed", "-1"}, "--seed: '-1'", "fovea generate --help"},
            {{"generate", "m", "--seed", "99999999999999999999"}, "--seed: '9", "generate --help"},
+           {{"generate", "m", "-n", "99999999999"}, "99999999999: not a number, or too", "--help"},
            {{"bench", "attention", "--phase", "x"}, "--phase: x", "fovea bench attention --help"},
        }) {
     const ProgramResult result = fovea(line.arguments);

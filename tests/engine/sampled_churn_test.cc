@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sampled text under pressure: seeds, filters, log-probabilities, stop strings and salts through
-// cached prefixes, preemption and cancellation in a pool for little more than one prompt. Every
-// token, bit and character is that of the request served alone by an engine that does none of it.
+// cached prefixes, preemption, cancellation, forgotten prefixes and logits() in between, in a pool
+// for little more than one prompt. Every token, bit and character is that of the request served
+// alone by an engine that does none of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -146,6 +147,11 @@ TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
     }
     if (random() % 32 == 0 && !running.empty())
       engine->cancel(std::next(running.begin(), random() % running.size())->first);
+    if (random() % 64 == 0) engine->clear_prefix_cache();
+    if (random() % 64 == 0) {  // takes the memory of others, who are computed again
+      const std::vector<int32_t> tokens = churn::random_prompt(text, random);
+      EXPECT_EQ(engine->logits(tokens), cold->logits(tokens));
+    }
     for (const TokenEvent& event : engine->step()) {
       Expected& expected = running.at(event.request);
       append(expected.seen, event, expected.request.sampling.logprobs >= 0);
