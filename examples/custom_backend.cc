@@ -148,7 +148,8 @@ BackendEntry plain_backend() {
 // tables have it; every new value is 1.
 float decode(const Selection& selection, const BackendRequest& request, ThreadPool& threads) {
   const auto pool = make_kv_pool(request.cache, /*pages=*/8);
-  const auto backend = selection.chosen->create({request.spec, pool.get(), nullptr, &threads});
+  const auto backend =
+      selection.chosen->create({.spec = request.spec, .kv = pool.get(), .threads = &threads});
   backend->reserve(request.limits);
   const int32_t q_indptr[] = {0, 1}, kv_lens[] = {20}, row = 0, block_table[] = {3, 5};
   const int64_t out_slot = block_table[1] * request.cache.page_size + 19 % request.cache.page_size;

@@ -18,7 +18,8 @@ int main() {
 
   ThreadPool threads;
   const auto pool = make_kv_pool(cache, /*pages=*/64);
-  const auto backend = selection.chosen->create({spec, pool.get(), nullptr, &threads});
+  const auto backend =
+      selection.chosen->create({.spec = spec, .kv = pool.get(), .threads = &threads});
   backend->reserve(limits);
 
   // The table lists the slot of each token; the last one is new.

@@ -115,12 +115,14 @@ int main() {
   std::vector<float> memory(2 * kPages * kPageSize * kKvHeads * kHeadDim);
   LentPool lent(request.cache, {memory.data()});
   const Selection chosen = select_backend(registry, request);
-  const auto backend = chosen.chosen->create({request.spec, &lent, nullptr, &threads});
+  const auto backend =
+      chosen.chosen->create({.spec = request.spec, .kv = &lent, .threads = &threads});
   backend->reserve(request.limits);
 
   const auto own = make_kv_pool(request.cache, kPages);
   const Selection oracle = select_backend(registry, request, {Policy::require, "reference"});
-  const auto reference = oracle.chosen->create({request.spec, own.get(), nullptr, &threads});
+  const auto reference =
+      oracle.chosen->create({.spec = request.spec, .kv = own.get(), .threads = &threads});
   reference->reserve(request.limits);
 
   float difference = 0;
