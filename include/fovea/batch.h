@@ -121,7 +121,7 @@ struct BatchView {
   const uint16_t* token_pos_in_items = nullptr;  // [requests, stride], indexed by position - prefix
   int64_t token_pos_in_items_stride = 0;
 
-  // Linear layers: the state slot of each request, -1 for padding (no read, no write).
+  // Linear layers: the state slot of each request, its own; -1 for padding (no read, no write).
   const int32_t* state_slots = nullptr;  // [requests]
   // Linear layers, or null: the slot that gets a copy of the state as it is after each new token,
   // -1 for none; no slot twice and none of state_slots. After a verification the request continues

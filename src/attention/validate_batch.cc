@@ -167,6 +167,11 @@ void check_states(const BatchView& batch, int32_t slots) {
     const int32_t slot = batch.state_slots[request];
     check_argument(slot >= -1 && slot < slots, "state_slots[{}] is {}, must be in [-1, {})",
                    request, slot, slots);
+    if (slot <= 0 || q_len_of(batch, request) == 0) continue;  // the dummy's content is nobody's
+    for (int32_t earlier = 0; earlier < request; ++earlier) {
+      check_argument(slot != batch.state_slots[earlier] || q_len_of(batch, earlier) == 0,
+                     "state_slots[{}] is {}, which is state_slots[{}]", request, slot, earlier);
+    }
   }
 }
 

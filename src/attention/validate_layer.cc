@@ -59,7 +59,31 @@ void check_mla_weights(const MlaWeights& weights, const AttentionSpec& spec) {
                  spec.nope_dim);
 }
 
+void refuse_given(bool given, std::string_view name, const AttentionSpec& spec) {
+  check_argument(!given, "{} is given, but the spec's kind is {}", name, name_of(spec.kind));
+}
+
 }  // namespace
+
+void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
+                           const BatchView& batch) {
+  const LinearTensors& linear = layer.linear;
+  check_argument(linear.mixed != nullptr, "linear.mixed is null");
+  check_argument(linear.log_decay != nullptr, "linear.log_decay is null");
+  check_argument(linear.beta != nullptr, "linear.beta is null");
+  check_argument((linear.conv_weight != nullptr) == (spec.conv_width > 0),
+                 "linear.conv_weight is {}, but the spec's conv_width is {}",
+                 linear.conv_weight != nullptr ? "given" : "null", spec.conv_width);
+  check_argument(layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
+                     layer.out.head_stride == spec.head_dim_v,
+                 "out must be f32 with a head stride of head_dim_v = {}", spec.head_dim_v);
+  check_apart(layer.out, batch.tokens, spec.kv_heads, spec.head_dim_v, "out");
+  refuse_given(bool{layer.q}, "q", spec);
+  refuse_given(bool{layer.k}, "k", spec);
+  refuse_given(bool{layer.v}, "v", spec);
+  refuse_given(bool{layer.lse}, "lse", spec);
+  if (spec.kind != AttentionKind::mamba2) refuse_given(linear.skip != nullptr, "linear.skip", spec);
+}
 
 void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
                     bool cached) {
@@ -80,15 +104,13 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
   check_rows(layer.out, dtype, "out");
   check_apart(layer.out, batch.tokens, spec.q_heads, spec.v_dim > 0 ? spec.v_dim : spec.head_dim_v,
               "out");
-  check_argument(!layer.q_rope || spec.kind == AttentionKind::mla,
-                 "q_rope is given, but the spec's kind is {}", name_of(spec.kind));
+  if (spec.kind != AttentionKind::mla) refuse_given(bool{layer.q_rope}, "q_rope", spec);
   if (layer.q_rope) check_rows(layer.q_rope, dtype, "q_rope");
   check_argument(!layer.lse || spec.needs_lse, "lse is given, but the spec's needs_lse is false");
   check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
   check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");
   check_mla_weights(layer.mla_weights, spec);
-  check_argument(layer.linear.mixed == nullptr, "linear is given, but the spec's kind is {}",
-                 name_of(spec.kind));
+  refuse_given(layer.linear.mixed != nullptr, "linear", spec);
 }
 
 }  // namespace fovea

@@ -332,6 +332,18 @@ TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
             fmt::format("snapshot_slots[0] is {}, which is state_slots[0]", requests - 1));
 }
 
+TEST_P(Linear, RequestsHaveStatesOfTheirOwn) {
+  const LinearData data = make_data(test());
+  LinearRun run(GetParam(), data, 1);
+  try {
+    run.run({{1, 0, 2}, {1, 0, 2}});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(", which is state_slots[0]"), std::string::npos)
+        << error.what();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {
   return param.param.entry.name + "_" + param.param.test.name;
 });

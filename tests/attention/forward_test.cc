@@ -76,6 +76,55 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
   fixture.backend->forward(with([](auto& t) { t.save_kv = false; }));
 }
 
+TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
+  const StateCacheSpec states{
+      .layers = 1, .conv_dim = 12, .conv_width = 2, .heads = 1, .rows = 4, .columns = 4};
+  AttentionSpec spec{.kind = AttentionKind::gated_delta_net,
+                     .q_heads = 1,
+                     .kv_heads = 1,
+                     .head_dim = 4,
+                     .head_dim_v = 4};
+  spec.conv_width = 2;
+  const auto pool = make_state_pool(states, 2);
+  ThreadPool threads(1);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const auto backend =
+      registry.find("linear")->create({.spec = spec, .state = pool.get(), .threads = &threads});
+  backend->reserve({.max_requests = 1, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 2});
+  const int32_t q_indptr[] = {0, 2}, kv_len = 2, slot = 1;
+  BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = 2, .q_indptr = q_indptr};
+  batch.kv_lens = &kv_len;
+  batch.state_slots = &slot;
+  backend->plan(batch);
+  std::vector<float> values(32);
+  LayerTensors good{.out = dense_rows(values.data(), DType::f32, 1, 4)};
+  good.linear.mixed = good.linear.conv_weight = values.data();
+  good.linear.log_decay = good.linear.beta = values.data();
+  backend->forward(good);
+  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+      {"linear.mixed is null", [](auto& t) { t.linear.mixed = nullptr; }},
+      {"linear.log_decay is null", [](auto& t) { t.linear.log_decay = nullptr; }},
+      {"linear.beta is null", [](auto& t) { t.linear.beta = nullptr; }},
+      {"linear.conv_weight is null, but the spec's conv_width is 2",
+       [](auto& t) { t.linear.conv_weight = nullptr; }},
+      {"linear.skip is given, but the spec's kind is gated_delta_net",
+       [&](auto& t) { t.linear.skip = values.data(); }},
+      {"out must be f32", [](auto& t) { t.out = {}; }},
+      {"out has strides of 3 a token and 4 a head: rows of 4 values overlap",
+       [](auto& t) { t.out.token_stride = 3; }},
+      {"q is given, but the spec's kind", [](auto& t) { t.q = t.out; }},
+      {"k is given, but the spec's kind", [](auto& t) { t.k = t.out; }},
+      {"v is given, but the spec's kind", [](auto& t) { t.v = t.out; }},
+      {"lse is given, but the spec's kind", [&](auto& t) { t.lse = NaturalLse(values.data()); }},
+  };
+  for (const auto& [words, change] : wrong) {
+    LayerTensors layer = good;
+    change(layer);
+    const std::string text = error_of([&] { backend->forward(layer); });
+    EXPECT_NE(text.find(words), std::string::npos) << words << " / " << text;
+  }
+}
+
 TEST(Forward, RefusesRotationsThatDoNotFit) {
   std::vector<float> rows(5 * 2 * 8), table(kContext * 4);
   const std::vector<int32_t> positions(5);

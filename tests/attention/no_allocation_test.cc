@@ -141,6 +141,7 @@ TEST(NoAllocation, LinearLayersAllocateNothing) {
                     sequence.log_decay.data(), sequence.beta.data(),    data.skip.data(),
                     test.l2_normalise};
     if (test.spec.conv_width == 0) layer.linear.conv_weight = nullptr;
+    if (test.spec.kind != AttentionKind::mamba2) layer.linear.skip = nullptr;
     const int64_t before = allocations;
     backend->plan(view);
     backend->forward(layer);

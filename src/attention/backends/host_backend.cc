@@ -65,7 +65,11 @@ void HostBackend::plan(const BatchView& batch, Stream) {
 void HostBackend::forward(const LayerTensors& layer, Stream) {
   check_argument(planned_, "forward() without a plan");
   if (batch_.tokens == 0) return;
-  if (!is_linear(spec().kind)) validate_layer(layer, spec(), batch_, pool_ != nullptr);
+  if (is_linear(spec().kind)) {
+    validate_linear_layer(layer, spec(), batch_);
+  } else {
+    validate_layer(layer, spec(), batch_, pool_ != nullptr);
+  }
   run_layer(layer);
 }
 

@@ -38,7 +38,6 @@ class HostLinear final : public HostBackend {
   }
 
   void run_layer(const LayerTensors& layer) override {
-    check_linear(layer);
     const StateLayerView state = states()->layer(layer.layer);
     const float* mixed = layer.linear.mixed;
     if (spec().conv_width > 0) {
@@ -50,19 +49,6 @@ class HostLinear final : public HostBackend {
     } else {
       run_gated_delta_net(layer, mixed, state);
     }
-  }
-
-  void check_linear(const LayerTensors& layer) const {
-    const LinearTensors& linear = layer.linear;
-    check_argument(linear.mixed != nullptr, "linear.mixed is null");
-    check_argument(linear.log_decay != nullptr, "linear.log_decay is null");
-    check_argument(linear.beta != nullptr, "linear.beta is null");
-    check_argument((linear.conv_weight != nullptr) == (spec().conv_width > 0),
-                   "linear.conv_weight is {}, but the spec's conv_width is {}",
-                   linear.conv_weight != nullptr ? "given" : "null", spec().conv_width);
-    check_argument(layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
-                       layer.out.head_stride == spec().head_dim_v,
-                   "out must be f32 with a head stride of head_dim_v = {}", spec().head_dim_v);
   }
 
   void convolve(const LinearTensors& linear, const StateLayerView& state) {
