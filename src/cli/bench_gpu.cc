@@ -2,8 +2,10 @@
 #include "cli/bench_gpu.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -79,6 +81,17 @@ void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>
     const auto found = measured.find(result.config.name());
     if (found == measured.end()) continue;
     result.peers.insert(result.peers.end(), found->second.begin(), found->second.end());
+  }
+}
+
+// Before minutes of measuring, not behind them.
+void check_savable(const std::string& prefix) {
+  std::filesystem::path folder = std::filesystem::path(prefix).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code unknown;
+  if (!std::filesystem::is_directory(folder, unknown) || access(folder.c_str(), W_OK) != 0) {
+    throw Error(ErrorCode::io, fmt::format("--save {}: {} is no folder that can be written", prefix,
+                                           folder.string()));
   }
 }
 
@@ -160,6 +173,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   const BackendWish wish = parse_backend_wish(backend);
   std::optional<bench::PeerTable> table;
   if (flags.baselines) table = bench::PeerTable::open(*flags.baselines);
+  if (flags.save) check_savable(*flags.save);
   bench::GpuBench gpu(gpu_index(flags.device));
   show_progress("first call");
   const bench::FirstCall first = first_call(gpu, cases, wish);

@@ -109,6 +109,8 @@ TEST(Cli, RefusesWrongFlags) {
                  {"--filter"});
   expect_refused(fovea({"bench", "attention", "--device", "cuda", "--baselines", "/nowhere.csv"}),
                  {"/nowhere.csv"});
+  expect_refused(fovea({"bench", "attention", "--device", "cuda", "--save", "/nowhere/x"}),
+                 {"--save", "/nowhere is no folder"});
 }
 
 TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
