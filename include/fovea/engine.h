@@ -171,6 +171,7 @@ class Engine {
   virtual std::vector<float> logits(std::span<const int32_t> tokens) = 0;
 
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // Ids without text, special ones and those outside the vocabulary, give none.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   virtual int32_t vocabulary() const = 0;
   virtual int32_t max_context() const = 0;

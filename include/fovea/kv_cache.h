@@ -159,6 +159,7 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
 
 // How much of a cached prefix (its full pages, in order) a request can continue from: the longest
 // number of tokens, a multiple of the page size, whose last window - 1 tokens are all mapped.
+// Throws Error{invalid_argument} naming a page the full pool does not have.
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages);
 
 // Recurrent state of linear layers: one slot per request. Slot 0 is the dummy.

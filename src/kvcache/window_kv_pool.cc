@@ -171,7 +171,10 @@ int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> 
   int64_t mapped = 0;  // tokens without a gap up to here
   int64_t usable = 0;
   int64_t length = 0;
+  const int64_t pages = static_cast<int64_t>(map.size()) / page_size;
   for (const int64_t page : full_pages) {
+    check_argument(page >= 0 && page < pages, "page {} is outside [0, {}), the full pool's", page,
+                   pages);
     for (const int64_t slot : map.subspan(static_cast<size_t>(page * page_size), page_size)) {
       mapped = slot >= 0 ? mapped + 1 : 0;
     }

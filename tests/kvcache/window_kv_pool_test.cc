@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fovea/kv_cache.h"
@@ -188,6 +189,15 @@ TEST(UsableWindowPrefix, EndsWhereTheWindowIsComplete) {
   EXPECT_EQ(usable(6, {{7, 8}, {15, 16}}), 4);
   EXPECT_EQ(usable(100, {{0, 1}}), 0) << "a window longer than the prefix needs all of it";
   EXPECT_EQ(usable(1, {{0, 16}}), 16) << "a token that sees itself only needs nothing";
+}
+
+TEST(UsableWindowPrefix, NamesAPageThatTheFullPoolDoesNotHave) {
+  const auto pool = make_window_kv_pool(window_spec(4, 6), 10, 40);
+  for (const int64_t page : {-1, 10, 77}) {
+    const std::vector<int64_t> pages = {3, page};
+    expect_invalid(std::to_string(page) + " is outside [0, 10)",
+                   [&] { (void)usable_window_prefix(*pool, pages); });
+  }
 }
 
 }  // namespace
