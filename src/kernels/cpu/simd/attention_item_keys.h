@@ -51,23 +51,24 @@ class KeyProducts {
 
   // The same for a block of attention_wide.h.
   void multiply_wide(const RowBlock& block, int32_t begin, int32_t end, float* scores) {
+    const int32_t vectors = wide_vectors(block.rows);
+    const int32_t first = begin / kWideKeys * kWideKeys;
+    for (int32_t p = begin / kPanelKeys; p * kPanelKeys < end; ++p) {
+      if (packed_panels_ >> p & 1) continue;
+      pack_panel(p, KeyPanel<true>{group_of_keys(p * kPanelKeys), panel_dim()});
+      packed_panels_ |= 1u << p;
+    }
     WideProduct product;
-    product.decay = nullptr;
     product.rows =
         view_.scratch.q + static_cast<int64_t>(view_.place(block)) * padded(view_.shape.dim);
-    product.steps = panel_dim();
-    const int32_t vectors = wide_vectors(block.rows);
-    for (int32_t n = begin / kWideKeys * kWideKeys; n < end; n += kWideKeys) {
-      const int32_t p = n / kPanelKeys;
-      if (!(packed_panels_ >> p & 1)) {
-        pack_panel(p, KeyPanel<true>{group_of_keys(p * kPanelKeys), product.steps});
-        packed_panels_ |= 1u << p;
-      }
-      view_.ahead.near.ask<2>(view_.lines_per_ask);
-      product.factors = group_of_keys(n);
-      product.x = scores + n * vectors * kLanes;
-      with_wide_vectors(vectors, product);
-    }
+    product.factors = group_of_keys(first);
+    product.steps = product.group_steps = panel_dim();
+    product.groups = (end - first + kWideKeys - 1) / kWideKeys;
+    product.decay = nullptr;
+    product.x = scores + first * vectors * kLanes;
+    product.ahead = &view_.ahead.near;
+    product.lines = view_.lines_per_ask;
+    with_wide_vectors(vectors, product);
   }
 
  private:

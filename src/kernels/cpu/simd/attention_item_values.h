@@ -44,15 +44,15 @@ class ValueProducts {
     const int32_t vectors = wide_vectors(block.rows);
     WideProduct product;
     product.rows = weights + begin * vectors * kLanes;
+    product.factors = view_.scratch.v_strips + begin * kWideKeys;
     product.steps = end - begin;
+    product.groups = view_.shape.o_stride / kWideKeys;
+    product.group_steps = kTileKeys;
     product.decay = decay;
-    float* o = view_.scratch.states[0].o + view_.place(block) * int64_t{view_.shape.o_stride};
-    for (int32_t column = 0; column < view_.shape.o_stride; column += kWideKeys) {
-      view_.ahead.near.ask<2>(view_.lines_per_ask);
-      product.factors = view_.scratch.v_strips + column * kTileKeys + begin * kWideKeys;
-      product.x = o + column * vectors * kLanes;
-      with_wide_vectors(vectors, product);
-    }
+    product.x = view_.scratch.states[0].o + view_.place(block) * int64_t{view_.shape.o_stride};
+    product.ahead = &view_.ahead.near;
+    product.lines = view_.lines_per_ask;
+    with_wide_vectors(vectors, product);
   }
 
  private:

@@ -44,22 +44,38 @@ HWY_INLINE void add_product(float factor, F32 y, F32& sum) {
 HWY_INLINE void add_product(F32 factor, F32 y, F32& sum) { sum = hn::MulAdd(factor, y, sum); }
 #endif
 
-// x[k][row] = x[k][row] * decay[row] + sum over steps i of factors[i][k] * rows[i][row], for
-// kWideKeys k: scores of keys as sums over dims, or columns of o as sums over keys.
+// x[k][row] = x[k][row] * decay[row] + sum over steps i of factors[i][k] * rows[i][row]: scores of
+// keys as sums over dims, or columns of o as sums over keys. Before each group of kWideKeys k it
+// asks for lines ahead.
 struct WideProduct {
   const float* rows;     // [steps, V vectors]
-  const float* factors;  // [steps, kWideKeys]
-  int32_t steps;
+  const float* factors;  // [groups, group_steps, kWideKeys]
+  int32_t steps, groups;
+  int32_t group_steps;
   const float* decay;  // [V vectors]; null: sums start at 0
-  float* x;            // [kWideKeys, V vectors]
+  float* x;            // [groups, kWideKeys, V vectors]
+  LinesAhead* ahead;
+  int32_t lines;  // per group
 
   template <int V>
   HWY_NOINLINE void run() const {
+    const float* from = factors;
+    float* to = x;
+    for (int32_t g = 0; g < groups; ++g) {
+      ahead->ask_early<2>(lines);
+      run_group<V>(from, to);
+      from += group_steps * kWideKeys;
+      to += kWideKeys * V * kLanes;
+    }
+  }
+
+ private:
+  template <int V>
+  HWY_INLINE void run_group(const float* factor, float* to) const {
     F32 sum[kWideKeys][V];
-    start(sum);
+    start(to, sum);
     const float* row = rows;
-    const float* factor = factors;
-    const float* const last = factors + steps * kWideKeys;
+    const float* const last = factor + steps * kWideKeys;
     if (steps % 2 != 0) {
       step(row, factor, sum);
       row += V * kLanes;
@@ -71,7 +87,6 @@ struct WideProduct {
       step(row, factor, sum);
       step(row + V * kLanes, factor + kWideKeys, sum);
     }
-    float* const to = const_cast<float*>(same_memory(x));
 #pragma GCC unroll 8
     for (int k = 0; k < kWideKeys; ++k) {
 #pragma GCC unroll 3
@@ -79,9 +94,8 @@ struct WideProduct {
     }
   }
 
- private:
   template <int V>
-  HWY_INLINE void start(F32 (&sum)[kWideKeys][V]) const {
+  HWY_INLINE void start(const float* from, F32 (&sum)[kWideKeys][V]) const {
     if (!decay) {
 #pragma GCC unroll 8
       for (int k = 0; k < kWideKeys; ++k) {
@@ -95,7 +109,7 @@ struct WideProduct {
       const F32 shrink = hn::Load(kF32, decay + v * kLanes);
 #pragma GCC unroll 8
       for (int k = 0; k < kWideKeys; ++k) {
-        sum[k][v] = hn::Mul(shrink, hn::Load(kF32, x + (k * V + v) * kLanes));
+        sum[k][v] = hn::Mul(shrink, hn::Load(kF32, from + (k * V + v) * kLanes));
       }
     }
   }
@@ -146,42 +160,62 @@ struct WideSoftmax {
 
   template <int V>
   void run() const {
+    const bool whole = first == 0 && last == kTileKeys && !v_scales;
     for (int v = 0; v < V; ++v) {
-      weigh<V * kLanes>(scores + v * kLanes, m + v * kLanes, l_lanes + v * kLanes,
-                        decay + v * kLanes);
+      if (whole) {
+        weigh<V * kLanes, true>(v * kLanes);
+      } else {
+        weigh<V * kLanes, false>(v * kLanes);
+      }
     }
   }
 
  private:
-  template <int32_t kStride>
-  void weigh(float* s, float* top, float* sums, float* shrink) const {
-    F32 tops[4];  // else each maximum waits for the one before
-    for (int i = 0; i < 4; ++i) tops[i] = hn::Load(kF32, s + (first + i) * kStride);
-    for (int32_t key = first + 4; key < last; key += 4) {
-      for (int i = 0; i < 4; ++i) {
-        tops[i] = hn::Max(tops[i], hn::Load(kF32, s + (key + i) * kStride));
+  // kWhole: of all keys of the tile, without scales; beside a neighbour 11 % faster (2026-11-23).
+  template <int32_t kStride, bool kWhole>
+  void weigh(int32_t row) const {
+    const int32_t begin = kWhole ? 0 : first;
+    const int32_t end = kWhole ? kTileKeys : last;
+    float* s = scores + row;
+    constexpr int kChains = 8;  // of maxima, else each waits for the one before
+    F32 tops[kChains];
+#pragma GCC unroll 8
+    for (int i = 0; i < kChains; ++i) tops[i] = load(s + (begin + i) * kStride);
+    for (int32_t key = begin + kChains; key < end; key += kChains) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kChains; ++i) {
+        tops[i] = hn::Max(tops[i], load(s + (key + i) * kStride));
       }
     }
-    const F32 tile_top = hn::Max(hn::Max(tops[0], tops[1]), hn::Max(tops[2], tops[3]));
+#pragma GCC unroll 3
+    for (int half = kChains / 2; half > 0; half /= 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < half; ++i) tops[i] = hn::Max(tops[i], tops[i + half]);
+    }
     const F32 factors = hn::Set(kF32, factor);
-    const F32 old = hn::LoadU(kF32, top);
-    const F32 scaled = hn::Mul(tile_top, factors);
+    const F32 old = load(m + row);
+    const F32 scaled = hn::Mul(tops[0], factors);
     const F32 now = hn::IfThenElse(hn::Gt(scaled, old), scaled, old);
-    hn::StoreU(now, kF32, top);
+    store(now, m + row);
     // All hidden so far: any finite number gives weights of 0.
     const F32 finite = hn::IfThenZeroElse(hn::Eq(now, hn::Set(kF32, -HUGE_VALF)), now);
     const F32 less = exp2_non_positive(hn::Sub(old, finite));
-    hn::Store(less, kF32, shrink);
+    store(less, decay + row);
+    float* sums = l_lanes + row;
     for (int32_t j = 0; j < kLanes; ++j, sums += kStride) {
       F32 sum = hn::Zero(kF32);
-      for (int32_t key = first + j; key < last; key += kLanes) {
+#pragma GCC unroll 4
+      for (int32_t key = begin + j; key < end; key += kLanes) {
         float* at = s + key * kStride;
         const F32 weight = exp2_non_positive(hn::MulSub(hn::Load(kF32, at), factors, finite));
         sum = hn::Add(sum, weight);
-        const F32 stored = v_scales ? hn::Mul(weight, hn::Set(kF32, v_scales[key])) : weight;
-        hn::Store(stored, kF32, at);
+        if (kWhole || !v_scales) {
+          hn::Store(weight, kF32, at);
+        } else {
+          hn::Store(hn::Mul(weight, hn::Set(kF32, v_scales[key])), kF32, at);
+        }
       }
-      hn::StoreU(hn::MulAdd(hn::LoadU(kF32, sums), less, sum), kF32, sums);
+      store(hn::MulAdd(load(sums), less, sum), sums);
     }
   }
 };
