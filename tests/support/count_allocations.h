@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counts what a program takes from the global operator new, all of whose forms this replaces:
+// AddressSanitizer refuses memory of one's own form that another's operator delete gives back, and
+// std::stable_sort takes the forms that do not throw. For one source file of a program.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace fovea::test {
+
+inline std::atomic<int64_t> allocations{0};
+
+inline void* count_allocation(size_t size, std::align_val_t alignment) noexcept {
+  ++allocations;
+  const auto unit = static_cast<size_t>(alignment);
+  return std::aligned_alloc(unit, size == 0 ? unit : (size + unit - 1) / unit * unit);
+}
+inline void* count_or_throw(size_t size, std::align_val_t alignment) {
+  void* memory = count_allocation(size, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+constexpr std::align_val_t kNewAlignment{__STDCPP_DEFAULT_NEW_ALIGNMENT__};
+
+}  // namespace fovea::test
+
+void* operator new(size_t size) {
+  return fovea::test::count_or_throw(size, fovea::test::kNewAlignment);
+}
+void* operator new[](size_t size) {
+  return fovea::test::count_or_throw(size, fovea::test::kNewAlignment);
+}
+void* operator new(size_t size, std::align_val_t alignment) {
+  return fovea::test::count_or_throw(size, alignment);
+}
+void* operator new[](size_t size, std::align_val_t alignment) {
+  return fovea::test::count_or_throw(size, alignment);
+}
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return fovea::test::count_allocation(size, fovea::test::kNewAlignment);
+}
+void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+  return fovea::test::count_allocation(size, fovea::test::kNewAlignment);
+}
+void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return fovea::test::count_allocation(size, alignment);
+}
+void* operator new[](size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return fovea::test::count_allocation(size, alignment);
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
