@@ -126,12 +126,12 @@ GpuCase decode(int32_t batch, int32_t length, Heads heads = kGrouped, int32_t pa
   return config;
 }
 
-// 64 requests of log-uniform length in 128 ... 32k. The seed gives a mean of 4391 tokens, that of
-// the peers' table.
-GpuCase log_uniform(int32_t page_size) {
-  GpuCase config = mha("decode-varlen", kGrouped, 128);
+// The same with 64 requests of log-uniform length in 128 ... 32k. The seed gives a mean of 4391
+// tokens, that of the peers' table.
+GpuCase log_uniform(GpuCase config) {
+  config.phase += "-varlen";
   config.work = "64xlog-uniform";
-  config.page_size = page_size;
+  config.requests.clear();
   uint64_t state = 42;
   for (int i = 0; i < 64; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -225,7 +225,7 @@ std::vector<GpuCase> quick_cases() {
                                 decode(128, 4 * kKilo),
                                 decode(32, 4 * kKilo, kEqual, 1),
                                 decode(32, 4 * kKilo, kGrouped, 64, DType::f8e4m3),
-                                log_uniform(64)};
+                                log_uniform(decode(1, kKilo))};
   append(cases, mixed());
   append(cases, {mla_decode(128, 1, 1, 4 * kKilo), mla_decode(128, 1, 32, 4 * kKilo)});
   return cases;
@@ -272,6 +272,8 @@ std::vector<GpuCase> mla_table() {
        {std::pair{1, 1}, {1, 16}, {8, 4}, {32, 1}, {32, 4}, {128, 1}, {128, 16}}) {
     cases.push_back(mla_decode(16, 1, batch, length * kKilo));
   }
+  for (const int32_t heads : {128, 16})
+    cases.push_back(log_uniform(mla_decode(heads, 1, 1, kKilo)));
   append(cases, {fp8_rows(mla_decode(128, 1, 32, 16 * kKilo)),
                  fp8_rows(mla_decode(16, 1, 128, 16 * kKilo))});
   for (const auto& [heads, batch, tokens] :
@@ -297,7 +299,8 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
     cases.push_back(decode(batch, length * kKilo, kGrouped, 64, DType::f8e4m3));
   }
   cases.push_back(decode(256, 4 * kKilo));  // what planning many requests costs
-  for (const int32_t page_size : {1, 16, 64}) cases.push_back(log_uniform(page_size));
+  for (const int32_t page_size : {1, 16, 64})
+    cases.push_back(log_uniform(decode(1, kKilo, kGrouped, page_size)));
   append(cases, mixed());
   append(cases, shared(64, 16 * kKilo, 512));
   append(cases, shared(8, 4 * kKilo, 512));
@@ -306,7 +309,7 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
                  invariant(extend(64)), invariant(decode(1, kKilo)),
                  invariant(decode(1, 4 * kKilo)), invariant(decode(1, 16 * kKilo)),
                  invariant(decode(8, 4 * kKilo)), invariant(decode(32, 4 * kKilo)),
-                 invariant(decode(128, kKilo)), invariant(log_uniform(64))});
+                 invariant(decode(128, kKilo)), invariant(log_uniform(decode(1, kKilo)))});
   append(cases, mla_table());
   if (suite == GpuSuite::full) {
     append(cases, feature_cases());

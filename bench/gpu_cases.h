@@ -26,6 +26,7 @@ struct GpuCase {
   // values of MLA's widths. "mla-prefill" and "mla-extend" start from the latents, with MLA's
   // weights. "prefill-" and "extend-" with a feature ("prefill-cap") are layers that have it;
   // "verify-tree" verifies drafts; custom masks show what is visible without one.
+  // "mla-decode-varlen" has the lengths of "decode-varlen".
   std::string phase;
   std::string work;  // the lengths in short: "8x4k", "64xlog-uniform"
   std::vector<RequestLengths> requests;

@@ -84,6 +84,18 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
                   .requests = std::vector<std::pair<int32_t, int32_t>>(28, {3, 500}),
                   .heads = 40,
                   .tree = true});
+  // No more row tiles than workers, but equal pieces would leave many of these idle.
+  std::vector<std::pair<int32_t, int32_t>> uneven_pairs(3, {1, 3000});
+  uneven_pairs.resize(33, {1, 1000});
+  list.push_back({.name = "uneven_pairs", .requests = uneven_pairs, .heads = 72});
+  std::vector<std::pair<int32_t, int32_t>> uneven_many(20, {1, 1000});
+  for (int32_t i = 20; i < 120; ++i) uneven_many.emplace_back(1, 50 + i * 37 % 150);
+  for (const int32_t heads : {16, 64}) {
+    list.push_back(
+        {.name = "uneven_heads_" + std::to_string(heads), .requests = uneven_many, .heads = heads});
+  }
+  list.push_back({.name = "uneven_heads_128",
+                  .requests = {uneven_many.begin() + 10, uneven_many.begin() + 65}});
   // Too many requests for clusters of blocks that join parts: those of some long ones are joined by
   // the blocks that have them, or merged.
   std::vector<std::pair<int32_t, int32_t>> merged = {{1, 9000}, {1, 0}, {1, 3000}};
@@ -219,6 +231,10 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
                   .dtype = DType::f16,
                   .cache = MlaCache::fp8_rows});
   list.push_back({.name = "small_long", .requests = {{1, 700}}, .heads = 16, .page_size = 16});
+  list.push_back({.name = "small_uneven",
+                  .requests = {{1, 60}, {1, 700}, {1, 50}},
+                  .heads = 16,
+                  .page_size = 16});
   list.push_back({.name = "small_tree", .requests = {{7, 60}, {7, 7}}, .heads = 4, .tree = true});
   list.push_back({.name = "small_moving_maxima", .requests = {{1, 300}}, .heads = 8, .spread = 12});
   const size_t count = list.size();

@@ -3,8 +3,9 @@
 // a row tile costs two passes over its accumulators (32 values a key's worth: written, read and
 // merged), so tiles are cut only where that buys balance:
 //
-//   pieces  no more tiles than workers: tile i is cut into ceil(blocks_i / p) equal pieces, one a
-//           worker, p being the smallest of 32 candidates for which the workers suffice
+//   pieces  no more tiles than workers, and equal pieces keep these busy: tile i is cut into
+//           ceil(blocks_i / p) of them, one a worker, p being the smallest of 32 candidates for
+//           which the workers suffice
 //   whole   more tiles than workers, and dealing whole tiles in turn costs little: nobody's tiles
 //           are cut
 //   line    otherwise: the tiles stand in a line, of which worker w has the stretch
@@ -23,9 +24,12 @@ constexpr int kPlanThreads = 1024;
 // What an item costs besides its keys, in blocks of 64 keys: queries, a first tile without overlap,
 // output.
 constexpr int kItemBlocks = 2;
-// Blocks by which the busiest worker may lag to keep tiles whole, and the part of its share.
+// Blocks by which the busiest worker may lag to keep tiles whole, and the part of its share. The
+// part for equal pieces: in a line workers have two parts each, and with fewer at work the clock is
+// higher (28 x 4k 60.1 us in a line whose shares are a sixth smaller, 59.7 in pieces, 2026-11-23).
 constexpr int kWholeSlack = 4;
 constexpr int kWholeSlackPart = 16;
+constexpr int kPiecesSlackPart = 4;
 // Pieces of 128 rows have two blocks where there are more blocks than this: a second block
 // costs 1.5 us, each part less makes the merge 0.1 us shorter (2026-11-22: 1 x 4k 13.4 instead
 // of 15.3 us, 4 x 1k 13.0 instead of 14.3).
@@ -155,38 +159,52 @@ struct MlaPlanConfig {
     }
   }
 
-  // No more tiles than workers; shared.tiles has them all.
-  __device__ static void plan_pieces(const MlaPlanParams& params, const Totals& totals,
-                                     SharedMemory& shared) {
+  // Pieces of a tile that have at most `piece` blocks: in clusters a power of two, or whole
+  // clusters, for a part of a cluster joins more rows a block.
+  __device__ static int pieces_of(const MlaPlanParams& params, const PlannedTile& tile, int piece) {
+    const int cluster = cluster_workers(params);
+    const int count = max((tile.blocks() + piece - 1) / piece, 1);
+    return count < cluster ? 1 << (32 - __clz(count - 1)) : (count + cluster - 1) & -cluster;
+  }
+  __device__ static int cluster_workers(const MlaPlanParams& params) {
+    return params.joins == MlaJoins::pairs ? kPairWorkers : params.work.cluster;
+  }
+
+  // The least blocks of a piece for which the workers suffice; no more tiles than workers, all in
+  // shared.tiles.
+  __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals,
+                                   SharedMemory& shared) {
     const MlaWorkList& work = params.work;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int tiles = totals.tiles;
-    const int cluster = params.joins == MlaJoins::pairs ? kPairWorkers : work.cluster;
     const int least =
         max(static_cast<int>(quotient(totals.blocks + work.workers - 1, int64_t{work.workers})),
             kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(shared.most_blocks, 1) : least + (least * candidate + 15) / 16;
     };
-    // In clusters a power of two, or whole clusters: a part of a cluster joins more rows a block.
-    const auto pieces_of = [&](int tile, int piece) {
-      const int count = max((shared.tiles[tile].blocks() + piece - 1) / piece, 1);
-      return count < cluster ? 1 << (32 - __clz(count - 1)) : (count + cluster - 1) & -cluster;
-    };
     int pieces = 0;
-    for (int i = lane; i < tiles; i += 32) pieces += pieces_of(i, size(warp));
+    for (int i = lane; i < totals.tiles; i += 32) {
+      pieces += pieces_of(params, shared.tiles[i], size(warp));
+    }
     pieces = __reduce_add_sync(~0u, pieces);
     if (lane == 0) shared.enough[warp] = pieces <= work.workers;
     __syncthreads();
-    const int piece =
-        size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
-    const int own = static_cast<int>(threadIdx.x) < tiles ? pieces_of(threadIdx.x, piece) : 0;
+    return size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
+  }
+
+  __device__ static void plan_pieces(const MlaPlanParams& params, const Totals& totals, int piece,
+                                     SharedMemory& shared) {
+    const MlaWorkList& work = params.work;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    const int number = threadIdx.x;
+    const int own = number < totals.tiles ? pieces_of(params, shared.tiles[number], piece) : 0;
     // Tiles with more pieces come first, whole clusters before all: no tile lies across two
     // clusters without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many
     // blocks, in units of 2^k, for which 8 - k bits are enough.
     static_assert(kMlaMaxCluster <= 16 && kMlaMaxWorkers < 256);
-    const int log_cluster = 31 - __clz(cluster);
+    const int log_cluster = 31 - __clz(cluster_workers(params));
     const int kind = min(31 - __clz(own | 1), log_cluster);
     const auto place = [](int k) { return k * (17 - k) / 2; };
     const auto pieces_in = [&](int sums, int k) {
@@ -314,9 +332,18 @@ struct MlaPlanConfig {
     });
     __syncthreads();
     if (totals.tiles == 0) return;
+    const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
+    const int64_t share = quotient(cost + work.workers - 1, int64_t{work.workers});
+    const auto balanced = [&](int64_t most, int slack_part) {
+      return params.whole_tiles || work.cluster > 1 ||
+             most <= share + max(static_cast<int64_t>(kWholeSlack), share / slack_part);
+    };
     if (totals.tiles <= work.workers) {
-      plan_pieces(params, totals, shared);
-      return;
+      const int piece = find_piece(params, totals, shared);
+      if (balanced(piece + kItemBlocks, kPiecesSlackPart)) {
+        plan_pieces(params, totals, piece, shared);
+        return;
+      }
     }
     // Once more over all tiles: those of a single round are still at hand.
     const auto revisit = [&](auto visit) {
@@ -326,11 +353,8 @@ struct MlaPlanConfig {
         for_tiles(params, shared, visit);
       }
     };
-    const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
-    const int64_t share = quotient(cost + work.workers - 1, int64_t{work.workers});
     const int64_t dealt = quotient(totals.tiles + work.workers - 1, work.workers);
-    const int64_t slack = max(static_cast<int64_t>(kWholeSlack), share / kWholeSlackPart);
-    if (params.whole_tiles || dealt * (shared.most_blocks + kItemBlocks) <= share + slack) {
+    if (balanced(dealt * (shared.most_blocks + kItemBlocks), kWholeSlackPart)) {
       revisit([&](const Visited& at) { deal_whole(params, at, totals.tiles); });
       return;
     }
