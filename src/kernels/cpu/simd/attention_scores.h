@@ -114,7 +114,8 @@ HWY_INLINE F32 dim_of(F32 lanes, int i) {
 }
 
 // lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead, where a
-// row of keys has `row_lines` of them.
+// row of keys has `row_lines` of them. Not unrolled it takes the blocks through the stack: 2 to 3 %
+// of f32 decode (2026-11-23).
 template <class T>
 HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_t first, int32_t d,
                                 F32 (&lanes)[kLanes]) {
@@ -122,6 +123,7 @@ HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_
   const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
   const int32_t line = first * row_lines + d / (kLanes * kDimsPerLane<T>)*kLanes;
   F32 blocks[kLanes / 4][4];
+#pragma GCC unroll 4
   for (int g = 0; g < kLanes / 4; ++g) {
     if (keys.ahead) keys.ahead->template ask<T, kLines>(line + g * kLines);
     F32 rows[4];
@@ -137,12 +139,13 @@ HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_
 // transpose_panel() straight from the cache, reading each line once. panel.dim is a multiple of the
 // dims that a vector of lanes holds.
 template <class T, bool kGroups>
-inline void transpose_from_cache(const T*, const PanelRows& keys, const KeyPanel<kGroups>& panel) {
+inline void transpose_from_cache(const T*, const PanelRows& keys, KeyPanel<kGroups> panel) {
   constexpr int32_t kDims = kDimsPerLane<T>;
   for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
     for (int32_t d = 0; d < panel.dim; d += kLanes * kDims) {
       F32 lanes[kLanes];
       transpose_lines<T>(keys, panel.dim / (kLanes * kDims), half, d, lanes);
+#pragma GCC unroll 32
       for (int i = 0; i < kLanes * kDims; ++i) {
         panel.set(half, d + i, dim_of<kDims>(lanes[i / kDims], i % kDims));
       }
