@@ -154,6 +154,13 @@ struct PrefillConfig {
       kConsumers == 3   ? (kNarrow ? 152 : 160)
       : kConsumers == 1 ? 240
                         : 504 / 2 - kProducerRegisters / 2;
+  // The compiler is told that a warp's threads are of one consumer, so it finds the addresses of the loop over key
+  // tiles once a warp, in uniform registers. TFLOP/s: fp8 products 1042 to 1057 (2x8k), head dim 64 551 to 567, 128
+  // 755 to 759, 256 808 to 819 (4x4k); 192/128 689 to 687, and pairs that pass spill (H200, 2026-11-23).
+  static constexpr bool kUniform = kSums == whole && !kMasked && !kRows && !kPasses && kDim != 192;
+  // Queries go back behind the loop over key tiles: fp8 products 1057 to 1067 (2x8k), head dim 64 567 to 572, 256
+  // 819 to 813 (4x4k, H200, 2026-11-23).
+  static constexpr bool kQueriesBehindLoop = kUniform && kConsumers == 3;
   // These hold one row tile at a time: the next begins when the values of the last have landed.
   static constexpr bool kTight = kConsumerRegisters < 160;
 

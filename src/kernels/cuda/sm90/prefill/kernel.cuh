@@ -132,11 +132,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       }
     }
     const Ring<Config::kStages> v = due_values<Config>(k, values);
-    if (single) {
-      pack_weights<Config>(params, shared, acc);
-      if (closes<Config>(tile)) release_queries<Config>(shared, consumer, q.stage);
-    }
+    if (single) pack_weights<Config>(params, shared, acc);
     const bool closing = closes<Config>(tile);
+    if (closing && (single || Config::kQueriesBehindLoop)) release_queries<Config>(shared, consumer, q.stage);
     if (closing) {
       q.advance();
       slot = take_tile<Config>(shared, tiles);
@@ -360,7 +358,7 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
     }
   } else {
     take_registers<kConsumerRegisters>();
-    consume<Config>(params, shared, warpgroup - 1);
+    consume<Config>(params, shared, kUniform ? uniform(warpgroup - 1) : warpgroup - 1);
   }
   meet_pair<Config>();  // neither needs the other's shared memory
 }

@@ -114,7 +114,9 @@ __device__ __forceinline__ void end_products(const PrefillParams& params, typena
     if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
     products_landed(acc.scores);
   }
-  if (block == tile.block_begin && closes<Config>(tile)) release_queries<Config>(shared, consumer, q_stage);
+  if (!Config::kQueriesBehindLoop && block == tile.block_begin && closes<Config>(tile)) {
+    release_queries<Config>(shared, consumer, q_stage);
+  }
   k.advance();
   if constexpr (Config::kOwnValueRing) values.advance();
 }
