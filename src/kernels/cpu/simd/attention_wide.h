@@ -62,7 +62,7 @@ struct WideProduct {
     const float* from = factors;
     float* to = x;
     for (int32_t g = 0; g < groups; ++g) {
-      ahead->ask_early<2>(lines);
+      ahead->ask<2>(lines);
       run_group<V>(from, to);
       from += group_steps * kWideKeys;
       to += kWideKeys * V * kLanes;
