@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameter blocks of the kernels that `fovea bench` measures with, read by host and device code
-// alike.
+// Parameter blocks of the kernels that `fovea bench` and tests measure with, read by host and
+// device code alike.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -20,6 +20,13 @@ struct ReadParams {
   const void* data;
   int64_t bytes;
   uint32_t* sink;  // [1]; keeps the loads alive
+};
+
+struct LateCopyParams {
+  const void* from;
+  void* to;        // 16-byte aligned as `from`
+  int64_t bytes;   // a multiple of 16
+  int64_t cycles;  // to let pass before
 };
 
 // Element i becomes offset + factor * n, n from the sum of twelve uniform bytes: nearly
