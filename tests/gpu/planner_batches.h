@@ -26,6 +26,7 @@ struct Batch {
   int32_t q_heads = 8, kv_heads = 2;
   int32_t window = 0;
   int32_t least_q_len = 0, most_q_len = 0;  // of the plan
+  bool alike = false;                       // all requests
 
   bool planned(size_t i) const {
     const int32_t q_len = requests[i].first;
@@ -56,6 +57,14 @@ inline std::vector<Batch> batches() {
       {"mixed_long", {{300, 300}, {1, 6000}, {8, 100}, {9, 100}, {131, 1400}}, 8, 2, 0, 9, 1 << 30},
       {"mixed_none", {{300, 300}, {40, 100}}, 8, 2, 0, 0, 8},
   };
+  for (const int32_t kv_len : {300, 700, 1500, 9000}) {
+    for (const int32_t count : {1, 5, 20}) {
+      Batch batch{"alike_" + std::to_string(count) + "x" + std::to_string(kv_len)};
+      batch.requests.assign(static_cast<size_t>(count), {1, kv_len});
+      batch.alike = true;
+      all.push_back(batch);
+    }
+  }
   all.push_back({"prompts", std::vector<std::pair<int32_t, int32_t>>(19, {300, 900}), 32, 8});
   std::mt19937 random(3);
   for (const int32_t count : {64, 300, 1500}) {

@@ -126,6 +126,66 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   }
 }
 
+// Parts of a tile are those of one cluster or of none: equal ones, the first where the tile's CTAs
+// begin.
+TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
+  constexpr int32_t kPartUnits = 20, kLeastUnits = 8;
+  if (batch().most_q_len > 0) return;
+  const Kernel plan = load("sm90/decode_plan", {"8", "16", "4"});
+  size_t all_tiles = 0;
+  for (const auto& [q_len, kv_len] : batch().requests) {
+    all_tiles += static_cast<size_t>((q_len * batch().group() + 7) / 8);
+  }
+  for (const int32_t cluster : {2, 3, 4, 8}) {
+    SCOPED_TRACE(cluster);
+    const int32_t ctas = 120 / cluster * cluster;
+    const Guarded<DecodeItem> items(all_tiles * static_cast<size_t>(batch().kv_heads) +
+                                    static_cast<size_t>(ctas));
+    const Guarded<DecodeRange> ranges(static_cast<size_t>(ctas));
+    const Guarded<int32_t> tickets(static_cast<size_t>(2 * ctas));
+    DecodePlanParams list{};
+    list.batch = params;
+    list.list = {.items = items.data(),
+                 .ranges = ranges.data(),
+                 .tickets = tickets.data(),
+                 .ctas = ctas,
+                 .max_heads = 2,
+                 .least_units = kLeastUnits,
+                 .cluster = cluster,
+                 .cluster_part_units = kPartUnits};
+    plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
+
+    int32_t busy = 0;
+    bool in_clusters = false;
+    const auto all_ranges = ranges.read();
+    for (int32_t c = 0; c < ctas; ++c) {
+      const DecodeRange& range = all_ranges[static_cast<size_t>(c)];
+      if (range.begin == range.end) continue;
+      ++busy;
+      if (range.cluster_units == 0) continue;
+      in_clusters = true;
+      const DecodeItem& item = range.first;
+      EXPECT_EQ(range.end, range.begin + 1) << "CTA " << c;
+      EXPECT_EQ(item.heads, 1) << "CTA " << c;
+      const int32_t first = item.first_part / 2;
+      EXPECT_EQ(first / cluster, c / cluster) << "CTA " << c;
+      EXPECT_LT(c - first, item.parts) << "CTA " << c;
+      EXPECT_EQ(first / cluster, (first + item.parts - 1) / cluster) << "CTA " << c;
+      EXPECT_LE((item.key_end + kGrain - 1) / kGrain - item.key_begin / kGrain, range.cluster_units)
+          << "CTA " << c;
+    }
+    const int32_t tiles = static_cast<int32_t>(all_tiles) * batch().kv_heads;
+    const int32_t units = (batch().requests.front().second + kGrain - 1) / kGrain;
+    if (!batch().alike || units < kLeastUnits * cluster) continue;
+    const bool fill = 4 * cluster * tiles >= 3 * (ctas / tiles * tiles);
+    const bool are_short = units + kOverhead <= (kPartUnits + 1) * cluster;
+    EXPECT_EQ(in_clusters, cluster * tiles <= ctas && (fill || are_short));
+    if (in_clusters) {
+      EXPECT_EQ(busy, cluster * tiles);
+    }
+  }
+}
+
 TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   constexpr int32_t kTokens = 32, kHeadsShift = 1, kTokenBytes = 512, kBlocks = 4;
   size_t bound = 0;

@@ -32,7 +32,7 @@ using test::to_host;
 
 constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128;
 constexpr int32_t kLayers = 6;
-constexpr int32_t kMaxKeys = 1100;
+constexpr int32_t kMaxKeys = 1300;
 
 struct Shape {
   std::string backend;
@@ -259,6 +259,15 @@ std::vector<Shape> shapes() {
         // Up to 8 rows: a kernel of their own.
         for (const int32_t tokens : {1, 2}) {
           all.push_back({entry.name, DType::bf16, page, tokens, lens, true});
+        }
+      }
+    }
+    // Parts in clusters of two and three, with the promise and without, that do not fit the rings.
+    for (const std::vector<int32_t>& lens :
+         {std::vector<int32_t>(25, 1000), std::vector<int32_t>(17, 1250)}) {
+      for (const int32_t page : {1, 64}) {
+        for (const DType cache : {DType::bf16, DType::f8e4m3}) {
+          all.push_back({entry.name, cache, page, 1, lens});
         }
       }
     }

@@ -62,6 +62,15 @@ void long_lengths(Cases& cases) {
     test.mode = ForwardMode::decode;
     test.requests = {{1, 9000}, {1, 3}, {1, 2500}};
   });
+  // Parts of two and three steps in a cluster.
+  for (const int32_t page_size : {1, 64}) {
+    add_long(cases, fmt::format("decode_alike_page_{}", page_size), 32, 8, 128,
+             [&](AttentionCase& test) {
+               test.mode = ForwardMode::decode;
+               test.cache.page_size = page_size;
+               test.requests.assign(7, {1, 522});
+             });
+  }
   add_long(cases, "decode_of_many", 4, 1, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
     test.requests.clear();

@@ -32,7 +32,9 @@ struct alignas(16) DecodeRange {
   int32_t end;
   // If the parts of its tile are those of CTAs of one cluster: units of the longest, else 0.
   int32_t cluster_units;
-  int32_t reserved;
+  // Whether those CTAs leave others idle, whose multiprocessors copy for the next kernel: all
+  // stages of the rings may be used.
+  int32_t leaves_idle;
   DecodeItem first;  // items[begin] once more, so that a CTA needs one read to start
 };
 
@@ -47,13 +49,13 @@ struct DecodeWork {
   float* partial_lse;   // [2 * ctas, max_heads, row_tile]
   int32_t* tickets;     // [2 * ctas] parts of the tile that begins in this slot that are done
   int32_t ctas;
-  int32_t max_heads;    // of an item; divides kv_heads
-  int32_t least_units;  // no more CTAs take part than have so many units of work each
-  int32_t cluster;  // CTAs of a cluster, a power of two, divides ctas; 1: they are launched without
+  int32_t max_heads;           // of an item; divides kv_heads
+  int32_t least_units;         // no more CTAs take part than have so many units of work each
+  int32_t cluster;             // CTAs of a cluster, divides ctas; 1: they are launched without
+  int32_t cluster_part_units;  // parts in clusters may be so long though they leave CTAs idle
 };
 
-// CTAs of a cluster at most. Of 16 only 7 clusters fit an H200, of 8 15: 7 of 8 multiprocessors and
-// more.
+// CTAs of a cluster at most. Of 16 only 7 clusters fit an H200, of 8 15, of 4 30, of 3 39, of 2 66.
 constexpr int32_t kMostCluster = 8;
 
 // Warps of a CTA that compute: eight, four where tiles of keys or rows are large. An item's heads

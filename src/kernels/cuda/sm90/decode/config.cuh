@@ -16,11 +16,16 @@ constexpr int kMaxSharedBytes = 232448;
 // Heads side by side in a stage's scales: those of all kv heads, or of eight.
 constexpr int kScaleHeads = 8;
 
-template <class C, int kPieceCount>
+template <class C, int kPieceCount, bool kHasScales = C::kFp8>
 struct StageOf {
   // The tile of each warp: [piece of the rows][key][byte].
   alignas(1024) char tiles[C::kWarps][kPieceCount][C::kTile][kPieceBytes];
-  float scales[C::kFp8 ? C::kStepKeys * kScaleHeads : 4];  // [key of the step][head]
+  float scales[C::kStepKeys * kScaleHeads];  // [key of the step][head]
+};
+template <class C, int kPieceCount>
+struct StageOf<C, kPieceCount, false> {
+  alignas(1024) char tiles[C::kWarps][kPieceCount][C::kTile][kPieceBytes];
+  static constexpr float* scales = nullptr;
 };
 
 // Of a 16-byte chunk of a key's row in a tile: eight keys' chunks lie in eight different bank groups.
@@ -57,16 +62,19 @@ struct DecodeConfig {
   struct Rest {
     alignas(16) float join[kWarps][8][kJoinPitch];
     float2 stats[kWarps][kRows];  // maximum in log2 units, sum
+    float2 part_stats[kMostCluster][kRows];  // of the parts of the cluster's tile
     int is_last;
     int range_begin, range_end, cluster_units;  // of this CTA's DecodeRange
-    int reads_ahead;
+    int stages;  // of the rings, that it uses
     TransactionBarrier k_full[8], k_empty[8], v_full[8], v_empty[8];
     TransactionBarrier parts_full;  // of the cluster's tile
   };
   static constexpr int kStageBytes = sizeof(StageOf<DecodeConfig, kKPieces>) + sizeof(StageOf<DecodeConfig, kVPieces>);
-  // As deep as it fits: while an item is finished the copies go on.
   static constexpr int kFitting = (kMaxSharedBytes - static_cast<int>(sizeof(Rest))) / kStageBytes;
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
+  // While an item is finished the copies go on. But with 192 KB on the way in large stages the memory is slower (2 % at
+  // 32 x 4k, H200, 2026-11-22): only short parts of clusters have all (stage_count()).
+  static constexpr int kUsualStages = kStageBytes >= 64 * 1024 ? 2 : kStages;
   static_assert(kStages >= 2);
 
   struct SharedMemory : Rest {

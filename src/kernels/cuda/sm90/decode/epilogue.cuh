@@ -205,18 +205,14 @@ __device__ void store_joined(const DecodeParams& params, const Tile& tile, int h
 // The parts of a tile in the CTA that has the first of them.
 template <class C>
 struct ClusterParts {
-  struct alignas(16) Row {
-    float out[C::kHeadDimV];
-    float most, sum;
-  };
-  Row rows[kMostCluster][C::kRowTile];
+  alignas(16) float rows[kMostCluster][C::kRowTile][C::kHeadDimV];
 };
 
 // They land in the last stage of V, or where it is needed, over the rings: then the cluster has to meet first.
 template <class C>
 __device__ bool parts_in_rings(const typename C::SharedMemory& shared) {
   if constexpr (sizeof(ClusterParts<C>) > sizeof(shared.v[0])) return true;
-  return shared.cluster_units * kBoxKeys > (C::kStages - 1) * C::kStepKeys;
+  return min(shared.cluster_units * kBoxKeys, shared.stages * C::kStepKeys) > (C::kStages - 1) * C::kStepKeys;
 }
 template <class C>
 __device__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
@@ -230,10 +226,12 @@ template <class C>
 __device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column, const RowPart& joined,
                           typename C::SharedMemory& shared) {
   const int first = tile.item.first_part / 2;
-  auto& to = cluster_parts<C>(shared).rows[blockIdx.x - first][row];
-  const int leader = first & (params.list.cluster - 1);
-  store_in_cluster(&to.out[column], leader, joined.out, shared.parts_full);
-  if (column == 0) store_in_cluster(&to.most, leader, float2{joined.most, joined.sum}, shared.parts_full);
+  const int part = static_cast<int>(blockIdx.x) - first;
+  const int leader = cluster_rank() - part;
+  store_in_cluster(&cluster_parts<C>(shared).rows[part][row][column], leader, joined.out, shared.parts_full);
+  if (column == 0) {
+    store_in_cluster(&shared.part_stats[part][row].x, leader, float2{joined.most, joined.sum}, shared.parts_full);
+  }
 }
 
 template <class C>
@@ -250,9 +248,10 @@ __device__ void join_cluster(const DecodeParams& params, const Tile& tile, typen
       RowPart some[5] = {joined};
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
-        const auto& from = parts.rows[min(first + p, tile.item.parts - 1)][row];
-        some[p + 1] = {first + p < tile.item.parts ? from.most : -infinity(), from.sum,
-                       *reinterpret_cast<const float4*>(&from.out[column])};
+        const int part = min(first + p, tile.item.parts - 1);
+        const float2 stats = shared.part_stats[part][row];
+        some[p + 1] = {first + p < tile.item.parts ? stats.x : -infinity(), stats.y,
+                       *reinterpret_cast<const float4*>(&parts.rows[part][row][column])};
       }
       joined = join(some);
     }

@@ -100,7 +100,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
         __syncwarp();
         rows.copy_next();
       }
-      ring.advance();
+      ring.advance(shared.stages);
     }
     // The queries of the next item travel while this one is finished.
     const Tile done = tile;
@@ -142,7 +142,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     shared.range_begin = range.begin;
     shared.range_end = range.end;
     shared.cluster_units = range.cluster_units;
-    shared.reads_ahead = reads_ahead<C>(params, range);
+    shared.stages = stage_count<C>(params, range);
   }
   __syncthreads();
   if (warp >= kWarps) {
@@ -151,7 +151,7 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     const bool is_k = copier < kKSharers;
     if (params.boxes && copier < kKSharers + kVSharers) {
       BoxCopier<C>(params, side_of<C>(params, shared, is_k), is_k ? copier : copier - kKSharers)
-          .run(range.first, shared.range_begin, shared.range_end, shared.reads_ahead);
+          .run(range.first, shared.range_begin, shared.range_end, shared.stages, reads_ahead<C>(params, range));
     }
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();

@@ -20,14 +20,14 @@ __device__ bool copies_scales_singly(const DecodeParams& params) {
   return has_token_scales<C>(params) && (params.batch.kv_heads > kScaleHeads || !aligned);
 }
 
-// Whether to copy settled keys before the wait: of one part that nearly fits the rings, or of one short tile. Longer
-// ranges take that from the end of the kernel before: 21.0 instead of 20.2 us at 1 x 16k; fp8 gains 1 % (H200,
-// 2026-11-22).
+// Whether to copy settled keys before the wait: of one short tile or part. Longer ranges take that from the end of the
+// kernel before: 21.0 instead of 20.2 us at 1 x 16k (H200, 2026-11-22). Tiles of fp8 may have twice as many steps, with
+// their scales: 67.0 instead of 68.2 us at 32 x 4k (2026-11-23).
 template <class C>
 __device__ bool reads_ahead(const DecodeParams& params, const DecodeRange& range) {
-  if constexpr (C::kFp8) return false;
+  if (copies_scales_singly<C>(params)) return false;
   const Steps<C> steps(range.first);
-  const int most = range.first.partial < 0 ? 16 : C::kStages + 1;
+  const int most = range.first.partial < 0 ? (C::kFp8 ? 32 : 16) : range.cluster_units > 0 ? 8 : C::kUsualStages + 1;
   return params.keys_settled && range.end - range.begin == 1 && steps.end - steps.first <= most * steps.size();
 }
 
@@ -67,7 +67,7 @@ class BoxCopier {
     piece_ = number - box_ * side.pieces;
   }
 
-  __device__ void run(const DecodeItem& first, int begin, const int& end, bool ahead) {
+  __device__ void run(const DecodeItem& first, int begin, const int& end, int stages, bool ahead) {
     if (lane_ == 0) prefetch_tensor_map(*side_.map);
     const auto key_of = [](const Steps<C>& steps, int step, int box) { return box_key(steps, step, box); };
     PagedSteps<C, kBoxes, decltype(key_of)> walk(params_, first, begin, end, key_of);
@@ -79,11 +79,19 @@ class BoxCopier {
       }
     }
     if (!ahead) wait();
+    // Of fp8: steps whose keys and scales were all there before the pass. Asked in each step instead, for each of its
+    // boxes, the variant spills 400 bytes.
+    [[maybe_unused]] int settled_steps = 0;
+    if constexpr (C::kFp8) {
+      const Steps<C> steps(first);
+      settled_steps = max(walk.new_keys() - steps.first, 0) >> (31 - __clz(steps.size()));
+    }
 #pragma unroll 1
     for (; !walk.done(); walk.advance()) {
       if (walk.empty()) continue;
+      if (C::kFp8 && ahead && settled_steps-- == 0) wait();
       copy(walk);
-      if (++stage_ == C::kStages) {
+      if (++stage_ == stages) {
         stage_ = 0;
         phase_ ^= 1;
       }

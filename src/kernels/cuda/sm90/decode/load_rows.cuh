@@ -29,7 +29,7 @@ class RowCopier {
   __device__ void begin() {
     if (!params_.keys_settled) wait_for_previous_kernel();
 #pragma unroll 1
-    for (int s = 0; s < C::kStages; ++s) copy_next();
+    for (int s = 0; s < shared_.stages; ++s) copy_next();
   }
 
   // Of the next step, whatever item it is of; one group of copies.
@@ -39,7 +39,7 @@ class RowCopier {
       if (copied) copy();
     }
     commit_copies();
-    stage_ = stage_ + 1 == C::kStages ? 0 : stage_ + 1;
+    stage_ = stage_ + 1 == shared_.stages ? 0 : stage_ + 1;
   }
 
  private:

@@ -168,13 +168,23 @@ template <class C>
 struct Ring {
   int stage = 0;
   uint32_t phase = 0;
-  __device__ void advance() {
-    if (++stage == C::kStages) {
+  __device__ void advance(int stages) {
+    if (++stage == stages) {
       stage = 0;
       phase ^= 1;
     }
   }
 };
+
+// The oldest of the copies of as many steps as there are stages.
+template <class C>
+__device__ void wait_row_copies(int stages) {
+  if (stages == C::kStages) {
+    wait_copies<C::kStages - 1>();
+  } else {
+    wait_copies<C::kUsualStages - 1>();
+  }
+}
 
 // This warp is done with a stage.
 __device__ inline void release(TransactionBarrier& empty) {
@@ -198,7 +208,7 @@ __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const 
   if constexpr (kBoxes) {
     shared.k_full[ring.stage].wait(ring.phase);
   } else {
-    wait_copies<C::kStages - 1>();
+    wait_row_copies<C>(shared.stages);
     __syncwarp();
   }
   score_tile<C>(k.tiles[warp][0][0], queries, scores);

@@ -31,6 +31,7 @@ struct Line {
   int64_t pairs;
   int parts;  // of every pair, 1: as many as ranges make of it
   bool in_cluster;
+  bool leaves_idle;  // which would have had work
 
   // The range that holds this place: a guess, put right.
   __device__ int range_at(int64_t place) const {

@@ -157,6 +157,7 @@ struct DecodePlanner {
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
       work.ranges[range].cluster_units = line.in_cluster ? quotient(tile.units + line.parts - 1, line.parts) : 0;
+      work.ranges[range].leaves_idle = line.leaves_idle;
       work.ranges[range].first = item;
     }
     const int64_t next = pair.start + tile.cost();
@@ -276,11 +277,13 @@ struct DecodePlanner {
     const int least_ctas = other_pairs > 0 ? params.least_ctas : work.ctas;
     int ranges = range_count(work, ctas, pairs, line, at_ends, least_ctas);
     // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs or the
-    // parts are of 16 units.
-    int parts = 1;
+    // parts are short.
+    int parts = similar ? max(min(work.cluster, quotient(ranges, max(pairs, 1))), 1) : 1;
 #pragma unroll 1
-    while (similar && 2 * parts <= work.cluster && 2 * parts * pairs <= ranges) parts *= 2;
-    if (4 * parts * pairs < 3 * ranges && line > 17ll * parts * pairs) parts = 1;
+    while (parts > 1 && quotient(work.cluster, parts) * parts != work.cluster) --parts;
+    const bool leaves_idle = 4 * parts * pairs < 3 * ranges;
+    const bool are_short = line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
+    if (leaves_idle && !are_short) parts = 1;
     const bool in_cluster = parts > 1;
     // Without clusters a CTA of each tile is the last to end, for it joins the parts. Where these are short, the next
     // kernel's CTAs do not wait for those: 8.7 instead of 9.2 us at 1 x 4k (H200, 2026-11-22).
@@ -301,7 +304,7 @@ struct DecodePlanner {
     __syncthreads();
 
     const float ranges_per_unit = __fdividef(static_cast<float>(ranges), static_cast<float>(line));
-    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups, heads, pairs, parts, in_cluster};
+    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups, heads, pairs, parts, in_cluster, leaves_idle};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
       if (at > 0) {
