@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints the folder of libnvrtc, which compiles GPU kernels and needs no GPU. Where there is none, the PyPI
-# package nvidia-cuda-nvrtc is unpacked into the folder given.
+# Prints the folder of libnvrtc, which compiles GPU kernels and needs no GPU. Where there is none of the release that
+# the kernels are tuned for, the PyPI package nvidia-cuda-nvrtc is unpacked into the folder given.
 # Usage: find_nvrtc.sh FOLDER
 set -euo pipefail
 
+# Others deal registers out differently: by 13.5 ten kernels spill, and the products of three are
+# serialised (2026-11-23).
+release=13.0
 for folder in /usr/local/cuda/lib64 "$1/nvidia/cu13/lib"; do
-  if [ -e "$folder/libnvrtc.so.13" ]; then
+  if [ -e "$folder/libnvrtc.so.13" ] && [ -e "$folder/libnvrtc-builtins.so.$release" ]; then
     echo "$folder"
     exit 0
   fi
@@ -17,7 +20,7 @@ if ! python3 -m pip --version >/dev/null 2>&1; then
   "${sudo[@]}" apt-get update -qq >&2
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pip >&2
 fi
-echo "fetching NVRTC from PyPI" >&2
-python3 -m pip install --quiet --no-deps --upgrade --target "$1" "nvidia-cuda-nvrtc>=13,<14" >&2
-[ -e "$1/nvidia/cu13/lib/libnvrtc.so.13" ] || { echo "the package holds no libnvrtc.so.13" >&2; exit 1; }
+echo "fetching NVRTC $release from PyPI" >&2
+python3 -m pip install --quiet --no-deps --upgrade --target "$1" "nvidia-cuda-nvrtc==$release.*" >&2
+[ -e "$1/nvidia/cu13/lib/libnvrtc-builtins.so.$release" ] || { echo "the package is not of $release" >&2; exit 1; }
 echo "$1/nvidia/cu13/lib"
