@@ -40,7 +40,8 @@ struct EngineOptions {
   bool batch_invariant = false;
   // On a GPU: replay decode steps of up to max_graph_requests requests instead of enqueueing their
   // kernels, where all backends allow it (GroupSelection::why_no_graphs). Captured at load for 1,
-  // 2, 4 and the multiples of 8 requests; EngineStats says what they take.
+  // 2, 4 and the multiples of 8 requests, up to 8 also for short contexts; EngineStats says what
+  // they take.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
   // Prefixes that the prefix cache gave to several requests are read once for all of them, in up to

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/text_engine.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "core/check.h"
+#include "engine/graph_sizes.h"
 
 namespace fovea {
 namespace {
@@ -284,6 +288,13 @@ const EngineStats& TextEngine::stats() const {
 std::string TextEngine::explain() const {
   std::string text;
   for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
+  const EngineStats& now = stats();
+  if (now.graphs > 0) {
+    text += fmt::format(
+        "{} graphs of decode steps, {:.1f} MB; of up to {} requests for up to {} tokens each\n",
+        now.graphs, static_cast<double>(now.graph_bytes) / 1e6, kMostShortRequests,
+        fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+  }
   return text;
 }
 
