@@ -74,14 +74,15 @@ std::vector<TokenEvent> TextEngine::step() {
   if (chunks.empty()) return std::exchange(events_, {});
   const auto start = std::chrono::steady_clock::now();
   try {
+    events_.reserve(events_.size() + chunks.size());  // so that no event is lost
     run_pass(chunks);
+    sample_pass();
   } catch (...) {
     // Linear states may be half updated: everything of this pass is computed anew.
     while (scheduler_.preempt_youngest()) {
     }
     throw;
   }
-  sample_pass();
   count_pass(seconds_since(start));
   for (Outcome& outcome : outcomes_) deliver(outcome);
   for (const Outcome& outcome : outcomes_)
@@ -171,13 +172,20 @@ void TextEngine::count_pass(double seconds) {
 }
 
 void TextEngine::deliver(Outcome& outcome) {
-  Request& request = *outcome.chunk.request;
-  if (outcome.error) {
-    TokenEvent event;
-    event.finish = FinishReason::cancelled;
-    end_request(request.id, std::move(event));
-    return;
+  try {
+    if (!outcome.error) accept(outcome);
+  } catch (...) {
+    outcome.error = std::current_exception();
   }
+  if (!outcome.error) return;
+  TokenEvent event;
+  event.finish = FinishReason::cancelled;
+  end_request(outcome.chunk.request->id, std::move(event));
+}
+
+// Where it throws, the request still stands.
+void TextEngine::accept(Outcome& outcome) {
+  Request& request = *outcome.chunk.request;
   request.computed = outcome.chunk.end;
   if (!is_decode(outcome.chunk)) parts_.caches->publish(request.lease, computed_text(request));
   if (request.remaining() == 0) emit(request, std::move(outcome.sampled));
