@@ -12,6 +12,7 @@
 #include "fovea/error.h"
 #include "support/cases.h"
 #include "support/expect_close.h"
+#include "support/expect_error.h"
 #include "support/run_backend.h"
 #include "support/served_case.h"
 #include "support/test_device.h"
@@ -98,13 +99,9 @@ TEST_P(Served, OneByteLessOfWorkspaceIsRefusedByName) {
   AttentionBackend& backend = under_test.backend();
   EXPECT_EQ(backend.workspace_bytes(request.limits), bytes);
   test::GuardedBuffer workspace(bytes - 1, Fill::poison);
-  try {
-    backend.reserve(request.limits, workspace.bytes());
-    FAIL() << "accepted " << bytes - 1 << " of " << bytes << " bytes";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::workspace_too_small);
-    EXPECT_TRUE(contains(error.what(), std::to_string(bytes))) << error.what();
-  }
+  const std::string why = test::error_of(
+      [&] { backend.reserve(request.limits, workspace.bytes()); }, ErrorCode::workspace_too_small);
+  EXPECT_TRUE(contains(why, std::to_string(bytes))) << why;
   EXPECT_TRUE(workspace.guards_intact());
 }
 

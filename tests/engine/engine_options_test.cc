@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -21,7 +22,7 @@ TEST(EngineOptions, AreCheckedByName) {
                           const std::function<void(EngineOptions&)>& change) {
     EngineOptions options = small_options();
     change(options);
-    expect_error([&] { (void)Engine::load(options); }, code, {field});
+    test::expect_error(code, field, [&] { (void)Engine::load(options); });
   };
   constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
   for (const int32_t value : {-1, 0, std::numeric_limits<int32_t>::max()}) {
@@ -54,8 +55,9 @@ TEST(EngineOptions, LatentCachesTakeTheirOwnFp8Format) {
     EngineOptions options = small_options("deepseek_v3");
     options.kv_dtype = dtype;
     options.kv_scale = scale;
-    expect_error([&] { (void)Engine::load(options); }, ErrorCode::unsupported,
-                 {"kv_lora_rank 512 and rope_dim 64", std::string(dtype_name(dtype))});
+    test::expect_error(ErrorCode::unsupported,
+                       {"kv_lora_rank 512 and rope_dim 64", dtype_name(dtype)},
+                       [&] { (void)Engine::load(options); });
   }
 }
 
@@ -82,8 +84,8 @@ TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {
   for (const char* part : {"layers 0, 2, prefill", "layers 1, 3, decode", "cpu", "reference"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
   options.batch_invariant = true;
-  expect_error([&] { (void)Engine::load(options); }, ErrorCode::invalid_argument,
-               {"batch_invariant", "decode_backend"});
+  test::expect_error(ErrorCode::invalid_argument, {"batch_invariant", "decode_backend"},
+                     [&] { (void)Engine::load(options); });
 }
 
 TEST(EngineOptions, SplitBackendsGiveTheSameText) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -22,7 +23,7 @@ TEST(EngineRequests, FieldsOutOfRangeAreNamed) {
                            const std::function<void(GenerateRequest&)>& change) {
     GenerateRequest request = text_request(kPrompt, 4);
     change(request);
-    expect_error([&] { engine.add(request); }, ErrorCode::invalid_argument, {field});
+    test::expect_invalid(field, [&] { engine.add(request); });
     EXPECT_TRUE(engine.idle());
   };
   for (const int32_t value : {-1, 0, std::numeric_limits<int32_t>::min()})
@@ -64,12 +65,12 @@ TEST(EngineRequests, PromptsThatDoNotFitNameBothLengths) {
   Engine& engine = shared_engine();
   GenerateRequest request = text_request("", 1);
   request.tokens.assign(256, 7);
-  expect_error([&] { engine.add(request); }, ErrorCode::invalid_argument,
-               {"256 tokens", "context of 256"});
+  test::expect_error(ErrorCode::invalid_argument, {"256 tokens", "context of 256"},
+                     [&] { engine.add(request); });
   request.tokens.assign(255, 7);
   EXPECT_EQ(engine.generate({&request, 1}).front().tokens.size(), 1u);
-  expect_error([&] { (void)engine.logits(std::vector<int32_t>(257, 7)); },
-               ErrorCode::invalid_argument, {"257", "256"});
+  test::expect_error(ErrorCode::invalid_argument, {"257", "256"},
+                     [&] { (void)engine.logits(std::vector<int32_t>(257, 7)); });
   EXPECT_TRUE(engine.logits({}).empty());
 }
 

@@ -11,6 +11,7 @@
 #include "fovea/error.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/family.h"
+#include "support/expect_error.h"
 
 namespace fovea::gpu {
 namespace {
@@ -27,14 +28,8 @@ class KernelPackFile : public ::testing::Test {
   // do not decompress when they are asked for.
   void expect_corrupt(const std::string& bytes, const std::string& what = "") const {
     write(bytes);
-    try {
-      KernelPack::open(path_).find(one_);
-      FAIL() << "accepted " << bytes.size() << " bytes";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
-      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
-    }
+    test::expect_error(ErrorCode::corrupt_file, {path_, what},
+                       [&] { KernelPack::open(path_).find(one_); });
   }
   // `pack` with `from` in its index replaced.
   static std::string edited(std::string pack, const std::string& from, const std::string& to) {
@@ -164,14 +159,9 @@ TEST_F(KernelPackFile, AForbiddenCompilationSaysWhatIsMissing) {
 }
 
 TEST_F(KernelPackFile, AMissingPackIsNamed) {
-  try {
-    KernelStore store(
-        {.pack_path = path_, .cache_path = {}, .allow_compile = true, .announce = {}});
-    FAIL() << "opened " << path_;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::io);
-    EXPECT_NE(std::string(error.what()).find(path_), std::string::npos);
-  }
+  test::expect_error(ErrorCode::io, path_, [&] {
+    KernelStore({.pack_path = path_, .cache_path = {}, .allow_compile = true, .announce = {}});
+  });
 }
 
 // What the disk cache of compiled kernels can be; the folder is path_.
@@ -213,12 +203,7 @@ TEST_F(KernelCache, DamagedFilesCountAsAbsent) {
   put("no pack");
   EXPECT_NE(store(false).why_not(one_).find("forbidden"), std::string::npos);
   EXPECT_NE(lines_.find(file()), std::string::npos) << lines_;
-  try {
-    store(false).get(one_);
-    FAIL() << "took a damaged kernel";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-  }
+  test::expect_error(ErrorCode::unsupported, "forbidden", [&] { store(false).get(one_); });
 }
 
 TEST_F(KernelCache, DamagedCodeCountsAsAbsent) {
