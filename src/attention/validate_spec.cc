@@ -173,7 +173,6 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
 }
 
 void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
-  const int32_t conv_dim = 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
   check_argument(state.heads == spec.kv_heads, "state heads is {}, the layers have {}", state.heads,
                  spec.kv_heads);
   check_argument(state.rows == spec.head_dim_v, "state rows is {}, the layers have head_dim_v {}",
@@ -181,8 +180,8 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
   check_argument(state.columns == spec.head_dim, "state columns is {}, the layers have head_dim {}",
                  state.columns, spec.head_dim);
   if (spec.conv_width == 0) return;
-  check_argument(state.conv_dim == conv_dim, "state conv_dim is {}, the layers have {}",
-                 state.conv_dim, conv_dim);
+  check_argument(state.conv_dim == conv_dim(spec), "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, conv_dim(spec));
   check_argument(state.conv_width == spec.conv_width, "state conv_width is {}, the layers have {}",
                  state.conv_width, spec.conv_width);
 }
