@@ -15,6 +15,30 @@
 #include "fovea/error.h"
 
 namespace fovea::cli {
+namespace {
+
+// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
+// bits hold.
+size_t parse_size_flag(std::string_view flag, std::string_view value) {
+  size_t number = 0;
+  const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  std::string unit(rest, value.data() + value.size());
+  std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (unit.ends_with('b')) unit.pop_back();
+  if (unit.size() == 2 && unit.ends_with('i')) unit.pop_back();
+  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "m", "g", "t"};
+  const auto found = std::ranges::find(kUnits, unit);
+  if (error == std::errc{} && number > 0 && found != kUnits.end()) {
+    const auto shift = static_cast<int>(10 * (found - kUnits.begin()));
+    if (number <= std::numeric_limits<size_t>::max() >> shift) return number << shift;
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is '{}', must be a positive number of bytes below 2^64, like 512MB "
+                          "(units: KB, MB, GB, TB)",
+                          flag, value));
+}
+
+}  // namespace
 
 DType parse_dtype_flag(std::string_view flag, std::string_view value) {
   const std::optional<DType> dtype = parse_dtype(value);
@@ -37,25 +61,6 @@ std::vector<std::string> split_list(const std::string& option, const std::string
     begin = end + 1;
   }
   return entries;
-}
-
-size_t parse_size_flag(std::string_view flag, std::string_view value) {
-  size_t number = 0;
-  const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  std::string unit(rest, value.data() + value.size());
-  std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (unit.ends_with('b')) unit.pop_back();
-  if (unit.size() == 2 && unit.ends_with('i')) unit.pop_back();
-  constexpr std::array<std::string_view, 5> kUnits = {"", "k", "m", "g", "t"};
-  const auto found = std::ranges::find(kUnits, unit);
-  if (error == std::errc{} && number > 0 && found != kUnits.end()) {
-    const auto shift = static_cast<int>(10 * (found - kUnits.begin()));
-    if (number <= std::numeric_limits<size_t>::max() >> shift) return number << shift;
-  }
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("{} is '{}', must be a positive number of bytes below 2^64, like 512MB "
-                          "(units: KB, MB, GB, TB)",
-                          flag, value));
 }
 
 EngineOptions EngineFlags::parsed() const {
