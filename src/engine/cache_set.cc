@@ -60,10 +60,14 @@ std::optional<CacheLease> CacheSet::admit(const CachedText& text, bool reuse, in
 
 bool CacheSet::take_state(CacheLease& lease) {
   if (!state_) return true;
-  std::optional<int32_t> slot = state_->allocate();
-  if (!slot && prefix_ && prefix_->evict_state()) slot = state_->allocate();
+  const std::optional<int32_t> slot = allocate_state();
   lease.state_slot = slot.value_or(-1);
   return slot.has_value();
+}
+
+std::optional<int32_t> CacheSet::allocate_state() {
+  const std::optional<int32_t> slot = state_->allocate();
+  return !slot && prefix_ && prefix_->evict_state() ? state_->allocate() : slot;
 }
 
 bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
@@ -151,8 +155,7 @@ void CacheSet::publish(CacheLease& lease, const CachedText& text) {
   int32_t snapshot = -1;
   if (state_) {
     if (full * page_size != text.tokens.size()) return;
-    std::optional<int32_t> slot = state_->allocate();
-    if (!slot && prefix_->evict_state()) slot = state_->allocate();
+    const std::optional<int32_t> slot = allocate_state();
     if (!slot) return;
     snapshot = *slot;
     state_->copy(lease.state_slot, snapshot);
