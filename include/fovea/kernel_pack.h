@@ -31,7 +31,7 @@ struct KernelBuildOptions {
   std::string pack_path = {};
   std::string only = {};  // compile only names that contain this
   int threads = 0;        // 0: one per core
-  std::function<void(std::string_view)> progress = {};
+  std::function<void(std::string_view)> progress = {};  // may throw: the pack keeps what compiled
 };
 
 // Compiles what is missing or stale in the pack and writes it; what is up to date by content stays.

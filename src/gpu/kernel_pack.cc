@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/check.h"
 #include "core/compression.h"
@@ -50,9 +51,11 @@ bool write_all(int file, std::string_view bytes) {
   return ::fsync(file) == 0;
 }
 
+// A name that no other thread takes, nor a process of another container with the same id.
 void replace_file(const std::string& path, std::string_view bytes) {
-  const std::string temporary = fmt::format("{}.{}", path, getpid());
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  std::random_device random;
+  const std::string temporary = fmt::format("{}.{:08x}{:08x}", path, random(), random());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   const bool done =
       file >= 0 && write_all(file, bytes) && ::rename(temporary.c_str(), path.c_str()) == 0;
   const int why = errno;

@@ -138,6 +138,16 @@ TEST(Cli, PrintsWholeJsonWhenInterrupted) {
   }
 }
 
+TEST(Cli, BenchPrintsTheCasesItHasTimedWhenInterrupted) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const ProgramResult result = interrupted(
+        {"bench", "attention", "--quick", "--seconds", "0.01", "-o", "json"}, signal, 0);
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_EQ(result.err, "");
+    EXPECT_EQ(nlohmann::json::parse(result.out)["results"].size(), 1u) << result.out;
+  }
+}
+
 TEST(Cli, SaysThatAPreferredBackendDoesNotServe) {
   const std::vector<std::string> command = {
       "generate", kModels + "llama", "-p", "And God said", "-n", "4", "--backend"};

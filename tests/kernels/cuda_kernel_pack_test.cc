@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "fovea/error.h"
 #include "gpu/kernel_pack.h"
@@ -65,6 +67,32 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
   EXPECT_EQ(again.find(one_)->resources.losses, "");
   EXPECT_EQ(again.find(two_)->resources.spill_bytes, 8);
   EXPECT_EQ(again.find(two_)->resources.losses, "(C7510) serialized");
+}
+
+// As threads do, and processes of containers that share a cache and have the same ids.
+TEST_F(KernelPackFile, IsWholeWhoeverSavesAtOnce) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = std::string(1 << 20, 'x'), .resources = {}, .seconds = 0});
+  std::vector<std::string> problems(4);
+  std::vector<std::thread> savers;
+  for (std::string& problem : problems) {
+    savers.emplace_back([&] {
+      try {
+        for (int i = 0; i < 20; ++i) {
+          pack.save(path_);
+          KernelPack::open(path_).find(one_);
+        }
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    });
+  }
+  for (std::thread& saver : savers) saver.join();
+  for (const std::string& problem : problems) EXPECT_EQ(problem, "");
+  for (const auto& file :
+       std::filesystem::directory_iterator(std::filesystem::temp_directory_path())) {
+    EXPECT_FALSE(file.path().string().starts_with(path_ + ".")) << "left " << file.path();
+  }
 }
 
 TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
