@@ -8,7 +8,7 @@
 namespace fovea::kernels::cuda {
 
 template <int kTileBytes, int kStages>
-struct Config {
+struct ReadBulkConfig {
   using Params = ReadParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32, kTileBytes* kStages, 0, 0};
@@ -27,8 +27,7 @@ struct Config {
                    "r"(kTileBytes)
                    : "memory");
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
               static_cast<uint32_t>(__cvta_generic_to_shared(tiles + stage * kTileBytes))),
           "l"(data + tile * kTileBytes), "r"(kTileBytes), "r"(barrier(stage))
           : "memory");
@@ -37,8 +36,7 @@ struct Config {
       uint32_t done = 0;
       while (!done) {
         asm volatile(
-            "{.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-            "p;}"
+            "{.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}"
             : "=r"(done)
             : "r"(barrier(stage)), "r"(phase)
             : "memory");
@@ -64,5 +62,8 @@ struct Config {
     }
   }
 };
+
+template <int kTileBytes, int kStages>
+using Config = ReadBulkConfig<kTileBytes, kStages>;
 
 }  // namespace fovea::kernels::cuda
