@@ -256,6 +256,26 @@ TEST(Plan, PagesBeforeTheWindowMayBeGone) {
 
 // What backends of a GPU check: the arrays, here at an address that nobody may read, count only as
 // given or not.
+// What has no entries may have no address: data() of an empty vector.
+TEST(Plan, WithoutNewTokensNoMaskIsNeeded) {
+  for (const MaskKind mask : {MaskKind::tree, MaskKind::custom, MaskKind::prefix_spans}) {
+    Fixture fixture;
+    fixture.spec.mask = mask;
+    fixture.create();
+    fixture.q_indptr = {0, 0, 0};
+    fixture.batch.mode = ForwardMode::target_verify;
+    fixture.batch.tokens = fixture.batch.max_q_len = 0;
+    fixture.batch.tree_mask = nullptr;
+    fixture.batch.custom_mask = nullptr;
+    fixture.batch.custom_mask_indptr = nullptr;
+    fixture.batch.span_indptr = nullptr;
+    fixture.batch.out_slots = nullptr;
+    fixture.batch.positions = nullptr;
+    EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
+    EXPECT_NO_THROW(fixture.backend->forward({}));
+  }
+}
+
 TEST(Plan, WithoutReadingArraysATableIsMissedOrOneTooMany) {
   const Fixture fixture;
   const auto* device = reinterpret_cast<const int32_t*>(64);
