@@ -162,8 +162,10 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
       cache.layout != KvLayout::mla_fp8_rows ||
           (spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope &&
            cache.dtype == DType::f8e4m3),
-      "cache layout mla_fp8_rows holds {} + {} values of fp8_e4m3, the layers have {} + {}",
-      kernels::kMlaRowLatent, kernels::kMlaRowRope, spec.kv_lora_rank, spec.rope_dim);
+      "cache layout mla_fp8_rows holds {} + {} values of {}, the layers have {} + {} and the cache "
+      "dtype is {}",
+      kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3), spec.kv_lora_rank,
+      spec.rope_dim, dtype_name(cache.dtype));
   check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
   if (cache.window == 0) return;
   const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };

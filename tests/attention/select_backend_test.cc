@@ -204,6 +204,17 @@ TEST(SelectBackend, RefusesContradictions) {
        [](auto& r) { r.spec.softmax_scale = std::numeric_limits<float>::quiet_NaN(); }},
       {"kind mla", [](auto& r) { r.spec.nope_dim = 128; }},
       {"kind mla has 1", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
+      {"the layers have 512 + 64 and the cache dtype is fp8_e5m2",
+       [](auto& r) {
+         r.spec.kind = AttentionKind::mla;
+         r.spec.kv_heads = r.cache.kv_heads = 1;
+         r.spec.head_dim = r.cache.head_dim = 576;
+         r.spec.head_dim_v = r.spec.kv_lora_rank = r.cache.head_dim_v = 512;
+         r.spec.rope_dim = 64;
+         r.spec.softmax_scale = 1;
+         r.cache.layout = KvLayout::mla_fp8_rows;
+         r.cache.dtype = DType::f8e5m2;
+       }},
       {"conv_width is 4", [](auto& r) { r.spec.conv_width = 4; }},
       {"need scope decoder",
        [](auto& r) {
