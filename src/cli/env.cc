@@ -35,7 +35,7 @@ nlohmann::ordered_json describe() {
                           : kernels.pack_path.empty()  ? "none"
                                                        : kernels.pack_path},
           {"kernel_cache", kernels.cache_path.empty() ? "none" : kernels.cache_path},
-          {"kernel_compiler", kernels.why_no_compiler.empty() ? "NVRTC" : kernels.why_no_compiler}};
+          {"kernel_compiler", kernels.compiler.empty() ? kernels.why_no_compiler : kernels.compiler}};
 }
 
 }  // namespace
