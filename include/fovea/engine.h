@@ -25,8 +25,8 @@ struct EngineOptions {
   BackendWish backend = {};                        // for every layer group that softmax-attends
   std::optional<BackendWish> decode_backend = {};  // unset: as backend
   DType kv_dtype = DType::f32;                     // a GPU needs bf16 or fp8
-  // Of an fp8 cache; none: per_token_head, and rows with scales of their own for latents of 512 + 64
-  // in e4m3 (KvLayout::mla_fp8_rows). Those of per_tensor and per_head stay 1.
+  // Of an fp8 cache; none: per_token_head, and rows with scales of their own for latents of 512 +
+  // 64 in e4m3 (KvLayout::mla_fp8_rows). Those of per_tensor and per_head stay 1.
   KvScale kv_scale = KvScale::none;
   int32_t page_size = 16;
   // For all pools together, never exceeded; 0: half of the device's free memory.

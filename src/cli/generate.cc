@@ -119,13 +119,20 @@ void print_stats(const EngineStats& stats) {
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
-// not serve, graphs.
+// not serve, graphs, scales that nobody sets.
 void print_fallbacks(std::span<const GroupSelection> selections) {
   for (const GroupSelection& group : selections) {
     for (const std::string& text :
          {group.prefill.fallback, group.decode ? group.decode->fallback : std::string(),
           group.why_no_graphs}) {
       if (!text.empty()) fmt::print(stderr, "fovea: {}: {}\n", group.layers, text);
+    }
+    const KvScale scale = group.request.cache.scale;
+    if (scale == KvScale::per_tensor || scale == KvScale::per_head) {
+      fmt::print(stderr,
+                 "fovea: {}: the scales of the cache stay 1, what is larger than {} holds "
+                 "is cut\n",
+                 group.layers, dtype_name(group.request.cache.dtype));
     }
   }
 }
