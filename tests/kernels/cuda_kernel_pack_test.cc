@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fovea/error.h"
@@ -139,6 +140,28 @@ TEST_F(KernelPackFile, EntriesDoNotShareBytes) {
                         R"("frame_size":)" + std::to_string(both)),
                  "entries up to a/2 have " + std::to_string(both + each) + " bytes, " +
                      std::to_string(both) + " are there");
+}
+
+TEST_F(KernelPackFile, NumbersOfTheIndexHaveLimits) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {.registers = 7}, .seconds = 1});
+  pack.save(path_);
+  const std::string good = read();
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {R"("registers":7)", R"("registers":-7)"},
+           {R"("registers":7)", R"("registers":7.5)"},
+           {R"("registers":7)", R"("registers":2147483647)"},
+           {R"("shared_bytes":0)", R"("shared_bytes":-1024)"},
+           {R"("spill_bytes":0)", R"("spill_bytes":1e30)"},
+           {R"("stack_bytes":0)", R"("stack_bytes":"0")"},
+           {R"("offset":0)", R"("offset":-1)"},
+           {R"("offset":0)", R"("offset":1e300)"},
+           {R"("seconds":1.0)", R"("seconds":1e300)"},
+           {R"("seconds":1.0)", R"("seconds":-1)"},
+       }) {
+    SCOPED_TRACE(to);
+    expect_corrupt(edited(good, from, to), to.substr(1, to.find('"', 1) - 1));
+  }
 }
 
 TEST_F(KernelPackFile, CodeIsCompressed) {
