@@ -101,6 +101,25 @@ TEST(EngineRequests, GenerateLeavesOthersEventsToThem) {
   EXPECT_EQ(tokens, 3);
 }
 
+TEST(EngineRequests, GenerateLeavesOthersEventsToThemWhenItsCallbackThrows) {
+  Engine& engine = shared_engine();
+  const GenerateRequest request = text_request(kPrompt, 8);
+  int64_t other = 0;
+  int calls = 0;
+  const auto on_token = [&](const TokenEvent&) {
+    if (other == 0) other = engine.add(text_request(kPrompt, 6));
+    if (++calls == 4) throw std::runtime_error("stop");
+  };
+  EXPECT_THROW((void)engine.generate({&request, 1}, on_token), std::runtime_error);
+  int tokens = 0;
+  while (!engine.idle())
+    for (const TokenEvent& event : engine.step()) {
+      EXPECT_EQ(event.request, other);
+      ++tokens;
+    }
+  EXPECT_EQ(tokens, 6);
+}
+
 TEST(EngineRequests, CancelFreesAtEveryState) {
   const std::unique_ptr<Engine> engine = Engine::load(small_options());
   engine->cancel(1);
