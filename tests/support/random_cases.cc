@@ -155,7 +155,7 @@ class Drawer {
     } else if (sometimes(8, "skip")) {
       test_.skip_some_writes = true;
     }
-    const bool dropped = spec.window > 0 && !is_mla(spec) && spec.mask == MaskKind::none;
+    const bool dropped = spec.window > 0 && !is_mla(spec) && spec.mask != MaskKind::prefix_spans;
     if (dropped && sometimes(2, "pool")) {
       test_.window_pool = true;
     } else if (spec.mask != MaskKind::tree && sometimes(6, "moved")) {
