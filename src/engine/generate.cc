@@ -60,6 +60,7 @@ std::vector<GenerateResult> TextEngine::generate(
       if (stop && stop()) {
         for (const GenerateResult& result : results) cancel(result.request);
       }
+      check_argument(!idle(), "requests of generate() ended in a step() that on_token called");
       std::vector<TokenEvent> events = step();
       // Before any callback, which may throw.
       const auto others = std::stable_partition(events.begin(), events.end(), is_own);

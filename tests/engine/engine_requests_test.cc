@@ -120,6 +120,17 @@ TEST(EngineRequests, GenerateLeavesOthersEventsToThemWhenItsCallbackThrows) {
   EXPECT_EQ(tokens, 6);
 }
 
+TEST(EngineRequests, ACallbackThatStepsIsAnError) {
+  Engine& engine = shared_engine();
+  const GenerateRequest request = text_request(kPrompt, 4);
+  const auto on_token = [&](const TokenEvent&) {
+    while (!engine.idle()) (void)engine.step();
+  };
+  test::expect_error(ErrorCode::invalid_argument, {"step()", "on_token"},
+                     [&] { (void)engine.generate({&request, 1}, on_token); });
+  expect_no_leak(engine);
+}
+
 TEST(EngineRequests, CancelFreesAtEveryState) {
   const std::unique_ptr<Engine> engine = Engine::load(small_options());
   engine->cancel(1);
