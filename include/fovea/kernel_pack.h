@@ -29,8 +29,8 @@ struct KernelListing {
 
 struct KernelBuildOptions {
   std::string pack_path = {};
-  std::string only = {};  // compile only names that contain this
-  int threads = 0;        // 0: one per core
+  std::string only = {};                                // compile only names that contain this
+  int threads = 0;                                      // 0: one per core
   std::function<void(std::string_view)> progress = {};  // may throw: the pack keeps what compiled
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts what a program takes from the global operator new, or lets it fail. All of its forms are
-// replaced: AddressSanitizer refuses memory of one's own form that another's operator delete gives back, and
-// std::stable_sort takes the forms that do not throw. For one source file of a program.
+// replaced: AddressSanitizer refuses memory of one's own form that another's operator delete gives
+// back, and std::stable_sort takes the forms that do not throw. For one source file of a program.
 #pragma once
 
 #include <atomic>
