@@ -5,8 +5,6 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "cli/commands.h"
-
 namespace fovea::cli {
 namespace {
 
@@ -41,10 +39,7 @@ InterruptCatcher::~InterruptCatcher() {
 
 int InterruptCatcher::caught() { return caught_signal; }
 
-void end_if_interrupted() {
-  const int signal = InterruptCatcher::caught();
-  if (signal == 0) return;
-  flush_stdout();
+void die_of(int signal) {
   std::signal(signal, SIG_DFL);
   std::raise(signal);
   std::_Exit(128 + signal);  // where it is blocked

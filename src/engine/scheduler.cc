@@ -8,12 +8,6 @@
 
 namespace fovea {
 
-// Room for all that can run: no request is lost between two lists where memory ends.
-Scheduler::Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {
-  running_.reserve(static_cast<size_t>(limits.max_running));
-  chunks_.reserve(static_cast<size_t>(limits.max_running));
-}
-
 void Scheduler::add(std::unique_ptr<Request> request) { waiting_.push_back(std::move(request)); }
 
 std::span<const Chunk> Scheduler::schedule() {
@@ -97,25 +91,17 @@ bool Scheduler::admit(Request& request) {
   request.lease = std::move(*lease);
   request.computed = request.lease.cached_tokens;
   const Chunk chunk = next_chunk(request);
-  const auto give_back = [&] {
-    caches_.release(request.lease);
-    request.computed = 0;
-  };
-  try {
-    if (!caches_.extend(request.lease, chunk.begin, chunk.end)) {
-      give_back();
-      return false;
+  if (caches_.extend(request.lease, chunk.begin, chunk.end)) {
+    accept(chunk);
+    if (caches_.prefix_cache() && !request.scores_prompt()) {
+      prefix_queries_ += request.length();
+      prefix_hits_ += request.computed;
     }
-  } catch (...) {
-    give_back();
-    throw;
+    return true;
   }
-  accept(chunk);
-  if (caches_.prefix_cache() && !request.scores_prompt()) {
-    prefix_queries_ += request.length();
-    prefix_hits_ += request.computed;
-  }
-  return true;
+  caches_.release(request.lease);
+  request.computed = 0;
+  return false;
 }
 
 Chunk Scheduler::next_chunk(Request& request) const {
@@ -143,8 +129,6 @@ void Scheduler::accept(const Chunk& chunk) {
 bool Scheduler::preempt_youngest() {
   if (running_.empty()) return false;
   Request* const youngest = running_.back().get();
-  waiting_.push_front(std::move(running_.back()));
-  running_.pop_back();
   for (const Chunk& chunk : chunks_) {
     if (chunk.request != youngest) continue;
     tokens_left_ += chunk.end - chunk.begin;
@@ -153,6 +137,8 @@ bool Scheduler::preempt_youngest() {
   std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == youngest; });
   caches_.release(youngest->lease);
   youngest->computed = 0;
+  waiting_.push_front(std::move(running_.back()));
+  running_.pop_back();
   ++preemptions_;
   return true;
 }

@@ -4,12 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "attention/backends/backends.h"
-#include "support/expect_error.h"
+#include "fovea/error.h"
 
 namespace fovea::test {
 
@@ -84,5 +85,15 @@ struct TwoRequests {
     backend->reserve(limits);
   }
 };
+
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+    return error.what();
+  }
+  return "nothing was thrown";
+}
 
 }  // namespace fovea::test

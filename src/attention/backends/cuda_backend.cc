@@ -64,10 +64,11 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
   const size_t decode = family == nullptr ? 0 : family->workspace_bytes(setup, limits);
   const int32_t shortest = most_decode_tokens(table, setup);
   if (shortest > 0 && limits.max_q_len > shortest && limits.max_requests > 1) {
-    buffers.prefill = workspace.take_bytes(prefill).data();
-    buffers.decode = workspace.take_bytes(decode).data();
+    buffers.prefill = workspace.take<std::byte>(static_cast<int64_t>(prefill));
+    buffers.decode = workspace.take<std::byte>(static_cast<int64_t>(decode));
   } else {
-    buffers.prefill = buffers.decode = workspace.take_bytes(std::max(prefill, decode)).data();
+    buffers.prefill = buffers.decode =
+        workspace.take<std::byte>(static_cast<int64_t>(std::max(prefill, decode)));
   }
   buffers.prefixes.carve(workspace, table, setup, limits);
   return buffers;
@@ -121,8 +122,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   setup_.multiprocessors = context_.info().cores;
   validate_spec(spec());
   check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null",
-                 uses_kv_cache(spec()) ? "need" : "do not take");
+                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "do not take");
   gpu::KernelStore& store = cuda::kernel_store();
   rules_.spec = spec();
   if (pool_ != nullptr) {

@@ -123,7 +123,6 @@ class ItemRunner {
     view_.reader.locate(tile, larger(view_.item.kv_begin - tile, 0),
                         smaller(view_.item.kv_end - tile, kTileKeys), to);
     if (token_scales_) view_.reader.ask_for_scales(to, view_.item.head_begin);
-    if (view_.paths.by_pairs) PagePairsAhead::set_order(to);
   }
 
   // All rows against one tile. Few rows of many heads meet a group of keys of every head, then the
@@ -133,12 +132,12 @@ class ItemRunner {
   // (2026-11-23). fp8, bound by instructions, gets 0.68 both ways. Of many rows there is one head.
   void attend(int32_t tile, bool ends_chunk) {
     if (view_.paths.by_pairs) {
-      view_.ahead.pairs.start(&view_.here, &view_.later);
+      view_.pairs.start(&view_.here, &view_.later);
     } else if (view_.paths.one_block) {
-      view_.ahead.near.start(&view_.here, &view_.later, view_.rows_near);
-      view_.ahead.far.start(&view_.here, &view_.later, view_.rows_far);
+      view_.near.start(&view_.here, &view_.later, view_.rows_near);
+      view_.far.start(&view_.here, &view_.later, view_.rows_far);
     } else {
-      view_.ahead.near.start(&view_.later, nullptr, 0);
+      view_.near.start(&view_.later, nullptr, 0);
     }
     if (token_scales_) load_token_scales();
     if (!view_.paths.few_rows) {
@@ -196,7 +195,7 @@ class ItemRunner {
     for (int32_t group = view_.here.begin / keys * keys; group < view_.here.end; group += keys) {
       for (int32_t head = 0; head < view_.shape.heads; ++head) {
         function(head, group);
-        if (view_.paths.by_pairs) view_.ahead.pairs.step();
+        if (view_.paths.by_pairs) view_.pairs.step();
       }
     }
   }

@@ -109,10 +109,29 @@ class LinesAhead {
   int32_t left_ = 0;  // lines from line_ on
 };
 
-// Asks for rows of 2-byte numbers, 32 of a head, two pages of 16: one of the first page, one of the
-// second, and so on. Where a page starts memory answers late; two that start at once share that
-// wait. Where two threads get 71 GB/s, bf16 so gets 0.75 instead of 0.70 of them (2026-11-22). f32
-// rows of 512 bytes take 3 % longer: 32 of them, and the next 32, leave the first cache no room.
+// The lines of two pages of 16 keys of one head, 256 bytes of each by turns.
+struct PairLines {
+  static constexpr int kTurnLines = 8;
+
+  const char* near[2];
+  const char* far[2];
+
+  // While lines first + part * kCount and on are read, first a multiple of kTurnLines: asks for
+  // kCount, the near ones into the first cache, the far ones into the second.
+  template <class T, int kCount>
+  HWY_INLINE void ask(size_t first, int part) const {
+    for (int i = part * kCount; i < (part + 1) * kCount; ++i) {
+      const size_t at = first * 32 + static_cast<size_t>(i / 8 * 256 + i % 4 * 64);
+      __builtin_prefetch(near[i / 4 % 2] + at, 0, 3);
+      __builtin_prefetch(far[i / 4 % 2] + at, 0, 2);
+    }
+  }
+};
+
+// Asks for rows of 2-byte numbers, 32 of a head: where a page starts memory answers late; two that
+// start at once share that wait. Where two threads get 71 GB/s, bf16 so gets 0.75 instead of 0.70
+// of them (2026-11-22). f32 rows of 512 bytes take 3 % longer: 32 of them, and the next 32, leave
+// the first cache no room.
 class PagePairsAhead {
  public:
   static constexpr int32_t kKeys = 32;
@@ -121,25 +140,16 @@ class PagePairsAhead {
       : head_begin_(head_begin),
         head_end_(head_end),
         head_bytes_{reader.k_head_bytes, reader.v_head_bytes},
-        row_lines_log2_(serves(reader) ? __builtin_ctzll(reader.k_row_bytes / 64) : 0),
+        row_bytes_(reader.k_row_bytes),
         groups_near_(larger(static_cast<int32_t>(kBytesNear / (kKeys * reader.k_row_bytes)), 1)) {}
 
-  // Keys and values of 64, 128 or 256 elements, so that no request crosses rows.
+  // Keys and values of 64, 128 or 256 elements, the 16 of a page next to each other.
   static bool serves(const KeyReader& reader) {
     const int64_t bytes = reader.k_row_bytes;
     return element_bytes(reader.k_dtype) == 2 && element_bytes(reader.v_dtype) == 2 &&
+           reader.page_size > 0 && reader.page_size % kPageKeys == 0 &&
+           reader.k_token_bytes == bytes && reader.v_token_bytes == bytes &&
            bytes == reader.v_row_bytes && (bytes == 128 || bytes == 256 || bytes == 512);
-  }
-
-  // Sets `asked` of a tile; keys that the item does not read are replaced by some that it does.
-  static void set_order(TileKeys& tile) {
-    if (tile.begin >= tile.end) return;
-    for (int32_t i = 0; i < kTileKeys; ++i) {
-      const int32_t key = i / kKeys * kKeys + i % 2 * (kKeys / 2) + i % kKeys / 2;
-      const int32_t read = larger(tile.begin, smaller(tile.end - 1, key));
-      tile.asked[0][i] = tile.k[read];
-      tile.asked[1][i] = tile.v[read];
-    }
   }
 
   // Before the first group of keys of the first head of `tile`; `next` may be empty.
@@ -148,32 +158,22 @@ class PagePairsAhead {
     for (int32_t i = 0; i < groups_near_; ++i) advance(near_);
     far_ = near_;
     for (int32_t i = 0; i < groups_near_; ++i) advance(far_);
-    set_rows();
   }
 
   // Before the next group or head.
   void step() {
     advance(near_);
     advance(far_);
-    set_rows();
   }
 
-  // While lines [first, first + kCount) of this group of this head are read: asks for as many, of
-  // 8 KiB later into the first cache and of 16 KiB later into the second.
-  template <int kCount>
-  HWY_INLINE void ask(int32_t first) const {
-    const int32_t row = first >> row_lines_log2_;
-    const int64_t at = int64_t{first - (row << row_lines_log2_)} * 64;
-    const char* near = near_rows_[row] + near_offset_ + at;
-    const char* far = far_rows_[row] + far_offset_ + at;
-    for (int32_t i = 0; i < kCount; ++i) {
-      __builtin_prefetch(near + 64 * i, 0, 3);
-      __builtin_prefetch(far + 64 * i, 0, 2);
-    }
+  // Those 8 and 16 KiB later than this group of this head.
+  PairLines lines() const {
+    return {{page(near_, 0), page(near_, kPageKeys)}, {page(far_, 0), page(far_, kPageKeys)}};
   }
 
  private:
   static constexpr int64_t kBytesNear = 8 << 10;
+  static constexpr int32_t kPageKeys = 16;
 
   // A group of one head.
   struct Place {
@@ -203,40 +203,37 @@ class PagePairsAhead {
     place.group = place.tile->begin / kKeys * kKeys;
   }
 
-  void set_rows() {
-    near_rows_ = near_.tile->asked[near_.value] + near_.group;
-    near_offset_ = near_.head * head_bytes_[near_.value];
-    far_rows_ = far_.tile->asked[far_.value] + far_.group;
-    far_offset_ = far_.head * head_bytes_[far_.value];
+  // Where the page of key `key` of the group starts, or one of which the item reads some key.
+  const char* page(const Place& place, int32_t key) const {
+    const TileKeys& tile = *place.tile;
+    const int32_t read = larger(tile.begin, smaller(tile.end - 1, place.group + key));
+    const char* row = (place.value ? tile.v : tile.k)[read];
+    return row - read % kPageKeys * row_bytes_ + place.head * head_bytes_[place.value];
   }
 
   const int32_t head_begin_, head_end_;
   const int64_t head_bytes_[2];  // of keys, of values
-  const int32_t row_lines_log2_;
+  const int64_t row_bytes_;
   const int32_t groups_near_;  // as many as fill kBytesNear
 
   Place near_ = {}, far_ = {};
-  const char* const* near_rows_ = nullptr;  // [kKeys] of head 0
-  const char* const* far_rows_ = nullptr;
-  int64_t near_offset_ = 0, far_offset_ = 0;  // bytes, to the head
 };
 
-// What products of few rows ask for: lines of the first cache and, unless fp8 leaves no time for
-// it, of the second, earlier: where two threads get 57 GB/s, f32 so gets 0.82 instead of 0.78 of
-// them (2026-11-22).
-struct LinesOfFewRows {
-  LinesAhead near, far;
-  PagePairsAhead pairs;
-  bool by_pairs;  // instead of near and far
+// What products of few rows ask for unless PagePairsAhead serves: lines of the first cache and,
+// unless fp8 leaves no time for it, of the second, earlier: where two threads get 57 GB/s, f32 so
+// gets 0.82 instead of 0.78 of them (2026-11-22).
+struct TwoStreams {
+  static constexpr int kTurnLines = 1;
 
-  // While lines [first, first + kCount) of a group of a head are read as T.
+  LinesAhead* near;  // or null
+  LinesAhead* far;
+
+  // While `kCount` lines are read as T.
   template <class T, int kCount>
-  HWY_INLINE void ask(int32_t first) {
-    if constexpr (sizeof(T) == 2) {
-      if (by_pairs) return pairs.template ask<kCount>(first);
-    }
-    near.ask<3>(kCount);
-    if constexpr (sizeof(T) > 1) far.ask<2>(kCount);
+  HWY_INLINE void ask(size_t, int) const {
+    if (!near) return;
+    near->template ask<3>(kCount);
+    if constexpr (sizeof(T) > 1) far->template ask<2>(kCount);
   }
 };
 

@@ -28,16 +28,15 @@ struct ItemView {
         shape(params, item),
         reader(params, item.request),
         paths(params, reader, shape),
-        ahead{{reader, item.head_begin, item.head_end, paths.group_keys},
-              {reader, item.head_begin, item.head_end, paths.group_keys},
-              {reader, item.head_begin, item.head_end},
-              paths.by_pairs} {
+        near(reader, item.head_begin, item.head_end, paths.group_keys),
+        far(reader, item.head_begin, item.head_end, paths.group_keys),
+        pairs(reader, item.head_begin, item.head_end) {
     const int32_t products =
         paths.wide ? (kTileKeys + shape.o_stride) / kWideKeys : kTileKeys / kPanelKeys + 1;
     const auto lines = static_cast<int32_t>((reader.k_row_bytes + reader.v_row_bytes) / 64);
     const bool two_streams = paths.keys_in_place && !is_fp8(reader.k_dtype);
-    const int64_t near = two_streams ? kBytesAhead / 2 : kBytesAhead;
-    rows_near = static_cast<int32_t>(near / reader.k_row_bytes);
+    const int64_t bytes_near = two_streams ? kBytesAhead / 2 : kBytesAhead;
+    rows_near = static_cast<int32_t>(bytes_near / reader.k_row_bytes);
     rows_far = static_cast<int32_t>(kBytesFarAhead / reader.k_row_bytes);
     lines_per_ask = kTileKeys * lines / (products * blocks()) + 1;
   }
@@ -50,6 +49,9 @@ struct ItemView {
   float* scores(const RowBlock& block) const {
     return scratch.scores + (paths.few_rows ? place(block) * kTileKeys : 0);
   }
+  TwoStreams two_streams() {
+    return paths.one_block ? TwoStreams{&near, &far} : TwoStreams{nullptr, nullptr};
+  }
   int64_t row_floats() const { return padded(shape.dim) + kPadFloats; }  // of scratch.k_rows
 
   const AttentionParams& params;
@@ -58,7 +60,9 @@ struct ItemView {
   const RowShape shape;
   const KeyReader reader;
   const ItemPaths paths;
-  LinesOfFewRows ahead;
+  // Of what is read later: either `pairs`, or `near` and, of few rows, `far`.
+  LinesAhead near, far;
+  PagePairsAhead pairs;
   int32_t rows_near, rows_far, lines_per_ask;
 
   TileKeys here, later;  // the tile at work and the next one

@@ -43,7 +43,7 @@ class KeyProducts {
         pack_panel(p, KeyPanel<false>{panel, dim});
         packed_panels_ |= 1u << p;
       }
-      if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
+      if (!view_.paths.one_block) view_.near.ask<2>(view_.lines_per_ask);
       const ScoreProduct product = {q, panel, dim, view_.scores(block) + p * kPanelKeys};
       with_product_rows(product_rows(block.rows), product);
     }
@@ -66,7 +66,7 @@ class KeyProducts {
     product.groups = (end - first + kWideKeys - 1) / kWideKeys;
     product.decay = nullptr;
     product.x = scores + first * vectors * kLanes;
-    product.ahead = &view_.ahead.near;
+    product.ahead = &view_.near;
     product.lines = view_.lines_per_ask;
     with_wide_vectors(vectors, product);
   }
@@ -87,25 +87,26 @@ class KeyProducts {
   Bf16* k_bf16() const { return static_cast<Bf16*>(view_.scratch.k_unpacked); }
 
   void score_from_cache(const RowBlock& block, int32_t p, Range range) {
-    const PanelRows keys = panel_rows(p * kPanelKeys);
+    const TwoStreams streams = view_.two_streams();
     if (view_.paths.looks_up_keys) {
-      score_directly(static_cast<const Fp8ByTable*>(nullptr), block, keys, p, range);
+      score_directly<Fp8ByTable>(block, p, range, streams);
     } else if (view_.reader.k_dtype == DType::f32) {
-      score_directly(static_cast<const float*>(nullptr), block, keys, p, range);
+      score_directly<float>(block, p, range, streams);
+    } else if (view_.paths.by_pairs) {
+      score_directly<Bf16>(block, p, range, view_.pairs.lines());
     } else {
-      score_directly(static_cast<const Bf16*>(nullptr), block, keys, p, range);
+      score_directly<Bf16>(block, p, range, streams);
     }
   }
 
-  template <class T>
-  void score_directly(const T*, [[maybe_unused]] const RowBlock& block,
-                      [[maybe_unused]] const PanelRows& keys, [[maybe_unused]] int32_t p,
-                      [[maybe_unused]] Range range) {
+  template <class T, class Ahead>
+  void score_directly([[maybe_unused]] const RowBlock& block, [[maybe_unused]] int32_t p,
+                      [[maybe_unused]] Range range, [[maybe_unused]] const Ahead& ahead) {
 #if HWY_TARGET == HWY_AVX3
-    DirectScoreProduct<T> product;
+    DirectScoreProduct<T, Ahead> product;
     product.q =
         view_.scratch.q + static_cast<int64_t>(view_.place(block)) * padded(view_.shape.dim);
-    product.keys = keys;
+    product.keys = panel_rows(p * kPanelKeys, ahead);
     product.dim = view_.shape.dim;
     product.begin = range.begin - p * kPanelKeys;
     product.end = range.end - p * kPanelKeys;
@@ -115,11 +116,12 @@ class KeyProducts {
 #endif
   }
 
-  PanelRows panel_rows(int32_t first) {
-    PanelRows keys;
+  template <class Ahead>
+  PanelRows<Ahead> panel_rows(int32_t first, const Ahead& ahead) const {
+    PanelRows<Ahead> keys;
     keys.rows = (view_.paths.unpacks_keys ? k_unpacked_ : view_.here.k) + first;
     keys.offset = view_.paths.unpacks_keys ? 0 : view_.this_head() * view_.reader.k_head_bytes;
-    keys.ahead = view_.paths.one_block ? &view_.ahead : nullptr;
+    keys.ahead = ahead;
     return keys;
   }
 
@@ -134,7 +136,7 @@ class KeyProducts {
         view_.scratch.k_rows + (view_.paths.values_in_k_rows ? first * view_.row_floats() : 0);
     const auto row_lines = static_cast<int32_t>((view_.reader.k_row_bytes + 63) / 64);
     for (int32_t n = 0; n < kPanelKeys; ++n) {
-      if (view_.paths.one_block) view_.ahead.near.ask<3>(row_lines);
+      if (view_.paths.one_block) view_.near.ask<3>(row_lines);
       float* to = rows + n * view_.row_floats();
       if (first + n < view_.here.begin || first + n >= view_.here.end) {
         for (int32_t d = 0; d < padded(view_.shape.dim); d += kLanes) store(hn::Zero(kF32), to + d);
@@ -159,7 +161,7 @@ class KeyProducts {
 
   template <bool kGroups>
   void pack_from_cache(int32_t first, const KeyPanel<kGroups>& panel) {
-    const PanelRows keys = panel_rows(first);
+    const auto keys = panel_rows(first, view_.two_streams());
     if (view_.reader.k_dtype == DType::f32) {
       transpose_from_cache(static_cast<const float*>(nullptr), keys, panel);
     } else {

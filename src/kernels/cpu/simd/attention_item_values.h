@@ -19,18 +19,21 @@ class ValueProducts {
     if (!ready_) prepare();
 #if HWY_TARGET == HWY_AVX3
     if (view_.paths.looks_up_values) {
-      return add_values(static_cast<const Fp8ByTable*>(nullptr), block, decay, begin, end);
+      return add_values<Fp8ByTable>(block, decay, begin, end, streams());
     }
 #endif
+    if (view_.paths.by_pairs) {
+      return add_values<Bf16>(block, decay, begin, end, view_.pairs.lines());
+    }
     if (view_.paths.unpacks_values ||
         (view_.paths.values_in_place && view_.reader.v_dtype == DType::bf16)) {
-      add_values(static_cast<const Bf16*>(nullptr), block, decay, begin, end);
+      add_values<Bf16>(block, decay, begin, end, streams());
     } else if (view_.paths.values_in_place && view_.reader.v_dtype == DType::f16) {
-      add_values(static_cast<const F16*>(nullptr), block, decay, begin, end);
+      add_values<F16>(block, decay, begin, end, streams());
     } else if (view_.paths.values_in_place) {
-      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+      add_values<float>(block, decay, begin, end, streams());
     } else if (view_.paths.values_in_k_rows) {
-      add_values(static_cast<const float*>(nullptr), block, decay, begin, end);
+      add_values<float>(block, decay, begin, end, streams());
     } else {
       add_strips(view_.place(block), product_rows(block.rows), view_.scores(block), decay, begin,
                  end);
@@ -50,7 +53,7 @@ class ValueProducts {
     product.group_steps = kTileKeys;
     product.decay = decay;
     product.x = view_.scratch.states[0].o + view_.place(block) * int64_t{view_.shape.o_stride};
-    product.ahead = &view_.ahead.near;
+    product.ahead = &view_.near;
     product.lines = view_.lines_per_ask;
     with_wide_vectors(vectors, product);
   }
@@ -95,14 +98,14 @@ class ValueProducts {
     product.columns = padded(view_.shape.dim_v);
     product.o = view_.scratch.states[0].o + static_cast<int64_t>(place) * view_.shape.o_stride;
     product.o_stride = view_.shape.o_stride;
-    if (!view_.paths.one_block) view_.ahead.near.ask<2>(view_.lines_per_ask);
+    if (!view_.paths.one_block) view_.near.ask<2>(view_.lines_per_ask);
     with_product_rows(rows, product);
   }
 
-  template <class T>
-  HWY_INLINE void add_values(const T*, const RowBlock& block, const float* decay, int32_t begin,
-                             int32_t end) {
-    ValueProduct<T> product;
+  template <class T, class Ahead>
+  HWY_INLINE void add_values(const RowBlock& block, const float* decay, int32_t begin, int32_t end,
+                             const Ahead& ahead) {
+    ValueProduct<T, Ahead> product;
     product.weights = view_.scores(block);
     const bool in_place = view_.paths.values_in_place && !view_.paths.unpacks_values;
     product.values = in_place ? view_.here.v : values_;
@@ -115,8 +118,13 @@ class ValueProducts {
         view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
     product.o_stride = view_.shape.o_stride;
     product.fp8_bytes = view_.paths.looks_up_values ? &fp8_bytes(view_.reader.v_dtype) : nullptr;
-    product.ahead = view_.paths.one_block && view_.reader.v_row_bytes > 0 ? &view_.ahead : nullptr;
+    product.ahead = ahead;
     with_product_rows(product_rows(block.rows), product);
+  }
+
+  // Rows of keys that hold the values too were asked for as keys.
+  TwoStreams streams() {
+    return view_.reader.v_row_bytes > 0 ? view_.two_streams() : TwoStreams{nullptr, nullptr};
   }
 
   Bf16* v_bf16() const { return static_cast<Bf16*>(view_.scratch.v_unpacked); }

@@ -17,9 +17,8 @@ struct TileKeys {
   int32_t begin, end;  // within the tile
   const char* k[kTileKeys];
   const char* v[kTileKeys];
-  int64_t scale[kTileKeys];         // where the scales of the heads start
-  int32_t run[kTileKeys];           // keys from this one on in its page, or one after the other
-  const char* asked[2][kTileKeys];  // rows of k and v in the order of PagePairsAhead
+  int64_t scale[kTileKeys];  // where the scales of the heads start
+  int32_t run[kTileKeys];    // keys from this one on in its page, or one after the other
 };
 
 constexpr int64_t kMlaFp8RowBytes = 656;
@@ -32,6 +31,7 @@ class KeyReader {
     const KvLayerView& cache = keys_.cache;
     if (keys_.page_table) {
       k_dtype = v_dtype = cache.dtype;
+      page_size = cache.page_size;
       k_head_bytes = cache.k_head_stride * element_bytes(cache.dtype);
       v_head_bytes = cache.v_head_stride * element_bytes(cache.dtype);
       fp8_rows = cache.layout == KvLayout::mla_fp8_rows;
@@ -76,6 +76,7 @@ class KeyReader {
   int64_t k_head_bytes, v_head_bytes;
   int64_t k_row_bytes, v_row_bytes;
   int64_t k_token_bytes, v_token_bytes;
+  int32_t page_size = 0;  // 0: keys lie one after the other
   bool fp8_rows = false;  // KvLayout::mla_fp8_rows
   bool v_in_k = false;    // v is the front of the k row
 

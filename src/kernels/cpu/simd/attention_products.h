@@ -99,6 +99,31 @@ class VectorLoader {
 };
 
 #if HWY_TARGET == HWY_AVX3
+// Three instructions for two vectors, of which load() takes four: 8 % of the product of bf16 values
+// in the first cache (2026-11-23).
+template <>
+class VectorLoader<Bf16> {
+ public:
+  explicit VectorLoader(const Bf16Bytes*) {}
+  template <int kCount>
+  HWY_INLINE void load_vectors(const Bf16* from, F32 (&to)[kCount]) const {
+    if constexpr (kCount == 1) {
+      to[0] = load(from);
+    } else {
+#pragma GCC unroll 4
+      for (int v = 0; v < kCount; v += 2) {
+        const __m512i bits =
+            _mm512_permutexvar_epi64(order_, _mm512_loadu_si512(from + v * kLanes));
+        to[v].raw = _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_setzero_si512(), bits));
+        to[v + 1].raw = _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_setzero_si512(), bits));
+      }
+    }
+  }
+
+ private:
+  const __m512i order_ = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+};
+
 template <>
 class VectorLoader<Fp8ByTable> {
  public:
@@ -118,8 +143,9 @@ class VectorLoader<Fp8ByTable> {
 #endif
 
 // o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for the
-// vectors from element 0 to `width`. Meanwhile it asks for as many lines ahead.
-template <class T>
+// vectors from element 0 to `width`. Meanwhile it asks for as many lines ahead; those of PairLines
+// belong to whole groups of kPanelKeys keys.
+template <class T, class Ahead>
 struct ValueProduct {
   const float* weights;       // [R, kTileKeys]
   const char* const* values;  // [kTileKeys] rows of T
@@ -129,7 +155,7 @@ struct ValueProduct {
   int32_t width;  // multiple of kLanes
   float* o;       // [R, o_stride]
   int64_t o_stride;
-  LinesOfFewRows* ahead;       // or null
+  Ahead ahead;                 // PairLines or TwoStreams
   const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
   template <int R>
@@ -188,10 +214,8 @@ struct ValueProduct {
                             hn::Load(kF32, o + r * o_stride + column + v * kLanes));
       }
     }
-    int32_t line = column * static_cast<int32_t>(sizeof(T)) / 64 * (end - begin);
-    for (int32_t key = begin; key < end; ++key, line += kLines) {
+    const auto add = [&](int32_t key) {
       const T* row = reinterpret_cast<const T*>(values[key] + offset) + column;
-      if (ahead) ahead->template ask<T, kLines>(line);
       F32 x[kVectors];
       loader.load_vectors(row, x);
 #pragma GCC unroll 12
@@ -200,7 +224,18 @@ struct ValueProduct {
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, x[v], sum[r][v]);
       }
+    };
+    constexpr int kTurnKeys = Ahead::kTurnLines > kLines ? Ahead::kTurnLines / kLines : 1;
+    auto line = static_cast<size_t>(column * static_cast<int32_t>(sizeof(T)) / 64 * kPanelKeys);
+    int32_t key = begin;
+    for (; key + kTurnKeys <= end; key += kTurnKeys, line += Ahead::kTurnLines) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kTurnKeys; ++i) {
+        ahead.template ask<T, kLines>(line, i);
+        add(key + i);
+      }
     }
+    for (; key < end; ++key) add(key);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8

@@ -91,10 +91,11 @@ HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]
 }
 
 // Rows of keys in the cache, and what to ask for meanwhile.
+template <class Ahead>
 struct PanelRows {
   const char* const* rows;  // [kPanelKeys]
   int64_t offset;           // bytes, to the head
-  LinesOfFewRows* ahead;    // or null
+  Ahead ahead;              // PairLines or TwoStreams
 };
 
 // What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
@@ -116,16 +117,16 @@ HWY_INLINE F32 dim_of(F32 lanes, int i) {
 // lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead, where a
 // row of keys has `row_lines` of them. Not unrolled it takes the blocks through the stack: 2 to 3 %
 // of f32 decode (2026-11-23).
-template <class T>
-HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_t first, int32_t d,
-                                F32 (&lanes)[kLanes]) {
+template <class T, class Ahead>
+HWY_INLINE void transpose_lines(const PanelRows<Ahead>& keys, int32_t row_lines, int32_t first,
+                                int32_t d, F32 (&lanes)[kLanes]) {
   constexpr int32_t kLines = kLanes / 4;
   const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
-  const int32_t line = first * row_lines + d / (kLanes * kDimsPerLane<T>)*kLanes;
+  const auto line = static_cast<size_t>(first * row_lines + d / (kLanes * kDimsPerLane<T>)*kLanes);
   F32 blocks[kLanes / 4][4];
 #pragma GCC unroll 4
   for (int g = 0; g < kLanes / 4; ++g) {
-    if (keys.ahead) keys.ahead->template ask<T, kLines>(line + g * kLines);
+    keys.ahead.template ask<T, kLines>(line, g);
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
       const int32_t key = first + 4 * g + j;
@@ -139,7 +140,8 @@ HWY_INLINE void transpose_lines(const PanelRows& keys, int32_t row_lines, int32_
 // transpose_panel() straight from the cache, reading each line once. panel.dim is a multiple of the
 // dims that a vector of lanes holds.
 template <class T, bool kGroups>
-inline void transpose_from_cache(const T*, const PanelRows& keys, KeyPanel<kGroups> panel) {
+inline void transpose_from_cache(const T*, const PanelRows<TwoStreams>& keys,
+                                 KeyPanel<kGroups> panel) {
   constexpr int32_t kDims = kDimsPerLane<T>;
   for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
     for (int32_t d = 0; d < panel.dim; d += kLanes * kDims) {
@@ -196,10 +198,10 @@ constexpr int32_t kDirectRows = 8;  // their sums take 16 of 32 registers, a ste
 // A step takes 32 bytes of each of 32 keys, so that 4 rows have 8 chains of sums in flight; of f32,
 // where memory is slower than 4 chains, a line of each of 16 keys: 17.9 instead of 13.6 GB/s over
 // NHD pages, 22.5 instead of 19.8 over HND (one core of a Zen 5, 2026-11-22).
-template <class T>
+template <class T, class Ahead>
 struct DirectScoreProduct {
   const float* q;  // [dim, R]
-  PanelRows keys;
+  PanelRows<Ahead> keys;
   int32_t dim;         // multiple of kStepDims
   int32_t begin, end;  // keys of the panel; of types other than f32 all
   float* scores;
@@ -219,10 +221,15 @@ struct DirectScoreProduct {
       for (int r = 0; r < R; ++r) low[r] = high[r] = hn::Zero(kF32);
       const DimSplitter<T> splitter(fp8_bytes);
       const float* from = q;
+      F32 blocks[4][4];
+#pragma GCC unroll 4
+      for (int g = 0; g < 4; ++g) load_group(0, g, blocks[g]);
+      const int32_t last = (dim / kStepDims - 1) * kStepBytes;
       int32_t at = 0;
-      for (int32_t d = 0; d < dim; d += kStepDims, from += kStepDims * R, at += kStepBytes) {
-        add<R>(at, splitter, from, low, high);
+      for (; at < last; at += kStepBytes, from += kStepDims * R) {
+        add<R, true>(at, splitter, from, blocks, low, high);
       }
+      add<R, false>(at, splitter, from, blocks, low, high);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         hn::Store(low[r], kF32, scores + r * kTileKeys);
@@ -252,25 +259,29 @@ struct DirectScoreProduct {
     for (int r = 0; r < R; ++r) hn::Store(sum[r], kF32, scores + r * kTileKeys + first);
   }
 
-  template <int R>
-  HWY_INLINE void add(int32_t at, const DimSplitter<T>& splitter, const float* from, F32 (&low)[R],
-                      F32 (&high)[R]) const {
-    // [g][i]: 128-bit blocks of elements i and 4 + i of keys 8 g to 8 g + 3, then of the next four.
-    F32 blocks[4][4];
-    for (int g = 0; g < 4; ++g) {
-      F32 rows[4];
-      for (int j = 0; j < 4; ++j) {
-        const char* const* row = keys.rows + 8 * g + j;
-        rows[j] = load_two(reinterpret_cast<const T*>(row[0] + keys.offset + at),
-                           reinterpret_cast<const T*>(row[4] + keys.offset + at));
-      }
-      transpose_blocks(rows, blocks[g]);
+  // [i]: 128-bit blocks of elements i and 4 + i of keys 8 g to 8 g + 3, then of the next four.
+  HWY_INLINE void load_group(int32_t at, int g, F32 (&blocks)[4]) const {
+    F32 rows[4];
+    for (int j = 0; j < 4; ++j) {
+      const char* const* row = keys.rows + 8 * g + j;
+      rows[j] = load_two(reinterpret_cast<const T*>(row[0] + keys.offset + at),
+                         reinterpret_cast<const T*>(row[4] + keys.offset + at));
     }
+    transpose_blocks(rows, blocks);
+  }
+
+  // The products with dims of `blocks`, whose place those of the next step take. These are loaded
+  // and transposed between the products, where registers become free: else the multiply-adds wait
+  // for them, a quarter of the time of bf16 keys in the first cache (2026-11-23).
+  template <int R, bool kMore>
+  HWY_INLINE void add(int32_t at, const DimSplitter<T>& splitter, const float* from,
+                      F32 (&blocks)[4][4], F32 (&low)[R], F32 (&high)[R]) const {
+    const float* again = same_memory(from);  // as in multiply_by()
+    F32 next[4][4];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       constexpr int32_t kLines = kPanelKeys * kStepBytes / 64 / 8;
-      const int32_t line = at * kPanelKeys / 64 + i * kLines;
-      if (keys.ahead) keys.ahead->template ask<T, kLines>(line);
+      keys.ahead.template ask<T, kLines>(static_cast<size_t>(at) * kPanelKeys / 64, i);
       F32 x[2][kDims];
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
@@ -280,15 +291,22 @@ struct DirectScoreProduct {
                               : _mm512_shuffle_f32x4(a, b, 0xdd)};
         splitter.split(lanes, x[half]);
       }
+      if (kMore && i >= 4) load_group(at + kStepBytes, i - 4, next[i - 4]);
 #pragma GCC unroll 4
       for (int j = 0; j < kDims; ++j) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const F32 y = hn::Set(kF32, from[(i * kDims + j) * R + r]);
-          low[r] = hn::MulAdd(y, x[0][j], low[r]);
-          high[r] = hn::MulAdd(y, x[1][j], high[r]);
+          const int n = (i * kDims + j) * R + r;
+          low[r] = hn::MulAdd(hn::Set(kF32, from[n]), x[0][j], low[r]);
+          high[r] = hn::MulAdd(hn::Set(kF32, again[n]), x[1][j], high[r]);
         }
       }
+    }
+    if (!kMore) return;
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) blocks[g][i] = next[g][i];
     }
   }
 };
