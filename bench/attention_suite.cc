@@ -4,10 +4,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 #include "bench/attention_workload.h"
+#include "bench/clock.h"
 #include "fovea/error.h"
 
 namespace fovea::bench {
@@ -17,15 +17,6 @@ constexpr double kRoundSeconds = 0.01;  // as long as a sample of the ceilings
 constexpr size_t kMinRounds = 5;
 // Far above what rounding the inputs costs (fp8: 2^-4 per element, averaged out), far below a bug.
 constexpr double kWrong = 0.1;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
 
 // Rounds of calls between samples of the ceilings.
 void measure(Workload& workload, CeilingProbe& probe, const AttentionBenchOptions& options,

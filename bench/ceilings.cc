@@ -2,12 +2,12 @@
 #include "bench/ceilings.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <span>
 #include <vector>
 
+#include "bench/clock.h"
 #include "fovea/device.h"
 
 namespace fovea::bench {
@@ -19,10 +19,6 @@ constexpr size_t kParts = 4;
 constexpr int kRounds = 5;
 constexpr int64_t kFmaLoops = 4'000'000;
 constexpr int kChains = 12;  // independent accumulators: latency 4 x 2 ports, with room to spare
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 template <int kLanes>
 struct Vector {

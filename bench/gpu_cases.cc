@@ -51,12 +51,43 @@ GpuCase fp8_prefill(int32_t batch, int32_t tokens) {
   return config;
 }
 
+GpuCase extend(int32_t batch, int32_t tokens, int32_t context, Heads heads = kGrouped) {
+  GpuCase config = mha("extend", heads, 128);
+  config.work = fmt::format("{}x{} over {}", batch, length_name(tokens), length_name(context));
+  config.requests.assign(static_cast<size_t>(batch), {tokens, tokens + context});
+  return config;
+}
+
 GpuCase extend(int32_t page_size) {
-  GpuCase config = mha("extend", kGrouped, 128);
-  config.work = "8x512 over 8k";
-  config.requests.assign(8, {512, 512 + 8 * kKilo});
+  GpuCase config = extend(8, 512, 8 * kKilo);
   config.page_size = page_size;
   return config;
+}
+
+// Drafts to verify and turns of a chat: few row tiles over many keys.
+std::vector<GpuCase> few_new_tokens() {
+  std::vector<GpuCase> cases;
+  for (const auto& [batch, tokens, context] : {std::tuple{1, 8, 16},
+                                               {8, 8, 4},
+                                               {32, 8, 4},
+                                               {1, 16, 16},
+                                               {8, 16, 4},
+                                               {32, 16, 4},
+                                               {1, 64, 32},
+                                               {8, 64, 16},
+                                               {1, 128, 32},
+                                               {4, 128, 8},
+                                               {1, 512, 64}}) {
+    cases.push_back(extend(batch, tokens, context * kKilo));
+  }
+  cases.push_back(extend(8, 8, 4 * kKilo, kWide));
+  cases.push_back(extend(8, 32, 4 * kKilo, kEqual));
+  GpuCase beside_decodes = extend(1, 128, 32 * kKilo);
+  beside_decodes.phase = "mixed";
+  beside_decodes.work += "+64x4k";
+  beside_decodes.requests.insert(beside_decodes.requests.end(), 64, {1, 4 * kKilo});
+  cases.push_back(beside_decodes);
+  return cases;
 }
 
 // Layers of gemma2 (soft cap 50, every second with a window of 4096), gpt-oss (sinks and a window
@@ -105,11 +136,9 @@ std::vector<GpuCase> feature_cases() {
   add("positions-window-1k", prefill(4, 4 * kKilo), window(kKilo));
   cases.back().gives_positions = true;
   for (const auto& [batch, drafts, context] :
-       {std::tuple{8, 16, 4}, {8, 64, 4}, {32, 64, 4}, {8, 64, 16}}) {
-    GpuCase config = extend(64);
+       {std::tuple{1, 16, 16}, {8, 16, 4}, {8, 64, 4}, {32, 64, 4}, {8, 64, 16}}) {
+    GpuCase config = extend(batch, drafts, context * kKilo);
     config.phase = "verify-tree";
-    config.work = fmt::format("{}x{} over {}k", batch, drafts, context);
-    config.requests.assign(static_cast<size_t>(batch), {drafts, drafts + context * kKilo});
     config.spec.mask = MaskKind::tree;
     cases.push_back(config);
   }
@@ -313,6 +342,7 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
   append(cases, mla_table());
   if (suite == GpuSuite::full) {
     append(cases, feature_cases());
+    append(cases, few_new_tokens());
     for (const Heads heads : {kGrouped, kWide, kEqual}) {
       for (const int32_t page_size : {1, 16, 64}) {
         if (heads.q == kGrouped.q && heads.kv == kGrouped.kv && page_size == 64) continue;

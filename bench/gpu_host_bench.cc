@@ -5,11 +5,11 @@
 // behind it (`gpu_in_pass`); and of calls of forward enqueued one by one (`gpu_eager`).
 #include <benchmark/benchmark.h>
 
-#include <chrono>
 #include <numeric>
 #include <random>
 #include <vector>
 
+#include "bench/clock.h"
 #include "bench/gpu_timing.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
@@ -25,14 +25,6 @@ namespace {
 
 constexpr int32_t kMaxKvLen = 4096, kPage = 64, kPages = 1024, kLayers = 4;
 constexpr int kCalls = 32, kRounds = 100;
-
-template <typename T>
-gpu::DeviceBuffer on_device(const std::vector<T>& values) {
-  gpu::DeviceBuffer buffer(values.size() * sizeof(T));
-  gpu::copy_to_device(buffer.data(), values.data(), buffer.bytes(), nullptr);
-  gpu::synchronize(nullptr);
-  return buffer;
-}
 
 // Requests of up to 4096 keys, whose pages repeat. Calls of forward go round the layers.
 struct Setting {
@@ -110,12 +102,12 @@ class Pass {
     for (int32_t i = 0; i < requests * stride; ++i) {
       table.push_back((i * entry_tokens % (kPage * (kPages - 1)) + kPage) / entry_tokens);
     }
-    arrays_.push_back(on_device(q_indptr));
-    arrays_.push_back(on_device(lens));
-    arrays_.push_back(on_device(rows));
-    arrays_.push_back(on_device(table));
-    arrays_.push_back(on_device(out_slots));
-    arrays_.push_back(on_device(shared));
+    arrays_.push_back(gpu::to_device(q_indptr, nullptr));
+    arrays_.push_back(gpu::to_device(lens, nullptr));
+    arrays_.push_back(gpu::to_device(rows, nullptr));
+    arrays_.push_back(gpu::to_device(table, nullptr));
+    arrays_.push_back(gpu::to_device(out_slots, nullptr));
+    arrays_.push_back(gpu::to_device(shared, nullptr));
     batch_ = {.mode = setting.decodes > 0 ? ForwardMode::mixed
                       : setting.q_len > 1 ? ForwardMode::extend
                                           : ForwardMode::decode,
@@ -178,10 +170,9 @@ void time_calls(benchmark::State& state, Stream stream, Call&& call) {
   call();
   for (auto _ : state) {
     gpu::synchronize(stream);
-    const auto start = std::chrono::steady_clock::now();
+    const double start = bench::now();
     for (int i = 0; i < kCalls; ++i) call();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    state.SetIterationTime(elapsed.count() / kCalls);
+    state.SetIterationTime((bench::now() - start) / kCalls);
   }
   gpu::synchronize(stream);
 }

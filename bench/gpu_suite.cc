@@ -2,8 +2,8 @@
 #include "bench/gpu_suite.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "bench/clock.h"
 #include "fovea/error.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/store.h"
@@ -13,17 +13,6 @@ namespace {
 
 constexpr size_t kMaxPoolBytes = size_t{40} << 30;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-size_t pool_bytes() {
-  size_t free = 0;
-  size_t total = 0;
-  gpu::check(gpu::driver().memory_info(&free, &total), "cuMemGetInfo");
-  return std::min(kMaxPoolBytes, free / 2);
-}
-
 }  // namespace
 
 struct GpuBench::Setup {
@@ -31,7 +20,7 @@ struct GpuBench::Setup {
     start = now();
     kernels::cuda::kernel_store();
     pack_seconds = now() - start;
-    memory.values = gpu::DeviceBuffer(pool_bytes());
+    memory.values = gpu::DeviceBuffer(std::min(kMaxPoolBytes, gpu::free_bytes() / 2));
     // Two f32 scales for each 2 * 64 values of a byte.
     memory.scales = gpu::DeviceBuffer(memory.values.bytes() / 16);
   }

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/clock.h"
 #include "gpu/gpu.h"
 
 namespace fovea::bench {
@@ -25,15 +26,6 @@ constexpr size_t kMinSamples = 7;
 // Calls of one graph: enough that its launch does not weigh, few enough to instantiate at once.
 constexpr int32_t kMinCalls = 8;
 constexpr int32_t kMaxCalls = 256;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
 
 struct Interval {
   gpu::Event begin, end;

@@ -2,11 +2,11 @@
 #include "bench/gpu_workload.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <random>
 
+#include "bench/clock.h"
 #include "core/check.h"
 #include "core/rounding.h"
 
@@ -17,13 +17,6 @@ namespace {
 constexpr double kColdCacheBytes = 2e9;
 constexpr double kColdQueryBytes = 256e6;
 constexpr double kMaxSets = 256;
-template <typename T>
-gpu::DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
-  gpu::DeviceBuffer buffer(values.size() * sizeof(T));
-  gpu::copy_to_device(buffer.data(), values.data(), buffer.bytes(), stream);
-  gpu::synchronize(stream);
-  return buffer;
-}
 
 int64_t pages_needed(const GpuCase& config) {
   int64_t pages = 0;
@@ -159,11 +152,11 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
     lengths.push_back(request.kv_len);
     q_indptr.push_back(q_indptr.back() + request.q_len);
   }
-  slots = to_device(table, stream);
-  slot_rows = to_device(rows, stream);
-  kv_lens = to_device(lengths, stream);
-  out_slots = to_device(new_slots, stream);
-  q_indptr_device = to_device(q_indptr, stream);
+  slots = gpu::to_device(table, stream);
+  slot_rows = gpu::to_device(rows, stream);
+  kv_lens = gpu::to_device(lengths, stream);
+  out_slots = gpu::to_device(new_slots, stream);
+  q_indptr_device = gpu::to_device(q_indptr, stream);
   batch.mode = config.phase == "mixed"              ? ForwardMode::mixed
                : config.longest_q() == 1            ? ForwardMode::decode
                : config.spec.mask == MaskKind::tree ? ForwardMode::target_verify
@@ -181,7 +174,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.out_slots = out_slots.data<int64_t>();
   batch.prefix_settled = true;
   if (config.prefix_levels == 0) return;
-  shared_prefix = to_device(shared, stream);
+  shared_prefix = gpu::to_device(shared, stream);
   batch.shared_prefix = shared_prefix.data<int32_t>();
 }
 
@@ -214,15 +207,15 @@ void GpuWorkload::Setup::place_features(Stream stream) {
   for (size_t head = 0; head < heads; ++head) {
     slopes[head] = std::exp2(-8 * static_cast<float>(head + 1) / static_cast<float>(heads));
   }
-  if (config.spec.has_alibi) alibi_slopes = to_device(slopes, stream);
-  if (config.spec.has_sinks) sinks = to_device(std::vector<float>(heads, 1), stream);
+  if (config.spec.has_alibi) alibi_slopes = gpu::to_device(slopes, stream);
+  if (config.spec.has_sinks) sinks = gpu::to_device(std::vector<float>(heads, 1), stream);
   if (config.gives_positions) {
     std::vector<int32_t> at;
     for (const RequestLengths& request : config.requests) {
       for (int32_t token = request.kv_len - request.q_len; token < request.kv_len; ++token)
         at.push_back(token);
     }
-    positions = to_device(at, stream);
+    positions = gpu::to_device(at, stream);
     batch.positions = positions.data<int32_t>();
   }
   if (config.spec.mask == MaskKind::custom) place_custom_mask(stream);
@@ -232,7 +225,7 @@ void GpuWorkload::Setup::place_features(Stream stream) {
     for (int32_t draft = 0; draft < request.q_len; ++draft)
       ancestors.push_back(~uint64_t{0} >> (63 - draft));
   }
-  tree_mask = to_device(ancestors, stream);
+  tree_mask = gpu::to_device(ancestors, stream);
   batch.tree_mask = tree_mask.data<uint64_t>();
 }
 
@@ -246,14 +239,14 @@ void GpuWorkload::Setup::place_custom_mask(Stream stream) {
     }
     indptr.push_back(static_cast<int64_t>(mask.size()));
   }
-  custom_mask = to_device(mask, stream);
-  custom_mask_indptr = to_device(indptr, stream);
+  custom_mask = gpu::to_device(mask, stream);
+  custom_mask_indptr = gpu::to_device(indptr, stream);
   batch.custom_mask = custom_mask.data<uint8_t>();
   batch.custom_mask_indptr = custom_mask_indptr.data<int64_t>();
 }
 
 void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now();
   BackendRequest request;
   request.spec = config.spec;
   request.cache = config.cache(cache_sets);
@@ -270,7 +263,7 @@ void GpuWorkload::Setup::make_backend(const BackendWish& wish) {
   backend = selection.chosen->create(
       {.spec = config.spec, .kv = pool.get(), .device = request.device.device()});
   backend->reserve(request.limits);
-  create_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  create_seconds = now() - start;
 }
 
 LayerTensors GpuWorkload::Setup::tensors(int32_t turn) const {

@@ -88,4 +88,9 @@ constexpr DType activation_dtype(const AttentionSpec& spec) {
   return is_fp8(spec.q_dtype) ? DType::bf16 : spec.q_dtype;
 }
 
+// Linear kinds: channels of LinearTensors::mixed, which the convolution runs over.
+constexpr int32_t conv_dim(const AttentionSpec& spec) {
+  return 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
+}
+
 }  // namespace fovea

@@ -25,7 +25,8 @@ struct EngineOptions {
   BackendWish backend = {};                        // for every layer group that softmax-attends
   std::optional<BackendWish> decode_backend = {};  // unset: as backend
   DType kv_dtype = DType::f32;                     // a GPU needs bf16 or fp8
-  // Of an fp8 cache; none: per_token_head. Those of per_tensor and per_head stay 1.
+  // Of an fp8 cache; none: per_token_head, and rows with scales of their own for latents of 512 +
+  // 64 in e4m3 (KvLayout::mla_fp8_rows). Those of per_tensor and per_head stay 1.
   KvScale kv_scale = KvScale::none;
   int32_t page_size = 16;
   // For all pools together, never exceeded; 0: half of the device's free memory.
@@ -40,7 +41,8 @@ struct EngineOptions {
   bool batch_invariant = false;
   // On a GPU: replay decode steps of up to max_graph_requests requests instead of enqueueing their
   // kernels, where all backends allow it (GroupSelection::why_no_graphs). Captured at load for 1,
-  // 2, 4 and the multiples of 8 requests; EngineStats says what they take.
+  // 2, 4 and the multiples of 8 requests, up to 8 also for short contexts; EngineStats says what
+  // they take.
   bool cuda_graphs = true;
   int32_t max_graph_requests = 256;
   // Prefixes that the prefix cache gave to several requests are read once for all of them, in up to
@@ -152,8 +154,8 @@ class Engine {
   virtual bool idle() const = 0;
 
   // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
-  // Throws when a request's logits are not numbers: that request is gone (its last event says
-  // cancelled), the others continue with the next call, which returns their events.
+  // Throws when a request's logits are not numbers, or memory ends: that request is gone (its last
+  // event says cancelled), the others continue with the next call, which returns their events.
   virtual std::vector<TokenEvent> step() = 0;
 
   // Forgets every cached prefix that no running request uses.

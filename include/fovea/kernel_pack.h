@@ -29,9 +29,9 @@ struct KernelListing {
 
 struct KernelBuildOptions {
   std::string pack_path = {};
-  std::string only = {};  // compile only names that contain this
-  int threads = 0;        // 0: one per core
-  std::function<void(std::string_view)> progress = {};
+  std::string only = {};                                // compile only names that contain this
+  int threads = 0;                                      // 0: one per core
+  std::function<void(std::string_view)> progress = {};  // may throw: the pack keeps what compiled
 };
 
 // Compiles what is missing or stale in the pack and writes it; what is up to date by content stays.
@@ -52,6 +52,7 @@ struct KernelSources {
   std::string pack_path;        // empty: there is none
   std::string why_no_pack;      // pack_path and why it cannot be read; empty where it can
   std::string cache_path;       // empty: there is none
+  std::string compiler;         // "NVRTC 13.0"; empty: there is none, or it is forbidden
   std::string why_no_compiler;  // empty: what is missing is compiled when a backend is created
 };
 KernelSources kernel_sources();

@@ -12,6 +12,14 @@
 namespace fovea {
 namespace {
 
+constexpr AttentionScope kAllScopes[] = {AttentionScope::decoder, AttentionScope::ragged,
+                                         AttentionScope::encoder, AttentionScope::encoder_cache,
+                                         AttentionScope::cross};
+constexpr MaskKind kAllMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
+                                  MaskKind::prefix_spans, MaskKind::multi_item};
+constexpr KvScale kAllKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
+                                    KvScale::per_token_head};
+
 template <typename T>
 bool has(std::span<const T> accepted, T value) {
   return std::find(accepted.begin(), accepted.end(), value) != accepted.end();
@@ -72,6 +80,16 @@ void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& rea
 }
 
 }  // namespace
+
+Capability every_feature() {
+  Capability can;
+  can.scopes = kAllScopes;
+  can.masks = kAllMasks;
+  can.kv_scales = kAllKvScales;
+  can.window = can.chunk = can.logit_cap = true;
+  can.sinks = can.alibi = can.rope = can.lse = true;
+  return can;
+}
 
 std::optional<Reason> device_reason(const Capability& can, const DeviceInfo& device) {
   if (can.device == DeviceKind::cpu) {

@@ -12,15 +12,6 @@
 
 namespace fovea {
 
-// Every enumerator, for what serves them all.
-inline constexpr AttentionScope kAllScopes[] = {
-    AttentionScope::decoder, AttentionScope::ragged, AttentionScope::encoder,
-    AttentionScope::encoder_cache, AttentionScope::cross};
-inline constexpr MaskKind kAllMasks[] = {MaskKind::none, MaskKind::tree, MaskKind::custom,
-                                         MaskKind::prefix_spans, MaskKind::multi_item};
-inline constexpr KvScale kAllKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_head,
-                                           KvScale::per_token_head};
-
 // Empty lists and false mean "not supported"; every span points to static storage.
 struct Capability {
   DeviceKind device = DeviceKind::cpu;
@@ -39,6 +30,10 @@ struct Capability {
   bool window = false, chunk = false, logit_cap = false;
   bool sinks = false, alibi = false, rope = false, lse = false, batch_invariant = false;
 };
+
+// Every scope, mask, scale of a cache and change of scores; nothing yet of kinds, dtypes, layouts
+// and sizes.
+Capability every_feature();
 
 // The reason against a device, if there is one.
 std::optional<Reason> device_reason(const Capability& capability, const DeviceInfo& device);

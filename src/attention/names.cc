@@ -49,24 +49,6 @@ std::string_view name_of(MaskKind mask) {
   return "?";
 }
 
-std::string_view name_of(ForwardMode mode) {
-  switch (mode) {
-    case ForwardMode::idle:
-      return "idle";
-    case ForwardMode::decode:
-      return "decode";
-    case ForwardMode::extend:
-      return "extend";
-    case ForwardMode::mixed:
-      return "mixed";
-    case ForwardMode::target_verify:
-      return "target_verify";
-    case ForwardMode::draft_extend:
-      return "draft_extend";
-  }
-  return "?";
-}
-
 std::string_view name_of(KvLayout layout) {
   switch (layout) {
     case KvLayout::mha:

@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "fovea/attention_spec.h"
-#include "fovea/batch.h"
 #include "fovea/kv_cache.h"
 
 namespace fovea {
@@ -13,7 +12,6 @@ namespace fovea {
 std::string_view name_of(AttentionKind kind);
 std::string_view name_of(AttentionScope scope);
 std::string_view name_of(MaskKind mask);
-std::string_view name_of(ForwardMode mode);
 std::string_view name_of(KvLayout layout);
 std::string_view name_of(KvScale scale);
 inline std::string_view name_of(DType dtype) { return dtype_name(dtype); }

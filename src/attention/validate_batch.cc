@@ -225,7 +225,7 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
     if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);
   }
   if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
-  check_mask(batch, spec);
+  if (batch.tokens > 0) check_mask(batch, spec);
 }
 
 void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t* first_keys) {

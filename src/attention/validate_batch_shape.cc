@@ -98,7 +98,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
                  batch.requests);
   need_array(batch.q_indptr, "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
-  check_mask(batch, rules.spec);
+  if (batch.tokens > 0) check_mask(batch, rules.spec);
 }
 
 }  // namespace fovea

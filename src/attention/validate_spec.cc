@@ -162,8 +162,10 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
       cache.layout != KvLayout::mla_fp8_rows ||
           (spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope &&
            cache.dtype == DType::f8e4m3),
-      "cache layout mla_fp8_rows holds {} + {} values of fp8_e4m3, the layers have {} + {}",
-      kernels::kMlaRowLatent, kernels::kMlaRowRope, spec.kv_lora_rank, spec.rope_dim);
+      "cache layout mla_fp8_rows holds {} + {} values of {}, the layers have {} + {} and the cache "
+      "dtype is {}",
+      kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3), spec.kv_lora_rank,
+      spec.rope_dim, dtype_name(cache.dtype));
   check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
   if (cache.window == 0) return;
   const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };
@@ -173,7 +175,6 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
 }
 
 void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
-  const int32_t conv_dim = 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
   check_argument(state.heads == spec.kv_heads, "state heads is {}, the layers have {}", state.heads,
                  spec.kv_heads);
   check_argument(state.rows == spec.head_dim_v, "state rows is {}, the layers have head_dim_v {}",
@@ -181,8 +182,8 @@ void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
   check_argument(state.columns == spec.head_dim, "state columns is {}, the layers have head_dim {}",
                  state.columns, spec.head_dim);
   if (spec.conv_width == 0) return;
-  check_argument(state.conv_dim == conv_dim, "state conv_dim is {}, the layers have {}",
-                 state.conv_dim, conv_dim);
+  check_argument(state.conv_dim == conv_dim(spec), "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, conv_dim(spec));
   check_argument(state.conv_width == spec.conv_width, "state conv_width is {}, the layers have {}",
                  state.conv_width, spec.conv_width);
 }

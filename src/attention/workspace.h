@@ -18,16 +18,13 @@ namespace fovea {
 class WorkspaceMemory {
  public:
   WorkspaceMemory() = default;
-  // Error{out_of_memory} on a GPU that has no such block; std::bad_alloc on the CPU.
-  WorkspaceMemory(Device device, size_t bytes);
   ~WorkspaceMemory();
   WorkspaceMemory(WorkspaceMemory&&) noexcept = default;
   WorkspaceMemory& operator=(WorkspaceMemory&&) noexcept = default;
 
-  std::span<std::byte> bytes() const { return bytes_; }
-
   // What every reserve() works in: `given`, checked as by check_workspace, or where it is empty
-  // memory of its own, kept here.
+  // memory of its own, kept here. Error{out_of_memory} on a GPU that has no such block;
+  // std::bad_alloc on the CPU.
   std::span<std::byte> given_or_own(std::span<std::byte> given, size_t needed, Device device,
                                     std::string_view backend);
 
@@ -38,14 +35,16 @@ class WorkspaceMemory {
     }
   };
 
+  WorkspaceMemory(Device device, size_t bytes);
+
   std::unique_ptr<std::byte, AlignedDelete> cpu_;
   std::unique_ptr<gpu::Context> context_;
   gpu::DeviceBuffer gpu_;
-  std::span<std::byte> bytes_;
+  std::span<std::byte> bytes_;  // of either
 };
 
-// Error{workspace_too_small} naming `needed`, or
-// Error{invalid_argument} naming a misaligned address.
+// Error{workspace_too_small} naming `needed`, or Error{invalid_argument} naming a misaligned
+// address.
 void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend);
 
 }  // namespace fovea

@@ -11,6 +11,7 @@
 #include "bench/attention_suite.h"
 #include "cli/bench_gpu.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "fovea/error.h"
 
 namespace fovea::cli {
@@ -104,6 +105,8 @@ void run(const BenchFlags& flags) {
       std::fflush(stdout);
     };
   }
+  std::optional<InterruptCatcher> catcher;
+  if (!flags.turns) catcher.emplace();  // which wait for a line of stdin
   std::vector<bench::AttentionResult> results;
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
     ThreadPool threads(count);
@@ -111,12 +114,15 @@ void run(const BenchFlags& flags) {
     bench::CeilingProbe probe(threads);
     for (const bench::AttentionCase& config : chosen_cases(flags)) {
       results.push_back(bench::run_attention_case(config, probe, threads, options));
+      if (InterruptCatcher::caught() != 0) break;
     }
+    if (InterruptCatcher::caught() != 0) break;
   }
   clear_progress();
   fmt::print("{}", flags.output == "md"    ? bench::to_markdown(results)
                    : flags.output == "csv" ? bench::to_csv(results)
                                            : bench::to_json(results));
+  end_if_interrupted();
 }
 
 }  // namespace
@@ -184,6 +190,9 @@ void add_bench(CLI::App& program) {
                  "its median seconds, at the end the report")
       ->needs(kv_len);
   add_gpu_options(*attention, flags->gpu);
+  attention->footer(
+      "SIGINT (Ctrl-C) and SIGTERM end it after the case under way and print those that were "
+      "timed.");
   attention->callback([attention, flags, kv_len] {
     flags->one_case = kv_len->count() > 0;
     check_applicable(*attention, *flags);

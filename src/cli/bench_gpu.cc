@@ -11,6 +11,7 @@
 
 #include "bench/gpu_report.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 
@@ -74,7 +75,7 @@ void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>
     timed.push_back(result.config);
     if (table) result.peers = table->find(result.config, report.state, report.ceilings);
   }
-  if (!flags.peers) return;
+  if (!flags.peers || InterruptCatcher::caught() != 0) return;
   const auto measured =
       bench::run_peers(flags.peers_script, flags.peer_kinds, timed, report.state, show_progress);
   for (GpuResult& result : report.results) {
@@ -177,6 +178,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   bench::GpuBench gpu(gpu_index(flags.device));
   show_progress("first call");
   const bench::FirstCall first = first_call(gpu, cases, wish);
+  const InterruptCatcher catcher;
   bool wrong = false;
   std::vector<GpuReport> reports;
   for (const std::string& name : flags.states) {
@@ -188,15 +190,18 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
                                 config.name()));
       report.results.push_back(gpu.run(config, wish, report.state, report.ceilings));
       wrong = wrong || !report.results.back().error.problem.empty();
+      if (InterruptCatcher::caught() != 0) break;
     }
     add_peers(flags, table, report);
     clear_progress();
     if (output == "md") fmt::print("{}", bench::to_markdown(report));
     if (flags.save) save(report, *flags.save, flags.states.size() == 1);
     reports.push_back(std::move(report));
+    if (InterruptCatcher::caught() != 0) break;
   }
   if (output == "csv") fmt::print("{}", bench::to_csv(reports));
   if (output == "json") fmt::print("{}", bench::to_json(reports));
+  end_if_interrupted();
   if (wrong) {
     fmt::print(stderr, "fovea: an output was wrong\n");
     throw CLI::RuntimeError(1);

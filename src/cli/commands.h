@@ -26,6 +26,7 @@ struct EngineFlags {
   std::string backend = "auto";
   std::optional<std::string> decode_backend;
   std::optional<std::string> kv_dtype;  // unset: fp32, on a GPU bf16
+  std::optional<std::string> kv_scale;
   std::optional<std::string> kv_memory;
   std::optional<std::string> min_prefix_savings;
   std::optional<int32_t> max_graph_requests;
@@ -75,10 +76,7 @@ CLI::Option* add_comma_list(CLI::App& command, const std::string& names, std::ve
 
 // Error{invalid_argument} listing the known names.
 DType parse_dtype_flag(std::string_view flag, std::string_view value);
-
-// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
-// bits hold.
-size_t parse_size_flag(std::string_view flag, std::string_view value);
+KvScale parse_kv_scale_flag(std::string_view value);
 
 // A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
 void show_progress(std::string_view what);

@@ -24,18 +24,19 @@ std::string describe_gpus() {
 nlohmann::ordered_json describe() {
   const DeviceInfo cpu = cpu_device();
   const KernelSources kernels = kernel_sources();
-  return {{"fovea", FOVEA_VERSION},
-          {"compiler", __VERSION__},
-          {"processor", cpu.name},
-          {"instruction_set", cpu.isa.empty() ? "none the cpu backend can use" : cpu.isa},
-          {"cores", cpu.cores},
-          {"memory_bytes", cpu.memory_bytes},
-          {"gpu", describe_gpus()},
-          {"kernel_pack", !kernels.why_no_pack.empty() ? kernels.why_no_pack
-                          : kernels.pack_path.empty()  ? "none"
-                                                       : kernels.pack_path},
-          {"kernel_cache", kernels.cache_path.empty() ? "none" : kernels.cache_path},
-          {"kernel_compiler", kernels.why_no_compiler.empty() ? "NVRTC" : kernels.why_no_compiler}};
+  return {
+      {"fovea", FOVEA_VERSION},
+      {"compiler", __VERSION__},
+      {"processor", cpu.name},
+      {"instruction_set", cpu.isa.empty() ? "none the cpu backend can use" : cpu.isa},
+      {"cores", cpu.cores},
+      {"memory_bytes", cpu.memory_bytes},
+      {"gpu", describe_gpus()},
+      {"kernel_pack", !kernels.why_no_pack.empty() ? kernels.why_no_pack
+                      : kernels.pack_path.empty()  ? "none"
+                                                   : kernels.pack_path},
+      {"kernel_cache", kernels.cache_path.empty() ? "none" : kernels.cache_path},
+      {"kernel_compiler", kernels.compiler.empty() ? kernels.why_no_compiler : kernels.compiler}};
 }
 
 }  // namespace

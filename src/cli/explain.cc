@@ -23,6 +23,8 @@ struct ExplainFlags {
   std::string backend = "auto", device = "cpu";
   int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
   std::optional<std::string> dtype, kv_dtype;  // unset: default_dtype()
+  std::optional<std::string> kv_layout;        // unset: the one the engine takes
+  std::optional<std::string> decode_backend;   // with --model
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
 
@@ -79,6 +81,20 @@ void set_default_heads(const CLI::App& command, const std::string& kind, Attenti
   }
 }
 
+KvLayout layout_of(const ExplainFlags& flags) {
+  const AttentionSpec& spec = flags.request.spec;
+  const KvCacheSpec& cache = flags.request.cache;
+  if (flags.kv_layout) {
+    return named<KvLayout>(
+        "--kv-layout", *flags.kv_layout,
+        {{"mha", KvLayout::mha}, {"mla", KvLayout::mla}, {"mla_fp8_rows", KvLayout::mla_fp8_rows}});
+  }
+  if (spec.kind != AttentionKind::mla) return KvLayout::mha;
+  const bool fits_rows = cache.dtype == DType::f8e4m3 && cache.scale == KvScale::none &&
+                         spec.kv_lora_rank == 512 && spec.rope_dim == 64;
+  return fits_rows ? KvLayout::mla_fp8_rows : KvLayout::mla;
+}
+
 void complete(const CLI::App& command, ExplainFlags& flags) {
   AttentionSpec& spec = flags.request.spec;
   KvCacheSpec& cache = flags.request.cache;
@@ -99,11 +115,7 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
                                {"custom", MaskKind::custom},
                                {"prefix_spans", MaskKind::prefix_spans},
                                {"multi_item", MaskKind::multi_item}});
-  cache.scale = named<KvScale>("--kv-scale", flags.scale,
-                               {{"none", KvScale::none},
-                                {"per_tensor", KvScale::per_tensor},
-                                {"per_head", KvScale::per_head},
-                                {"per_token_head", KvScale::per_token_head}});
+  cache.scale = parse_kv_scale_flag(flags.scale);
   spec.q_dtype = flags.dtype ? parse_dtype_flag("--dtype", *flags.dtype) : flags.default_dtype();
   cache.dtype = flags.cache_dtype();
   if (spec.kind == mla) {
@@ -116,9 +128,8 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
     spec.kv_heads = 1;
     spec.kv_lora_rank = spec.head_dim_v;
     spec.rope_dim = spec.head_dim - spec.head_dim_v;
-    cache.layout = KvLayout::mla;
-    if (is_fp8(cache.dtype) && cache.scale == KvScale::none) cache.layout = KvLayout::mla_fp8_rows;
   }
+  cache.layout = layout_of(flags);
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
   BatchLimits& limits = flags.request.limits;
   if (spec.scope == cross && limits.max_encoder_len == 0)
@@ -149,11 +160,19 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   EngineOptions options;
   options.model_path = *flags.model;
   options.backend = parse_backend_wish(flags.backend);
+  if (flags.decode_backend) options.decode_backend = parse_backend_wish(*flags.decode_backend);
   options.device = flags.device;
   options.kv_dtype = flags.cache_dtype();
+  options.kv_scale = parse_kv_scale_flag(flags.scale);
   options.page_size = flags.request.cache.page_size;
-  if (command.get_option("--prefix-levels")->count() > 0)
-    options.prefix_levels = flags.request.limits.prefix_levels;
+  const BatchLimits& limits = flags.request.limits;
+  const auto take = [&](const char* flag, int32_t value, int32_t& option) {
+    if (command.get_option(flag)->count() > 0) option = value;
+  };
+  take("--prefix-levels", limits.prefix_levels, options.prefix_levels);
+  take("--max-requests", limits.max_requests, options.max_requests);
+  take("--max-tokens", limits.max_tokens, options.max_batch_tokens);
+  take("--max-kv-len", limits.max_kv_len, options.max_context);
   options.batch_invariant = flags.request.spec.batch_invariant;
   const std::unique_ptr<Engine> engine = Engine::load(options);
   if (!flags.json) {
@@ -164,21 +183,26 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   for (const GroupSelection& group : engine->selections()) {
     nlohmann::ordered_json entry = to_json(group.prefill);
     entry["layers"] = group.layers;
+    if (group.decode) entry["decode"] = to_json(*group.decode);
+    if (!group.why_no_graphs.empty()) entry["why_no_graphs"] = group.why_no_graphs;
     report.push_back(std::move(entry));
   }
   fmt::print("{}\n", report.dump(2));
 }
 
-// With --model the shape is the model's: a flag that contradicts it must not be passed over.
+// With --model a flag that contradicts the model must not be passed over.
 void check_model_flags(const CLI::App& command) {
-  const std::set<std::string> accepted = {"--help",   "--model",           "--backend",
-                                          "--device", "--kv-dtype",        "--page-size",
-                                          "--json",   "--batch-invariant", "--prefix-levels"};
+  const std::set<std::string> accepted = {"--help",           "--model",        "--backend",
+                                          "--decode-backend", "--device",       "--kv-dtype",
+                                          "--kv-scale",       "--page-size",    "--batch-invariant",
+                                          "--prefix-levels",  "--max-requests", "--max-tokens",
+                                          "--max-kv-len",     "--json"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
     throw Error(
         ErrorCode::invalid_argument,
-        fmt::format("--{} is the model's where --model is given", option->get_lnames().front()));
+        fmt::format("--{} does not go with --model: layers are the model's, batches the engine's",
+                    option->get_lnames().front()));
   }
 }
 
@@ -187,6 +211,9 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     check_model_flags(command);
     explain_model(command, flags);
     return;
+  }
+  if (flags.decode_backend) {
+    throw Error(ErrorCode::invalid_argument, "--decode-backend needs --model");
   }
   set_default_heads(command, flags.kind, flags.request.spec);
   complete(command, flags);
@@ -214,6 +241,73 @@ std::string graph_name(GraphSupport support) {
   return "?";
 }
 
+void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
+  AttentionSpec& spec = flags.request.spec;
+  spec.q_heads = 32;
+  spec.kv_heads = 8;
+  spec.head_dim = 128;
+  command
+      .add_option(
+          "--kind", flags.kind,
+          "mha, mla, gated_delta_net or mamba2; heads are by default DeepSeek-V3's for mla, "
+          "Qwen3-Next's for the linear kinds")
+      ->capture_default_str();
+  command.add_option("--scope", flags.scope, "decoder, ragged, encoder, encoder_cache or cross")
+      ->capture_default_str();
+  command.add_option("--mask", flags.mask, "none, tree, custom, prefix_spans or multi_item")
+      ->capture_default_str();
+  command.add_option("--q-heads", spec.q_heads, "heads of q; linear kinds: key heads")
+      ->capture_default_str();
+  command.add_option("--kv-heads", spec.kv_heads, "heads of k and v; linear kinds: value heads")
+      ->capture_default_str();
+  command.add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
+      ->capture_default_str();
+  command.add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
+  command.add_option("--nope-dim", spec.nope_dim,
+                     "mla: of a head of q before it is absorbed; 0: queries come absorbed");
+  command.add_option("--v-dim", spec.v_dim, "mla: of a head of the result; goes with --nope-dim");
+  command.add_option("--scale", spec.softmax_scale, "of the scores; 0: 1/sqrt(head_dim)");
+  command.add_option("--dtype", flags.dtype,
+                     "of q, the new k and v, and out; default fp32, on a GPU bf16");
+  command.add_option("--window", spec.window, "a query sees that many last keys; 0 is off");
+  command.add_option("--chunk", spec.chunk, "a query sees keys of its own aligned chunk; 0 is off");
+  command.add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
+  command.add_flag("--sinks", spec.has_sinks, "an extra logit a head in the denominator");
+  command.add_flag("--alibi", spec.has_alibi, "a slope a head on the distance of keys");
+  command.add_flag("--rope", spec.has_rope, "q and k arrive without positions");
+  command.add_flag("--lse", spec.needs_lse, "the caller reads the log-sum-exp");
+  command.add_flag("--batch-invariant", spec.batch_invariant,
+                   "a row's bits do not depend on the rest of the batch");
+}
+
+void add_cache_flags(CLI::App& command, ExplainFlags& flags) {
+  KvCacheSpec& cache = flags.request.cache;
+  cache.page_size = 16;
+  command.add_option("--kv-dtype", flags.kv_dtype, "default fp32, on a GPU bf16");
+  command.add_option("--kv-scale", flags.scale, "none, per_tensor, per_head or per_token_head")
+      ->capture_default_str();
+  command.add_option("--page-size", cache.page_size, "tokens of a page")->capture_default_str();
+  command.add_option("--kv-layout", flags.kv_layout,
+                     "mha, mla or mla_fp8_rows; default the engine's: rows for e4m3 latents of "
+                     "512 + 64 without another scale");
+  command.add_option("--kv-window", cache.window, "last tokens that the pool keeps; 0: all");
+}
+
+void add_limit_flags(CLI::App& command, BatchLimits& limits) {
+  limits = {.max_requests = 32, .max_tokens = 512, .max_q_len = 512, .max_kv_len = 8192};
+  command.add_option("--max-requests", limits.max_requests, "of a batch")->capture_default_str();
+  command.add_option("--max-tokens", limits.max_tokens, "new tokens of a batch")
+      ->capture_default_str();
+  command.add_option("--max-q-len", limits.max_q_len, "new tokens of a request")
+      ->capture_default_str();
+  command.add_option("--max-kv-len", limits.max_kv_len, "tokens of a request")
+      ->capture_default_str();
+  command.add_option("--max-encoder-len", limits.max_encoder_len,
+                     "encoder tokens of a request, scope cross; default --max-kv-len");
+  command.add_option("--prefix-levels", limits.prefix_levels,
+                     "of shared prefixes; 0 is off, with --model 2 is the default");
+}
+
 }  // namespace
 
 void add_explain(CLI::App& program) {
@@ -222,16 +316,11 @@ void add_explain(CLI::App& program) {
       "explain", "which backend would be chosen, and every reason against every other");
   CLI::Validator positive = CLI::Range(1, 1 << 16);
   positive.description("");  // of the line of the help
-  AttentionSpec& spec = flags->request.spec;
-  BatchLimits& limits = flags->request.limits;
-  spec.q_heads = 32;
-  spec.kv_heads = 8;
-  spec.head_dim = 128;
-  flags->request.cache.page_size = 16;
-  limits = {.max_requests = 32, .max_tokens = 512, .max_q_len = 512, .max_kv_len = 8192};
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
+  command->add_option("--decode-backend", flags->decode_backend,
+                      "with --model: another backend for decode steps");
   command
       ->add_option("--device", flags->device,
                    "cpu, cuda, cuda:N, or sm_NN for a GPU of that architecture that is not here")
@@ -239,55 +328,9 @@ void add_explain(CLI::App& program) {
   command->add_option("--multiprocessors", flags->multiprocessors, "of the GPU of --device sm_NN")
       ->capture_default_str()
       ->check(positive);
-  command
-      ->add_option(
-          "--kind", flags->kind,
-          "mha, mla, gated_delta_net or mamba2; heads are by default DeepSeek-V3's for mla, "
-          "Qwen3-Next's for the linear kinds")
-      ->capture_default_str();
-  command->add_option("--scope", flags->scope, "decoder, ragged, encoder, encoder_cache or cross")
-      ->capture_default_str();
-  command->add_option("--mask", flags->mask, "none, tree, custom, prefix_spans or multi_item")
-      ->capture_default_str();
-  command->add_option("--q-heads", spec.q_heads, "heads of q; linear kinds: key heads")
-      ->capture_default_str();
-  command->add_option("--kv-heads", spec.kv_heads, "heads of k and v; linear kinds: value heads")
-      ->capture_default_str();
-  command->add_option("--head-dim", spec.head_dim, "mla: latent and rotary part together")
-      ->capture_default_str();
-  command->add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
-  command->add_option("--nope-dim", spec.nope_dim,
-                      "mla: of a head of q before it is absorbed; 0: queries come absorbed");
-  command->add_option("--v-dim", spec.v_dim, "mla: of a head of the result; goes with --nope-dim");
-  command->add_option("--scale", spec.softmax_scale, "of the scores; 0: 1/sqrt(head_dim)");
-  command->add_option("--dtype", flags->dtype,
-                      "of q, the new k and v, and out; default fp32, on a GPU bf16");
-  command->add_option("--kv-dtype", flags->kv_dtype, "default fp32, on a GPU bf16");
-  command->add_option("--kv-scale", flags->scale, "none, per_tensor, per_head or per_token_head")
-      ->capture_default_str();
-  command->add_option("--page-size", flags->request.cache.page_size, "tokens of a page")
-      ->capture_default_str();
-  command->add_option("--window", spec.window, "a query sees that many last keys; 0 is off");
-  command->add_option("--chunk", spec.chunk,
-                      "a query sees keys of its own aligned chunk; 0 is off");
-  command->add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
-  command->add_flag("--sinks", spec.has_sinks, "an extra logit a head in the denominator");
-  command->add_flag("--alibi", spec.has_alibi, "a slope a head on the distance of keys");
-  command->add_flag("--rope", spec.has_rope, "q and k arrive without positions");
-  command->add_flag("--lse", spec.needs_lse, "the caller reads the log-sum-exp");
-  command->add_flag("--batch-invariant", spec.batch_invariant,
-                    "a row's bits do not depend on the rest of the batch");
-  command->add_option("--max-requests", limits.max_requests, "of a batch")->capture_default_str();
-  command->add_option("--max-tokens", limits.max_tokens, "new tokens of a batch")
-      ->capture_default_str();
-  command->add_option("--max-q-len", limits.max_q_len, "new tokens of a request")
-      ->capture_default_str();
-  command->add_option("--max-kv-len", limits.max_kv_len, "tokens of a request")
-      ->capture_default_str();
-  command->add_option("--max-encoder-len", limits.max_encoder_len,
-                      "encoder tokens of a request, scope cross; default --max-kv-len");
-  command->add_option("--prefix-levels", limits.prefix_levels,
-                      "of shared prefixes; 0 is off, with --model 2 is the default");
+  add_layer_flags(*command, *flags);
+  add_cache_flags(*command, *flags);
+  add_limit_flags(*command, flags->request.limits);
   command->add_flag("--json", flags->json, "the choice and every reason as JSON");
   command->callback([command, flags] { run(*command, *flags); });
 }

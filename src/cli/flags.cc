@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,30 +15,10 @@
 #include "fovea/error.h"
 
 namespace fovea::cli {
+namespace {
 
-DType parse_dtype_flag(std::string_view flag, std::string_view value) {
-  const std::optional<DType> dtype = parse_dtype(value);
-  if (!dtype || !is_floating(*dtype)) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("{} is '{}', known: fp32, fp16, bf16, fp8_e4m3, fp8_e5m2", flag, value));
-  }
-  return *dtype;
-}
-
-std::vector<std::string> split_list(const std::string& option, const std::string& text) {
-  std::vector<std::string> entries;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    if (begin == end) {
-      throw CLI::ValidationError(option, fmt::format("'{}' has an empty entry", text));
-    }
-    entries.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return entries;
-}
-
+// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
+// bits hold.
 size_t parse_size_flag(std::string_view flag, std::string_view value) {
   size_t number = 0;
   const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -58,6 +38,40 @@ size_t parse_size_flag(std::string_view flag, std::string_view value) {
                           flag, value));
 }
 
+}  // namespace
+
+DType parse_dtype_flag(std::string_view flag, std::string_view value) {
+  const std::optional<DType> dtype = parse_dtype(value);
+  if (!dtype || !is_floating(*dtype)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} is '{}', known: fp32, fp16, bf16, fp8_e4m3, fp8_e5m2", flag, value));
+  }
+  return *dtype;
+}
+
+KvScale parse_kv_scale_flag(std::string_view value) {
+  constexpr std::array<std::string_view, 4> kNames = {"none", "per_tensor", "per_head",
+                                                      "per_token_head"};
+  const auto found = std::ranges::find(kNames, value);
+  if (found != kNames.end()) return static_cast<KvScale>(found - kNames.begin());
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--kv-scale is '{}', known: {}", value, fmt::join(kNames, ", ")));
+}
+
+std::vector<std::string> split_list(const std::string& option, const std::string& text) {
+  std::vector<std::string> entries;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (begin == end) {
+      throw CLI::ValidationError(option, fmt::format("'{}' has an empty entry", text));
+    }
+    entries.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return entries;
+}
+
 EngineOptions EngineFlags::parsed() const {
   EngineOptions result = options;
   if (kv_memory) result.kv_memory_bytes = parse_size_flag("--kv-memory", *kv_memory);
@@ -67,6 +81,7 @@ EngineOptions EngineFlags::parsed() const {
   result.kv_dtype = kv_dtype ? parse_dtype_flag("--kv-dtype", *kv_dtype)
                     : on_cpu ? DType::f32
                              : DType::bf16;
+  if (kv_scale) result.kv_scale = parse_kv_scale_flag(*kv_scale);
   if (on_cpu && (no_cuda_graphs || max_graph_requests)) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} needs --device cuda",
@@ -93,6 +108,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   command.add_option("--kv-memory", flags.kv_memory,
                      "budget of all caches, e.g. 512MB; default half of the device's free memory");
+  command.add_option("--kv-scale", flags.kv_scale,
+                     "of an fp8 cache: per_tensor or per_head, which stay 1, or per_token_head; "
+                     "default per_token_head, in e4m3 for latents of 512 + 64 one a 128 values");
   command.add_option("--page-size", options.page_size, "tokens of a page")->capture_default_str();
   command.add_option("--max-requests", options.max_requests, "running at once")
       ->capture_default_str();

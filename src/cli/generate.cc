@@ -119,7 +119,7 @@ void print_stats(const EngineStats& stats) {
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
-// not serve, graphs.
+// not serve, graphs, scales that nobody sets.
 void print_fallbacks(std::span<const GroupSelection> selections) {
   for (const GroupSelection& group : selections) {
     for (const std::string& text :
@@ -127,11 +127,18 @@ void print_fallbacks(std::span<const GroupSelection> selections) {
           group.why_no_graphs}) {
       if (!text.empty()) fmt::print(stderr, "fovea: {}: {}\n", group.layers, text);
     }
+    const KvScale scale = group.request.cache.scale;
+    if (scale == KvScale::per_tensor || scale == KvScale::per_head) {
+      fmt::print(stderr,
+                 "fovea: {}: the scales of the cache stay 1, what is larger than {} holds "
+                 "is cut\n",
+                 group.layers, dtype_name(group.request.cache.dtype));
+    }
   }
 }
 
-// Returns the signal that ended it early, or 0. What was generated until then is printed as ever.
-int run(const GenerateFlags& flags) {
+// What was generated until a signal came is printed as ever.
+void run(const GenerateFlags& flags) {
   const std::vector<GenerateRequest> requests = make_requests(flags);
   if (!flags.json && (flags.sampling.logprobs >= 0 || flags.sampling.prompt_logprobs)) {
     throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
@@ -164,7 +171,7 @@ int run(const GenerateFlags& flags) {
   }
   flush_stdout();
   if (flags.stats) print_stats(engine->stats());
-  return InterruptCatcher::caught();
+  end_if_interrupted();
 }
 
 }  // namespace
@@ -206,9 +213,7 @@ void add_generate(CLI::App& program) {
       "prompt is printed, with --json as finish_reason \"cancelled\", and the exit code is 130 or "
       "143.\n"
       "A second one ends the program at once.");
-  command->callback([flags] {
-    if (const int signal = run(*flags)) die_of(signal);
-  });
+  command->callback([flags] { run(*flags); });
 }
 
 }  // namespace fovea::cli

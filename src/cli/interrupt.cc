@@ -5,6 +5,8 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "cli/commands.h"
+
 namespace fovea::cli {
 namespace {
 
@@ -39,7 +41,10 @@ InterruptCatcher::~InterruptCatcher() {
 
 int InterruptCatcher::caught() { return caught_signal; }
 
-void die_of(int signal) {
+void end_if_interrupted() {
+  const int signal = InterruptCatcher::caught();
+  if (signal == 0) return;
+  flush_stdout();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
   std::_Exit(128 + signal);  // where it is blocked

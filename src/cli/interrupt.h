@@ -16,8 +16,8 @@ class InterruptCatcher {
   static int caught();  // the last signal, 0: none
 };
 
-// Ends the program as `signal` does by default, so that a shell's loop around it ends too. The
-// shell says 128 + signal.
-[[noreturn]] void die_of(int signal);
+// If one was caught: ends the program as that signal does by default, with what was printed written
+// out, so that a shell's loop around it ends too. The shell says 128 + signal.
+void end_if_interrupted();
 
 }  // namespace fovea::cli

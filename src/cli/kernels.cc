@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "fovea/kernel_pack.h"
 
 namespace fovea::cli {
@@ -110,10 +111,25 @@ std::vector<KernelListing> listed(const KernelFlags& flags) {
   return list_kernels(flags.pack ? *flags.pack : kernel_sources().pack_path);
 }
 
+struct Interrupted {};
+
+std::vector<KernelListing> build_pack(KernelBuildOptions options) {
+  const InterruptCatcher catcher;
+  options.progress = [](std::string_view compiled) {
+    show_progress(compiled);
+    if (InterruptCatcher::caught() != 0) throw Interrupted();
+  };
+  try {
+    return build_kernel_pack(options);
+  } catch (const Interrupted&) {
+    clear_progress();
+    end_if_interrupted();
+    throw;
+  }
+}
+
 void build(const KernelFlags& flags) {
-  KernelBuildOptions options = flags.build;
-  options.progress = show_progress;
-  const std::vector<KernelListing> listings = build_kernel_pack(options);
+  const std::vector<KernelListing> listings = build_pack(flags.build);
   clear_progress();
   flags.json ? print_json(listings) : print_report(listings);
   const std::string found = defects(listings);
@@ -157,6 +173,10 @@ void add_kernels(CLI::App& program) {
   compile->add_option("--only", flags->build.only, "only kernels whose name contains this");
   compile->add_option("--threads", flags->build.threads, "default one per core");
   compile->add_flag("--json", flags->json, "an object for each kernel");
+  compile->footer(
+      "SIGINT (Ctrl-C) and SIGTERM end the build after the kernels under way, which the pack "
+      "keeps.\n"
+      "A second one ends the program at once.");
   compile->callback([flags] { build(*flags); });
 }
 

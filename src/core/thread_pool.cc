@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -48,6 +49,13 @@ struct ThreadPool::State {
   std::exception_ptr error;
 
   std::vector<std::thread> workers;
+
+  // Ends the workers there are, also where not all could be started.
+  ~State() {
+    stop.store(true, std::memory_order_release);
+    publish();
+    for (std::thread& worker : workers) worker.join();
+  }
 
   void run_tasks(int worker) {
     for (;;) {
@@ -100,16 +108,17 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
                  threads, kMaxThreads);
   if (threads == 0) threads = cpu_device().cores;
   state_->workers.reserve(static_cast<size_t>(threads - 1));
-  for (int worker = 1; worker < threads; ++worker) {
-    state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
+  try {
+    for (int worker = 1; worker < threads; ++worker) {
+      state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
+    }
+  } catch (const std::system_error& error) {
+    fail(ErrorCode::out_of_memory, "threads is {}, the system lets {} run: {}", threads, size(),
+         error.code().message());
   }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop.store(true, std::memory_order_release);
-  state_->publish();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
 

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/check.h"
+#include "core/rounding.h"
 
 namespace fovea {
 
@@ -26,8 +28,11 @@ class WorkspaceCarver {
     }
     const size_t bytes = static_cast<size_t>(count) * sizeof(T);
     T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + bytes_);
-    bytes_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    bytes_ += round_up(bytes, kWorkspaceAlignment);
     return piece;
+  }
+  std::span<std::byte> take_bytes(size_t bytes) {
+    return {take<std::byte>(static_cast<int64_t>(bytes)), bytes};
   }
 
   size_t bytes() const { return bytes_; }

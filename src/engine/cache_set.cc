@@ -40,26 +40,34 @@ StatePool* CacheSet::state(size_t group) const {
 }
 
 std::optional<CacheLease> CacheSet::admit(const CachedText& text, bool reuse, int64_t spare_pages) {
+  CacheLease lease;
+  lease.windows.resize(windows_.size());
   const std::optional<int32_t> row = table_.allocate();
   if (!row) return std::nullopt;
-  CacheLease lease;
   lease.row = *row;
-  lease.windows.resize(windows_.size());
-  const bool taken = take_state(lease) && (!reuse || !prefix_ || reuse_prefix(lease, text)) &&
-                     grow(lease, static_cast<int32_t>(text.tokens.size()), spare_pages);
-  if (!taken) {
+  try {
+    if (take_state(lease) && (!reuse || !prefix_ || reuse_prefix(lease, text)) &&
+        grow(lease, static_cast<int32_t>(text.tokens.size()), spare_pages)) {
+      return lease;
+    }
+  } catch (...) {
     release(lease);
-    return std::nullopt;
+    throw;
   }
-  return lease;
+  release(lease);
+  return std::nullopt;
 }
 
 bool CacheSet::take_state(CacheLease& lease) {
   if (!state_) return true;
-  std::optional<int32_t> slot = state_->allocate();
-  if (!slot && prefix_ && prefix_->evict_state()) slot = state_->allocate();
+  const std::optional<int32_t> slot = allocate_state();
   lease.state_slot = slot.value_or(-1);
   return slot.has_value();
+}
+
+std::optional<int32_t> CacheSet::allocate_state() {
+  const std::optional<int32_t> slot = state_->allocate();
+  return !slot && prefix_ && prefix_->evict_state() ? state_->allocate() : slot;
 }
 
 bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
@@ -142,19 +150,23 @@ void CacheSet::publish(CacheLease& lease, const CachedText& text) {
   const auto page_size = static_cast<size_t>(options_.page_size);
   const size_t full = text.tokens.size() / page_size;
   if (full == 0) return;
+  held_.clear();
+  for (size_t i = 0; i < full; ++i) held_.push_back(page_of(lease, static_cast<int32_t>(i)));
   int32_t snapshot = -1;
   if (state_) {
     if (full * page_size != text.tokens.size()) return;
-    std::optional<int32_t> slot = state_->allocate();
-    if (!slot && prefix_->evict_state()) slot = state_->allocate();
+    const std::optional<int32_t> slot = allocate_state();
     if (!slot) return;
     snapshot = *slot;
     state_->copy(lease.state_slot, snapshot);
   }
-  held_.clear();
-  for (size_t i = 0; i < full; ++i) held_.push_back(page_of(lease, static_cast<int32_t>(i)));
   const std::span<const int32_t> offered = text.tokens.first(full * page_size);
-  prefix_->insert(domain(text.salt), offered, held_, snapshot);
+  try {
+    prefix_->insert(domain(text.salt), offered, held_, snapshot);
+  } catch (...) {
+    if (snapshot >= 0) state_->release(snapshot);
+    throw;
+  }
   const PrefixMatch kept =
       prefix_->match(domain(text.salt), offered, static_cast<int32_t>(offered.size()));
   for (size_t i = 0; i < kept.pages.size(); ++i)

@@ -89,6 +89,7 @@ class CacheSet {
  private:
   PrefixDomain domain(std::string_view salt) const;
   bool take_state(CacheLease& lease);
+  std::optional<int32_t> allocate_state();  // evicts a snapshot if there is no other
   bool reuse_prefix(CacheLease& lease, const CachedText& text);
   PrefixMatch match(const CachedText& text);
   int32_t usable(std::span<const int64_t> pages) const;

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes on a GPU. A decode step is the replay of a graph: one is captured for each size of
-// graph_sizes.h, and serves any lengths because all arrays stay where they are. Steps whose
-// requests share prefixes have graphs of their own: looking for groups costs the others time. Other
-// passes are enqueued. One copy brings the arrays in. Tokens are drawn on the GPU and written to
-// memory of the host; logits are copied out where somebody asked for them.
+// Passes on a GPU. A decode step is the replay of a graph: one is captured for each size and bound
+// of keys of graph_sizes.h, and serves any lengths within because all arrays stay where they are.
+// Steps whose requests share prefixes have graphs of their own: looking for groups costs the others
+// time. Other passes are enqueued; decode steps without graphs as they would have been captured, so
+// that their bits are the same. One copy brings the arrays in. Tokens are drawn on the GPU and
+// written to memory of the host; logits are copied out where somebody asked for them.
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "core/check.h"
@@ -36,8 +38,8 @@ class CudaModelRunner final : public ModelRunner {
   void capture(const PassSize& size);
   void capture_all();
   void enqueue(const PassSize& size);
-  // A decode step of any number of requests up to that.
-  PassSize decode_size(int32_t requests, bool shares_prefixes) const;
+  // A decode step of any number of requests up to that, of up to kv_len keys each.
+  PassSize decode_size(int32_t requests, int32_t kv_len, bool shares_prefixes) const;
   bool is_decode(std::span<const PassPart> parts) const;
   PassAddresses addresses(const PassSize& size) const;
   bool read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const;
@@ -53,8 +55,10 @@ class CudaModelRunner final : public ModelRunner {
   gpu::DeviceBuffer logits_;    // [max_tokens, vocabulary]
   gpu::PinnedBuffer readable_;  // [max_requests, vocabulary]: those of a decode step
   SharedPrefixes prefixes_;
-  int32_t most_captured_ = 0;                            // requests
-  std::map<std::pair<int32_t, bool>, Captured> graphs_;  // by requests, shares_prefixes
+  int32_t most_padded_ = 0;  // requests of a decode step
+  bool replays_;
+  // By requests, max_kv_len, shares_prefixes.
+  std::map<std::tuple<int32_t, int32_t, bool>, Captured> graphs_;
   RunnerStats stats_;
 };
 
@@ -65,14 +69,15 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       limits_(options.limits),
       batch_(options.limits, caches.table(), model_.model().device().sm()),
       prefixes_(prefixes),
-      most_captured_(
-          std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})) {
+      most_padded_(
+          std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
+      replays_(options.cuda_graphs && most_padded_ > 0) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(limits_.max_tokens) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
   stats_.workspace_bytes = model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
   warm_up();
-  if (most_captured_ > 0) capture_all();
+  if (replays_) capture_all();
 }
 
 // Passes of every power of two of rows over the empty requests that the arrays begin with: whatever
@@ -88,12 +93,13 @@ void CudaModelRunner::warm_up() {
   }
 }
 
-PassSize CudaModelRunner::decode_size(int32_t requests, bool shares_prefixes) const {
+PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
+                                      bool shares_prefixes) const {
   PassSize size;
-  size.requests = size.tokens = size.logit_rows = graph_size(requests, most_captured_);
+  size.requests = size.tokens = size.logit_rows = graph_size(requests, most_padded_);
   size.shares_prefixes = shares_prefixes;
   size.max_q_len = 1;
-  size.max_kv_len = limits_.max_kv_len;
+  size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
   size.mode = ForwardMode::decode;
   size.draws = vocabulary() <= kernels::cuda::kMostVocabulary;
   return size;
@@ -111,13 +117,15 @@ void CudaModelRunner::capture(const PassSize& size) {
   captured.graph.launch(stream());
   gpu::synchronize(stream());
   stats_.graph_bytes += free - std::min(free, gpu::free_bytes());
-  graphs_[{size.requests, size.shares_prefixes}] = std::move(captured);
+  graphs_[{size.requests, size.max_kv_len, size.shares_prefixes}] = std::move(captured);
 }
 
 void CudaModelRunner::capture_all() {
-  for (const int32_t requests : graph_sizes(most_captured_)) {
-    capture(decode_size(requests, false));
-    if (prefixes_.possible(requests)) capture(decode_size(requests, true));
+  for (const int32_t requests : graph_sizes(most_padded_)) {
+    for (const int32_t context : graph_contexts(requests, limits_.max_kv_len)) {
+      capture(decode_size(requests, context, false));
+      if (prefixes_.possible(requests, context)) capture(decode_size(requests, context, true));
+    }
   }
   stats_.graphs = static_cast<int32_t>(graphs_.size());
 }
@@ -148,16 +156,16 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
       vocabulary());
   size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix());
   stats_.shared_steps += size.shares_prefixes;
-  const bool replays = size.requests <= most_captured_ && is_decode(parts);
-  if (replays) {
-    const PassSize padded = decode_size(size.requests, size.shares_prefixes);
+  const bool pads = size.requests <= most_padded_ && is_decode(parts);
+  if (pads) {
+    const PassSize padded = decode_size(size.requests, size.max_kv_len, size.shares_prefixes);
     batch_.pad(size, padded);
     size = padded;
   }
   caches_.publish_slot_maps(stream());
   batch_.upload(parts, caches_.table(), stream());
-  if (replays) {
-    const Captured& captured = graphs_.at({size.requests, size.shares_prefixes});
+  if (pads && replays_) {
+    const Captured& captured = graphs_.at({size.requests, size.max_kv_len, size.shares_prefixes});
 #ifndef NDEBUG
     captured.addresses.check(addresses(size));
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Engine::generate, a loop over add() and step().
+#include <algorithm>
 #include <iterator>
 #include <unordered_map>
 #include <utility>
@@ -44,37 +45,42 @@ std::vector<GenerateResult> TextEngine::generate(
     const std::function<void(const TokenEvent&)>& on_token, const std::function<bool()>& stop) {
   std::vector<GenerateResult> results(requests.size());
   std::unordered_map<int64_t, size_t> index_of;
-  std::vector<TokenEvent> foreign;  // of requests that add() queued before
+  const auto is_own = [&](const TokenEvent& event) { return index_of.contains(event.request); };
+  std::vector<TokenEvent> foreign;  // of requests that add() queued
+  const auto hand_on = [&] {
+    events_.insert(events_.begin(), std::make_move_iterator(foreign.begin()),
+                   std::make_move_iterator(foreign.end()));
+  };
   try {
     for (size_t i = 0; i < requests.size(); ++i) {
+      index_of.emplace(next_id_, i);  // first: what add() queues is cancelled below
       results[i].request = add_numbered(*this, requests, i);
-      index_of[results[i].request] = i;
     }
     for (size_t unfinished = requests.size(); unfinished > 0;) {
       if (stop && stop()) {
         for (const GenerateResult& result : results) cancel(result.request);
       }
-      for (TokenEvent& event : step()) {
-        const auto found = index_of.find(event.request);
-        if (found == index_of.end()) {
-          foreign.push_back(std::move(event));
-          continue;
-        }
-        append(results[found->second], event, requests[found->second].sampling.logprobs >= 0);
+      check_argument(!idle(), "requests of generate() ended in a step() that on_token called");
+      std::vector<TokenEvent> events = step();
+      // Before any callback, which may throw.
+      const auto others = std::stable_partition(events.begin(), events.end(), is_own);
+      foreign.insert(foreign.end(), std::make_move_iterator(others),
+                     std::make_move_iterator(events.end()));
+      events.erase(others, events.end());
+      for (const TokenEvent& event : events) {
+        const size_t index = index_of.at(event.request);
+        append(results[index], event, requests[index].sampling.logprobs >= 0);
         unfinished -= event.finish != FinishReason::none;
         if (on_token) on_token(event);
       }
     }
   } catch (...) {
     for (const auto& [id, index] : index_of) cancel(id);
-    std::erase_if(events_,
-                  [&](const TokenEvent& event) { return index_of.contains(event.request); });
-    events_.insert(events_.begin(), std::make_move_iterator(foreign.begin()),
-                   std::make_move_iterator(foreign.end()));
+    std::erase_if(events_, is_own);
+    hand_on();
     throw;
   }
-  events_.insert(events_.begin(), std::make_move_iterator(foreign.begin()),
-                 std::make_move_iterator(foreign.end()));
+  hand_on();
   return results;
 }
 

@@ -8,6 +8,7 @@
 
 #include "attention/validate_spec.h"
 #include "core/check.h"
+#include "kernels/mla_row.h"
 
 namespace fovea {
 namespace {
@@ -28,19 +29,10 @@ void check_kv_dtype(const EngineOptions& options) {
                  "kv_scale needs an fp8 kv_dtype, which is {}", dtype_name(options.kv_dtype));
 }
 
-void set_mla_layout(KvCacheSpec& cache, const AttentionSpec& spec, const EngineOptions& options) {
-  cache.layout = KvLayout::mla;
-  if (!is_fp8(options.kv_dtype)) return;
-  if (options.kv_dtype != DType::f8e4m3 || options.kv_scale != KvScale::none ||
-      spec.kv_lora_rank != 512 || spec.rope_dim != 64) {
-    fail(ErrorCode::unsupported,
-         "an fp8 cache of latent attention stores e4m3 rows with scales of their own and needs "
-         "kv_lora_rank 512 and rope_dim 64; here kv_dtype is {}, kv_scale {}, kv_lora_rank {} and "
-         "rope_dim {}",
-         dtype_name(options.kv_dtype), options.kv_scale == KvScale::none ? "unset" : "set",
-         spec.kv_lora_rank, spec.rope_dim);
-  }
-  cache.layout = KvLayout::mla_fp8_rows;
+// Rows whose rotary part stays bf16, where the dims are theirs and no other scales are asked for.
+bool takes_fp8_rows(const AttentionSpec& spec, const EngineOptions& options) {
+  return options.kv_dtype == DType::f8e4m3 && options.kv_scale == KvScale::none &&
+         spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope;
 }
 
 KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options) {
@@ -54,8 +46,9 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   cache.window = reach(group.spec);
   // The CPU kernel reads a tile head by head.
   if (options.device == "cpu") cache.order = KvOrder::hnd;
-  if (group.spec.kind == AttentionKind::mla) {
-    set_mla_layout(cache, group.spec, options);
+  if (group.spec.kind == AttentionKind::mla) cache.layout = KvLayout::mla;
+  if (group.spec.kind == AttentionKind::mla && takes_fp8_rows(group.spec, options)) {
+    cache.layout = KvLayout::mla_fp8_rows;
   } else if (is_fp8(options.kv_dtype)) {
     cache.scale = options.kv_scale == KvScale::none ? KvScale::per_token_head : options.kv_scale;
   }

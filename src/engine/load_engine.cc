@@ -137,16 +137,16 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
                     std::move(tokenizer)};
   parts.selections = std::move(selections);
   parts.request_limits = {info.vocabulary, caching.plan.max_context};
-  parts.limits = {
-      .max_running = caching.max_requests,
-      .max_batch_tokens = options.max_batch_tokens,
-      .max_prompt_rows = prompt_rows(options, info),
-      .group_prefixes = SharedPrefixes(parts.selections, limits).possible(caching.max_requests)};
+  parts.limits = {.max_running = caching.max_requests,
+                  .max_batch_tokens = options.max_batch_tokens,
+                  .max_prompt_rows = prompt_rows(options, info),
+                  .group_prefixes = SharedPrefixes(parts.selections, limits)
+                                        .possible(caching.max_requests, limits.max_kv_len)};
   parts.stats.kv_bytes = caching.plan.bytes;
   parts.stats.weight_bytes = Checkpoint::open(options.model_path).bytes();
   parts.caches = std::make_unique<CacheSet>(std::move(caching));
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
-                                   {limits, options.cuda_graphs ? options.max_graph_requests : 0});
+                                   {limits, options.max_graph_requests, options.cuda_graphs});
   return std::make_unique<TextEngine>(std::move(parts));
 }
 

@@ -47,7 +47,9 @@ class ModelRunner {
 
 struct ModelRunnerOptions {
   BatchLimits limits;
-  int32_t max_graph_requests = 0;  // 0: decode steps are enqueued
+  // On a GPU: decode steps of up to so many requests are padded to the sizes of graph_sizes.h.
+  int32_t max_graph_requests = 0;
+  bool cuda_graphs = true;  // they are replayed; else enqueued
 };
 
 // For the device the model is on; model, caches and threads outlive the result. Everything is

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From logits to a token, on the CPU; kernels/cuda/portable/sampling does the same on a GPU. A
-// request's draws depend on its seed, the token's position and its own
-// logits only, never on the batch it ran in.
+// request's draws depend on its seed, the token's position and its own logits only, never on the
+// batch it ran in.
 #pragma once
 
 #include <cstdint>

@@ -8,6 +8,12 @@
 
 namespace fovea {
 
+// Room for all that can run: no request is lost between two lists where memory ends.
+Scheduler::Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {
+  running_.reserve(static_cast<size_t>(limits.max_running));
+  chunks_.reserve(static_cast<size_t>(limits.max_running));
+}
+
 void Scheduler::add(std::unique_ptr<Request> request) { waiting_.push_back(std::move(request)); }
 
 std::span<const Chunk> Scheduler::schedule() {
@@ -91,17 +97,25 @@ bool Scheduler::admit(Request& request) {
   request.lease = std::move(*lease);
   request.computed = request.lease.cached_tokens;
   const Chunk chunk = next_chunk(request);
-  if (caches_.extend(request.lease, chunk.begin, chunk.end)) {
-    accept(chunk);
-    if (caches_.prefix_cache() && !request.scores_prompt()) {
-      prefix_queries_ += request.length();
-      prefix_hits_ += request.computed;
+  const auto give_back = [&] {
+    caches_.release(request.lease);
+    request.computed = 0;
+  };
+  try {
+    if (!caches_.extend(request.lease, chunk.begin, chunk.end)) {
+      give_back();
+      return false;
     }
-    return true;
+  } catch (...) {
+    give_back();
+    throw;
   }
-  caches_.release(request.lease);
-  request.computed = 0;
-  return false;
+  accept(chunk);
+  if (caches_.prefix_cache() && !request.scores_prompt()) {
+    prefix_queries_ += request.length();
+    prefix_hits_ += request.computed;
+  }
+  return true;
 }
 
 Chunk Scheduler::next_chunk(Request& request) const {
@@ -129,6 +143,8 @@ void Scheduler::accept(const Chunk& chunk) {
 bool Scheduler::preempt_youngest() {
   if (running_.empty()) return false;
   Request* const youngest = running_.back().get();
+  waiting_.push_front(std::move(running_.back()));
+  running_.pop_back();
   for (const Chunk& chunk : chunks_) {
     if (chunk.request != youngest) continue;
     tokens_left_ += chunk.end - chunk.begin;
@@ -137,8 +153,6 @@ bool Scheduler::preempt_youngest() {
   std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == youngest; });
   caches_.release(youngest->lease);
   youngest->computed = 0;
-  waiting_.push_front(std::move(running_.back()));
-  running_.pop_back();
   ++preemptions_;
   return true;
 }

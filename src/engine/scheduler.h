@@ -34,7 +34,7 @@ struct Chunk {
 class Scheduler {
  public:
   // caches outlives this and holds one request of its longest context.
-  Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {}
+  Scheduler(CacheSet& caches, SchedulerLimits limits);
 
   void add(std::unique_ptr<Request> request);  // ids ascend
 

@@ -32,7 +32,6 @@ PageLandmarks page_landmarks(std::span<const int32_t> slots, int32_t page_size) 
 SharedPrefixes::SharedPrefixes(const std::vector<GroupSelection>& selections,
                                const BatchLimits& limits) {
   if (limits.prefix_levels == 0) return;
-  max_kv_len_ = limits.max_kv_len;
   for (const GroupSelection& group : selections) {
     if (!shares_prefixes(group.request.spec)) continue;
     page_size_ = group.request.cache.page_size;
@@ -44,10 +43,14 @@ SharedPrefixes::SharedPrefixes(const std::vector<GroupSelection>& selections,
 
 bool SharedPrefixes::find(std::span<const PassPart> parts, const RequestTable& table,
                           std::span<int32_t> shared) const {
-  if (!possible(static_cast<int32_t>(parts.size()))) return false;
   size_t tokens = 0;
-  for (const PassPart& part : parts) tokens += part.tokens.size();
+  int32_t longest = 0;
+  for (const PassPart& part : parts) {
+    tokens += part.tokens.size();
+    longest = std::max(longest, part.begin);
+  }
   if (tokens > static_cast<size_t>(most_tokens_)) return false;
+  if (!possible(static_cast<int32_t>(parts.size()), longest)) return false;
   int64_t saved = 0;  // at most: a group saves what all of it have in common
   const auto joins = [](const PassPart& part) {
     return part.tokens.size() <= static_cast<size_t>(kMaxPrefixRows);

@@ -25,9 +25,9 @@ class SharedPrefixes {
   // For layer groups that were selected for batches within the limits.
   SharedPrefixes(const std::vector<GroupSelection>& selections, const BatchLimits& limits);
 
-  // Whether a pass of so many requests may name its shared prefixes.
-  bool possible(int32_t requests) const {
-    return least_saved_ > 0 && int64_t{requests - 1} * max_kv_len_ >= least_saved_;
+  // Whether a pass of so many requests of up to kv_len tokens may name its shared prefixes.
+  bool possible(int32_t requests, int32_t kv_len) const {
+    return least_saved_ > 0 && int64_t{requests - 1} * kv_len >= least_saved_;
   }
 
   // Fills shared[i] with the tokens that part i has in the slots of part i - 1. False, and nothing
@@ -38,7 +38,6 @@ class SharedPrefixes {
 
  private:
   int32_t page_size_ = 1;
-  int32_t max_kv_len_ = 0;
   int32_t most_tokens_ = 0;  // of a pass that shares
   int64_t least_saved_ = 0;  // keys; 0: no layers look at shared prefixes
 };

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/text_engine.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "core/check.h"
+#include "engine/graph_sizes.h"
 
 namespace fovea {
 namespace {
@@ -70,14 +74,15 @@ std::vector<TokenEvent> TextEngine::step() {
   if (chunks.empty()) return std::exchange(events_, {});
   const auto start = std::chrono::steady_clock::now();
   try {
+    events_.reserve(events_.size() + chunks.size());  // so that no event is lost
     run_pass(chunks);
+    sample_pass();
   } catch (...) {
     // Linear states may be half updated: everything of this pass is computed anew.
     while (scheduler_.preempt_youngest()) {
     }
     throw;
   }
-  sample_pass();
   count_pass(seconds_since(start));
   for (Outcome& outcome : outcomes_) deliver(outcome);
   for (const Outcome& outcome : outcomes_)
@@ -167,13 +172,20 @@ void TextEngine::count_pass(double seconds) {
 }
 
 void TextEngine::deliver(Outcome& outcome) {
-  Request& request = *outcome.chunk.request;
-  if (outcome.error) {
-    TokenEvent event;
-    event.finish = FinishReason::cancelled;
-    end_request(request.id, std::move(event));
-    return;
+  try {
+    if (!outcome.error) accept(outcome);
+  } catch (...) {
+    outcome.error = std::current_exception();
   }
+  if (!outcome.error) return;
+  TokenEvent event;
+  event.finish = FinishReason::cancelled;
+  end_request(outcome.chunk.request->id, std::move(event));
+}
+
+// Where it throws, the request still stands.
+void TextEngine::accept(Outcome& outcome) {
+  Request& request = *outcome.chunk.request;
   request.computed = outcome.chunk.end;
   if (!is_decode(outcome.chunk)) parts_.caches->publish(request.lease, computed_text(request));
   if (request.remaining() == 0) emit(request, std::move(outcome.sampled));
@@ -284,6 +296,13 @@ const EngineStats& TextEngine::stats() const {
 std::string TextEngine::explain() const {
   std::string text;
   for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
+  const EngineStats& now = stats();
+  if (now.graphs > 0) {
+    text += fmt::format(
+        "{} graphs of decode steps, {:.1f} MB; of up to {} requests for up to {} tokens each\n",
+        now.graphs, static_cast<double>(now.graph_bytes) / 1e6, kMostShortRequests,
+        fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+  }
   return text;
 }
 

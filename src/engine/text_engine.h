@@ -73,6 +73,7 @@ class TextEngine final : public Engine {
   void sample(Outcome& outcome, Sampler& sampler);
   void count_pass(double seconds);
   void deliver(Outcome& outcome);
+  void accept(Outcome& outcome);
   void emit(Request& request, SampledToken sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;
   void end_request(int64_t id, TokenEvent event);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/window_pages.h"
 
+#include <algorithm>
+
 namespace fovea {
 
 WindowPages::WindowPages(WindowKvPool& pool) : pool_(pool) {
@@ -14,11 +16,12 @@ bool WindowPages::mapped(int64_t page) const {
 }
 
 bool WindowPages::hold(std::span<const int64_t> pages) {
-  int64_t missing = 0;
+  const int64_t page_size = pool_.spec().page_size;
+  const int64_t missing = std::ranges::count_if(pages, [&](int64_t page) { return !mapped(page); });
+  slots_.reserve(static_cast<size_t>(missing * page_size));  // where memory ends, nothing is taken
   for (const int64_t page : pages) {
     if (idle(page)) remove_idle(page);
     ++users_[static_cast<size_t>(page)];
-    missing += !mapped(page);
   }
   while (pool_.free_pages() < missing && links(0).after != 0) {
     const int64_t oldest = links(0).after;
@@ -29,7 +32,6 @@ bool WindowPages::hold(std::span<const int64_t> pages) {
     for (const int64_t page : pages) drop(page);
     return false;
   }
-  const int64_t page_size = pool_.spec().page_size;
   slots_.clear();
   for (const int64_t page : pages) {
     if (mapped(page)) continue;

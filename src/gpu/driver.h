@@ -14,7 +14,6 @@ namespace fovea::gpu {
 // to.
 #define FOVEA_DRIVER_FUNCTIONS(X)                                                                  \
   X(init, "cuInit", (unsigned))                                                                    \
-  X(driver_version, "cuDriverGetVersion", (int*))                                                  \
   X(error_name, "cuGetErrorName", (CUresult, const char**))                                        \
   X(error_string, "cuGetErrorString", (CUresult, const char**))                                    \
   X(device_count, "cuDeviceGetCount", (int*))                                                      \
@@ -38,7 +37,6 @@ namespace fovea::gpu {
   X(stream_create, "cuStreamCreate", (Stream*, unsigned))                                          \
   X(stream_destroy, "cuStreamDestroy_v2", (Stream))                                                \
   X(stream_synchronize, "cuStreamSynchronize", (Stream))                                           \
-  X(stream_wait_event, "cuStreamWaitEvent", (Stream, CUevent, unsigned))                           \
   X(stream_begin_capture, "cuStreamBeginCapture_v2", (Stream, CUstreamCaptureMode))                \
   X(stream_end_capture, "cuStreamEndCapture", (Stream, CUgraph*))                                  \
   X(stream_is_capturing, "cuStreamIsCapturing", (Stream, CUstreamCaptureStatus*))                  \

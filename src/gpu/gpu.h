@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "fovea/device.h"
 #include "gpu/driver.h"
@@ -90,6 +90,14 @@ void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
 void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);
+// Copied when it returns.
+template <typename T>
+DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
+  DeviceBuffer buffer(values.size() * sizeof(T));
+  copy_to_device(buffer.data(), values.data(), buffer.bytes(), stream);
+  synchronize(stream);
+  return buffer;
+}
 size_t free_bytes();  // of the current device, for any process
 
 class OwnedStream {

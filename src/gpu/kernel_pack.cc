@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "core/check.h"
 #include "core/compression.h"
@@ -50,9 +51,11 @@ bool write_all(int file, std::string_view bytes) {
   return ::fsync(file) == 0;
 }
 
+// A name that no other thread takes, nor a process of another container with the same id.
 void replace_file(const std::string& path, std::string_view bytes) {
-  const std::string temporary = fmt::format("{}.{}", path, getpid());
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  std::random_device random;
+  const std::string temporary = fmt::format("{}.{:08x}{:08x}", path, random(), random());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   const bool done =
       file >= 0 && write_all(file, bytes) && ::rename(temporary.c_str(), path.c_str()) == 0;
   const int why = errno;
@@ -62,13 +65,35 @@ void replace_file(const std::string& path, std::string_view bytes) {
   fail(ErrorCode::io, "{}: cannot write: {}", path, std::strerror(why));
 }
 
-ResourceUse resources_of(const nlohmann::json& item) {
-  return {.registers = item.at("registers").get<int>(),
-          .spill_bytes = item.at("spill_bytes").get<int>(),
-          .stack_bytes = item.at("stack_bytes").get<int>(),
-          .shared_bytes = item.at("shared_bytes").get<int>(),
-          .losses = item.at("losses").get<std::string>()};
-}
+// An entry of the index of the file at `path`.
+struct IndexEntry {
+  const std::string& path;
+  const nlohmann::json& fields;
+
+  std::string text(const char* field) const { return fields.at(field).get<std::string>(); }
+  uint64_t number(const char* field, uint64_t most = UINT64_MAX) const {
+    const nlohmann::json& value = fields.at(field);
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > most) {
+      fail(ErrorCode::corrupt_file, "{}: {} of {} is {}, must be a whole number in [0, {}]", path,
+           field, text("name"), value.dump(), most);
+    }
+    return value.get<uint64_t>();
+  }
+  int small(const char* field) const { return static_cast<int>(number(field, 1 << 24)); }
+  double seconds() const {
+    const auto value = fields.at("seconds").get<double>();
+    if (value >= 0 && value <= 1e6) return value;
+    fail(ErrorCode::corrupt_file, "{}: seconds of {} is {}, must be in [0, 1e6]", path,
+         text("name"), value);
+  }
+  ResourceUse resources() const {
+    return {.registers = static_cast<int>(number("registers", 255)),
+            .spill_bytes = small("spill_bytes"),
+            .stack_bytes = small("stack_bytes"),
+            .shared_bytes = small("shared_bytes"),
+            .losses = text("losses")};
+  }
+};
 
 }  // namespace
 
@@ -122,15 +147,16 @@ KernelPack KernelPack::open(const std::string& path) {
   pack.path_ = path;
   uint64_t taken = 0;  // entries that share bytes could take any amount of memory
   try {
-    for (const auto& item : index) {
-      const auto name = item.at("name").get<std::string>();
-      const auto cubin_bytes = item.at("size").get<uint64_t>();
+    for (const nlohmann::json& fields : index) {
+      const IndexEntry item{path, fields};
+      const std::string name = item.text("name");
+      const uint64_t cubin_bytes = item.number("size");
       if (cubin_bytes > kMaxCubinBytes) {
         fail(ErrorCode::corrupt_file, "{}: {} has {} bytes of machine code, at most {}", path, name,
              cubin_bytes, kMaxCubinBytes);
       }
-      const auto offset = item.at("offset").get<uint64_t>();
-      const auto size = item.at("frame_size").get<uint64_t>();
+      const uint64_t offset = item.number("offset");
+      const uint64_t size = item.number("frame_size");
       if (offset > frames.size() || size > frames.size() - offset) {
         fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
       }
@@ -139,11 +165,11 @@ KernelPack KernelPack::open(const std::string& path) {
         fail(ErrorCode::corrupt_file, "{}: entries up to {} have {} bytes, {} are there", path,
              name, taken, frames.size());
       }
-      pack.entries_[name] = {.hash = item.at("hash").get<std::string>(),
+      pack.entries_[name] = {.hash = item.text("hash"),
                              .frame = std::string(frames.substr(offset, size)),
                              .cubin_bytes = cubin_bytes,
-                             .resources = resources_of(item),
-                             .seconds = item.at("seconds").get<double>()};
+                             .resources = item.resources(),
+                             .seconds = item.seconds()};
     }
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorCode::corrupt_file, "{}: the index is malformed: {}", path, error.what());

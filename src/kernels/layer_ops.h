@@ -144,7 +144,6 @@ void delta_gates(const DeltaGateParams& params, ThreadPool& threads);
 
 // Over `count` dense elements.
 void add(float* x, const float* y, int64_t count, ThreadPool& threads);  // x += y
-void scale(float* x, float factor, int64_t count, ThreadPool& threads);
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)
 
 // Attention temperature of Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor_scale)).
@@ -189,9 +188,10 @@ struct ExpertRowsParams {
   int64_t rows = 0;
   int32_t dim = 0;
 };
-void gather_rows(const ExpertRowsParams& params, ThreadPool& threads);  // out[r] = w x[index[r]]
-void scatter_add_rows(const ExpertRowsParams& params,
-                      ThreadPool& threads);  // out[index[r]] += w x[r]
+// out[r] = weight x[index[r]]
+void gather_rows(const ExpertRowsParams& params, ThreadPool& threads);
+// out[index[r]] += weight x[r]
+void scatter_add_rows(const ExpertRowsParams& params, ThreadPool& threads);
 
 enum class MoeScore : uint8_t {
   softmax,          // softmax over all experts, then top-k (Mixtral, Qwen)

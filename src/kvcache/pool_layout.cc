@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcache/pool_layout.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "core/check.h"
@@ -145,15 +144,6 @@ KvLayerView kv_layer_view(const KvPoolLayout& layout, char* base, int32_t layer)
     view.v_scale = reinterpret_cast<float*>(view.k + layout.v_scale_offset);
   }
   return view;
-}
-
-void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers) {
-  if (layout.view.scale == KvScale::none || layout.view.scale == KvScale::per_token_head) return;
-  for (int32_t i = 0; i < layers; ++i) {
-    const KvLayerView view = kv_layer_view(layout, base, i);
-    std::fill_n(view.k_scale, layout.scales, 1.0f);
-    std::fill_n(view.v_scale, layout.scales, 1.0f);
-  }
 }
 
 size_t KvCacheSpec::bytes_per_page() const {

@@ -35,7 +35,4 @@ KvPoolLayout kv_pool_layout(const KvCacheSpec& spec, int64_t pages);
 // Addresses of one layer in memory that starts at `base`.
 KvLayerView kv_layer_view(const KvPoolLayout& layout, char* base, int32_t layer);
 
-// Sets the scales the caller will give to 1. `base` is zeroed memory.
-void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers);
-
 }  // namespace fovea

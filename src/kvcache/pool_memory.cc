@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvcache/pool_memory.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace fovea {
 namespace {
 
-// As initialise_scales(), for device memory.
-void fill_given_scales(const KvPoolLayout& layout, char* base, int32_t layers) {
+// Scales that the caller will give start at 1: `fill` sets that many floats to it.
+template <typename Fill>
+void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers, Fill fill) {
   if (layout.view.scale == KvScale::none || layout.view.scale == KvScale::per_token_head) return;
   for (int32_t layer = 0; layer < layers; ++layer) {
     const KvLayerView view = kv_layer_view(layout, base, layer);
-    gpu::fill_floats(view.k_scale, 1, static_cast<size_t>(layout.scales), nullptr);
-    gpu::fill_floats(view.v_scale, 1, static_cast<size_t>(layout.scales), nullptr);
+    fill(view.k_scale, static_cast<size_t>(layout.scales));
+    fill(view.v_scale, static_cast<size_t>(layout.scales));
   }
 }
 
@@ -23,7 +26,8 @@ PoolMemory::PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device
   if (device.kind == DeviceKind::cpu) {
     cpu_.emplace(layout.total_bytes, what);
     data_ = cpu_->data();
-    initialise_scales(layout, data_, layers);
+    initialise_scales(layout, data_, layers,
+                      [](float* scales, size_t count) { std::fill_n(scales, count, 1.0f); });
     return;
   }
   const auto bytes = static_cast<size_t>(layout.total_bytes);
@@ -34,7 +38,9 @@ PoolMemory::PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device
   }
   data_ = gpu_->buffer.data<char>();
   gpu::fill_bytes(data_, 0, bytes, nullptr);
-  fill_given_scales(layout, data_, layers);
+  initialise_scales(layout, data_, layers, [](float* scales, size_t count) {
+    gpu::fill_floats(scales, 1, count, nullptr);
+  });
   gpu::synchronize(nullptr);
 }
 

@@ -48,8 +48,9 @@ struct PrefixCache::Tree {
 
   void drop_leaf(int32_t node) {
     if (tree.node(node).state_slot >= 0) drop_state(node);
-    pages.release(tree.node(node).page);
+    const int64_t page = tree.node(node).page;
     tree.remove_leaf(node);
+    pages.release(page);
     --stats.pages;
     ++stats.evicted_pages;
   }
@@ -137,6 +138,7 @@ std::vector<int64_t> PrefixCache::evict(int64_t pages) {
   Tree& cache = *tree_;
   const PrefixTree::Order& leaves = cache.tree.leaves();
   std::vector<int64_t> freed;
+  freed.reserve(static_cast<size_t>(std::min(pages, cache.stats.pages)));
   auto leaf = leaves.begin();
   while (leaf != leaves.end() && static_cast<int64_t>(freed.size()) < pages) {
     const auto [last_use, index] = *leaf;

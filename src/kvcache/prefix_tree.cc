@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace fovea {
 
@@ -12,12 +13,15 @@ size_t PrefixTree::KeyHash::operator()(const PrefixKey& key) const {
   return hash;
 }
 
-template <typename Change>
-void PrefixTree::update(int32_t index, Change change) {
-  Node& node = at(index);
-  if (is_listed(node)) leaves_.erase({node.last_use, index});
-  change(node);
-  if (is_listed(node)) leaves_.insert({node.last_use, index});
+PrefixTree::Order::node_type PrefixTree::new_entry() {
+  Order one = {{0, 0}};
+  return one.extract(one.begin());
+}
+
+void PrefixTree::list(int32_t index, Order::node_type entry) {
+  if (!is_listed(node(index))) return;
+  entry.value() = {node(index).last_use, index};
+  leaves_.insert(std::move(entry));
 }
 
 int32_t PrefixTree::find_root(const PrefixDomain& domain) {
@@ -36,19 +40,18 @@ int32_t PrefixTree::find_child(int32_t parent, std::span<const int32_t> tokens) 
 }
 
 int32_t PrefixTree::add(const PrefixKey& key) {
-  if (by_key_.contains(key)) return -1;
-  int32_t index;
   if (unused_.empty()) {
-    index = static_cast<int32_t>(nodes_.size());
+    if (nodes_.size() == nodes_.capacity()) nodes_.reserve(std::max<size_t>(2 * nodes_.size(), 16));
+    unused_.reserve(nodes_.capacity());  // so that remove() finds room
+    tokens_.resize((nodes_.size() + 1) * static_cast<size_t>(page_size_));
+    unused_.push_back(static_cast<int32_t>(nodes_.size()));
     nodes_.emplace_back();
-    tokens_.resize(nodes_.size() * static_cast<size_t>(page_size_));
-  } else {
-    index = unused_.back();
-    unused_.pop_back();
   }
+  const int32_t index = unused_.back();
+  if (!by_key_.try_emplace(key, index).second) return -1;
+  unused_.pop_back();
   at(index).key = key;
   at(index).last_use = now_;
-  by_key_.emplace(key, index);
   return index;
 }
 
@@ -57,25 +60,31 @@ int32_t PrefixTree::add_root(const PrefixDomain& domain) {
   if (existing >= 0) return existing;
   std::string serialised = serialise(domain);
   const int32_t index = add(hash_domain(hash_, serialised));
-  if (index >= 0) domains_.emplace(index, std::move(serialised));
+  if (index < 0) return -1;
+  try {
+    domains_.emplace(index, std::move(serialised));
+  } catch (...) {
+    remove(index);
+    throw;
+  }
   return index;
 }
 
 int32_t PrefixTree::add_child(int32_t parent, std::span<const int32_t> tokens, int64_t page) {
+  Order::node_type entry = new_entry();
   const int32_t index = add(page_key_(hash_, node(parent).key, tokens));
   if (index < 0) return -1;
   std::ranges::copy(tokens, tokens_.begin() + int64_t{index} * page_size_);
-  update(parent, [](Node& node) { ++node.children; });
-  update(index, [&](Node& node) {
-    node.parent = parent;
-    node.page = page;
-  });
+  leaves_.erase({node(parent).last_use, parent});
+  ++at(parent).children;
+  at(index).parent = parent;
+  at(index).page = page;
+  list(index, std::move(entry));
   return index;
 }
 
 void PrefixTree::remove(int32_t index) {
   set_state(index, -1);
-  update(index, [](Node& node) { node.page = 0; });
   by_key_.erase(node(index).key);
   domains_.erase(index);
   at(index) = Node{};
@@ -84,31 +93,42 @@ void PrefixTree::remove(int32_t index) {
 
 void PrefixTree::remove_leaf(int32_t index) {
   const int32_t parent = node(index).parent;
+  Order::node_type entry = leaves_.extract({node(index).last_use, index});
   remove(index);
-  update(parent, [](Node& node) { --node.children; });
+  if (--at(parent).children == 0) list(parent, std::move(entry));
   if (node(parent).page == 0 && node(parent).children == 0) remove(parent);
 }
 
 void PrefixTree::touch(int32_t index) {
   ++now_;
   for (; index >= 0; index = node(index).parent) {
-    update(index, [&](Node& node) { node.last_use = now_; });
+    Order::node_type entry;
+    if (is_listed(node(index))) entry = leaves_.extract({node(index).last_use, index});
+    at(index).last_use = now_;
+    list(index, std::move(entry));
   }
 }
 
 void PrefixTree::pin(int32_t index, int32_t change) {
-  update(index, [&](Node& node) { node.pins += change; });
+  Order::node_type entry = new_entry();
+  leaves_.erase({node(index).last_use, index});
+  at(index).pins += change;
+  list(index, std::move(entry));
 }
 
 void PrefixTree::set_state(int32_t index, int32_t slot) {
   Node& node = at(index);
+  if (slot >= 0) states_.insert({now_ + 1, index});
   if (node.state_slot >= 0) states_.erase({node.state_use, index});
   node.state_slot = slot;
-  if (slot < 0) return;
-  node.state_use = ++now_;
-  states_.insert({node.state_use, index});
+  if (slot >= 0) node.state_use = ++now_;
 }
 
-void PrefixTree::touch_state(int32_t index) { set_state(index, node(index).state_slot); }
+void PrefixTree::touch_state(int32_t index) {
+  Order::node_type entry = states_.extract({node(index).state_use, index});
+  at(index).state_use = ++now_;
+  entry.value() = {node(index).state_use, index};
+  states_.insert(std::move(entry));
+}
 
 }  // namespace fovea

@@ -50,7 +50,7 @@ class PrefixTree {
   void touch(int32_t index);
   void pin(int32_t index, int32_t change);
   void set_state(int32_t index, int32_t slot);  // -1: none
-  void touch_state(int32_t index);
+  void touch_state(int32_t index);              // of a node that has one
 
   // (time of last use, node), oldest first.
   using Order = std::set<std::pair<int64_t, int32_t>>;
@@ -73,9 +73,10 @@ class PrefixTree {
   bool is_listed(const Node& node) const {
     return node.page != 0 && node.children == 0 && node.pins == 0;
   }
-  // Runs `change` on the node and keeps leaves_ in step with it.
-  template <typename Change>
-  void update(int32_t index, Change change);
+  // What changes the tree takes its memory first: where that fails, nothing has changed. An entry
+  // is that of a leaf; list() puts it there if the node is one.
+  static Order::node_type new_entry();
+  void list(int32_t index, Order::node_type entry);
 
   int32_t page_size_;
   PageKey page_key_;

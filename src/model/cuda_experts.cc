@@ -39,13 +39,6 @@ void check_same(const std::vector<MlpParts>& experts) {
   }
 }
 
-gpu::DeviceBuffer upload(const std::vector<cuda::ExpertMatrix>& table, Stream stream) {
-  gpu::DeviceBuffer buffer(table.size() * sizeof(cuda::ExpertMatrix));
-  gpu::copy_to_device(buffer.data(), table.data(), buffer.bytes(), stream);
-  gpu::synchronize(stream);
-  return buffer;
-}
-
 class CudaExperts final : public Experts {
  public:
   CudaExperts(std::vector<MlpParts> experts, bool weights_scale_input,
@@ -62,8 +55,8 @@ class CudaExperts final : public Experts {
       if (expert.up) in.push_back({expert.up.weight, expert.up.bias});
       out.push_back({expert.down.weight, expert.down.bias});
     }
-    in_ = upload(in, stream);
-    out_ = upload(out, stream);
+    in_ = gpu::to_device(in, stream);
+    out_ = gpu::to_device(out, stream);
   }
 
   size_t scratch_bytes(int64_t rows, int32_t top_k) const override {

@@ -25,7 +25,6 @@ struct DeltaNetParts {
 
   int64_t key_width() const { return int64_t{spec.q_heads} * spec.head_dim; }
   int64_t value_width() const { return int64_t{spec.kv_heads} * spec.head_dim_v; }
-  int64_t mixed_width() const { return 2 * key_width() + value_width(); }
 };
 
 class GatedDeltaNet : public Block {
@@ -86,7 +85,7 @@ class GatedDeltaNet : public Block {
     const int64_t heads = parts_.spec.kv_heads;
     return {.qkvz = arena.floats(rows * parts_.qkvz.n),
             .ba = arena.floats(rows * parts_.ba.n),
-            .mixed = arena.floats(rows * parts_.mixed_width()),
+            .mixed = arena.floats(rows * conv_dim(parts_.spec)),
             .z = arena.floats(rows * parts_.value_width()),
             .a = arena.floats(rows * heads),
             .b = arena.floats(rows * heads),
@@ -103,7 +102,7 @@ class GatedDeltaNet : public Block {
           for (int64_t row = begin; row < end; ++row) {
             const float* from = scratch.qkvz + row * parts_.qkvz.n;
             const float* from_ba = scratch.ba + row * parts_.ba.n;
-            float* const q = scratch.mixed + row * parts_.mixed_width();
+            float* const q = scratch.mixed + row * conv_dim(parts_.spec);
             float* const k = q + parts_.key_width();
             float* const v = k + parts_.key_width();
             float* const z = scratch.z + row * parts_.value_width();
@@ -144,7 +143,7 @@ AttentionSpec read_delta_net_spec(const Config& config) {
 
 StateCacheSpec delta_net_state(const AttentionSpec& spec) {
   StateCacheSpec state;
-  state.conv_dim = 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
+  state.conv_dim = conv_dim(spec);
   state.conv_width = spec.conv_width;
   state.heads = spec.kv_heads;
   state.rows = spec.head_dim_v;
@@ -158,9 +157,9 @@ std::unique_ptr<Block> read_delta_net(const Config& config, const Weights& weigh
   parts.spec = spec;
   parts.slot = slot;
   const int64_t hidden = read_size(config, "hidden_size"), heads = spec.kv_heads;
-  parts.qkvz = weights.linear("in_proj_qkvz", parts.mixed_width() + parts.value_width(), hidden);
+  parts.qkvz = weights.linear("in_proj_qkvz", conv_dim(spec) + parts.value_width(), hidden);
   parts.ba = weights.linear("in_proj_ba", 2 * heads, hidden);
-  parts.conv_weight = weights["conv1d"].vector("weight", {parts.mixed_width(), 1, spec.conv_width});
+  parts.conv_weight = weights["conv1d"].vector("weight", {conv_dim(spec), 1, spec.conv_width});
   parts.a_log = weights.vector("A_log", {heads});
   parts.dt_bias = weights.vector("dt_bias", {heads});
   parts.norm = read_norm(config, weights, "norm", spec.head_dim_v);
@@ -210,8 +209,8 @@ std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, i
 int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
   const Config& owner = config.has("rope_parameters") ? config.object("rope_parameters") : config;
   const double factor = owner.number_or("partial_rotary_factor", 0.25);
-  const auto dim = static_cast<int32_t>(head_dim * factor);
-  if (!(factor > 0 && factor <= 1) || dim < 2 || dim % 2 != 0) {
+  const int32_t dim = factor > 0 && factor <= 1 ? static_cast<int32_t>(head_dim * factor) : 0;
+  if (dim < 2 || dim % 2 != 0) {
     owner.refuse("partial_rotary_factor",
                  fmt::format("what leaves an even number of {} dims", head_dim));
   }

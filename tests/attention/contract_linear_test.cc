@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "fovea/error.h"
 #include "fovea/select_backend.h"
 #include "support/expect_close.h"
+#include "support/expect_error.h"
 #include "support/linear_case.h"
 #include "support/packed_batch.h"
 #include "support/poison.h"
@@ -159,7 +159,7 @@ class LinearRun {
     const auto add = [&](const std::vector<float>& from, int64_t width, std::vector<float>& rows) {
       rows.insert(rows.end(), from.begin() + piece.begin * width, from.begin() + piece.end * width);
     };
-    add(sequence.mixed, test::conv_dim(test_.spec), to.mixed);
+    add(sequence.mixed, conv_dim(test_.spec), to.mixed);
     add(sequence.log_decay, test_.spec.kv_heads, to.log_decay);
     add(sequence.beta, test_.spec.kv_heads, to.beta);
     to.q_indptr.push_back(to.q_indptr.back() + piece.end - piece.begin);
@@ -311,12 +311,7 @@ TEST_P(Linear, SnapshotsUndoRejectedDrafts) {
 }
 
 std::string error_of_snapshots(LinearRun& run, const std::vector<int32_t>& snapshots) {
-  try {
-    run.run({{1, 0, 2}}, snapshots);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::error_of([&] { run.run({{1, 0, 2}}, snapshots); });
 }
 
 TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
@@ -335,13 +330,7 @@ TEST_P(Linear, SnapshotsGoToSlotsOfTheirOwn) {
 TEST_P(Linear, RequestsHaveStatesOfTheirOwn) {
   const LinearData data = make_data(test());
   LinearRun run(GetParam(), data, 1);
-  try {
-    run.run({{1, 0, 2}, {1, 0, 2}});
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(", which is state_slots[0]"), std::string::npos)
-        << error.what();
-  }
+  test::expect_invalid(", which is state_slots[0]", [&] { run.run({{1, 0, 2}, {1, 0, 2}}); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Builtin, Linear, ::testing::ValuesIn(contracts()), [](const auto& param) {

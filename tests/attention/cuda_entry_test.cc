@@ -12,6 +12,7 @@
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"
 #include "fovea/select_backend.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -125,13 +126,7 @@ TEST_F(CudaEntry, NoReasonIsGivenTwice) {
 TEST_F(CudaEntry, WithoutADriverTheReasonIsClear) {
   if (why_no_gpu().empty()) GTEST_SKIP() << "there is a GPU";
   const auto expect_reason = [](const std::function<void()>& call) {
-    try {
-      call();
-      ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::unsupported);
-      EXPECT_NE(std::string(error.what()).find(why_no_gpu()), std::string::npos) << error.what();
-    }
+    test::expect_error(ErrorCode::unsupported, why_no_gpu(), call);
   };
   const BackendRequest request = served();
   expect_reason([] { find_device("cuda"); });

@@ -30,29 +30,33 @@ PassAddresses addresses(const T& of) {
   return found;
 }
 
-// Each pointer of a struct is set to another address by itself; how many of them were noticed must
-// be how many there are.
+// Words of a struct that may change unnoticed: its values. Each word is set to another address by
+// itself.
 template <typename T>
-void expect_all_are_compared(const T& empty, size_t pointers) {
+size_t words_not_compared(const T& empty) {
   const PassAddresses captured = addresses(empty);
   EXPECT_EQ(moved(captured, captured), "");
   char place = 0;
   const char* const elsewhere = &place;
-  size_t found = 0;
+  size_t unnoticed = 0;
   for (size_t offset = 0; offset + sizeof(void*) <= sizeof(T); offset += sizeof(void*)) {
     T changed = empty;
     std::memcpy(reinterpret_cast<char*>(&changed) + offset, &elsewhere, sizeof(elsewhere));
     const std::string error = moved(captured, addresses(changed));
-    if (error.empty()) continue;
-    EXPECT_NE(error.find("the pass was captured with it at 0x0"), std::string::npos) << error;
-    ++found;
+    if (error.empty()) {
+      ++unnoticed;
+    } else {
+      EXPECT_NE(error.find("the pass was captured with it at 0x0"), std::string::npos) << error;
+    }
   }
-  EXPECT_EQ(found, pointers);
+  return unnoticed;
 }
 
+// A new array that add() leaves out is one word more here; so is a new value, which the figure then
+// counts too.
 TEST(PassAddresses, HaveEveryArrayOfABatchAndOfALayer) {
-  expect_all_are_compared(BatchView{}, 20);
-  expect_all_are_compared(LayerTensors{}, 20);
+  EXPECT_EQ(words_not_compared(BatchView{}), 9u);
+  EXPECT_EQ(words_not_compared(LayerTensors{}), 25u);
 }
 
 TEST(PassAddresses, NameTheCacheThatMoved) {

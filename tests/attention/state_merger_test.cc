@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <random>
@@ -16,10 +15,13 @@
 #include "fovea/error.h"
 #include "fovea/merge_states.h"
 #include "support/device_array.h"
+#include "support/expect_error.h"
 #include "support/test_device.h"
 
 namespace fovea {
 namespace {
+
+using test::expect_invalid;
 
 constexpr int64_t kTokens = 37;
 constexpr int32_t kHeads = 3, kDim = 70, kHeadStride = 80, kTokenStride = kHeads * kHeadStride + 16;
@@ -189,53 +191,36 @@ TEST_F(StateMergers, ReplaysMerge) {
 }
 
 TEST_F(StateMergers, NamesWhatIsWrong) {
-  const auto expect_error = [](const char* words, const std::function<void()>& call,
-                               ErrorCode code = ErrorCode::invalid_argument) {
-    try {
-      call();
-      ADD_FAILURE() << "nothing was thrown: " << words;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-      EXPECT_NE(std::string(error.what()).find(words), std::string::npos)
-          << words << " / " << error.what();
-    }
-  };
-  expect_error("heads is 0, must be positive", [&] { merger({DType::bf16, 0, kDim}); });
-  expect_error("dim is -2, must be positive", [&] { merger({DType::bf16, kHeads, -2}); });
+  expect_invalid("heads is 0, must be positive", [&] { merger({DType::bf16, 0, kDim}); });
+  expect_invalid("dim is -2, must be positive", [&] { merger({DType::bf16, kHeads, -2}); });
   for (const DType dtype : {DType::f8e4m3, DType::i32}) {
-    expect_error("accepted: fp32, bf16, fp16", [&] { merger({dtype, kHeads, kDim}); });
+    expect_invalid("accepted: fp32, bf16, fp16", [&] { merger({dtype, kHeads, kDim}); });
   }
   if (test::on_gpu()) {
-    expect_error(
-        "dtype is fp32, on a GPU accepted: bf16, fp16",
-        [&] {
-          merger({DType::f32, kHeads, kDim});
-        },
-        ErrorCode::unsupported);
-    expect_error(
-        "dim is 71, must be even",
-        [&] {
-          merger({DType::bf16, kHeads, 71});
-        },
-        ErrorCode::unsupported);
+    test::expect_error(ErrorCode::unsupported, "dtype is fp32, on a GPU accepted: bf16, fp16", [&] {
+      merger({DType::f32, kHeads, kDim});
+    });
+    test::expect_error(ErrorCode::unsupported, "dim is 71, must be even", [&] {
+      merger({DType::bf16, kHeads, 71});
+    });
   } else {
-    expect_error("threads is null", [] { make_state_merger({DType::f32, 1, 1}, {}, nullptr); });
+    expect_invalid("threads is null", [] { make_state_merger({DType::f32, 1, 1}, {}, nullptr); });
   }
   const auto merge = merger({DType::bf16, kHeads, kDim});
   State one(DType::bf16), two(DType::bf16), other(DType::f16);
   const AttentionState into = one.view(), part = two.view();
-  expect_error("tokens is -1", [&] { merge->merge(into, part, -1); });
-  expect_error("into.lse is null", [&] { merge->merge({into.out, {}}, part, 1); });
-  expect_error("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
-  expect_error("part.out is fp16, the merger's shape has bf16",
-               [&] { merge->merge(into, other.view(), 1); });
+  expect_invalid("tokens is -1", [&] { merge->merge(into, part, -1); });
+  expect_invalid("into.lse is null", [&] { merge->merge({into.out, {}}, part, 1); });
+  expect_invalid("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
+  expect_invalid("part.out is fp16, the merger's shape has bf16",
+                 [&] { merge->merge(into, other.view(), 1); });
   if (!test::on_gpu()) return;
   AttentionState odd = part;
   odd.out.token_stride += 1;
-  expect_error("a stride of part.out is 257 elements", [&] { merge->merge(into, odd, 1); });
+  expect_invalid("a stride of part.out is 257 elements", [&] { merge->merge(into, odd, 1); });
   odd = part;
   odd.out.data = static_cast<char*>(odd.out.data) + 2;
-  expect_error("aligned to 4 bytes", [&] { merge->merge(into, odd, 1); });
+  expect_invalid("aligned to 4 bytes", [&] { merge->merge(into, odd, 1); });
 }
 
 }  // namespace

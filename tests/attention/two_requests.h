@@ -4,13 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "attention/backends/backends.h"
-#include "fovea/error.h"
+#include "support/expect_error.h"
 
 namespace fovea::test {
 
@@ -85,15 +84,5 @@ struct TwoRequests {
     backend->reserve(limits);
   }
 };
-
-inline std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 }  // namespace fovea::test

@@ -11,6 +11,7 @@
 
 #include "bench/gpu_report.h"
 #include "fovea/error.h"
+#include "support/expect_error.h"
 
 namespace fovea::bench {
 namespace {
@@ -110,13 +111,8 @@ TEST(PeerTable, FindsTheWorkAtEveryPageSizeAndScalesByTheCeilingThatBinds) {
 
 TEST(PeerTable, NamesTheLineThatIsWrong) {
   const PeerFile file("FA3,decode,bf16,8\n");
-  try {
-    PeerTable::open(file.path());
-    FAIL() << "no error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
-    EXPECT_NE(std::string(error.what()).find(":4: 4 columns"), std::string::npos) << error.what();
-  }
+  test::expect_error(ErrorCode::corrupt_file, ":4: 4 columns",
+                     [&] { PeerTable::open(file.path()); });
   EXPECT_THROW(PeerTable::open("/nowhere/peers.csv"), Error);
 }
 

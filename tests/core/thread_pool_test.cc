@@ -2,10 +2,13 @@
 #include "fovea/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -75,6 +78,42 @@ TEST(ThreadPool, RefusesSenselessSizes) {
   EXPECT_THROW(ThreadPool(-1), Error);
   EXPECT_THROW(ThreadPool(1 << 20), Error);
   EXPECT_GE(ThreadPool(0).size(), 1);
+}
+
+// Limits the address space to `bytes` more than there are, while it lives.
+class AddressSpaceLimit {
+ public:
+  explicit AddressSpaceLimit(size_t bytes) {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    getrlimit(RLIMIT_AS, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = pages * 4096 + bytes;
+    setrlimit(RLIMIT_AS, &limit);
+  }
+  ~AddressSpaceLimit() { setrlimit(RLIMIT_AS, &before_); }
+  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
+  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(ThreadPool, SaysWhenNotAllThreadsCanStart) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer maps more than any limit";
+#endif
+  std::string said;
+  {
+    const AddressSpaceLimit limit(256 << 20);  // stacks of 8 MB
+    try {
+      ThreadPool threads(1024);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      said = error.what();
+    }
+  }
+  EXPECT_TRUE(said.starts_with("threads is 1024, the system lets ")) << said;
 }
 
 }  // namespace

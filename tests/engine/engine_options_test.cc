@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -21,7 +22,7 @@ TEST(EngineOptions, AreCheckedByName) {
                           const std::function<void(EngineOptions&)>& change) {
     EngineOptions options = small_options();
     change(options);
-    expect_error([&] { (void)Engine::load(options); }, code, {field});
+    test::expect_error(code, field, [&] { (void)Engine::load(options); });
   };
   constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
   for (const int32_t value : {-1, 0, std::numeric_limits<int32_t>::max()}) {
@@ -48,14 +49,38 @@ TEST(EngineOptions, AreCheckedByName) {
   });
 }
 
-TEST(EngineOptions, LatentCachesTakeTheirOwnFp8Format) {
-  for (const auto& [dtype, scale] :
-       {std::pair{DType::f8e5m2, KvScale::none}, {DType::f8e4m3, KvScale::per_head}}) {
+// How far the last logits of a prompt are from the reference's, relative to these.
+double logit_error(Engine& engine, const std::string& model) {
+  const ReferencePrompt prompt = read_reference(model)[1];
+  const std::vector<float> logits = engine.logits(prompt.tokens);
+  const auto width = static_cast<size_t>(engine.vocabulary());
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < width; ++i) {
+    const double expected = prompt.last_logits[i];
+    error += std::pow(logits[logits.size() - width + i] - expected, 2);
+    norm += expected * expected;
+  }
+  return std::sqrt(error / norm);
+}
+
+TEST(EngineOptions, LatentCachesTakeEveryFp8Format) {
+  struct Format {
+    DType dtype;
+    KvScale asked, stored;
+  };
+  for (const auto& [dtype, asked, stored] :
+       {Format{DType::f8e4m3, KvScale::none, KvScale::none},
+        Format{DType::f8e4m3, KvScale::per_tensor, KvScale::per_tensor},
+        Format{DType::f8e4m3, KvScale::per_token_head, KvScale::per_token_head},
+        Format{DType::f8e5m2, KvScale::none, KvScale::per_token_head}}) {
     EngineOptions options = small_options("deepseek_v3");
     options.kv_dtype = dtype;
-    options.kv_scale = scale;
-    expect_error([&] { (void)Engine::load(options); }, ErrorCode::unsupported,
-                 {"kv_lora_rank 512 and rope_dim 64", std::string(dtype_name(dtype))});
+    options.kv_scale = asked;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    const KvCacheSpec& cache = engine->selections().front().request.cache;
+    EXPECT_EQ(cache.layout, stored == KvScale::none ? KvLayout::mla_fp8_rows : KvLayout::mla);
+    EXPECT_EQ(cache.scale, stored);
+    EXPECT_LT(logit_error(*engine, "deepseek_v3"), dtype == DType::f8e4m3 ? 8e-2 : 16e-2);
   }
 }
 
@@ -82,8 +107,8 @@ TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {
   for (const char* part : {"layers 0, 2, prefill", "layers 1, 3, decode", "cpu", "reference"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
   options.batch_invariant = true;
-  expect_error([&] { (void)Engine::load(options); }, ErrorCode::invalid_argument,
-               {"batch_invariant", "decode_backend"});
+  test::expect_error(ErrorCode::invalid_argument, {"batch_invariant", "decode_backend"},
+                     [&] { (void)Engine::load(options); });
 }
 
 TEST(EngineOptions, SplitBackendsGiveTheSameText) {
@@ -145,19 +170,10 @@ TEST(EngineOptions, ReducedCachesStayCloseToTheText) {
     for (const DType dtype : {DType::f16, DType::bf16, DType::f8e4m3}) {
       EngineOptions options = small_options(model);
       options.kv_dtype = dtype;
-      const std::unique_ptr<Engine> engine = Engine::load(options);
-      const ReferencePrompt prompt = read_reference(model)[1];
-      const std::vector<float> logits = engine->logits(prompt.tokens);
-      const size_t width = static_cast<size_t>(engine->vocabulary());
-      double error = 0, norm = 0;
-      for (size_t i = 0; i < width; ++i) {
-        const double expected = prompt.last_logits[i];
-        error += std::pow(logits[logits.size() - width + i] - expected, 2);
-        norm += expected * expected;
-      }
+      const double error = logit_error(*Engine::load(options), model);
       // One rounding per cached value: the relative error stays near the format's.
       const double limit = dtype == DType::f16 ? 2e-3 : dtype == DType::bf16 ? 1e-2 : 8e-2;
-      EXPECT_LT(std::sqrt(error / norm), limit) << model << " " << dtype_name(dtype);
+      EXPECT_LT(error, limit) << model << " " << dtype_name(dtype);
       EXPECT_GT(error, 0) << model << " " << dtype_name(dtype) << " changed nothing";
     }
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -22,7 +23,7 @@ TEST(EngineRequests, FieldsOutOfRangeAreNamed) {
                            const std::function<void(GenerateRequest&)>& change) {
     GenerateRequest request = text_request(kPrompt, 4);
     change(request);
-    expect_error([&] { engine.add(request); }, ErrorCode::invalid_argument, {field});
+    test::expect_invalid(field, [&] { engine.add(request); });
     EXPECT_TRUE(engine.idle());
   };
   for (const int32_t value : {-1, 0, std::numeric_limits<int32_t>::min()})
@@ -64,12 +65,12 @@ TEST(EngineRequests, PromptsThatDoNotFitNameBothLengths) {
   Engine& engine = shared_engine();
   GenerateRequest request = text_request("", 1);
   request.tokens.assign(256, 7);
-  expect_error([&] { engine.add(request); }, ErrorCode::invalid_argument,
-               {"256 tokens", "context of 256"});
+  test::expect_error(ErrorCode::invalid_argument, {"256 tokens", "context of 256"},
+                     [&] { engine.add(request); });
   request.tokens.assign(255, 7);
   EXPECT_EQ(engine.generate({&request, 1}).front().tokens.size(), 1u);
-  expect_error([&] { (void)engine.logits(std::vector<int32_t>(257, 7)); },
-               ErrorCode::invalid_argument, {"257", "256"});
+  test::expect_error(ErrorCode::invalid_argument, {"257", "256"},
+                     [&] { (void)engine.logits(std::vector<int32_t>(257, 7)); });
   EXPECT_TRUE(engine.logits({}).empty());
 }
 
@@ -98,6 +99,36 @@ TEST(EngineRequests, GenerateLeavesOthersEventsToThem) {
       ++tokens;
     }
   EXPECT_EQ(tokens, 3);
+}
+
+TEST(EngineRequests, GenerateLeavesOthersEventsToThemWhenItsCallbackThrows) {
+  Engine& engine = shared_engine();
+  const GenerateRequest request = text_request(kPrompt, 8);
+  int64_t other = 0;
+  int calls = 0;
+  const auto on_token = [&](const TokenEvent&) {
+    if (other == 0) other = engine.add(text_request(kPrompt, 6));
+    if (++calls == 4) throw std::runtime_error("stop");
+  };
+  EXPECT_THROW((void)engine.generate({&request, 1}, on_token), std::runtime_error);
+  int tokens = 0;
+  while (!engine.idle())
+    for (const TokenEvent& event : engine.step()) {
+      EXPECT_EQ(event.request, other);
+      ++tokens;
+    }
+  EXPECT_EQ(tokens, 6);
+}
+
+TEST(EngineRequests, ACallbackThatStepsIsAnError) {
+  Engine& engine = shared_engine();
+  const GenerateRequest request = text_request(kPrompt, 4);
+  const auto on_token = [&](const TokenEvent&) {
+    while (!engine.idle()) (void)engine.step();
+  };
+  test::expect_error(ErrorCode::invalid_argument, {"step()", "on_token"},
+                     [&] { (void)engine.generate({&request, 1}, on_token); });
+  expect_no_leak(engine);
 }
 
 TEST(EngineRequests, CancelFreesAtEveryState) {

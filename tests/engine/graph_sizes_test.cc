@@ -27,5 +27,26 @@ TEST(GraphSizes, TheSmallestOfThemThatHoldsTheRequests) {
   }
 }
 
+TEST(GraphContexts, AreShortOnesOfFewRequestsAndTheLongest) {
+  EXPECT_EQ(graph_contexts(1, 100), (std::vector<int32_t>{100}));
+  EXPECT_EQ(graph_contexts(1, 2048), (std::vector<int32_t>{2048}));
+  EXPECT_EQ(graph_contexts(2, 2049), (std::vector<int32_t>{2048, 2049}));
+  EXPECT_EQ(graph_contexts(8, 131072), (std::vector<int32_t>{2048, 4096, 131072}));
+  EXPECT_EQ(graph_contexts(16, 131072), (std::vector<int32_t>{131072}));
+}
+
+TEST(GraphContexts, TheShortestOfThemThatHoldsTheKeys) {
+  for (const int32_t requests : {1, 8, 16}) {
+    for (const int32_t longest : {2000, 3000, 5000}) {
+      const std::vector<int32_t> contexts = graph_contexts(requests, longest);
+      for (int32_t kv_len = 1; kv_len <= longest; ++kv_len) {
+        ASSERT_EQ(graph_context(requests, kv_len, longest),
+                  *std::ranges::lower_bound(contexts, kv_len))
+            << requests << " requests, " << kv_len << " of at most " << longest;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -79,8 +80,8 @@ TEST_F(GroupBackends, APreferredDecodeBackendThatDoesNotServeIsSaid) {
 TEST_F(GroupBackends, InvariantBatchesNeedOneBackend) {
   options_.batch_invariant = true;
   EXPECT_NO_THROW(select("replayed", "replayed", DeviceKind::cuda));
-  expect_error([&] { select("replayed", "enqueued", DeviceKind::cuda); },
-               ErrorCode::invalid_argument, {"backend is replayed, decode_backend is enqueued"});
+  test::expect_invalid("backend is replayed, decode_backend is enqueued",
+                       [&] { select("replayed", "enqueued", DeviceKind::cuda); });
 }
 
 }  // namespace

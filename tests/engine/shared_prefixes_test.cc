@@ -110,11 +110,12 @@ TEST(SharedPrefixes, AreNotNamedBesideLongPrompts) {
 }
 
 TEST(SharedPrefixes, ArePossibleWhereEnoughRequestsHaveRoomForThem) {
-  BatchLimits limits = limits_of(1, 300 * 1024);
-  limits.max_kv_len = 100;
+  const BatchLimits limits = limits_of(1, 300 * 1024);
   const SharedPrefixes prefixes(one_group(), limits);
-  EXPECT_FALSE(prefixes.possible(3));
-  EXPECT_TRUE(prefixes.possible(4));
+  EXPECT_FALSE(prefixes.possible(3, 100));
+  EXPECT_TRUE(prefixes.possible(4, 100));
+  EXPECT_FALSE(prefixes.possible(4, 99));
+  EXPECT_FALSE(SharedPrefixes(one_group(), limits_of(0, 0)).possible(4, 100));
 }
 
 // Three versions of each of two prompts.

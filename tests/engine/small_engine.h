@@ -4,14 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/reference_text.h"
 #include "fovea/engine.h"
-#include "fovea/error.h"
 
 namespace fovea {
 
@@ -35,19 +33,6 @@ inline GenerateRequest text_request(const std::string& prompt, int32_t new_token
 }
 
 inline const std::string kPrompt = "And it came to pass in the days of";
-
-inline void expect_error(const std::function<void()>& action, ErrorCode code,
-                         const std::vector<std::string>& parts) {
-  try {
-    action();
-    ADD_FAILURE() << "no error, expected one about " << parts.front();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    for (const std::string& part : parts)
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "no \"" << part << "\" in: " << error.what();
-  }
-}
 
 inline void expect_no_leak(Engine& engine) {
   EXPECT_TRUE(engine.idle());

@@ -15,6 +15,7 @@
 #include "engine/tokenizer_files.h"
 #include "engine/tokenizer_utf8.h"
 #include "fovea/error.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -33,15 +34,8 @@ const Tokenizer& model_tokenizer() {
 }
 
 void expect_error(const json& document, ErrorCode code, std::string_view part) {
-  try {
-    Tokenizer::parse(document.dump(), "tokenizer.json");
-    ADD_FAILURE() << "no error; expected: " << part;
-  } catch (const Error& error) {
-    const std::string_view what = error.what();
-    EXPECT_EQ(error.code(), code) << what;
-    EXPECT_TRUE(what.starts_with("tokenizer.json: ")) << what;
-    EXPECT_NE(what.find(part), what.npos) << "no \"" << part << "\" in: " << what;
-  }
+  test::expect_error(code, {"tokenizer.json: ", part},
+                     [&] { Tokenizer::parse(document.dump(), "tokenizer.json"); });
 }
 
 // The model's tokenizer with one thing changed.

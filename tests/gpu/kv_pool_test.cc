@@ -11,6 +11,7 @@
 #include "fovea/gpu.h"
 #include "fovea/kv_cache.h"
 #include "gpu/gpu.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -74,15 +75,8 @@ TEST_F(GpuPool, TooLargeNamesTheBytes) {
   KvCacheSpec spec = spec_with(DType::bf16, KvScale::none);
   spec.page_size = 256;
   const int64_t pages = int64_t{1} << 22;
-  try {
-    make_kv_pool(spec, pages, kGpu);
-    FAIL() << "allocated " << kv_pool_bytes(spec, pages) << " bytes";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
-    EXPECT_NE(std::string(error.what()).find(std::to_string(kv_pool_bytes(spec, pages))),
-              std::string::npos)
-        << error.what();
-  }
+  test::expect_error(ErrorCode::out_of_memory, std::to_string(kv_pool_bytes(spec, pages)),
+                     [&] { make_kv_pool(spec, pages, kGpu); });
   // The device is as good as before.
   EXPECT_NO_THROW(make_kv_pool(spec, 2, kGpu));
 }

@@ -15,6 +15,7 @@
 #include "fovea/gpu.h"
 #include "fovea/kv_cache.h"
 #include "gpu/gpu.h"
+#include "support/expect_error.h"
 
 namespace fovea::gpu {
 namespace {
@@ -60,13 +61,8 @@ TEST_F(Runtime, BuffersAreAlignedAndMove) {
 
 TEST_F(Runtime, RefusedCallsAreDeviceFailures) {
   int value = 0;
-  try {
-    copy_to_host(&value, nullptr, sizeof(value), nullptr);
-    FAIL() << "a copy from nowhere was taken";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::device_failure);
-    EXPECT_NE(std::string(error.what()).find("cuMemcpy"), std::string::npos) << error.what();
-  }
+  test::expect_error(ErrorCode::device_failure, "cuMemcpy",
+                     [&] { copy_to_host(&value, nullptr, sizeof(value), nullptr); });
 }
 
 TEST_F(Runtime, EventsTakeTimeInOrder) {
@@ -104,13 +100,8 @@ TEST_F(Runtime, GraphsReplayWhatWasCaptured) {
 TEST_F(Runtime, MoreMemoryThanThereIsIsNamed) {
   const size_t bytes = 2 * context_->info().memory_bytes;
   const auto expect_named = [&](const char* what, const std::function<void()>& allocate) {
-    try {
-      allocate();
-      ADD_FAILURE() << what << ": allocated " << bytes << " bytes";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << what;
-      EXPECT_NE(std::string(error.what()).find("are free"), std::string::npos) << error.what();
-    }
+    SCOPED_TRACE(what);
+    test::expect_error(ErrorCode::out_of_memory, "are free", allocate);
   };
   expect_named("buffer", [&] { const DeviceBuffer buffer(bytes); });
   const KvCacheSpec spec = {.dtype = DType::bf16,
@@ -142,12 +133,7 @@ TEST_F(Runtime, AbandonedCapturesLeaveTheStreamUsable) {
 TEST_F(Runtime, DevicesThatDoNotExistAreNamed) {
   const int count = static_cast<int>(gpu_devices().size());
   for (const int index : {-1, count}) {
-    try {
-      const Context context(index);
-      ADD_FAILURE() << "there is a GPU " << index;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(std::to_string(index)), std::string::npos);
-    }
+    test::expect_invalid(std::to_string(index), [&] { const Context context(index); });
   }
   EXPECT_THROW(find_device("cuda:" + std::to_string(count)), Error);
   EXPECT_EQ(find_device("cuda").sm, context_->info().sm);

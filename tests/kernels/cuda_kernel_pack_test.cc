@@ -7,10 +7,14 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "fovea/error.h"
 #include "gpu/kernel_pack.h"
 #include "kernels/cuda/family.h"
+#include "support/expect_error.h"
 
 namespace fovea::gpu {
 namespace {
@@ -27,14 +31,8 @@ class KernelPackFile : public ::testing::Test {
   // do not decompress when they are asked for.
   void expect_corrupt(const std::string& bytes, const std::string& what = "") const {
     write(bytes);
-    try {
-      KernelPack::open(path_).find(one_);
-      FAIL() << "accepted " << bytes.size() << " bytes";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::corrupt_file);
-      EXPECT_NE(std::string(error.what()).find(path_), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
-    }
+    test::expect_error(ErrorCode::corrupt_file, {path_, what},
+                       [&] { KernelPack::open(path_).find(one_); });
   }
   // `pack` with `from` in its index replaced.
   static std::string edited(std::string pack, const std::string& from, const std::string& to) {
@@ -70,6 +68,32 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
   EXPECT_EQ(again.find(one_)->resources.losses, "");
   EXPECT_EQ(again.find(two_)->resources.spill_bytes, 8);
   EXPECT_EQ(again.find(two_)->resources.losses, "(C7510) serialized");
+}
+
+// As threads do, and processes of containers that share a cache and have the same ids.
+TEST_F(KernelPackFile, IsWholeWhoeverSavesAtOnce) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = std::string(1 << 20, 'x'), .resources = {}, .seconds = 0});
+  std::vector<std::string> problems(4);
+  std::vector<std::thread> savers;
+  for (std::string& problem : problems) {
+    savers.emplace_back([&] {
+      try {
+        for (int i = 0; i < 20; ++i) {
+          pack.save(path_);
+          KernelPack::open(path_).find(one_);
+        }
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    });
+  }
+  for (std::thread& saver : savers) saver.join();
+  for (const std::string& problem : problems) EXPECT_EQ(problem, "");
+  for (const auto& file :
+       std::filesystem::directory_iterator(std::filesystem::temp_directory_path())) {
+    EXPECT_FALSE(file.path().string().starts_with(path_ + ".")) << "left " << file.path();
+  }
 }
 
 TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
@@ -118,6 +142,28 @@ TEST_F(KernelPackFile, EntriesDoNotShareBytes) {
                      std::to_string(both) + " are there");
 }
 
+TEST_F(KernelPackFile, NumbersOfTheIndexHaveLimits) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {.registers = 7}, .seconds = 1});
+  pack.save(path_);
+  const std::string good = read();
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {R"("registers":7)", R"("registers":-7)"},
+           {R"("registers":7)", R"("registers":7.5)"},
+           {R"("registers":7)", R"("registers":2147483647)"},
+           {R"("shared_bytes":0)", R"("shared_bytes":-1024)"},
+           {R"("spill_bytes":0)", R"("spill_bytes":1e30)"},
+           {R"("stack_bytes":0)", R"("stack_bytes":"0")"},
+           {R"("offset":0)", R"("offset":-1)"},
+           {R"("offset":0)", R"("offset":1e300)"},
+           {R"("seconds":1.0)", R"("seconds":1e300)"},
+           {R"("seconds":1.0)", R"("seconds":-1)"},
+       }) {
+    SCOPED_TRACE(to);
+    expect_corrupt(edited(good, from, to), to.substr(1, to.find('"', 1) - 1));
+  }
+}
+
 TEST_F(KernelPackFile, CodeIsCompressed) {
   const std::string code(100'000, 'x');
   KernelPack pack;
@@ -164,14 +210,9 @@ TEST_F(KernelPackFile, AForbiddenCompilationSaysWhatIsMissing) {
 }
 
 TEST_F(KernelPackFile, AMissingPackIsNamed) {
-  try {
-    KernelStore store(
-        {.pack_path = path_, .cache_path = {}, .allow_compile = true, .announce = {}});
-    FAIL() << "opened " << path_;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::io);
-    EXPECT_NE(std::string(error.what()).find(path_), std::string::npos);
-  }
+  test::expect_error(ErrorCode::io, path_, [&] {
+    KernelStore({.pack_path = path_, .cache_path = {}, .allow_compile = true, .announce = {}});
+  });
 }
 
 // What the disk cache of compiled kernels can be; the folder is path_.
@@ -213,12 +254,7 @@ TEST_F(KernelCache, DamagedFilesCountAsAbsent) {
   put("no pack");
   EXPECT_NE(store(false).why_not(one_).find("forbidden"), std::string::npos);
   EXPECT_NE(lines_.find(file()), std::string::npos) << lines_;
-  try {
-    store(false).get(one_);
-    FAIL() << "took a damaged kernel";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-  }
+  test::expect_error(ErrorCode::unsupported, "forbidden", [&] { store(false).get(one_); });
 }
 
 TEST_F(KernelCache, DamagedCodeCountsAsAbsent) {

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "fovea/error.h"
 #include "kernels/cuda/mla_decode.h"
+#include "support/expect_error.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -13,38 +13,26 @@ namespace {
 TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
   const MlaDecodeSetup good = {.multiprocessors = 132};
   EXPECT_GT(MlaDecode::workspace_bytes(good, {}), 0u);
-  const auto refusal = [&](auto change) {
+  const auto refuses = [&](const char* words, auto change) {
     MlaDecodeSetup setup = good;
     change(setup);
-    try {
-      MlaDecode::workspace_bytes(setup, {});
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string();
+    test::expect_invalid(words, [&] { MlaDecode::workspace_bytes(setup, {}); });
   };
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.rank = 384; }).find("rank is 384"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.rope = 32; }).find("rope is 32"), std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.sm = 80; }).find("sm is 80"), std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.dtype = DType::f32; }).find("dtype is"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
-              s.cache = MlaCache::fp8_rows;
-              s.rank = 256;
-            }).find("fp8_rows hold 512, 64"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.scale_per_token = true; }).find("a scale for each"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) {
-              s.family = &portable_mla();
-              s.sm = 75;
-            }).find("sm is 75, at least 80"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.q_heads = 0; }).find("q_heads is 0"),
-            std::string::npos);
-  EXPECT_NE(refusal([](MlaDecodeSetup& s) { s.page_size = 0; }).find("page_size is 0"),
-            std::string::npos);
+  refuses("rank is 384", [](MlaDecodeSetup& s) { s.rank = 384; });
+  refuses("rope is 32", [](MlaDecodeSetup& s) { s.rope = 32; });
+  refuses("sm is 80", [](MlaDecodeSetup& s) { s.sm = 80; });
+  refuses("dtype is", [](MlaDecodeSetup& s) { s.dtype = DType::f32; });
+  refuses("fp8_rows hold 512, 64", [](MlaDecodeSetup& s) {
+    s.cache = MlaCache::fp8_rows;
+    s.rank = 256;
+  });
+  refuses("a scale for each", [](MlaDecodeSetup& s) { s.scale_per_token = true; });
+  refuses("sm is 75, at least 80", [](MlaDecodeSetup& s) {
+    s.family = &portable_mla();
+    s.sm = 75;
+  });
+  refuses("q_heads is 0", [](MlaDecodeSetup& s) { s.q_heads = 0; });
+  refuses("page_size is 0", [](MlaDecodeSetup& s) { s.page_size = 0; });
 }
 
 // Items and ranges are bounded by the limits, so the workspace grows with them and never shrinks.

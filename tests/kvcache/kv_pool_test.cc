@@ -10,10 +10,13 @@
 #include <string>
 
 #include "fovea/kv_cache.h"
-#include "kvcache/expect_error.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
+
+using test::expect_error;
+using test::expect_invalid;
 
 KvCacheSpec mha_spec() {
   KvCacheSpec spec;

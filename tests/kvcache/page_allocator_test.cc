@@ -7,10 +7,12 @@
 #include <vector>
 
 #include "fovea/kv_cache.h"
-#include "kvcache/expect_error.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
+
+using test::expect_invalid;
 
 std::vector<int32_t> narrow(const std::vector<int64_t>& slots) {
   return {slots.begin(), slots.end()};

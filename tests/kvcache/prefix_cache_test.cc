@@ -13,11 +13,13 @@
 #include <unordered_set>
 #include <vector>
 
-#include "kvcache/expect_error.h"
 #include "support/cases.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
+
+using test::expect_invalid;
 
 constexpr int32_t kPageSize = 4;
 const PrefixDomain kDomain{.model = "m", .adapter = "", .kv_format = "f32", .salt = ""};

@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "fovea/kv_cache.h"
-#include "kvcache/expect_error.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
+
+using test::expect_invalid;
 
 KvCacheSpec window_spec(int32_t page_size, int32_t window) {
   KvCacheSpec spec;

@@ -8,6 +8,7 @@
 #include "fovea/error.h"
 #include "model/model.h"
 #include "patched_model.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -28,13 +29,7 @@ TEST_P(Refusals, NameTheField) {
   const Refusal& refusal = GetParam();
   const PatchedModel model(refusal.model, nlohmann::json::parse(refusal.patch));
   ThreadPool threads(1);
-  try {
-    load_model(model.folder(), threads);
-    FAIL() << "loaded";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), refusal.code) << error.what();
-    EXPECT_NE(std::string(error.what()).find(refusal.message), std::string::npos) << error.what();
-  }
+  test::expect_error(refusal.code, refusal.message, [&] { load_model(model.folder(), threads); });
 }
 
 constexpr ErrorCode kCorrupt = ErrorCode::corrupt_file, kUnsupported = ErrorCode::unsupported;

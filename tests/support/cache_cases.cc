@@ -3,7 +3,9 @@
 
 #include <fmt/core.h>
 
+#include "attention/names.h"
 #include "support/cases.h"
+#include "support/test_device.h"
 
 namespace fovea::test {
 namespace {
@@ -174,6 +176,19 @@ void storage(Cases& cases) {
   test.cache.page_size = 3;
   test.spec.has_sinks = true;
   cases.push_back(test);
+  // What has left the window may be NaN, whatever else hides it. A GPU takes no mask here.
+  for (const MaskKind mask : {MaskKind::tree, MaskKind::custom, MaskKind::multi_item}) {
+    if (on_gpu()) break;
+    test = mixed_case(fmt::format("window_pool_{}", name_of(mask)), 4, 2, 64);
+    test.spec.window = 24;
+    test.window_pool = true;
+    test.spec.mask = mask;
+    if (mask == MaskKind::tree) {
+      test.mode = ForwardMode::target_verify;
+      test.requests = {{8, 120}, {8, 8}, {8, 65}};
+    }
+    cases.push_back(test);
+  }
 
   // A page table entry times this passes 2^31 elements from the eighth page on.
   test = mha_case("huge_page_stride", 2, 1, 64);

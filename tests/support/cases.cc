@@ -11,6 +11,7 @@
 #include "support/cache_cases.h"
 #include "support/latent_cases.h"
 #include "support/long_cases.h"
+#include "support/random_cases.h"
 #include "support/test_device.h"
 #include "support/tile_cases.h"
 
@@ -27,6 +28,8 @@ constexpr int32_t kLengths[] = {0,  1,  2,   15,  16,  17,  63,   64,
 const std::vector<RequestShape> kMixed = {{1, 130}, {7, 64}, {33, 150}, {20, 20},
                                           {1, 1},   {0, 20}, {0, 0},    {1, 0}};
 const std::vector<RequestShape> kSmall = {{1, 97}, {5, 70}, {3, 3}};
+
+constexpr int kRandomCases = 40;  // at scale 1
 
 // No GPU kernel computes on fp32.
 void fit_test_device(AttentionCase& test) {
@@ -328,6 +331,7 @@ std::vector<AttentionCase> attention_cases() {
   scopes(cases);
   if (on_gpu()) add_long_cases(cases);
   random_shapes(cases);
+  add_random_cases(kRandomCases * test_scale(), cases);
   for (AttentionCase& test : cases) fit_test_device(test);
   return cases;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what a program takes from the global operator new, all of whose forms this replaces:
-// AddressSanitizer refuses memory of one's own form that another's operator delete gives back, and
-// std::stable_sort takes the forms that do not throw. For one source file of a program.
+// Counts what a program takes from the global operator new, or lets it fail. All of its forms are
+// replaced: AddressSanitizer refuses memory of one's own form that another's operator delete gives
+// back, and std::stable_sort takes the forms that do not throw. For one source file of a program.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,12 @@
 namespace fovea::test {
 
 inline std::atomic<int64_t> allocations{0};
+// After so many allocations one fails; below 0: none.
+inline std::atomic<int64_t> allocations_before_failure{-1};
 
 inline void* count_allocation(size_t size, std::align_val_t alignment) noexcept {
   ++allocations;
+  if (allocations_before_failure >= 0 && allocations_before_failure-- == 0) return nullptr;
   const auto unit = static_cast<size_t>(alignment);
   return std::aligned_alloc(unit, size == 0 ? unit : (size + unit - 1) / unit * unit);
 }

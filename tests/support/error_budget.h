@@ -28,9 +28,9 @@ inline constexpr ErrorBudget kE4m3Budget = {2, 0x1p-8, 2, 1e-3};
 inline constexpr ErrorBudget kE4m3LseBudget = {2, 0x1p-13, 8, 0};
 // Of the natural log-sum-exp, relative to the larger of 1 and its value.
 inline constexpr ErrorBudget kLseBudget = {2, 0x1p-24, 8, 0};
-// On a GPU a score is head_dim / 16 sums, of each of which a tensor core cuts off what lies below
-// the last bit. The LSE may be off by a unit for each, if those are more than the units above.
-// Measured: 16 of MLA's 36.
+// A score is head_dim / 16 sums: on a GPU a tensor core cuts off what lies below the last bit of
+// each, on a CPU they are those of a vector's lane. The LSE may be off by a unit for each, if those
+// are more than the units above. Measured: 16 of MLA's 36.
 inline constexpr int kColumnsOfASum = 16;
 
 // With MLA's weights queries or keys pass through the dtype once more on a GPU, and so do values or

@@ -200,10 +200,6 @@ std::vector<LinearCase> linear_cases() {
   return cases;
 }
 
-int32_t conv_dim(const AttentionSpec& spec) {
-  return 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
-}
-
 StateCacheSpec state_spec(const LinearCase& test) {
   StateCacheSpec state;
   state.layers = 2;

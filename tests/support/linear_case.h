@@ -27,7 +27,6 @@ inline void PrintTo(const LinearCase& test, std::ostream* to) { *to << test.name
 
 std::vector<LinearCase> linear_cases();
 
-int32_t conv_dim(const AttentionSpec& spec);
 StateCacheSpec state_spec(const LinearCase& test);
 
 struct LinearSequence {

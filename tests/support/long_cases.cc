@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -130,6 +131,61 @@ void long_lengths(Cases& cases) {
   for (const auto& [dim, dim_v] : kDims) {
     add_long(cases, fmt::format("dim_{}_{}", dim, dim_v), 4, 1, dim,
              [dim_v = dim_v](AttentionCase& test) { test.spec.head_dim_v = dim_v; });
+  }
+}
+
+// Few row tiles over many keys, which GPUs cut: parts that begin within key tiles, whole row tiles
+// among them, rows that see nothing of a part.
+void long_split(Cases& cases) {
+  // Twice: as they are, and with at most 64 packed rows a request.
+  const auto add = [&](const std::string& name, int32_t head_dim, auto&& change) {
+    const auto as_extend = [&](AttentionCase& test) {
+      test.mode = ForwardMode::extend;
+      test.requests = {{24, 3000}, {100, 1700}, {1, 500}, {0, 0}, {40, 40}, {131, 1400}};
+      change(test);
+    };
+    add_long(cases, "split_" + name, 8, 2, head_dim, as_extend);
+    add_long(cases, "split_few_" + name, 8, 2, head_dim, [&](AttentionCase& test) {
+      as_extend(test);
+      const int32_t most = 64 / (test.spec.q_heads / test.spec.kv_heads);
+      for (RequestShape& shape : test.requests) shape.q_len = std::min(shape.q_len, most);
+    });
+  };
+  for (const int32_t page_size : {1, 3, 16, 64}) {
+    add(fmt::format("page_{}", page_size), 128,
+        [&](AttentionCase& test) { test.cache.page_size = page_size; });
+  }
+  add("fp16", 128, [](AttentionCase& test) { test.spec.q_dtype = test.cache.dtype = DType::f16; });
+  add("sinks", 128, [](AttentionCase& test) { test.spec.has_sinks = true; });
+  add("growing", 128, [](AttentionCase& test) { test.growing_scores = true; });
+  add("growing_slowly", 128, [](AttentionCase& test) {
+    test.growing_scores = true;
+    test.growth_tokens = 1000;
+  });
+  add("group_1", 128, [](AttentionCase& test) { test.spec.q_heads = 2; });
+  add("group_8", 128, [](AttentionCase& test) { test.spec.q_heads = 16; });
+  for (const int32_t dim : {64, 80, 256}) {
+    add(fmt::format("dim_{}", dim), dim, [](AttentionCase&) {});
+  }
+  add("tree", 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{40, 3000}, {64, 1700}, {33, 1433}, {40, 40}};
+  });
+  add("custom", 128, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
+  add("cross", 128, [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::cross;
+    test.requests = {{20, 3000}, {200, 1700}, {1, 0}};
+  });
+  for (const KvScale scale : kScales) {
+    for (const int32_t page_size : {1, 64}) {
+      add(fmt::format("fp8_{}_page_{}", scale_name(scale), page_size), 128,
+          [&](AttentionCase& test) {
+            test.cache.dtype = DType::f8e4m3;
+            test.cache.scale = scale;
+            test.cache.page_size = page_size;
+          });
+    }
   }
 }
 
@@ -328,6 +384,7 @@ void long_latent(Cases& cases) {
 void add_long_cases(std::vector<AttentionCase>& cases) {
   long_pages(cases);
   long_lengths(cases);
+  long_split(cases);
   long_masks(cases);
   long_invariant(cases);
   long_fp8_caches(cases);

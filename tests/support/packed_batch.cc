@@ -9,7 +9,7 @@
 namespace fovea::test {
 namespace {
 
-constexpr int64_t kRowGap = 8;     // elements between rows of strided tensors
+constexpr int64_t kRowGap = 16;    // elements between rows of strided tensors
 constexpr int64_t kExtraRows = 2;  // behind the last token of every tensor
 
 std::vector<char> as_dtype(const std::vector<float>& values, DType dtype) {
@@ -151,7 +151,10 @@ int32_t PackedBatch::shared_with_last(const PagedStore& store, const std::vector
 void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
   custom_indptr_.push_back(0);
   span_indptr_.push_back(0);
-  pos_in_items_stride_ = max_kv_len_ + 1;
+  // That of the whole case: a captured pass keeps it.
+  for (const RequestData& request : data_.requests) {
+    pos_in_items_stride_ = std::max<int64_t>(pos_in_items_stride_, request.kv_len + 1);
+  }
   for (const Piece& piece : pieces) {
     const RequestData& request = data_.requests[piece.request];
     const int32_t kv_len = request.cached() + piece.end;

@@ -64,11 +64,10 @@ Buffers carve(WorkspaceCarver& workspace, const CudaKernels& table,
   const size_t decode = family == nullptr ? 0 : family->workspace_bytes(setup, limits);
   const int32_t shortest = most_decode_tokens(table, setup);
   if (shortest > 0 && limits.max_q_len > shortest && limits.max_requests > 1) {
-    buffers.prefill = workspace.take<std::byte>(static_cast<int64_t>(prefill));
-    buffers.decode = workspace.take<std::byte>(static_cast<int64_t>(decode));
+    buffers.prefill = workspace.take_bytes(prefill).data();
+    buffers.decode = workspace.take_bytes(decode).data();
   } else {
-    buffers.prefill = buffers.decode =
-        workspace.take<std::byte>(static_cast<int64_t>(std::max(prefill, decode)));
+    buffers.prefill = buffers.decode = workspace.take_bytes(std::max(prefill, decode)).data();
   }
   buffers.prefixes.carve(workspace, table, setup, limits);
   return buffers;
@@ -122,7 +121,8 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   setup_.multiprocessors = context_.info().cores;
   validate_spec(spec());
   check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec()) ? "need" : "do not take");
+                 pool_ != nullptr ? "given" : "null",
+                 uses_kv_cache(spec()) ? "need" : "do not take");
   gpu::KernelStore& store = cuda::kernel_store();
   rules_.spec = spec();
   if (pool_ != nullptr) {

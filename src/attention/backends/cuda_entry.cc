@@ -107,18 +107,13 @@ void check_kernels(const CudaKernels& kernels, const BackendRequest& request,
 }  // namespace
 
 Capability cuda_capability() {
-  Capability can;
+  Capability can = every_feature();
   can.device = DeviceKind::cuda;
   can.kinds = kKinds;
-  can.scopes = kAllScopes;
-  can.masks = kAllMasks;
   can.q_dtypes = kQDtypes;
   can.kv_dtypes = kKvDtypes;
-  can.kv_scales = kAllKvScales;
   can.kv_layouts = kKvLayouts;
   can.max_group = 128;
-  can.window = can.chunk = can.logit_cap = true;
-  can.sinks = can.alibi = can.rope = can.lse = true;
   return can;
 }
 

@@ -8,6 +8,12 @@
 
 namespace fovea {
 
+HeadRows carve_rows(WorkspaceCarver& workspace, DType dtype, int64_t tokens, int64_t heads,
+                    int64_t dim) {
+  const int64_t bytes = tokens * heads * dim * static_cast<int64_t>(dtype_bytes(dtype));
+  return dense_rows(workspace.take<std::byte>(bytes), dtype, heads, dim);
+}
+
 HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& context)
     : shape_{&kernels, context.spec, {}, 1},
       pool_(context.kv),

@@ -3,6 +3,7 @@
 // tensors.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -20,7 +21,21 @@ struct HostShape {
   AttentionSpec spec;
   KvCacheSpec cache;
   int32_t threads = 1;
+
+  // Of an attention kernel with the spec's q_heads.
+  HostKernels::Shape attention(int32_t kv_heads, int32_t head_dim, int32_t head_dim_v) const {
+    return {.isa = kernels->isa(),
+            .threads = threads,
+            .q_heads = spec.q_heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .head_dim_v = head_dim_v};
+  }
 };
+
+// Room for dense rows [tokens, heads, dim].
+HeadRows carve_rows(WorkspaceCarver& workspace, DType dtype, int64_t tokens, int64_t heads,
+                    int64_t dim);
 
 class HostBackend : public AttentionBackend {
  public:

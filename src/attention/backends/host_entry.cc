@@ -36,19 +36,14 @@ std::unique_ptr<AttentionBackend> create(const HostKernels& kernels,
 }  // namespace
 
 Capability host_capability() {
-  Capability can;
-  can.device = DeviceKind::cpu;
+  Capability can = every_feature();
   can.kinds = kKinds;
-  can.scopes = kAllScopes;
-  can.masks = kAllMasks;
   can.q_dtypes = kQDtypes;
   can.kv_dtypes = kKvDtypes;
-  can.kv_scales = kAllKvScales;
   can.kv_layouts = kKvLayouts;
   can.max_head_dim = std::numeric_limits<int32_t>::max();
   can.max_group = std::numeric_limits<int32_t>::max();
-  can.window = can.chunk = can.logit_cap = true;
-  can.sinks = can.alibi = can.rope = can.lse = can.batch_invariant = true;
+  can.batch_invariant = true;
   return can;
 }
 

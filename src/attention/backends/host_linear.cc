@@ -7,15 +7,10 @@
 namespace fovea {
 namespace {
 
-// Channels of `mixed`: q, k, v or x, B, C.
-int32_t mixed_dim(const AttentionSpec& spec) {
-  return 2 * spec.q_heads * spec.head_dim + spec.kv_heads * spec.head_dim_v;
-}
-
 float* carve_convolved(WorkspaceCarver& workspace, const HostShape& shape,
                        const BatchLimits& limits) {
   if (shape.spec.conv_width == 0) return nullptr;
-  return workspace.take<float>(int64_t{limits.max_tokens} * mixed_dim(shape.spec));
+  return workspace.take<float>(int64_t{limits.max_tokens} * conv_dim(shape.spec));
 }
 
 class HostLinear final : public HostBackend {
@@ -60,7 +55,7 @@ class HostLinear final : public HostBackend {
     conv.state = state.conv;
     conv.state_slot_stride = state.conv_slot_stride;
     conv.y = convolved_;
-    conv.dim = mixed_dim(spec());
+    conv.dim = conv_dim(spec());
     conv.width = spec().conv_width;
     kernels().causal_conv(conv, threads());
   }
@@ -103,7 +98,7 @@ class HostLinear final : public HostBackend {
     kernels().mamba2(params, threads());
   }
 
-  float* convolved_ = nullptr;  // [max_tokens, mixed_dim]
+  float* convolved_ = nullptr;  // [max_tokens, conv_dim]
   kernels::StateBatch state_batch_;
 };
 

@@ -19,15 +19,7 @@ struct MhaBuffers {
 };
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
-  const AttentionSpec& spec = shape.spec;
-  HostKernels::Shape out;
-  out.isa = shape.kernels->isa();
-  out.threads = shape.threads;
-  out.q_heads = spec.q_heads;
-  out.kv_heads = spec.kv_heads;
-  out.head_dim = spec.head_dim;
-  out.head_dim_v = spec.head_dim_v;
-  return out;
+  return shape.attention(shape.spec.kv_heads, shape.spec.head_dim, shape.spec.head_dim_v);
 }
 
 // The most keys one request can have.
@@ -48,13 +40,11 @@ MhaBuffers carve_mha(WorkspaceCarver& workspace, const HostShape& shape,
     buffers.kv_lens = workspace.take<int32_t>(limits.max_requests);
   }
   if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
-    const int64_t values = int64_t{limits.max_tokens} * spec.kv_heads * spec.head_dim;
-    const int64_t row_bytes = values * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-    buffers.rotated_k = dense_rows(workspace.take<std::byte>(row_bytes), spec.q_dtype,
-                                   spec.kv_heads, spec.head_dim);
+    buffers.rotated_k =
+        carve_rows(workspace, spec.q_dtype, limits.max_tokens, spec.kv_heads, spec.head_dim);
   }
-  const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits);
-  buffers.schedule = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  buffers.schedule = workspace.take_bytes(
+      shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits));
   buffers.prefixes.carve(workspace, shape, kernel_shape(shape), limits);
   return buffers;
 }

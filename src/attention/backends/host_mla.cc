@@ -30,10 +30,7 @@ MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const B
   MlaBuffers buffers;
   buffers.pages = carve_page_table(workspace, limits, shape.cache.page_size);
   if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
-    const int64_t values = int64_t{limits.max_tokens} * spec.rope_dim;
-    const int64_t bytes = values * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-    buffers.rotated_k =
-        dense_rows(workspace.take<std::byte>(bytes), spec.q_dtype, 1, spec.rope_dim);
+    buffers.rotated_k = carve_rows(workspace, spec.q_dtype, limits.max_tokens, 1, spec.rope_dim);
   }
   buffers.absorbed = workspace.take<int32_t>(limits.max_requests);
   buffers.up_projected = workspace.take<int32_t>(limits.max_requests);

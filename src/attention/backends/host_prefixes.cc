@@ -23,7 +23,7 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
     level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
     level.groups.kv_lens = workspace.take<int32_t>(requests);
     level.groups.first_keys = workspace.take<int32_t>(requests);
-    level.workspace = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+    level.workspace = workspace.take_bytes(bytes);
   }
   first_keys_ = workspace.take<int32_t>(requests);
   const int64_t rows = (int64_t{reserved_} + 1) * most_tokens_ * shape_.q_heads;

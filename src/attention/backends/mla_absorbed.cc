@@ -11,14 +11,7 @@ namespace fovea {
 namespace {
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
-  HostKernels::Shape out;
-  out.isa = shape.kernels->isa();
-  out.threads = shape.threads;
-  out.q_heads = shape.spec.q_heads;
-  out.kv_heads = 1;
-  out.head_dim = shape.spec.head_dim;
-  out.head_dim_v = shape.spec.head_dim_v;
-  return out;
+  return shape.attention(1, shape.spec.head_dim, shape.spec.head_dim_v);
 }
 
 }  // namespace
@@ -34,8 +27,8 @@ void AbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
         workspace.take<float>(rows * std::max(spec.kv_lora_rank, spec.nope_dim + spec.rope_dim));
     if (spec.needs_lse) lse_ = workspace.take<float>(rows);
   }
-  const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), limits);
-  schedule_memory_ = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  schedule_memory_ =
+      workspace.take_bytes(shape.kernels->attention_workspace_bytes(kernel_shape(shape), limits));
 }
 
 void AbsorbedMla::plan(const HostShape& shape, const BatchView& batch,

@@ -40,9 +40,9 @@ class AbsorbedMla {
   AbsorbedBatch absorbed_;
   kernels::AttentionParams params_;
   HostKernels::Schedule schedule_;
-  float* queries_ =
-      nullptr;  // [tokens, q_heads, lora + rope]; then values [tokens, q_heads, v_dim]
-  float* latents_ = nullptr;  // [tokens, q_heads, nope + rope] as f32; then [.., lora] of results
+  // Both are used twice: for what comes in, then for results.
+  float* queries_ = nullptr;  // [tokens, q_heads, lora + rope]; values [tokens, q_heads, v_dim]
+  float* latents_ = nullptr;  // [tokens, q_heads, nope + rope] as f32; [tokens, q_heads, lora]
   float* lse_ = nullptr;      // [tokens, q_heads]
   std::span<std::byte> schedule_memory_;
 };

@@ -57,7 +57,7 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   for (const cuda::MlaDecodeSetup& decode : setup.decode()) {
     work = std::max(work, cuda::MlaDecode::workspace_bytes(decode, limits));
   }
-  buffers.work = workspace.take<std::byte>(static_cast<int64_t>(work));
+  buffers.work = workspace.take_bytes(work).data();
   const AttentionSpec& spec = setup.spec;
   if (spec.nope_dim == 0) return buffers;
   const bool up = serves_up_projected(spec, limits);

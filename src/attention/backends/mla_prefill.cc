@@ -115,8 +115,9 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
   buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
-  buffers.attention = workspace.take<std::byte>(static_cast<int64_t>(
-      kernels.attention->workspace_bytes(attention_setup(spec, device), limits)));
+  const size_t attention =
+      kernels.attention->workspace_bytes(attention_setup(spec, device), limits);
+  buffers.attention = workspace.take_bytes(attention).data();
   buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
   buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
   buffers.new_lens = workspace.take<int32_t>(limits.max_requests);

@@ -12,13 +12,8 @@ namespace fovea {
 namespace {
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
-  HostKernels::Shape out;
-  out.isa = shape.kernels->isa();
-  out.threads = shape.threads;
-  out.q_heads = out.kv_heads = shape.spec.q_heads;
-  out.head_dim = shape.spec.nope_dim + shape.spec.rope_dim;
-  out.head_dim_v = shape.spec.v_dim;
-  return out;
+  const AttentionSpec& spec = shape.spec;
+  return shape.attention(spec.q_heads, spec.nope_dim + spec.rope_dim, spec.v_dim);
 }
 
 }  // namespace
@@ -42,8 +37,8 @@ void UpProjectedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
   part.max_requests = 1;
   part.max_tokens = part.max_q_len = static_cast<int32_t>(max_queries_);
   part.max_kv_len = chunk_rows_;
-  const size_t bytes = shape.kernels->attention_workspace_bytes(kernel_shape(shape), part);
-  schedule_memory_ = {workspace.take<std::byte>(static_cast<int64_t>(bytes)), bytes};
+  schedule_memory_ =
+      workspace.take_bytes(shape.kernels->attention_workspace_bytes(kernel_shape(shape), part));
 }
 
 void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTensors& layer,
@@ -166,8 +161,6 @@ void UpProjectedMla::attend(const Part& part, int32_t keys, ThreadPool& threads)
   merge.rows = part.end - part.begin;
   merge.heads = spec.q_heads;
   merge.dim = spec.v_dim;
-  merge.out = out;
-  merge.out_lse = lse;
   shape_.kernels->merge_states(merge, threads);
 }
 

@@ -140,12 +140,6 @@ void add(float* x, const float* y, int64_t count, ThreadPool& threads) {
   });
 }
 
-void scale(float* x, float factor, int64_t count, ThreadPool& threads) {
-  parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) x[i] *= factor;
-  });
-}
-
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads) {
   parallel_ranges(threads, count, kGrain / 8, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) x[i] = cap * std::tanh(x[i] / cap);

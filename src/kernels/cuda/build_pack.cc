@@ -105,12 +105,12 @@ std::vector<KernelListing> build_kernel_pack(const KernelBuildOptions& options) 
     const KernelVariant& variant = *missing[static_cast<size_t>(index)];
     const CompiledKernel kernel = gpu::compile(variant);
     const std::lock_guard lock(mutex);
+    pack.set(variant, kernel);
     ++done;
     if (options.progress) {
       options.progress(
           fmt::format("[{}/{}] {} {:.1f} s", done, missing.size(), variant.name, kernel.seconds));
     }
-    pack.set(variant, kernel);
   };
   try {
     threads.parallel_for(static_cast<int64_t>(missing.size()), compile);

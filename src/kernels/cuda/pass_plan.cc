@@ -18,10 +18,6 @@ void PassPlan::launch(const Kernel* joint, Stream stream) const {
   const int plans =
       (decode_.kernel != nullptr) + (order_.kernel != nullptr) + (groups_.kernel != nullptr);
   if (joint != nullptr && plans > 1) return launch_jointly(*joint, stream);
-  if (decode_.kernel != nullptr) {
-    launch_plan(*decode_.kernel, decode_.blocks, decode_.plan, company_, stream);
-  }
-  if (order_.kernel != nullptr) launch_plan(*order_.kernel, 1, order_.plan, company_, stream);
   launch_in_turn(stream);
 }
 
@@ -46,7 +42,7 @@ void PassPlan::launch_in_turn(Stream stream) const {
   PlanCompany company = company_;
   for (PrefixGroups& groups : company.prefixes.groups) groups = {};
   company.level_bytes = 0;
-  const auto launch = [&](const Part<PlanParams>& part) {
+  const auto launch = [&](const auto& part) {
     if (part.kernel == nullptr) return;
     launch_plan(*part.kernel, part.blocks, part.plan, company, stream);
     company.pages = {};
@@ -54,6 +50,8 @@ void PassPlan::launch_in_turn(Stream stream) const {
     if (company.prefixes.scratch == nullptr) return;
     company.prefixes.scratch += int64_t{part.blocks} * company.prefixes.requests * kPrefixScratch;
   };
+  launch(decode_);
+  launch(order_);
   for (const Part<PlanParams>& work : works_) launch(work);
   std::ranges::copy(company_.prefixes.groups, company.prefixes.groups);
   company.prefixes.first_keys = nullptr;

@@ -34,6 +34,7 @@ class PassPlan {
   void add(const Kernel& kernel, const PlanParams& plan) {
     works_[works_[0].kernel != nullptr] = {&kernel, 1, plan};
   }
+  bool has_prefixes() const { return company_.prefixes.levels > 0; }
   // The groups of a cascade: of level 0, the others have theirs PlanCompany::level_bytes behind.
   // parts: of groups whose parts nobody merges before they are joined with the last pass.
   void add_groups(const Kernel& kernel, const PlanParams& plan, GroupParts* parts = nullptr) {

@@ -57,7 +57,9 @@ KernelSources kernel_sources() {
       .pack_path = options.pack_path,
       .why_no_pack = {},
       .cache_path = options.cache_path,
+      .compiler = {},
       .why_no_compiler = options.allow_compile ? gpu::why_no_nvrtc() : "forbidden by FOVEA_JIT=0"};
+  if (sources.why_no_compiler.empty()) sources.compiler = "NVRTC " + gpu::nvrtc_version();
   try {
     if (!options.pack_path.empty()) gpu::KernelPack::open(options.pack_path);
   } catch (const Error& error) {

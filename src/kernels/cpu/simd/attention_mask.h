@@ -89,13 +89,18 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
 static inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
+// The first position that the window and the chunk of a token at `from` reach.
+static inline int32_t reach_begin(const AttentionMask& mask, int32_t from) {
+  const int32_t begin = mask.window > 0 ? larger(0, from - mask.window + 1) : 0;
+  return mask.chunk > 0 ? larger(begin, from / mask.chunk * mask.chunk) : begin;
+}
+
 // Narrows [begin, end) by the masks on positions, for keys that stand at their own number.
 static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
   const AttentionMask& mask = *view.mask;
-  if (mask.window > 0) row.begin = larger(row.begin, from - mask.window + 1);
+  row.begin = larger(row.begin, reach_begin(mask, from));
   if (mask.chunk > 0) {
     const int32_t chunk = from / mask.chunk;
-    row.begin = larger(row.begin, chunk * mask.chunk);
     const int64_t chunk_end = (static_cast<int64_t>(chunk) + 1) * mask.chunk;
     if (chunk_end < row.end) row.end = static_cast<int32_t>(chunk_end);
   }
@@ -143,9 +148,11 @@ static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
   row.position = from;
   if (mask.custom || (moved_keys && (mask.spans || mask.item_prefix_lens))) {
     row.predicate_begin = 0;
-    if (mask.causal && !mask.tree && !mask.spans) {
-      row.end = larger(0, smaller(row.end, view.cached + token + 1));
-    }
+    if (mask.spans) return row;
+    if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));
+    // Keys of a window pool that lie before may be anything, even NaN. New ones may be moved.
+    const int32_t cached = larger(0, view.cached);
+    row.begin = larger(row.begin, smaller(reach_begin(mask, from), moved_keys ? cached : row.end));
     return row;
   }
   if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));

@@ -74,10 +74,12 @@ struct MergeConfig {
   }
 
   __device__ static void run(const Params& params) {
-    wait_and_allow_next();
+    // The list is there: the attention ahead has waited for it before it lets this kernel start, or one before has.
     const MergeItem item = params.work.merges[blockIdx.x];
+    RequestView view = {};
+    if (item.count > 0) view = request_view(params.batch, item.request);
+    wait_and_allow_next();
     if (item.count == 0) return;
-    const RequestView view = request_view(params.batch, item.request);
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int rows = min(kRowTile, view.q_len * group - item.first_row);
     const int first = static_cast<int>(blockIdx.y) * kMergeWarps + static_cast<int>(threadIdx.x) / 32;

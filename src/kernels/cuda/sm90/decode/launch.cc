@@ -180,7 +180,8 @@ class HopperDecode final : public AttentionKernel {
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
   void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    const int64_t rows = int64_t{batch.max_q_len > 0 ? batch.max_q_len : max_q_len_} * group_;
+    const int32_t tokens = batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
+    const int64_t rows = int64_t{tokens} * group_;
     active_ = &loaded_.back();
     for (const Loaded& loaded : loaded_) {
       if (rows > loaded.variant.row_tile) continue;
@@ -189,7 +190,9 @@ class HopperDecode final : public AttentionKernel {
     }
     list_ = active_->list;
     list_settled_ = false;
-    if (rows <= active_->variant.row_tile) choose_cluster(*active_, batch.requests);
+    if (rows <= active_->variant.row_tile) {
+      choose_cluster(*active_, batch.requests, most_keys(batch.mask, tokens));
+    }
     pass.add(active_->plan, kPlanCtas,
              DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
   }
@@ -219,20 +222,29 @@ class HopperDecode final : public AttentionKernel {
     std::vector<Clusters> clusters;  // by size
   };
 
+  // That so many new tokens of a request can see.
+  int64_t most_keys(const MaskParams& mask, int32_t tokens) const {
+    int64_t keys = longest_;
+    for (const int32_t reach : {mask.window, mask.chunk}) {
+      if (reach > 0 && !mask.positions) keys = std::min<int64_t>(keys, reach + tokens - 1);
+    }
+    return keys;
+  }
+
   // For requests of one tile a head: clusters as large as the CTAs that each can have, unless about
   // half of the CTAs suffice, which leave room for those of the next kernel. If they are few beside
   // those that the longest requests keep busy the plan would not use them, but lack the
   // multiprocessors that no cluster fits on.
-  void choose_cluster(const Loaded& loaded, int32_t requests) {
+  void choose_cluster(const Loaded& loaded, int32_t requests, int64_t keys) {
     const int64_t tiles = int64_t{requests} * setup_.spec.kv_heads;
     const int64_t all = setup_.multiprocessors;
-    const int64_t busy = std::min<int64_t>(tiles * (longest_ / kGrain) / kMinUnits, all);
+    const int64_t busy = std::min<int64_t>(tiles * (keys / kGrain) / kMinUnits, all);
     for (const Clusters& clusters : loaded.clusters) {
       const int32_t ctas = std::min(clusters.ctas, setup_.multiprocessors);
       const int64_t used = clusters.size * tiles;
       const int64_t part_keys =
           prefix_settled_ ? cluster_part_keys_ * std::max(2 * used, all) / all : 0;
-      const bool are_short = longest_ <= clusters.size * part_keys;
+      const bool are_short = keys <= clusters.size * part_keys;
       if (used > ctas || (4 * used < 3 * busy && !are_short)) continue;
       list_.cluster = clusters.size;
       list_.ctas = ctas;
@@ -251,7 +263,7 @@ class HopperDecode final : public AttentionKernel {
   float pairs_per_unit_;
   int32_t max_q_len_ = 1;
   int32_t max_kv_len_ = 1;
-  int32_t longest_ = 1;          // keys of a request of the planned batch, at most
+  int32_t longest_ = 1;          // keys of a request of the batch planned next, at most
   std::vector<LayerMaps> maps_;  // empty: keys are copied row by row
   std::vector<Loaded> loaded_;
   const Loaded* active_ = nullptr;  // of the planned batch

@@ -21,8 +21,8 @@ enum Scores : int { plain, masked, sloped, general };
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
 // which a second consumer would have none. eight_rows: for up to eight, by another kernel; eight_shared: by pairs of
 // blocks, where there are few.
-// parts: row tiles and their keys are items of portable/plan's list, with results in f32: parts.cuh.
-enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared, parts };
+// parts: row tiles and their keys are items of portable/plan's list: parts.cuh. few_parts: of up to 64 rows.
+enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared, parts, few_parts };
 
 template <bool kFirst, class First, class Second>
 struct EitherOf {
@@ -54,12 +54,12 @@ struct PrefillConfig {
   static constexpr bool kMasked = kScores != plain;
   static constexpr bool kCaps = kScores == general;
   static constexpr bool kTransforms = kScores == sloped || kCaps;
-  static constexpr bool kParts = kSums == parts;
-  static_assert(!kParts || (kLoad != pairs && kScores == plain && type_bytes(kQuery) == 2));
+  static constexpr bool kParts = kSums == parts || kSums == few_parts;
+  static_assert(!kParts || (kLoad != pairs && (kScores == plain || kScores == masked) && type_bytes(kQuery) == 2));
   static constexpr bool kSegments = kSums != whole && !kParts;
   static_assert(!kSegments || (kLoad != rows && type_bytes(kCache) == 2 && kDim <= 128));
   // The warps that take tiles and copy boxes read the list and the page table before they wait for the kernel ahead.
-  static constexpr bool kReadsAhead = kSums == whole && !kRows;
+  static constexpr bool kReadsAhead = (kSums == whole || kParts) && !kRows;
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
   // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
   // way, because both operands of such a product run along the summed dimension.
@@ -83,12 +83,12 @@ struct PrefillConfig {
   // Head dim 64 leaves registers for three, and its powers take as long as its products: 382 TFLOP/s with two,
   // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
   // 2026-11-22). Threads that gather rows need more registers, and so do sums of segments.
-  static constexpr int kConsumers = kSums == few_rows                                                ? 1
+  static constexpr int kConsumers = kSums == few_rows || kSums == few_parts                            ? 1
                                     : (kDim <= 64 || kNarrow) && !kMasked && !kRows && kSums == whole ? 3
                                                                                                    : 2;
   static constexpr bool kWeighsAhead = kConsumers == 3 && !kNarrow;
   // A consumer without another weighs scores while its own values are multiplied.
-  static constexpr bool kAlone = kConsumers == 1;
+  static constexpr bool kAlone = kSums == few_rows;
   // 3 to 6 % at head dim 128, nothing at 256.
   static constexpr bool kTurns = kDim <= 128 && kConsumers > 1;
   // Two stages of K and V beside queries and out fill 227 KB, and the accumulators of scores and out the
@@ -110,7 +110,8 @@ struct PrefillConfig {
   // A block gets ahead of the other by a key tile only with a third stage of V. Its room is that of staged out, which
   // goes where the next row tile's queries lay: they are in registers then.
   static_assert(!kPasses || (kStoresApart && kKeys == kConsumers * kGroupRows));
-  static constexpr int kStages = kDim <= 64 || (kNarrow && !kMasked) || kPasses ? 3 : 2;
+  static constexpr int kStages =
+      kDim <= 64 || (kNarrow && !kMasked) || kPasses || (kSums == few_parts && kDim <= 128 && !kRows) ? 3 : 2;
   // A producer warp of its own finds masks, where one is idle.
   static constexpr bool kFindsApart = kMasked && !kRows && !kNarrow && !kSegments;
   // The warp that takes tiles finds the keys of each token, else consumers do so at the end of a row tile, when all
@@ -118,7 +119,7 @@ struct PrefillConfig {
   // Elsewhere there is no room.
   static constexpr bool kFindsKeys = kConsumers == 3 && !kNarrow;
   // Key tiles between an item and the common prefix are passed over.
-  static constexpr bool kSkips = kFindsApart;
+  static constexpr bool kSkips = kFindsApart && !kParts;
   // Values are being multiplied into out when a row is found to have outgrown its base.
   static constexpr bool kShrinksLater = kAlone || kInPlace;
   static constexpr int kKeyStages = kInPlace ? 3 : kStages;
@@ -157,7 +158,7 @@ struct PrefillConfig {
   // The compiler is told that a warp's threads are of one consumer, so it finds the addresses of the loop over key
   // tiles once a warp, in uniform registers. TFLOP/s: fp8 products 1042 to 1057 (2x8k), head dim 64 551 to 567, 128
   // 755 to 759, 256 808 to 819 (4x4k); 192/128 689 to 687, and pairs that pass spill (H200, 2026-11-23).
-  static constexpr bool kUniform = kSums == whole && !kMasked && !kRows && !kPasses && kDim != 192;
+  static constexpr bool kUniform = (kSums == whole || kParts) && !kMasked && !kRows && !kPasses && kDim != 192;
   // Queries go back behind the loop over key tiles: fp8 products 1057 to 1067 (2x8k), head dim 64 567 to 572, 256
   // 819 to 813 (4x4k, H200, 2026-11-23).
   static constexpr bool kQueriesBehindLoop = kUniform && kConsumers == 3;
@@ -267,6 +268,15 @@ struct PrefillConfig {
 // For a warp that has read ahead and is about to read what the kernel before may have written.
 __device__ __forceinline__ void await_inputs(const PrefillParams& params) {
   if (!params.beside) wait_for_previous_kernel();
+}
+
+// The request of a slot, with all of its keys.
+template <class Config>
+__device__ __forceinline__ RequestView slot_view(const TileSlot& slot) {
+  const WorkTile& work = slot.work;
+  int32_t keys = work.kv_len;
+  if constexpr (Config::kParts) keys = static_cast<const PartSlot&>(slot).request_keys;
+  return {work.request, work.q_begin, work.q_len, keys};
 }
 
 // Of the hidden key tiles the last becomes the one below them all; others stay what they are.

@@ -64,8 +64,9 @@ class EightRowsWeights {
   }
 
   __device__ void find_rows(const WorkTile& work) {
+    const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) seen_[i] = row_keys(params_, work, 0, row_of(i));
+    for (int i = 0; i < 2; ++i) seen_[i] = row_keys(params_, work, view, 0, row_of(i));
   }
 
   __device__ void multiply_keys(const uint16_t (&keys)[Config::kDimBlocks][Config::kKeys][kSwizzledColumns],

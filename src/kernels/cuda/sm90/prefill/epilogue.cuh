@@ -36,6 +36,16 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
   }
 }
 
+// The same of a row tile, or of a part of one.
+template <class Config>
+__device__ __forceinline__ void finish_result(const PrefillParams& params, const TileSlot& slot, int consumer,
+                                              const Accumulators<Config>& acc, float (&factor)[2]) {
+  if constexpr (Config::kParts) {
+    if (!is_final(params, slot)) return finish_part<Config>(params, slot, consumer, acc, factor);
+  }
+  finish_rows<Config>(params, slot.work, consumer, acc, factor);
+}
+
 // Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows end within
 // it, and which a box would write past. kThreads: that do so.
 template <class Config, int kThreads = kWarpgroupThreads>

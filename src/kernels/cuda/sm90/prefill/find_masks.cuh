@@ -116,7 +116,7 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
   const MaskParams& mask = params.attention.batch.mask;
   constexpr int kWords = (Config::kKeys + 31) / 32;
   const WorkTile& work = slot.work;
-  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const RequestView view = slot_view<Config>(slot);
   const int tokens = kGroupRows >> params.heads_shift;
   const int lane = threadIdx.x % 32;
   // Threads that also bring keys have no registers for more.
@@ -134,6 +134,7 @@ __device__ __forceinline__ void find_masks(const PrefillParams& params, typename
       const int first = block * Config::kKeys + i % kWords * 32;
       uint32_t bits = seen_bits(mask, view, moved, token, first);
       if (mask.custom) bits &= shown_bits(mask, view, token, first);
+      if constexpr (Config::kParts) bits &= interval_bits({work.key_begin, work.kv_len}, first);
       // The first are found while the consumer still reads those of the last key tile.
       if (i == lane) shared.masks.empty[consumer].wait(~phases >> consumer & 1);
       if (i < tokens * kWords) words[i] = bits;
@@ -164,7 +165,7 @@ __device__ void find_all_masks(const PrefillParams& params, typename Config::Sha
   uint32_t phases = 0;
   await_inputs(params);
   // Not where consumers leave this warp fewer registers.
-  if (!Config::kTransforms && mask.custom && !hides_by_position(mask)) {
+  if (!Config::kTransforms && !Config::kParts && mask.custom && !hides_by_position(mask)) {
     for_each_tile<Config>(shared, [&](const TileSlot& slot) {
       find_custom_masks<Config>(params, shared, slot, phases);
     });

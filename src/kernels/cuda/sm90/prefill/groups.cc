@@ -2,23 +2,23 @@
 // Attention to keys that many requests share, by warpgroup products over the plan of
 // portable/attention. Parts are left to the join. What these do not serve is portable/attention's.
 #include "kernels/cuda/family.h"
-#include "kernels/cuda/sm90/prefill/loaded.h"
+#include "kernels/cuda/sm90/prefill/split_keys.h"
 
 namespace fovea::kernels::cuda {
 namespace {
 
 using namespace prefill;
 
-constexpr int32_t kRowTile = 128;
+constexpr const char* kSums = "parts";
 
 struct GroupVariants {
   gpu::KernelVariant plan, attention;
 };
 
 std::optional<GroupVariants> find_group_variants(const AttentionSetup& setup) {
-  const auto parts = find_parts(setup);
+  const auto parts = find_parts(setup, kSums);
   if (!parts) return std::nullopt;
-  return GroupVariants{make_variant(family("portable/plan"), {std::to_string(kRowTile)}, setup.sm),
+  return GroupVariants{make_variant(family("portable/plan"), {std::to_string(kPartRows)}, setup.sm),
                        *parts};
 }
 
@@ -29,8 +29,8 @@ struct Buffers {
 
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   Buffers buffers;
-  buffers.work = carve_work_list(workspace, setup, limits, kRowTile, setup.multiprocessors);
-  const int64_t tiles = most_tiles(setup.spec, limits, kRowTile);
+  buffers.work = carve_work_list(workspace, setup, limits, kPartRows, setup.multiprocessors);
+  const int64_t tiles = most_tiles(setup.spec, limits, kPartRows);
   buffers.parts = workspace.take<GroupParts>(tiles * setup.spec.kv_heads);
   return buffers;
 }
@@ -40,7 +40,7 @@ class HopperGroups final : public AttentionKernel {
   HopperGroups(const AttentionSetup& setup, const GroupVariants& variants, gpu::KernelStore& store)
       : setup_(setup),
         plan_(variants.plan, store),
-        attention_(setup, variants.attention, kRowTile, store) {}
+        parts_(setup, variants.attention, kPartRows, store) {}
 
   void reserve(const BatchLimits& limits, std::byte* workspace) override {
     WorkspaceCarver carver(workspace);
@@ -58,22 +58,7 @@ class HopperGroups final : public AttentionKernel {
 
   // Results are f32: given.f32_out.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
-    const AttentionSpec& spec = setup_.spec;
-    PrefillParams params{};
-    q_map_.encode(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
-                          given.q_token_stride),
-                  &params.q);
-    if (!gathers(setup_)) {  // else rows are found through given.keys
-      params.k = attention_.k(layer);
-      params.v = attention_.v(layer);
-    }
-    params.attention = given;
-    params.attention.work = buffers_.work;
-    params.heads_shift = heads_shift(spec);
-    params.box_keys = attention_.box_keys();
-    params.beside = beside_;
-    const GridSize grid{static_cast<uint32_t>(buffers_.work.ctas)};
-    attention_.kernel().launch_overlapped(grid, params, stream);
+    parts_.attend(given, buffers_.work, tokens_, beside_, false, layer, stream);
   }
 
   void tell_parts(PrefixState& state) const override {
@@ -81,15 +66,14 @@ class HopperGroups final : public AttentionKernel {
     state.tile_indptr = buffers_.work.tile_indptr;
     state.part_out = buffers_.work.partial_out;
     state.part_lse = buffers_.work.partial_lse;
-    state.row_tile = kRowTile;
+    state.row_tile = kPartRows;
   }
 
  private:
   AttentionSetup setup_;
   Kernel plan_;
-  Prefill attention_;
+  Parts parts_;
   Buffers buffers_;
-  gpu::RepeatedTensorMap q_map_;
   int32_t tokens_ = 0;  // of the planned pass at most
   bool beside_ = false;
 };
@@ -101,7 +85,7 @@ std::vector<gpu::KernelVariant> all_variants(const AttentionSetup& setup) {
 }
 
 size_t workspace_bytes(const AttentionSetup& setup, const BatchLimits& limits) {
-  if (!find_parts(setup)) return portable_prefill().workspace_bytes(setup, limits);
+  if (!find_parts(setup, kSums)) return portable_prefill().workspace_bytes(setup, limits);
   WorkspaceCarver counter(nullptr);
   carve(counter, setup, limits);
   return counter.bytes();
@@ -117,7 +101,7 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 
 const AttentionFamily& hopper_groups() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
-                                              .row_tile = kRowTile,
+                                              .row_tile = kPartRows,
                                               .variants = all_variants,
                                               .workspace_bytes = workspace_bytes,
                                               .load = load};

@@ -56,7 +56,8 @@ struct SkipSlot : TileSlot {
 
 // Of an item of a work list.
 struct PartSlot : TileSlot {
-  int32_t partial;  // slot of its result, -1: it is the whole row tile
+  int32_t partial;       // slot of its result, -1: it is the whole row tile
+  int32_t request_keys;  // the work's keys end with the part
 };
 // Where they pass: a key tile behind the work's that only the other block of the pair needs.
 struct PassSlot : TileSlot {

@@ -225,11 +225,7 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
       pass_values<Config>(shared, next, values);
       tile = next;
     } else {
-      if constexpr (Config::kParts) {
-        finish_part<Config>(params, *tile.slot, consumer, acc, mean);
-      } else {
-        finish_rows<Config>(params, tile.slot->work, consumer, acc, mean);
-      }
+      finish_result<Config>(params, *tile.slot, consumer, acc, mean);
       products_wait<1>();
       if (more) first_weights(next);
       finish_values<Config>(shared, v.stage, acc);

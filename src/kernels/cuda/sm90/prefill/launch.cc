@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "kernels/cuda/sm90/prefill/loaded.h"
+#include "kernels/cuda/sm90/prefill/split_keys.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -34,6 +34,7 @@ struct Buffers {
   PrefillOrder* order;
   PrefillTile* tiles;
   SegmentBuffers segments;
+  WorkList split;  // where keys may be split
 };
 
 // (token, segment) pairs whose partial results a pass may keep; what finds no room is not cut.
@@ -46,6 +47,14 @@ int64_t most_partials(const AttentionSetup& setup, const BatchLimits& limits) {
   return std::min(segments * limits.max_tokens, kMaxPartials);
 }
 
+// Shorter keys are never split.
+constexpr int32_t kMinSplitKeys = 1024;
+
+bool may_split(const AttentionSetup& setup, const BatchLimits& limits) {
+  return std::max(limits.max_kv_len, limits.max_encoder_len) > kMinSplitKeys &&
+         !SplitKeys::variants(setup).empty();
+}
+
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
   const int64_t tokens = kMinRowTile >> heads_shift(setup.spec);
@@ -55,6 +64,7 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   const int64_t partials = most_partials(setup, limits);
   const int64_t tiles = (limits.max_tokens + filled * (tokens - 1)) / tokens + partials;
   buffers.tiles = workspace.take<PrefillTile>(tiles);
+  if (may_split(setup, limits)) buffers.split = SplitKeys::carve(workspace, setup, limits);
   if (!sums_segments(setup)) return buffers;
   const AttentionSpec& spec = setup.spec;
   const int64_t width = spec.head_dim_v <= 64 && spec.head_dim <= 64 ? 64 : 128;  // of the variant
@@ -87,6 +97,7 @@ class HopperPrefill final : public AttentionKernel {
     load(few_general_, variants.few_general, kGroupRows);
     load(eight_plain_, variants.eight_plain, kGroupRows);
     load(eight_shared_, variants.eight_shared, kGroupRows);
+    if (!SplitKeys::variants(setup).empty()) split_.emplace(setup, store);
     if (eight_shared_) {
       share_clusters_ =
           std::min(eight_shared_->kernel().active_clusters(kShare), setup.multiprocessors / kShare);
@@ -108,6 +119,8 @@ class HopperPrefill final : public AttentionKernel {
     buffers_ = carve(carver, setup_, limits);
     most_partials_ = static_cast<int32_t>(most_partials(setup_, limits));
     max_kv_len_ = longest_ = limits.max_kv_len;
+    may_split_ = may_split(setup_, limits);
+    if (may_split_) split_->reserve(buffers_.split);
     params_.order = buffers_.order;
     params_.segments = buffers_.segments;
   }
@@ -123,6 +136,8 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     params_.list_settled = params_.keys_settled = 0;
     params_.beside = batch.most_q_len > 0;
+    splits_ = may_split_ && !pass.has_prefixes() && split_->plan(batch, tokens, longest_, pass);
+    if (splits_) return;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
     if (sums_segments(setup_) && batch.max_q_len > 0 &&
@@ -153,6 +168,7 @@ class HopperPrefill final : public AttentionKernel {
     const AttentionSpec& spec = setup_.spec;
     params_.attention = given;
     params_.attention.batch = without_idle_positions(given.batch);
+    if (splits_) return split_->attend(params_.attention, layer, stream);
     params_.box_keys = active_->box_keys();
     maps_.q.encode(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
                            given.q_token_stride),
@@ -230,7 +246,10 @@ class HopperPrefill final : public AttentionKernel {
   Kernel order_;
   std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, eight_shared_,
       pairs_, general_pairs_;
+  std::optional<SplitKeys> split_;
   Buffers buffers_{};
+  bool may_split_ = false;           // batches within the limits
+  bool splits_ = false;              // the planned one
   int32_t share_clusters_ = 0;       // of kShare blocks, at the same time
   const Prefill* active_ = nullptr;  // of the planned pass
   int32_t tokens_ = 0;               // of the planned pass at most
@@ -244,6 +263,14 @@ class HopperPrefill final : public AttentionKernel {
   } maps_;
 };
 
+std::vector<gpu::KernelVariant> all_variants(const AttentionSetup& setup) {
+  std::vector<gpu::KernelVariant> all = variants(setup);
+  if (all.empty()) return all;
+  const std::vector<gpu::KernelVariant> split = SplitKeys::variants(setup);
+  all.insert(all.end(), split.begin(), split.end());
+  return all;
+}
+
 std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelStore& store) {
   const auto found = find_variants(setup);
   check_argument(found.has_value(), "{} has no variant for these layers", kFolder);
@@ -255,7 +282,7 @@ std::unique_ptr<AttentionKernel> load(const AttentionSetup& setup, gpu::KernelSt
 const AttentionFamily& hopper_prefill() {
   static constexpr AttentionFamily kFamily = {.folder = kFolder,
                                               .row_tile = kMinRowTile,
-                                              .variants = variants,
+                                              .variants = all_variants,
                                               .workspace_bytes = workspace_bytes,
                                               .load = load};
   return kFamily;

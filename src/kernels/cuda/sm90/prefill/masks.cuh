@@ -66,7 +66,6 @@ __device__ __forceinline__ void release_mask(const PrefillParams& params, typena
 template <class Config>
 __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile, int consumer,
                                                 int half) {
-  const WorkTile& work = tile.slot->work;
   const int row = thread_row(half);
   if constexpr (Config::kFindsKeys) {
     const int token = (consumer * kGroupRows + row) >> params.heads_shift;
@@ -78,8 +77,7 @@ __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, con
                  : "memory");
     return keys;
   }
-  if constexpr (Config::kParts) return {work.key_begin, work.kv_len};
-  return row_keys(params, work, consumer, row);
+  return row_keys<Config>(params, *tile.slot, consumer, row);
 }
 
 // Hides keys that the rows do not see.

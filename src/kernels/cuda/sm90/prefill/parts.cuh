@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the keys of row tiles, as portable/plan lists them for groups of requests with a prefix in common: every
-// query sees every key. Results are f32, in the places and the order of rows of portable/attention, whose merge joins
-// them.
+// Parts of the keys of row tiles, as portable/plan lists them: of groups of requests with a prefix in common, and of
+// batches with few row tiles over many keys. Results are f32, in the places and the order of rows of
+// portable/attention, whose merge joins them; those of whole row tiles too where f32_out says so.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/fp8.cuh"
@@ -11,7 +11,7 @@ namespace fovea::kernels::cuda {
 
 // Item n of this block's range. Keys behind the part are hidden as those behind the request's end are.
 template <class Config>
-__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial) {
+__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial, int32_t& request_keys) {
   const AttentionParams& attention = params.attention;
   WorkTile work = {};
   work.request = -1;
@@ -19,6 +19,7 @@ __device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial
   const WorkItem item = attention.work.items[n];
   const RequestView view = request_view(attention.batch, item.request);
   partial = item.partial;
+  request_keys = view.kv_len;
   work.request = item.request;
   work.q_begin = view.q_begin;
   work.q_len = view.q_len;
@@ -43,6 +44,11 @@ __device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, con
          row_head(params, slot.work, row);
 }
 
+// Whether the item is a whole row tile whose result is what a row tile's is elsewhere.
+__device__ __forceinline__ bool is_final(const PrefillParams& params, const TileSlot& slot) {
+  return static_cast<const PartSlot&>(slot).partial < 0 && !params.attention.f32_out;
+}
+
 // The factor of each of the thread's rows that turns sums into means; writes lse.
 template <class Config>
 __device__ __forceinline__ void finish_part(const PrefillParams& params, const TileSlot& slot, int consumer,
@@ -63,24 +69,33 @@ __device__ __forceinline__ void finish_part(const PrefillParams& params, const T
   }
 }
 
-// Four neighbouring lanes store 32 bytes of a row at a time.
+// Four neighbouring lanes store 32 bytes of a row at a time, or 16.
 template <class Config>
 __device__ __forceinline__ void store_part(const PrefillParams& params, const TileSlot& slot, int consumer,
                                            const float (&factor)[2], const Accumulators<Config>& acc) {
   const AttentionParams& attention = params.attention;
-  float* out = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_out
-                                                               : static_cast<float*>(attention.out);
+  const WorkTile& work = slot.work;
+  const bool final = is_final(params, slot);
+  void* out = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_out : attention.out;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);
-    if (row_token(params, slot.work, consumer, row) >= slot.work.q_len) continue;
+    const int token = row_token(params, work, consumer, row);
+    if (token >= work.q_len) continue;
     const int first = threadIdx.x % 4 * 2;
-    float* to = out + place_of_row<Config>(params, slot, consumer, row) * attention.head_dim_v + first;
+    const int64_t at = final ? (work.q_begin + token) * attention.out_token_stride +
+                                   row_head(params, work, row) * attention.out_head_stride
+                             : place_of_row<Config>(params, slot, consumer, row) * attention.head_dim_v;
 #pragma unroll
     for (int j = 0; j < Config::kHeadDimV / 8; ++j) {
-      if (first + 8 * j >= attention.head_dim_v) break;
-      *reinterpret_cast<float2*>(to + 8 * j) = {acc.out[4 * j + 2 * half] * factor[half],
-                                               acc.out[4 * j + 2 * half + 1] * factor[half]};
+      const int column = first + 8 * j;
+      if (column >= attention.head_dim_v) break;
+      const float2 mean = {acc.out[4 * j + 2 * half] * factor[half], acc.out[4 * j + 2 * half + 1] * factor[half]};
+      if (final) {
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + at + column) = pack<Config::kOut>(mean.x, mean.y);
+      } else {
+        *reinterpret_cast<float2*>(static_cast<float*>(out) + at + column) = mean;
+      }
     }
   }
 }

@@ -114,10 +114,18 @@ __device__ __forceinline__ int row_head(const PrefillParams& params, const WorkT
 
 // The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its last.
 __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const WorkTile& work,
-                                             int consumer, int row) {
-  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+                                             const RequestView& view, int consumer, int row) {
   const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
   return visible_keys(params.attention.batch.mask, view, token, token);
+}
+// Of those of the slot's work.
+template <class Config>
+__device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot, int consumer,
+                                             int row) {
+  const WorkTile& work = slot.work;
+  const Interval keys = row_keys(params, work, slot_view<Config>(slot), consumer, row);
+  if constexpr (Config::kParts) return {max(keys.begin, work.key_begin), min(keys.end, work.kv_len)};
+  return keys;
 }
 
 template <class Config>

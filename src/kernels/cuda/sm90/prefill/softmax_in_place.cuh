@@ -25,7 +25,7 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
   Interval seen[2];
 #pragma unroll
   for (int half = 0; half < 2 && !Config::kMasked; ++half) {
-    seen[half] = row_keys(params, tile.slot->work, consumer, thread_row(half));
+    seen[half] = row_keys<Config>(params, *tile.slot, consumer, thread_row(half));
   }
   float again[Config::kKeys / 2];
 #pragma unroll 1

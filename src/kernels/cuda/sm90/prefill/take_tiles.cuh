@@ -93,18 +93,16 @@ __device__ Interval hidden_tiles(const PrefillParams& params, const WorkTile& wo
 }
 
 template <class Config>
-__device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work, int consumer) {
+__device__ RowsView rows_view(const PrefillParams& params, const typename Config::Slot& slot, int consumer) {
   const MaskParams& mask = params.attention.batch.mask;
-  const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};
+  const WorkTile& work = slot.work;
+  const RequestView view = slot_view<Config>(slot);
   const int tokens = kGroupRows >> params.heads_shift;
   const int first = min(work.first_token + consumer * tokens, work.q_len - 1);
   const int last = min(first + tokens, work.q_len) - 1;
   RowsView rows;
   int end;
-  if constexpr (Config::kParts) {
-    rows = {work.key_begin, work.kv_len, 0};
-    end = work.kv_len;
-  } else if constexpr (Config::kMasked) {
+  if constexpr (Config::kMasked) {
     const Interval open = open_keys(mask, view, first, last);
     rows = {open.begin, open.end, 0};
     end = keys_end(mask, view, first, last);
@@ -114,6 +112,10 @@ __device__ RowsView rows_view(const PrefillParams& params, const WorkTile& work,
     // Both ends grow with the token.
     rows = {high.begin, low.end, 0};
     end = high.end;
+  }
+  if constexpr (Config::kParts) {
+    rows = {max(rows.open_begin, work.key_begin), min(rows.open_end, work.kv_len), 0};
+    end = min(end, work.kv_len);
   }
   const int seen = end - (work.block_end - 1) * Config::kKeys;
   rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
@@ -171,7 +173,7 @@ struct TileTaker {
     }
 #pragma unroll 1
     for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-      const RowsView rows = rows_view<Config>(params, slot.work, consumer);
+      const RowsView rows = rows_view<Config>(params, slot, consumer);
       if (lane == consumer) slot.rows[consumer] = rows;
     }
   }
@@ -195,10 +197,10 @@ struct TileTaker {
     if constexpr (Config::kPairs) share_taken();
     typename Config::Slot& slot = shared.tiles[slots.stage];
     TileCut cut;
-    int32_t partial = -1;
+    int32_t partial = -1, request_keys = 0;
     WorkTile work;
     if constexpr (Config::kParts) {
-      work = part_at<Config>(params, n, partial);
+      work = part_at<Config>(params, n, partial, request_keys);
     } else {
       work = work_at<Config>(params, *params.order, n, cut);
     }
@@ -208,7 +210,10 @@ struct TileTaker {
     }
     if (lane == 0) {
       slot.work = work;
-      if constexpr (Config::kParts) slot.partial = partial;
+      if constexpr (Config::kParts) {
+        slot.partial = partial;
+        slot.request_keys = request_keys;
+      }
       if constexpr (Config::kSegments) slot.cut = cut;
     }
     __syncwarp();
@@ -220,7 +225,7 @@ struct TileTaker {
       if (more) view_tile(slot);
     }
     if (lane < Config::kConsumers) {
-      if (!Config::kMasked && more) slot.rows[lane] = rows_view<Config>(params, slot.work, lane);
+      if (!Config::kMasked && more) slot.rows[lane] = rows_view<Config>(params, slot, lane);
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();

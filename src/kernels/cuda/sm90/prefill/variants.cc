@@ -149,7 +149,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   return found;
 }
 
-std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
+std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, const char* sums) {
   const AttentionSpec& spec = setup.spec;
   const bool fills_tiles = 1 << heads_shift(spec) == spec.q_heads / spec.kv_heads;
   const auto q = variant_type(spec.q_dtype);
@@ -157,7 +157,7 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
   const auto dims = padded_dims(spec);
   if (setup.sm != kHopper || !q || !kv || !cached(spec) || !dims || !fills_tiles ||
       is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
-      never_plain(spec) || uses_positions(spec)) {
+      uses_positions(spec)) {
     return std::nullopt;
   }
   const Family& prefill = family(kFolder);
@@ -166,8 +166,8 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup) {
                                 *q,
                                 *kv,
                                 loader_of(setup),
-                                "plain",
-                                "parts"};
+                                never_plain(spec) ? scores_of(spec, dims->first) : "plain",
+                                sums};
   // Others are portable/attention's, which is baked for them.
   if (std::ranges::find(prefill.baked, values) == prefill.baked.end()) return std::nullopt;
   return make_variant(prefill, values, setup.sm);

@@ -33,9 +33,9 @@ std::optional<Variants> find_variants(const AttentionSetup& setup);
 // All of them.
 std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup);
 
-// What attends to parts of keys that requests share; none: no baked variant does. Of groups of q
-// heads whose rows fill tiles as those of portable/plan do.
-std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup);
+// What attends to parts of the keys of row tiles, `sums` "parts" or "few_parts"; none: no baked
+// variant does. Of groups of q heads whose rows fill tiles as those of portable/plan do.
+std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, const char* sums);
 
 // Whether keys lie in a paged cache, and as what they are stored.
 bool cached(const AttentionSpec& spec);

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/sm90/prefill/split_keys.h"
+
+#include <algorithm>
+
+#include "core/rounding.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda::prefill {
+namespace {
+
+// Keys of a row tile that take as long as the list, the partial results and the merge: 8 x 16 over
+// 4k, 2816 by this count, takes 53 us instead of 54, 1 x 16 over 16k 35 instead of 166 (H200,
+// 2026-11-23).
+constexpr float kLeastIdleKeys = 2048;
+
+struct FormVariants {
+  int32_t rows;
+  float over_whole;
+  gpu::KernelVariant plan, merge, parts;
+};
+
+std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
+  std::vector<FormVariants> forms;
+  if (setup.spec.batch_invariant) return forms;
+  const auto add = [&](int32_t rows, float over_whole, const char* sums) {
+    const auto parts = find_parts(setup, sums);
+    if (!parts) return;
+    const std::string tile = std::to_string(rows);
+    forms.push_back({rows, over_whole, make_variant(family("portable/plan"), {tile}, setup.sm),
+                     make_variant(family("portable/merge"),
+                                  {tile, *variant_type(activation_dtype(setup.spec))}, setup.sm),
+                     *parts});
+  };
+  // Half of the rows of a whole tile would be nobody's, and fewer keys on their way.
+  add(kFewPartRows, 0.65f, "few_parts");
+  // In parts no pairs of blocks share keys.
+  add(kPartRows, 1.05f, "parts");
+  return forms;
+}
+
+}  // namespace
+
+void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t tokens, bool beside,
+                   bool list_settled, int32_t layer, Stream stream) {
+  const AttentionSpec& spec = setup_.spec;
+  PrefillParams params{};
+  q_map_.encode(row_map(spec, tokens, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
+                        given.q_token_stride),
+                &params.q);
+  if (!gathers(setup_)) {  // else rows are found through given.keys
+    params.k = prefill_.k(layer);
+    params.v = prefill_.v(layer);
+  }
+  params.attention = given;
+  params.attention.work = work;
+  params.heads_shift = heads_shift(spec);
+  params.box_keys = prefill_.box_keys();
+  params.beside = beside;
+  params.list_settled = list_settled;
+  prefill_.kernel().launch_overlapped({static_cast<uint32_t>(work.ctas)}, params, stream);
+}
+
+std::vector<gpu::KernelVariant> SplitKeys::variants(const AttentionSetup& setup) {
+  std::vector<gpu::KernelVariant> all;
+  for (const FormVariants& form : find_forms(setup)) {
+    all.insert(all.end(), {form.plan, form.merge, form.parts});
+  }
+  return all;
+}
+
+// One plan is valid at a time, so the forms share their bytes: most tiles are few rows', most
+// partial results those of many.
+WorkList SplitKeys::carve(WorkspaceCarver& workspace, const AttentionSetup& setup,
+                          const BatchLimits& limits) {
+  const int32_t ctas = setup.multiprocessors;
+  WorkList work = carve_work_list(workspace, setup, limits, kPartRows, ctas);
+  work.items = workspace.take<WorkItem>(
+      most_tiles(setup.spec, limits, kFewPartRows) * setup.spec.kv_heads + ctas);
+  return work;
+}
+
+SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
+    : blocks_(setup.multiprocessors) {
+  for (const FormVariants& form : find_forms(setup)) {
+    forms_.push_back({form.rows, form.over_whole, Kernel(form.plan, store),
+                      Kernel(form.merge, store), Parts(setup, form.parts, form.rows, store)});
+  }
+}
+
+bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass) {
+  const int64_t group = batch.q_heads / batch.kv_heads;
+  const int64_t longest = batch.max_q_len > 0 ? std::min(batch.max_q_len, tokens) : tokens;
+  const int64_t requests =
+      std::min<int64_t>(batch.requests, tokens / std::max(batch.least_q_len, 1));
+  active_ = nullptr;
+  beside_ = batch.most_q_len > 0;
+  list_settled_ = false;
+  for (Form& form : forms_) {
+    const int64_t tiles_of_longest = ceil_div(longest * group, int64_t{form.rows});
+    if (tiles_of_longest > 1 && &form != &forms_.back()) continue;
+    const int64_t tiles = batch.kv_heads * std::min(requests * tiles_of_longest,
+                                                    tokens * group / form.rows + requests);
+    const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));
+    const float share = static_cast<float>(tiles) / static_cast<float>(blocks_);
+    const float idle_keys = (turns - form.over_whole * share) * static_cast<float>(keys);
+    if (idle_keys <= kLeastIdleKeys) return false;
+    active_ = &form;
+    tokens_ = tokens;
+    pass.add(form.plan, PlanParams{batch, work_, 0});
+    return true;
+  }
+  return false;
+}
+
+void SplitKeys::attend(const AttentionParams& given, int32_t layer, Stream stream) {
+  active_->parts.attend(given, work_, tokens_, beside_, list_settled_, layer, stream);
+  list_settled_ = true;
+  const MergeParams merge{given.batch,
+                          work_,
+                          given.out,
+                          given.out_token_stride,
+                          given.out_head_stride,
+                          given.lse,
+                          given.sinks,
+                          given.head_dim_v,
+                          0};
+  active_->merge.launch_overlapped(
+      {static_cast<uint32_t>(work_.ctas), static_cast<uint32_t>(active_->rows / kMergedRows)},
+      merge, stream);
+}
+
+}  // namespace fovea::kernels::cuda::prefill

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// An engine whose process runs out of memory at any allocation: the step throws, no request loses
+// or repeats a token, nothing leaks, and the engine serves on.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "engine/small_engine.h"
+#include "fovea/error.h"
+#include "support/count_allocations.h"
+
+namespace fovea {
+namespace {
+
+class ExhaustedMemory : public ::testing::TestWithParam<std::string> {};
+
+std::vector<GenerateRequest> requests_of(const std::string& model) {
+  const std::vector<ReferencePrompt> prompts = read_reference(model);
+  std::vector<GenerateRequest> requests;
+  for (const size_t i : {0, 1, 1}) {
+    GenerateRequest request = greedy_request(prompts[i]);
+    request.sampling.max_new_tokens = 4 + static_cast<int32_t>(requests.size());
+    requests.push_back(request);
+  }
+  requests[0].sampling.stop = {"no such text"};
+  requests[1].sampling.logprobs = 2;
+  return requests;
+}
+
+TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
+  const std::vector<GenerateRequest> requests = requests_of(GetParam());
+  const std::unique_ptr<Engine> engine = Engine::load(small_options(GetParam()));
+  std::vector<std::vector<int32_t>> want;
+  for (const GenerateResult& result : engine->generate(requests)) want.push_back(result.tokens);
+  int failures = 0;
+  for (int64_t before = 0;; before += 1 + before / 16) {
+    SCOPED_TRACE(before);
+    engine->clear_prefix_cache();
+    std::vector<int64_t> ids;
+    for (const GenerateRequest& request : requests) ids.push_back(engine->add(request));
+    std::vector<FinishReason> finish(ids.size());
+    std::vector<std::vector<int32_t>> tokens(ids.size());
+    for (std::vector<int32_t>& list : tokens) list.reserve(16);
+    bool failed = false;
+    test::allocations_before_failure = before;
+    while (!engine->idle()) {
+      try {
+        for (const TokenEvent& event : engine->step()) {
+          const auto i = static_cast<size_t>(event.request - ids.front());
+          if (event.token >= 0) tokens[i].push_back(event.token);
+          finish[i] = event.finish;
+        }
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+    }
+    const bool reached = test::allocations_before_failure.exchange(-1) < 0;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (finish[i] == FinishReason::cancelled && failed) continue;
+      EXPECT_EQ(finish[i], FinishReason::length);
+      EXPECT_EQ(tokens[i], want[i]) << "request " << i;
+    }
+    expect_no_leak(*engine);
+    if (!reached) break;
+    failures += failed;
+  }
+  EXPECT_GT(failures, 10);
+}
+
+// Whatever was built by then goes again: AddressSanitizer looks for what does not.
+TEST_P(ExhaustedMemory, LoadingSaysSo) {
+  const EngineOptions options = small_options(GetParam());
+  int failures = 0;
+  for (int64_t before = 0;; before += 1 + before / 8) {
+    test::allocations_before_failure = before;
+    try {
+      (void)Engine::load(options);
+      if (test::allocations_before_failure >= 0) break;  // it did not come to that one
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+      ++failures;
+    }
+  }
+  test::allocations_before_failure = -1;
+  EXPECT_GT(failures, 50);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExhaustedMemory,
+                         ::testing::Values("llama", "gemma2", "qwen3_next"),
+                         [](const auto& model) { return model.param; });
+
+}  // namespace
+}  // namespace fovea
