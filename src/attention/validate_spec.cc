@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "attention/names.h"
 #include "attention/prefix_levels.h"
@@ -72,10 +73,14 @@ void validate_linear(const AttentionSpec& spec) {
                  "scope is {}, linear kinds have decoder only", name_of(spec.scope));
   check_argument(spec.mask == MaskKind::none, "mask is {}, linear kinds take none",
                  name_of(spec.mask));
-  check_argument(spec.window == 0 && spec.chunk == 0 && spec.logit_cap == 0 && !spec.has_sinks &&
-                     !spec.has_alibi && !spec.needs_lse,
-                 "linear kinds have no scores: window, chunk, logit_cap, has_sinks, has_alibi and "
-                 "needs_lse must be off");
+  for (const auto& [name, value] : {std::pair{"window", static_cast<double>(spec.window)},
+                                    {"chunk", static_cast<double>(spec.chunk)},
+                                    {"logit_cap", static_cast<double>(spec.logit_cap)},
+                                    {"has_sinks", static_cast<double>(spec.has_sinks)},
+                                    {"has_alibi", static_cast<double>(spec.has_alibi)},
+                                    {"needs_lse", static_cast<double>(spec.needs_lse)}}) {
+    check_argument(value == 0, "{} is {}, must be 0: linear kinds have no scores", name, value);
+  }
 }
 
 void validate_rope(const AttentionSpec& spec) {

@@ -215,6 +215,12 @@ TEST(SelectBackend, RefusesContradictions) {
          r.cache.layout = KvLayout::mla_fp8_rows;
          r.cache.dtype = DType::f8e5m2;
        }},
+      {"window is 4, must be 0: linear kinds",
+       [](auto& r) {
+         r.spec.kind = AttentionKind::gated_delta_net;
+         r.spec.q_heads = r.spec.kv_heads;
+         r.spec.window = 4;
+       }},
       {"conv_width is 4", [](auto& r) { r.spec.conv_width = 4; }},
       {"need scope decoder",
        [](auto& r) {
