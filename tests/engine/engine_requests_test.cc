@@ -126,8 +126,9 @@ TEST(EngineRequests, ACallbackThatStepsIsAnError) {
   const auto on_token = [&](const TokenEvent&) {
     while (!engine.idle()) (void)engine.step();
   };
-  test::expect_error(ErrorCode::invalid_argument, {"step()", "on_token"},
-                     [&] { (void)engine.generate({&request, 1}, on_token); });
+  test::expect_error(ErrorCode::invalid_argument, {"step()", "on_token"}, [&] {
+    (void)engine.generate({&request, 1}, on_token);
+  });
   expect_no_leak(engine);
 }
 
