@@ -78,6 +78,7 @@ TEST_P(Speculation, TreeEqualsItsPaths) {
   AttentionCase causal = test;
   causal.spec.mask = MaskKind::none;
   const auto tokens = static_cast<int32_t>(output.lse.size() / test.spec.q_heads);
+  if (tokens == 0) GTEST_SKIP() << "no new tokens";
   int32_t first_row = 0;
   for (const RequestData& tree : data.requests) {
     // All paths together: the budget goes by the worst row of the request.

@@ -141,7 +141,7 @@ void long_split(Cases& cases) {
   const auto add = [&](const std::string& name, int32_t head_dim, auto&& change) {
     const auto as_extend = [&](AttentionCase& test) {
       test.mode = ForwardMode::extend;
-      test.requests = {{24, 3000}, {100, 1700}, {1, 500}, {0, 0}, {40, 40}, {131, 1400}};
+      test.requests = {{24, 5000}, {100, 1700}, {1, 500}, {0, 0}, {40, 40}, {131, 1400}};
       change(test);
     };
     add_long(cases, "split_" + name, 8, 2, head_dim, as_extend);
@@ -163,7 +163,10 @@ void long_split(Cases& cases) {
     test.growth_tokens = 1000;
   });
   add("group_1", 128, [](AttentionCase& test) { test.spec.q_heads = 2; });
-  add("group_8", 128, [](AttentionCase& test) { test.spec.q_heads = 16; });
+  add("group_8", 128, [](AttentionCase& test) {
+    test.spec.q_heads = 16;
+    test.requests = {{24, 5000}, {100, 1700}, {131, 1400}};
+  });
   for (const int32_t dim : {64, 80, 256}) {
     add(fmt::format("dim_{}", dim), dim, [](AttentionCase&) {});
   }
@@ -173,10 +176,6 @@ void long_split(Cases& cases) {
     test.requests = {{40, 3000}, {64, 1700}, {33, 1433}, {40, 40}};
   });
   add("custom", 128, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
-  add("cross", 128, [](AttentionCase& test) {
-    test.spec.scope = AttentionScope::cross;
-    test.requests = {{20, 3000}, {200, 1700}, {1, 0}};
-  });
   for (const KvScale scale : kScales) {
     for (const int32_t page_size : {1, 64}) {
       add(fmt::format("fp8_{}_page_{}", scale_name(scale), page_size), 128,

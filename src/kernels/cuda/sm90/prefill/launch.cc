@@ -120,7 +120,7 @@ class HopperPrefill final : public AttentionKernel {
     most_partials_ = static_cast<int32_t>(most_partials(setup_, limits));
     max_kv_len_ = longest_ = limits.max_kv_len;
     may_split_ = may_split(setup_, limits);
-    if (may_split_) split_->reserve(buffers_.split);
+    if (may_split_) split_->reserve(buffers_.split, limits);
     params_.order = buffers_.order;
     params_.segments = buffers_.segments;
   }

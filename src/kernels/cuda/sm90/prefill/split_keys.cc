@@ -88,19 +88,17 @@ SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
   }
 }
 
+// Not by the tokens: they may be fewer in a captured pass, whose bits are those of an eager one.
 bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass) {
   const int64_t group = batch.q_heads / batch.kv_heads;
-  const int64_t longest = batch.max_q_len > 0 ? std::min(batch.max_q_len, tokens) : tokens;
-  const int64_t requests =
-      std::min<int64_t>(batch.requests, tokens / std::max(batch.least_q_len, 1));
+  const int64_t longest = batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
   active_ = nullptr;
   beside_ = batch.most_q_len > 0;
   list_settled_ = false;
   for (Form& form : forms_) {
     const int64_t tiles_of_longest = ceil_div(longest * group, int64_t{form.rows});
     if (tiles_of_longest > 1 && &form != &forms_.back()) continue;
-    const int64_t tiles = batch.kv_heads * std::min(requests * tiles_of_longest,
-                                                    tokens * group / form.rows + requests);
+    const int64_t tiles = batch.kv_heads * batch.requests * tiles_of_longest;
     const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));
     const float share = static_cast<float>(tiles) / static_cast<float>(blocks_);
     const float idle_keys = (turns - form.over_whole * share) * static_cast<float>(keys);

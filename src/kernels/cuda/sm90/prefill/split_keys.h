@@ -35,7 +35,10 @@ class SplitKeys {
                         const BatchLimits& limits);
 
   SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store);
-  void reserve(const WorkList& work) { work_ = work; }
+  void reserve(const WorkList& work, const BatchLimits& limits) {
+    work_ = work;
+    max_q_len_ = limits.max_q_len;
+  }
   // Whether it takes the batch: where blocks that take whole row tiles would leave others idle for
   // long, or wait for memory. `keys`: of a request at most.
   bool plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass);
@@ -53,6 +56,7 @@ class SplitKeys {
   std::vector<Form> forms_;  // by rows
   Form* active_ = nullptr;   // of the planned batch
   WorkList work_{};
+  int32_t max_q_len_ = 1;
   int32_t tokens_ = 0;  // of the planned pass at most
   bool beside_ = false;
   bool list_settled_ = false;
