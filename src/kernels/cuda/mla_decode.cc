@@ -150,14 +150,16 @@ void MlaDecode::choose_joins(const BatchParams& batch, const MlaBounds& bounds) 
   joins_ = usual_joins(setup_);
   work_ = reserved_;
   if (batch.requests == 0) return;
-  // Where each request has two workers, joining its two parts leaves less to merge: 23 instead of
-  // 29 us at 32 x 1k. But the longer kernel is 1 % slower where it joins nothing (2026-11-22).
-  if (has_joins(setup_, MlaJoins::pairs) && work_.workers / batch.requests == kPairWorkers) {
+  const int64_t rows =
+      int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
+  // Where each request is one row tile with two workers, joining its two parts leaves less to
+  // merge: 23 instead of 29 us at 32 x 1k. But the longer kernel is 1 % slower where it joins
+  // nothing (2026-11-22; 32 x 4k, two new tokens each: 110.6 instead of 108.9, 2026-11-23).
+  if (has_joins(setup_, MlaJoins::pairs) && rows <= row_tile(setup_) &&
+      work_.workers / batch.requests == kPairWorkers) {
     joins_ = MlaJoins::pairs;
     work_.workers -= work_.workers % kPairWorkers;
   }
-  const int64_t rows =
-      int64_t{bounds.max_q_len > 0 ? bounds.max_q_len : limits_.max_q_len} * batch.q_heads;
   const int64_t tiles = batch.requests * ceil_div(rows, kMlaClusterRows);
   const int64_t keys = bounds.max_kv_len > 0 ? bounds.max_kv_len : limits_.max_kv_len;
   const int64_t key_tiles = ceil_div(keys, kBlockKeys);
