@@ -31,8 +31,6 @@ class Drawer {
     draw_types();
     draw_cache();
     draw_scores();
-    const bool wanted = !one_in(4);
-    test_.spec.needs_lse = wanted || test_.spec.mask == MaskKind::tree;  // tests of trees read it
     test_.strided = sometimes(4, "strided");
     draw_requests();
     draw_contents();
