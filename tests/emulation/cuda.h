@@ -17,12 +17,12 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ __attribute__((visibility("default")))
-#define __shared__ thread_local  // the module's, which Machine::poison relies on
+#define __shared__ thread_local  // the module's, which Run::poison relies on
 
-#define threadIdx (fovea::emulation::machine.thread_index)
-#define blockIdx (fovea::emulation::machine.block_index)
-#define blockDim (fovea::emulation::machine.block_size)
-#define gridDim (fovea::emulation::machine.grid_size)
+#define threadIdx (fovea::emulation::here.thread_index)
+#define blockIdx (fovea::emulation::here.block_index)
+#define blockDim (fovea::emulation::here.block_size)
+#define gridDim (fovea::emulation::here.grid_size)
 
 struct alignas(8) float2 {
   float x, y;
@@ -32,6 +32,12 @@ struct alignas(16) float4 {
 };
 struct alignas(8) uint2 {
   uint32_t x, y;
+};
+struct alignas(8) int2 {
+  int32_t x, y;
+};
+struct alignas(16) int4 {
+  int32_t x, y, z, w;
 };
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
@@ -58,20 +64,47 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __popc(uint32_t bits) { return std::popcount(bits); }
+inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
+inline float __log2f(float x) { return std::log2(x); }
 inline int __clz(int bits) { return std::countl_zero(static_cast<uint32_t>(bits)); }
 inline int __ffs(int bits) { return bits ? std::countr_zero(static_cast<uint32_t>(bits)) + 1 : 0; }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(uint64_t{a} * b >> 32);
+}
+inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) << (by & 31) >> 32);
+}
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (by & 31));
+}
+// Byte i is that of both words whose number is in nibble i of the selector.
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<uint32_t>(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  }
+  return result;
+}
 template <typename T>
 T __ldcg(const T* address) {
   return *address;
 }
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+inline int64_t clock64() { return fovea::emulation::machine.clock(); }
 
-inline void __syncthreads() { fovea::emulation::machine.meet_block(false); }
-inline int __syncthreads_or(int value) { return fovea::emulation::machine.meet_block(value != 0); }
+inline void __syncthreads() { fovea::emulation::machine.named_barrier(0, 0, true); }
+inline int __syncthreads_or(int value) {
+  return fovea::emulation::machine.named_barrier(0, 0, true, value != 0);
+}
 
 // Instructions of a whole warp: kernels name all lanes.
 namespace fovea::emulation {
 
-inline int lane() { return static_cast<int>(machine.thread_index.x % kLanes); }
+inline int lane() { return static_cast<int>(here.thread_index.x % kLanes); }
 
 template <typename T>
 const std::array<T, kLanes>& meet_warp(const char* what, uint32_t mask, const T& value) {
@@ -105,6 +138,11 @@ T __shfl_up_sync(uint32_t mask, T value, int by) {
   return all[std::max(fovea::emulation::lane() - by, 0)];
 }
 template <typename T>
+T __shfl_down_sync(uint32_t mask, T value, int by) {
+  const auto& all = fovea::emulation::meet_warp("__shfl_down_sync", mask, value);
+  return all[std::min(fovea::emulation::lane() + by, fovea::emulation::kLanes - 1)];
+}
+template <typename T>
 T __reduce_min_sync(uint32_t mask, T value) {
   return std::ranges::min(fovea::emulation::meet_warp("__reduce_min_sync", mask, value));
 }
@@ -136,3 +174,13 @@ template <typename T>
 T atomicMin(T* to, T value) {
   return std::exchange(*to, std::min(*to, value));
 }
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; ++i)
+    c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t c) {
+  for (int i = 0; i < 4; ++i) c += (a >> 8 * i & 0xff) * (b >> 8 * i & 0xff);
+  return c;
+}
+inline int __all_sync(uint32_t mask, int value) { return __ballot_sync(mask, value) == mask; }

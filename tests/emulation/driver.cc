@@ -2,8 +2,9 @@
 // A CUDA driver and a compiler for the emulated GPU, in the place of gpu/driver.cc and
 // gpu/nvrtc.cc: everything above them is the library's own. "Machine code" is the path of a library
 // that the build made of module.cc. Device memory is host memory, exact to the byte and NaN at
-// first. A launch is over when it returns; launches take threads and blocks in ascending and in
-// descending order by turns. What is null in the table is not emulated: graphs, streams, events.
+// first. What a GPU leaves open a kernel's launches take by turns (policy_of). A launch that
+// overlaps with the one before runs as far as it can before that goes on. What is null in the table
+// is not emulated.
 #include "gpu/driver.h"
 
 #include <dlfcn.h>
@@ -11,25 +12,97 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "core/check.h"
+#include "emulation/graphs.h"
+#include "emulation/launch.h"
+#include "emulation/tensor_map.h"
 #include "gpu/nvrtc.h"
 #include "support/poison.h"
 
 namespace fovea::gpu {
 namespace {
 
+using emulation::EncodedTensorMap;
+using emulation::Graph;
+using emulation::KernelNode;
+using emulation::Policy;
+
 constexpr CUresult kFailed = 999;
 constexpr size_t kAlignment = 256;
-constexpr int kMultiprocessors = 3;  // so few that the plans cut small batches
 constexpr int kSm = 90;
 
-using Launch = void(uint32_t grid_x, uint32_t grid_y, bool descending, void** arguments);
+int from_environment(const char* name, int otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::atoi(value) : otherwise;
+}
+// So few that the plans cut small batches.
+int multiprocessors() {
+  static const int count = from_environment("FOVEA_EMULATED_MULTIPROCESSORS", 3);
+  return count;
+}
+
+struct Function {
+  emulation::LaunchFunction* launch;
+  emulation::FinishFunction* finish;
+  size_t params_bytes;
+  int launches = 0;
+};
+
+// By library.
+std::map<CUmodule, Function>& functions() {
+  static std::map<CUmodule, Function> all;
+  return all;
+}
+
+// Each pair of two choices in four launches; copies mixed in the last.
+Policy policy_of(Function& function) {
+  static const int forced = from_environment("FOVEA_EMULATED_POLICY", -1);
+  constexpr Policy kPolicies[] = {{false, true, Policy::late},
+                                  {true, true, Policy::early},
+                                  {true, false, Policy::late},
+                                  {false, false, Policy::mixed}};
+  const int number = forced >= 0 ? forced : function.launches++;
+  return kPolicies[static_cast<size_t>(number) % std::size(kPolicies)];
+}
+
+// The last launch, if it is not over.
+class Unfinished {
+ public:
+  void set(emulation::Run* run, emulation::FinishFunction* finish) {
+    run_ = run;
+    finish_ = finish;
+  }
+  std::function<void()> finisher() {
+    if (!run_) return nullptr;
+    return [run = std::exchange(run_, nullptr), finish = finish_] { finish(run); };
+  }
+  void finish() {
+    if (const auto finish = finisher()) finish();
+  }
+
+ private:
+  emulation::Run* run_ = nullptr;
+  emulation::FinishFunction* finish_ = nullptr;
+};
+Unfinished unfinished;
+emulation::Streams streams;
+
+// What is no kernel waits for the one before.
+void tell(Stream stream, std::function<void()> work) {
+  streams.tell(stream, [work = std::move(work)] {
+    unfinished.finish();
+    work();
+  });
+}
 
 CUresult attribute(int* value, CUdevice_attribute which, CUdevice) {
   switch (which) {
     case kAttributeMultiprocessorCount:
-      *value = kMultiprocessors;
+      *value = multiprocessors();
       break;
     case kAttributeComputeCapabilityMajor:
       *value = kSm / 10;
@@ -55,6 +128,15 @@ CUresult load_module(CUmodule* module, const void* image) {
   return *module ? kCudaSuccess : kFailed;
 }
 
+CUresult find_function(CUfunction* function, CUmodule module, const char*) {
+  Function& found = functions()[module];
+  found = {reinterpret_cast<emulation::LaunchFunction*>(dlsym(module, "emulated_launch")),
+           reinterpret_cast<emulation::FinishFunction*>(dlsym(module, "emulated_finish")),
+           *static_cast<const size_t*>(dlsym(module, "emulated_params_bytes"))};
+  *function = reinterpret_cast<CUfunction>(&found);
+  return kCudaSuccess;
+}
+
 CUresult find_global(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
   constexpr size_t kTraitsBytes = 16;  // the only global there is
   *address = reinterpret_cast<CUdeviceptr>(dlsym(module, name));
@@ -62,15 +144,91 @@ CUresult find_global(CUdeviceptr* address, size_t* bytes, CUmodule module, const
   return *address ? kCudaSuccess : kFailed;
 }
 
-CUresult launch(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
-  static bool descending = true;
-  descending = !descending;
-  reinterpret_cast<Launch*>(function)(config->grid_x, config->grid_y, descending, arguments);
+void launch_now(const KernelNode& kernel) {
+  auto& function = *reinterpret_cast<Function*>(kernel.function);
+  emulation::Launch launch{.grid = {kernel.config.grid_x, kernel.config.grid_y, 1},
+                           .multiprocessors = static_cast<uint32_t>(multiprocessors()),
+                           .policy = policy_of(function)};
+  for (const CUlaunchAttribute& attribute : kernel.attributes) {
+    if (attribute.id == kLaunchAttributeClusterDimension) {
+      launch.cluster = attribute.value.cluster.x;
+    } else if (attribute.value.programmatic_stream_serialization) {
+      launch.finish_previous = unfinished.finisher();
+    }
+  }
+  unfinished.finish();
+  unfinished.set(function.launch(launch, kernel.params.data()), function.finish);
+}
+
+CUresult launch(const CUlaunchConfig* config, CUfunction handle, void** arguments, void**) {
+  KernelNode kernel{
+      .function = handle,
+      .config = *config,
+      .attributes = {config->attributes, config->attributes + config->attribute_count}};
+  kernel.set_params(arguments[0], reinterpret_cast<Function*>(handle)->params_bytes);
+  if (streams.captures(config->stream)) {
+    streams.add({.kernel = std::move(kernel)});
+  } else {
+    launch_now(kernel);
+  }
   return kCudaSuccess;
 }
 
-Driver emulated() {
-  Driver driver;
+// Its first kernel does not overlap with what is before it.
+CUresult launch_graph(CUgraphExec exec, Stream) {
+  unfinished.finish();
+  for (const auto& node : *reinterpret_cast<const Graph*>(exec)) {
+    node->other ? node->other() : launch_now(node->kernel);
+  }
+  return kCudaSuccess;
+}
+
+CUresult set_kernel(CUgraphExec exec, CUgraphNode captured, const CUkernelNodeParams* params) {
+  for (const auto& node : *reinterpret_cast<const Graph*>(exec)) {
+    if (reinterpret_cast<CUgraphNode>(node->captured.get()) != captured) continue;
+    KernelNode& kernel = node->kernel;
+    kernel.config.grid_x = params->grid_x;
+    kernel.config.grid_y = params->grid_y;
+    kernel.set_params(params->arguments[0],
+                      reinterpret_cast<Function*>(kernel.function)->params_bytes);
+    return kCudaSuccess;
+  }
+  return kFailed;
+}
+
+CUresult capture_info(Stream, CUstreamCaptureStatus*, unsigned long long*, CUgraph*,
+                      const CUgraphNode** nodes, const void**, size_t*) {
+  static CUgraphNode last;
+  last = reinterpret_cast<CUgraphNode>(streams.last());
+  *nodes = &last;
+  return kCudaSuccess;
+}
+
+CUresult active_clusters(int* clusters, CUfunction, const CUlaunchConfig* config) {
+  *clusters = multiprocessors() / static_cast<int>(config->attributes[0].value.cluster.x);
+  return kCudaSuccess;
+}
+
+CUresult encode(void* map, int, uint32_t rank, void* data, const uint64_t* sizes,
+                const uint64_t* strides, const uint32_t* box, const uint32_t*, int, int, int, int) {
+  EncodedTensorMap encoded{
+      .tag = EncodedTensorMap::kTag, .data = static_cast<char*>(data), .rank = rank};
+  if (rank < 1 || rank > EncodedTensorMap::kMostRank) return kFailed;
+  std::copy_n(sizes, rank, encoded.sizes.begin());
+  std::copy_n(strides, rank - 1, encoded.strides.begin());
+  std::copy_n(box, rank, encoded.box.begin());
+  if (!encoded.is_valid()) return kFailed;
+  std::memcpy(map, &encoded, sizeof(encoded));
+  return kCudaSuccess;
+}
+
+CUresult replace_address(void* map, void* data) {
+  auto* encoded = static_cast<EncodedTensorMap*>(map);
+  encoded->data = static_cast<char*>(data);
+  return encoded->is_valid() ? kCudaSuccess : kFailed;
+}
+
+void fill_device(Driver& driver) {
   driver.error_name = [](CUresult, const char** text) { return *text = "emulation", kCudaSuccess; };
   driver.error_string = [](CUresult, const char** text) {
     const char* reason = dlerror();
@@ -89,35 +247,95 @@ Driver emulated() {
   driver.context_retain = [](CUcontext*, CUdevice) { return kCudaSuccess; };
   driver.context_release = [](CUdevice) { return kCudaSuccess; };
   driver.context_set = [](CUcontext) { return kCudaSuccess; };
+}
+
+void fill_memory(Driver& driver) {
   driver.memory_allocate = allocate;
   driver.memory_free = [](CUdeviceptr address) {
+    unfinished.finish();
     std::free(reinterpret_cast<void*>(address));
     return kCudaSuccess;
   };
-  driver.copy_to_device = [](CUdeviceptr to, const void* from, size_t bytes, Stream) {
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  driver.copy_to_device = [](CUdeviceptr to, const void* from, size_t bytes, Stream stream) {
+    tell(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
     return kCudaSuccess;
   };
-  driver.copy_to_host = [](void* to, CUdeviceptr from, size_t bytes, Stream) {
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  driver.copy_to_host = [](void* to, CUdeviceptr from, size_t bytes, Stream stream) {
+    tell(stream, [=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
     return kCudaSuccess;
   };
-  driver.fill_bytes = [](CUdeviceptr to, unsigned char value, size_t bytes, Stream) {
-    std::memset(reinterpret_cast<void*>(to), value, bytes);
+  driver.copy_on_device = [](CUdeviceptr to, CUdeviceptr from, size_t bytes, Stream stream) {
+    const auto* source = reinterpret_cast<const void*>(from);
+    tell(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), source, bytes); });
     return kCudaSuccess;
   };
-  driver.stream_synchronize = [](Stream) { return kCudaSuccess; };
+  driver.fill_words = [](CUdeviceptr to, unsigned value, size_t count, Stream stream) {
+    tell(stream, [=] { std::fill_n(reinterpret_cast<unsigned*>(to), count, value); });
+    return kCudaSuccess;
+  };
+  driver.fill_bytes = [](CUdeviceptr to, unsigned char value, size_t bytes, Stream stream) {
+    tell(stream, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+    return kCudaSuccess;
+  };
+}
+
+void fill_streams(Driver& driver) {
+  driver.stream_create = [](Stream* stream, unsigned) {
+    return *stream = streams.create(), kCudaSuccess;
+  };
+  driver.stream_destroy = [](Stream) { return kCudaSuccess; };
+  driver.stream_synchronize = [](Stream) { return unfinished.finish(), kCudaSuccess; };
+  driver.stream_is_capturing = [](Stream stream, CUstreamCaptureStatus* status) {
+    *status = static_cast<CUstreamCaptureStatus>(streams.captures(stream));
+    return kCudaSuccess;
+  };
+  driver.stream_capture_info = capture_info;
+  driver.stream_begin_capture = [](Stream stream, CUstreamCaptureMode) {
+    return streams.begin_capture(stream), kCudaSuccess;
+  };
+  driver.stream_end_capture = [](Stream, CUgraph* graph) {
+    *graph = reinterpret_cast<CUgraph>(new Graph(streams.end_capture()));
+    return kCudaSuccess;
+  };
+  driver.graph_instantiate = [](CUgraphExec* exec, CUgraph graph, unsigned long long) {
+    *exec = reinterpret_cast<CUgraphExec>(
+        new Graph(emulation::instantiate(*reinterpret_cast<const Graph*>(graph))));
+    return kCudaSuccess;
+  };
+  driver.graph_exec_set_kernel = set_kernel;
+  driver.graph_launch = launch_graph;
+  driver.graph_exec_destroy = [](CUgraphExec exec) {
+    return delete reinterpret_cast<Graph*>(exec), kCudaSuccess;
+  };
+  driver.graph_destroy = [](CUgraph graph) {
+    return delete reinterpret_cast<Graph*>(graph), kCudaSuccess;
+  };
+}
+
+void fill_kernels(Driver& driver) {
   driver.module_load = load_module;
-  driver.module_unload = [](CUmodule module) { return dlclose(module); };
-  driver.module_function = [](CUfunction* function, CUmodule module, const char*) {
-    *function = reinterpret_cast<CUfunction>(dlsym(module, "emulated_launch"));
-    return *function ? kCudaSuccess : kFailed;
+  driver.module_unload = [](CUmodule module) {
+    unfinished.finish();
+    functions().erase(module);
+    return dlclose(module);
   };
+  driver.module_function = find_function;
   driver.module_global = find_global;
+  driver.tensor_map_encode = encode;
+  driver.tensor_map_replace_address = replace_address;
   driver.function_set_attribute = [](CUfunction, CUfunction_attribute, int) {
     return kCudaSuccess;
   };
+  driver.max_active_clusters = active_clusters;
   driver.launch = launch;
+}
+
+Driver emulated() {
+  Driver driver;
+  fill_device(driver);
+  fill_memory(driver);
+  fill_streams(driver);
+  fill_kernels(driver);
   return driver;
 }
 

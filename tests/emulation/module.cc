@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One kernel for the emulated GPU: the text that make_variant() gives a compiler, as a library.
 // FOVEA_HEADER: its kernel.cuh; FOVEA_VALUES: its line of variants.txt; __CUDA_ARCH__.
+// FOVEA_LOADED_ONLY: backends load the kernel, but no test may launch it; that compiles in a third
+// of the time.
 #include "emulation/cuda.h"
 #include "kernels/cuda/common/types.cuh"
 
@@ -13,14 +15,36 @@ __shared__ __align__(1024) char dynamic_shared[227 << 10];  // what a block of s
 #include FOVEA_HEADER
 
 using namespace fovea::kernels::cuda;
+#ifdef FOVEA_LOADED_ONLY
+using Entry = Config<FOVEA_VALUES>;
+extern "C" __constant__ const KernelTraits fovea_traits = Entry::kTraits;
+void fovea_kernel(const Entry::Params&) {
+  fovea::emulation::fail("the kernel is one of those that are only loaded");
+}
+#else
 FOVEA_KERNEL_ENTRY(Config<FOVEA_VALUES>)
+#endif
 
-extern "C" __attribute__((visibility("default"))) void emulated_launch(uint32_t grid_x,
-                                                                       uint32_t grid_y,
-                                                                       bool descending,
-                                                                       void** arguments) {
-  const auto& params = *static_cast<const Entry::Params*>(arguments[0]);
-  fovea::emulation::machine.launch({grid_x, grid_y, 1}, Entry::kTraits.threads, descending,
-                                   dynamic_shared, Entry::kTraits.shared_bytes,
-                                   sizeof(dynamic_shared), [&] { fovea_kernel(params); });
+#define FOVEA_EXPORTED extern "C" __attribute__((visibility("default")))
+
+FOVEA_EXPORTED const size_t emulated_params_bytes = sizeof(Entry::Params);
+
+FOVEA_EXPORTED fovea::emulation::Run* emulated_launch(const fovea::emulation::Launch& launch,
+                                                      const void* params_at) {
+  const auto& params = *static_cast<const Entry::Params*>(params_at);
+  auto run = std::make_unique<fovea::emulation::Run>(
+      launch, fovea::emulation::Kernel{
+                  .threads = Entry::kTraits.threads,
+                  .blocks_per_sm = Entry::kBlocksPerSm,
+                  .shared_bytes = Entry::kTraits.shared_bytes,
+                  .shared_limit = sizeof(dynamic_shared),
+                  .shared = [] { return dynamic_shared; },
+                  .body = [params] { fovea_kernel(params); },
+              });
+  return run->advance(false) ? nullptr : run.release();
+}
+
+FOVEA_EXPORTED void emulated_finish(fovea::emulation::Run* run) {
+  run->advance(true);
+  delete run;
 }

@@ -10,30 +10,34 @@ namespace fovea::kernels::cuda {
 
 namespace machine_of = fovea::emulation;
 
+inline uint32_t shared_address(const void* pointer) {
+  return machine_of::machine.shared_address(pointer);
+}
+
 inline uint32_t fresh(uint32_t value) { return value; }
 
 inline void copy_async(void* shared, const void* global, int bytes) {
-  machine_of::machine.defer({shared, global, 16, static_cast<size_t>(bytes)});
+  machine_of::machine.copy({shared, global, 16, static_cast<size_t>(bytes)});
 }
 inline void copy_word_async(void* shared, const void* global, int bytes) {
-  machine_of::machine.defer({shared, global, 4, static_cast<size_t>(bytes)});
+  machine_of::machine.copy({shared, global, 4, static_cast<size_t>(bytes)});
 }
-inline void commit_copies() { machine_of::machine.commit(); }
+inline void commit_copies() { machine_of::machine.commit_copies(); }
 template <int kPending>
 void wait_copies() {
-  machine_of::machine.wait(kPending);
+  machine_of::machine.wait_copies(kPending);
 }
 
-// Kernels run one after the other.
-inline void wait_for_previous_kernel() {}
-inline void allow_next_kernel() {}
+inline void wait_for_previous_kernel() { machine_of::machine.wait_for_previous_kernel(); }
+inline void allow_next_kernel() { machine_of::machine.allow_next_kernel(); }
 
 // Elements `column` and the next of row `row` of the 8x8 matrix whose rows lanes from `first` on
 // point to.
 using RowAddresses = std::array<const void*, machine_of::kLanes>;
 inline uint16_t matrix_element(const RowAddresses& rows, int matrix, int row, int column) {
   const void* address = rows[matrix * 8 + row];
-  if (reinterpret_cast<uintptr_t>(address) % 16) machine_of::machine.fail("a misaligned matrix row");
+  if (reinterpret_cast<uintptr_t>(address) % 16)
+    machine_of::machine.fail("a misaligned matrix row");
   return static_cast<const uint16_t*>(address)[column];
 }
 inline uint32_t matrix_pair(const RowAddresses& rows, int matrix, bool transposed) {
@@ -71,15 +75,14 @@ float half_of(uint32_t pair, int half) {
   return to_float<kType>(static_cast<uint16_t>(pair >> 16 * half));
 }
 
-// Lane l has, of a, rows l / 4 and l / 4 + 8, columns from l % 4 * 2 and 8 more; of b, column l / 4,
-// rows from l % 4 * 2 and 8 more; of d, rows as of a, columns from l % 4 * 2.
+// Lane l has, of a, rows l / 4 and l / 4 + 8, columns from l % 4 * 2 and 8 more; of b, column l /
+// 4, rows from l % 4 * 2 and 8 more; of d, rows as of a, columns from l % 4 * 2.
 template <Type kType>
 void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
     uint32_t a[4], b[2];
   };
-  const auto& all =
-      machine_of::meet_warp("mma", ~0u, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const auto& all = machine_of::meet_warp("mma", ~0u, Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const int row = machine_of::lane() / 4;
   const int column = machine_of::lane() % 4 * 2;
   for (int k = 0; k < 16; ++k) {

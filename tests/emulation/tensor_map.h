@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the emulated driver writes into a CUtensorMap, and the boxes that are copied by it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+namespace fovea::emulation {
+
+// Of 16-bit elements, innermost dimension first; a box is rows of 128 bytes with the 128-byte
+// swizzle.
+struct EncodedTensorMap {
+  static constexpr uint64_t kTag = 0x70616d726f736e65;
+  static constexpr int kMostRank = 5;
+  static constexpr uint64_t kRowBytes = 128;
+  static constexpr uint64_t kElementBytes = 2;
+
+  uint64_t tag;
+  char* data;
+  uint32_t rank;
+  std::array<uint32_t, kMostRank> box;
+  std::array<uint64_t, kMostRank> sizes;
+  std::array<uint64_t, kMostRank - 1> strides;  // bytes
+
+  // What the driver refuses.
+  bool is_valid() const {
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rank < 1 || rank > kMostRank) return false;
+    if (box[0] * kElementBytes != kRowBytes) return false;
+    for (uint32_t i = 0; i < rank; ++i) {
+      if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32) return false;
+      if (box[i] == 0 || box[i] > 256) return false;
+      if (i > 0 && (strides[i - 1] % 16 != 0 || strides[i - 1] >= uint64_t{1} << 40)) return false;
+    }
+    return true;
+  }
+  uint32_t box_bytes() const {
+    uint64_t bytes = kElementBytes;
+    for (uint32_t i = 0; i < rank; ++i) bytes *= box[i];
+    return static_cast<uint32_t>(bytes);
+  }
+
+  using Coordinates = std::array<int, kMostRank>;
+
+  // Calls with each 16 bytes of the box at `at`: where they are in it before the swizzle, in
+  // memory (null outside of the tensor) and how many of them are the tensor's.
+  template <typename Visit>
+  void for_each_chunk(const Coordinates& at, Visit&& visit) const {
+    const uint32_t rows = box_bytes() / kRowBytes;
+    for (uint32_t row = 0; row < rows; ++row) {
+      uint32_t rest = row;
+      bool inside = true;
+      char* from = data;
+      for (uint32_t i = 1; i < rank; ++i) {
+        const int64_t place = int64_t{at[i]} + rest % box[i];
+        rest /= box[i];
+        inside &= place >= 0 && place < static_cast<int64_t>(sizes[i]);
+        if (inside) from += place * static_cast<int64_t>(strides[i - 1]);
+      }
+      constexpr int kChunkElements = 8;
+      for (int chunk = 0; chunk < static_cast<int>(kRowBytes) / 16; ++chunk) {
+        const int64_t column = int64_t{at[0]} + chunk * kChunkElements;
+        int64_t live = inside && column >= 0 ? static_cast<int64_t>(sizes[0]) - column : 0;
+        live = live < 0 ? 0 : live > kChunkElements ? kChunkElements : live;
+        visit(row * kRowBytes + static_cast<uint32_t>(chunk) * 16,
+              live > 0 ? from + column * static_cast<int64_t>(kElementBytes) : nullptr,
+              static_cast<size_t>(live) * kElementBytes);
+      }
+    }
+  }
+  // Where the bytes at an address of shared memory lie: chunks of 16 change places in each 128.
+  static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+};
+static_assert(sizeof(EncodedTensorMap) <= 128);
+
+}  // namespace fovea::emulation
