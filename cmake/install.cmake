@@ -8,6 +8,7 @@ set(libraries fovea_engine fovea_model fovea_attention fovea_kvcache fovea_kerne
 
 install(TARGETS fovea fovea_options ${libraries} EXPORT fovea ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/fovea DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/fovea)
 # Beside the command, where it looks for it; there is one after `make kernels`.
 set(fovea_KERNEL_PACK ${PROJECT_BINARY_DIR}/kernels.pack CACHE INTERNAL "")  # projects around this one see it
 install(FILES ${fovea_KERNEL_PACK} DESTINATION ${CMAKE_INSTALL_BINDIR} OPTIONAL)

@@ -39,7 +39,19 @@ const BackendEntry* first_accepted(const BackendRegistry& registry,
   }
   std::string text = "no backend serves this request\n";
   for (const Candidate& candidate : candidates) text += reasons_text(candidate);
+  text.pop_back();
   throw Error(ErrorCode::unsupported, text);
+}
+
+// A name may mean several backends elsewhere (SGLang's flashinfer serves MLA too): who would do.
+std::string required_text(const BackendWish& wish, const Candidate& refused,
+                          std::span<const Candidate> candidates) {
+  std::string text = fmt::format("backend '{}' was required\n{}", wish.name, reasons_text(refused));
+  std::string others;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.reasons.empty()) others += (others.empty() ? "" : ", ") + candidate.name;
+  }
+  return text + "accepted by: " + (others.empty() ? "none" : others);
 }
 
 const BackendEntry* resolve(const BackendRegistry& registry, const std::string& name) {
@@ -154,8 +166,7 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
       selection.chosen = first_accepted(registry, selection.candidates);
       selection.fallback = fallback_text(wish, selection.chosen->name, *candidate);
     } else {
-      throw Error(ErrorCode::unsupported, fmt::format("backend '{}' was required\n{}", wish.name,
-                                                      reasons_text(*candidate)));
+      throw Error(ErrorCode::unsupported, required_text(wish, *candidate, selection.candidates));
     }
   }
   selection.workspace_bytes = selection.chosen->workspace_bytes(request);

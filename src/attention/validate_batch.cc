@@ -50,6 +50,19 @@ void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
   }
 }
 
+// A GPU cannot look, and would choose a kernel for shorter requests.
+void check_bounds(const BatchView& batch, const AttentionSpec& spec) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(batch.max_q_len == 0 || q_len_of(batch, request) <= batch.max_q_len,
+                   "request {}: q_len is {}, above the batch's max_q_len of {}", request,
+                   q_len_of(batch, request), batch.max_q_len);
+    if (is_packed(spec.scope) || batch.max_kv_len == 0) continue;
+    check_argument(batch.kv_lens[request] <= batch.max_kv_len,
+                   "request {}: kv_len is {}, above the batch's max_kv_len of {}", request,
+                   batch.kv_lens[request], batch.max_kv_len);
+  }
+}
+
 void check_encoder(const BatchView& batch, const BatchLimits& limits) {
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int32_t length = batch.encoder_lens[request];
@@ -220,6 +233,7 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
     check_table(batch, rules);
     check_slots(batch, rules);
   }
+  check_bounds(batch, spec);
   if (is_linear(spec.kind)) {
     check_states(batch, rules.state_slots);
     if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);

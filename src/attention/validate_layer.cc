@@ -14,6 +14,8 @@ void check_rows(const HeadRows& rows, DType dtype, std::string_view name) {
   check_argument(rows.data != nullptr, "{} is null", name);
   check_argument(rows.dtype == dtype, "{} is {}, the spec's q_dtype asks for {}", name,
                  dtype_name(rows.dtype), dtype_name(dtype));
+  check_argument(reinterpret_cast<uintptr_t>(rows.data) % dtype_bytes(dtype) == 0,
+                 "{} is at {}, must be aligned to {} bytes", name, rows.data, dtype_bytes(dtype));
 }
 
 void check_optional(const void* given, bool wanted, std::string_view name, std::string_view flag) {

@@ -30,6 +30,22 @@ void check_view(const KvLayerView& view, const KvPool& pool, int32_t layer) {
       view.k_scale == nullptr ? "k_scale" : "v_scale", name_of(spec.scale));
 }
 
+// A stride that was forgotten puts rows on top of each other.
+void check_strides(const KvLayerView& view, const KvPool& pool, int32_t layer) {
+  const KvCacheSpec& spec = pool.spec();
+  const auto check = [&](const char* name, int64_t stride, int64_t count, const char* what) {
+    check_argument(stride != 0 || count == 1, "layer {} of the pool: {} is 0, there are {} {}",
+                   layer, name, count, what);
+  };
+  check("k_page_stride", view.k_page_stride, pool.pages(), "pages");
+  check("k_token_stride", view.k_token_stride, spec.page_size, "tokens a page");
+  check("k_head_stride", view.k_head_stride, spec.kv_heads, "heads");
+  if (spec.layout != KvLayout::mha) return;  // v is the front of k's rows
+  check("v_page_stride", view.v_page_stride, pool.pages(), "pages");
+  check("v_token_stride", view.v_token_stride, spec.page_size, "tokens a page");
+  check("v_head_stride", view.v_head_stride, spec.kv_heads, "heads");
+}
+
 }  // namespace
 
 void validate_pool(const KvPool& pool, const AttentionSpec& spec, Device device) {
@@ -39,7 +55,9 @@ void validate_pool(const KvPool& pool, const AttentionSpec& spec, Device device)
   check_argument(pool.pages() >= 2,
                  "the pool has {} pages, must have at least 2: page 0 is reserved", pool.pages());
   for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {
-    check_view(pool.layer(layer), pool, layer);
+    const KvLayerView view = pool.layer(layer);
+    check_view(view, pool, layer);
+    check_strides(view, pool, layer);
   }
 }
 

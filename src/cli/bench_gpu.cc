@@ -203,7 +203,7 @@ void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
   if (output == "json") fmt::print("{}", bench::to_json(reports));
   end_if_interrupted();
   if (wrong) {
-    fmt::print(stderr, "fovea: an output was wrong\n");
+    print_note("fovea: an output was wrong\n");
     throw CLI::RuntimeError(1);
   }
 }

@@ -22,7 +22,6 @@ struct CheckFlags {
 };
 
 std::string on_one_line(std::string text) {
-  while (text.ends_with('\n')) text.pop_back();
   for (size_t at = 0; (at = text.find('\n', at)) != text.npos;) {
     const size_t next = text.find_first_not_of("\n ", at);
     text.replace(at, next - at, "; ");
@@ -52,6 +51,9 @@ void print_table(const std::vector<CheckRow>& rows) {
 }
 
 void print_json(const std::vector<CheckRow>& rows) {
+  const auto or_null = [](double value, bool known) {
+    return known ? nlohmann::json(value) : nullptr;
+  };
   nlohmann::ordered_json report = nlohmann::ordered_json::array();
   for (const CheckRow& row : rows) {
     nlohmann::ordered_json entry{{"backend", row.backend}, {"kv_dtype", dtype_name(row.kv_dtype)}};
@@ -61,8 +63,8 @@ void print_json(const std::vector<CheckRow>& rows) {
       entry.update({{"max_logit_difference", row.max_logit_difference},
                     {"greedy_equal", row.greedy_equal},
                     {"greedy_total", row.greedy_total},
-                    {"perplexity", row.perplexity},
-                    {"perplexity_change", row.perplexity_change},
+                    {"perplexity", or_null(row.perplexity, row.perplexity > 0)},
+                    {"perplexity_change", or_null(row.perplexity_change, row.perplexity > 0)},
                     {"pass", row.pass}});
     }
     report.push_back(std::move(entry));

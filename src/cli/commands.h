@@ -82,6 +82,9 @@ KvScale parse_kv_scale_flag(std::string_view value);
 void show_progress(std::string_view what);
 void clear_progress();
 
+// On stderr, beside the results: a command does not fail because nobody can read it.
+void print_note(const std::string& text);
+
 void flush_stdout();  // Error{io} when it, or something before it, could not be written
 
 }  // namespace fovea::cli

@@ -17,6 +17,8 @@
 namespace fovea::cli {
 namespace {
 
+constexpr std::string_view kArchitecture = "sm_";  // of a device that is not here
+
 struct ExplainFlags {
   std::optional<std::string> model;
   BackendRequest request;
@@ -38,9 +40,8 @@ struct ExplainFlags {
 // Selection is a pure function of the device's description: "sm_90" stands for any GPU of that
 // architecture, which need not be here.
 DeviceInfo explained_device(const CLI::App& command, const ExplainFlags& flags) {
-  constexpr std::string_view kPrefix = "sm_";
   const std::string& name = flags.device;
-  if (!name.starts_with(kPrefix)) {
+  if (!name.starts_with(kArchitecture)) {
     if (command.get_option("--multiprocessors")->count() > 0) {
       throw Error(ErrorCode::invalid_argument, "--multiprocessors needs --device sm_NN");
     }
@@ -48,7 +49,7 @@ DeviceInfo explained_device(const CLI::App& command, const ExplainFlags& flags) 
   }
   DeviceInfo device{.kind = DeviceKind::cuda, .name = name, .cores = flags.multiprocessors};
   const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kPrefix.size(), end, device.sm);
+  const auto [rest, error] = std::from_chars(name.data() + kArchitecture.size(), end, device.sm);
   if (error == std::errc{} && rest == end && device.sm > 0) return device;
   throw Error(ErrorCode::invalid_argument,
               fmt::format("--device is '{}', an architecture is spelled like sm_90", name));
@@ -64,20 +65,21 @@ T named(std::string_view flag, const std::string& value, const std::map<std::str
               fmt::format("{} is '{}', known: {}", flag, value, known));
 }
 
-// Heads as in DeepSeek-V3 and Qwen3-Next where none are given for kinds that 32/8 heads of 128 do
-// not fit.
+// Where 32/8 heads of 128 do not fit the kind, what was not given is DeepSeek-V3's or Qwen3-Next's.
+// The widths of mla belong together: who gives one gives those that differ from 0.
 void set_default_heads(const CLI::App& command, const std::string& kind, AttentionSpec& spec) {
-  for (const char* flag :
-       {"--q-heads", "--kv-heads", "--head-dim", "--head-dim-v", "--nope-dim", "--v-dim"}) {
-    if (command.get_option(flag)->count() > 0) return;
-  }
+  const auto given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   if (kind == "mla") {
-    spec.q_heads = spec.nope_dim = spec.v_dim = 128;
+    if (!given("--q-heads")) spec.q_heads = 128;
+    if (!given("--kv-heads")) spec.kv_heads = 1;
+    if (given("--head-dim") || given("--head-dim-v") || given("--nope-dim") || given("--v-dim"))
+      return;
     spec.head_dim = 576;
     spec.head_dim_v = 512;
+    spec.nope_dim = spec.v_dim = 128;
   } else if (kind != "mha") {
-    spec.q_heads = 16;
-    spec.kv_heads = 32;
+    if (!given("--q-heads")) spec.q_heads = 16;
+    if (!given("--kv-heads")) spec.kv_heads = 32;
   }
 }
 
@@ -125,7 +127,6 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
                               "the rest of --head-dim {} is the rotary key",
                               spec.head_dim));
     }
-    spec.kv_heads = 1;
     spec.kv_lora_rank = spec.head_dim_v;
     spec.rope_dim = spec.head_dim - spec.head_dim_v;
   }
@@ -161,6 +162,12 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   options.model_path = *flags.model;
   options.backend = parse_backend_wish(flags.backend);
   if (flags.decode_backend) options.decode_backend = parse_backend_wish(*flags.decode_backend);
+  if (flags.device.starts_with(kArchitecture)) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--device {} does not go with --model, whose checkpoint is loaded: "
+                            "known are cpu, cuda, cuda:N",
+                            flags.device));
+  }
   options.device = flags.device;
   options.kv_dtype = flags.cache_dtype();
   options.kv_scale = parse_kv_scale_flag(flags.scale);

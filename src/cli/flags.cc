@@ -151,7 +151,7 @@ bool progress_shown = false;
 
 void show_progress(std::string_view what) {
   if (!isatty(STDERR_FILENO)) return;
-  fmt::print(stderr, "\r\033[K{}", what);
+  print_note(fmt::format("\r\033[K{}", what));
   std::fflush(stderr);
   progress_shown = true;
 }
@@ -163,8 +163,10 @@ void flush_stdout() {
 
 void clear_progress() {
   if (!progress_shown) return;
-  std::fputs("\r\033[K", stderr);
+  print_note("\r\033[K");
   progress_shown = false;
 }
+
+void print_note(const std::string& text) { std::fputs(text.c_str(), stderr); }
 
 }  // namespace fovea::cli

@@ -103,8 +103,7 @@ void print_stats(const EngineStats& stats) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
   };
   const auto megabytes = [](size_t bytes) { return static_cast<double>(bytes) / 1e6; };
-  fmt::print(
-      stderr,
+  print_note(fmt::format(
       "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
       "{} tokens\n"
       "weights {:.1f} MB mapped, KV budget {:.1f} MB, workspace {:.1f} MB; {} steps, {} of them "
@@ -112,10 +111,10 @@ void print_stats(const EngineStats& stats) {
       stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
       rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
       megabytes(stats.weight_bytes), megabytes(stats.kv_bytes), megabytes(stats.workspace_bytes),
-      stats.steps, stats.shared_steps, stats.preemptions);
+      stats.steps, stats.shared_steps, stats.preemptions));
   if (stats.graphs > 0)
-    fmt::print(stderr, "{} graphs of decode steps, {:.1f} MB\n", stats.graphs,
-               megabytes(stats.graph_bytes));
+    print_note(fmt::format("{} graphs of decode steps, {:.1f} MB\n", stats.graphs,
+                           megabytes(stats.graph_bytes)));
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
@@ -125,14 +124,13 @@ void print_fallbacks(std::span<const GroupSelection> selections) {
     for (const std::string& text :
          {group.prefill.fallback, group.decode ? group.decode->fallback : std::string(),
           group.why_no_graphs}) {
-      if (!text.empty()) fmt::print(stderr, "fovea: {}: {}\n", group.layers, text);
+      if (!text.empty()) print_note(fmt::format("fovea: {}: {}\n", group.layers, text));
     }
     const KvScale scale = group.request.cache.scale;
     if (scale == KvScale::per_tensor || scale == KvScale::per_head) {
-      fmt::print(stderr,
-                 "fovea: {}: the scales of the cache stay 1, what is larger than {} holds "
-                 "is cut\n",
-                 group.layers, dtype_name(group.request.cache.dtype));
+      print_note(fmt::format(
+          "fovea: {}: the scales of the cache stay 1, what is larger than {} holds is cut\n",
+          group.layers, dtype_name(group.request.cache.dtype)));
     }
   }
 }

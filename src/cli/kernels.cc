@@ -134,7 +134,7 @@ void build(const KernelFlags& flags) {
   flags.json ? print_json(listings) : print_report(listings);
   const std::string found = defects(listings);
   if (found.empty()) return;
-  fmt::print(stderr, "fovea: kernels are slower than they could be:\n{}", found);
+  print_note(fmt::format("fovea: kernels are slower than they could be:\n{}", found));
   throw CLI::RuntimeError(1);
 }
 

@@ -74,9 +74,7 @@ int main(int argc, char** argv) {
     return kBadInput;
   } catch (const fovea::Error& error) {
     fovea::cli::clear_progress();
-    std::string text = error.what();  // reasons end with a line break of their own
-    while (text.ends_with('\n')) text.pop_back();
-    std::fprintf(stderr, "fovea: %s\n", text.c_str());
+    std::fprintf(stderr, "fovea: %s\n", error.what());
     return error.code() == fovea::ErrorCode::device_failure ? kFailure : kBadInput;
   } catch (const std::bad_alloc&) {
     fovea::cli::clear_progress();

@@ -36,6 +36,8 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"q is null and there is no k", with([](auto& t) { t.q = t.k = {}; })},
       {"q is bf16, the spec's q_dtype asks for fp32",
        with([](auto& t) { t.q.dtype = DType::bf16; })},
+      {"must be aligned to 4 bytes",
+       with([](auto& t) { t.q.data = static_cast<char*>(t.q.data) + 2; })},
       {"k is fp16", with([](auto& t) { t.k.dtype = DType::f16; })},
       {"needs_lse is false", with([&](auto& t) { t.lse = NaturalLse(lse.data()); })},
       {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
@@ -274,6 +276,22 @@ TEST(Create, RefusesPoolsThatDoNotFit) {
   refuses("kv is null", nullptr, &threads);
   refuses("cache head_dim is 16", other.get(), &threads);
   refuses("threads is null", pool.get(), nullptr);
+}
+
+// Nothing is divided by a width that is 0, whoever is asked first.
+TEST(Create, RefusesSpecsNobodyCanMean) {
+  ThreadPool threads(1);
+  const Fixture fixture;
+  const auto pool = make_kv_pool(fixture.cache, kPages);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const BackendEntry& entry : registry.entries()) {
+    if (!entry.why_not_built.empty()) continue;
+    SCOPED_TRACE(entry.name);
+    const BackendRequest nothing = {.spec = {}, .device = {.cores = 1}};
+    expect_invalid("q_heads is 0", [&] { entry.create({{}, pool.get(), nullptr, &threads}); });
+    expect_invalid("q_heads is 0", [&] { (void)entry.reject(nothing); });
+    expect_invalid("q_heads is 0", [&] { (void)entry.workspace_bytes(nothing); });
+  }
 }
 
 }  // namespace

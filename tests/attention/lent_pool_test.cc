@@ -37,14 +37,16 @@ class LentPool final : public KvPool {
 
 TEST(LentPool, ViewsThatContradictTheSpecAreNamed) {
   const test::TwoRequests fixture;
+  AttentionSpec spec = fixture.spec;
   KvCacheSpec cache = fixture.cache;
+  spec.q_heads = spec.kv_heads = cache.kv_heads = 2;
   cache.dtype = DType::f8e4m3;
   cache.scale = KvScale::per_head;
   LentPool pool(cache);
   ThreadPool threads(1);
   const BackendRegistry registry = BackendRegistry::builtin();
   const BackendEntry& entry = *registry.find("reference");
-  const auto create = [&] { entry.create({fixture.spec, &pool, nullptr, &threads}); };
+  const auto create = [&] { entry.create({spec, &pool, nullptr, &threads}); };
   EXPECT_NO_THROW(create());
   const std::vector<std::pair<const char*, std::function<void(KvLayerView&)>>> spoilers = {
       {"layer 0 of the pool: layout is mla, its spec has mha",
@@ -57,6 +59,12 @@ TEST(LentPool, ViewsThatContradictTheSpecAreNamed) {
       {"v is null", [](auto& view) { view.v = nullptr; }},
       {"k_scale is null, scale is per_head", [](auto& view) { view.k_scale = nullptr; }},
       {"v_scale is null", [](auto& view) { view.v_scale = nullptr; }},
+      {"k_page_stride is 0, there are 12 pages", [](auto& view) { view.k_page_stride = 0; }},
+      {"k_token_stride is 0, there are 4 tokens", [](auto& view) { view.k_token_stride = 0; }},
+      {"k_head_stride is 0, there are 2 heads", [](auto& view) { view.k_head_stride = 0; }},
+      {"v_page_stride is 0", [](auto& view) { view.v_page_stride = 0; }},
+      {"v_token_stride is 0", [](auto& view) { view.v_token_stride = 0; }},
+      {"v_head_stride is 0", [](auto& view) { view.v_head_stride = 0; }},
   };
   for (const auto& [what, change] : spoilers) {
     pool.change_ = change;

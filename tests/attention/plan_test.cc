@@ -66,6 +66,10 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"request 0: kv_len is 17, must be in [0, 16]", [](auto& f) { f.kv_lens[0] = 17; }},
       {"request 1: kv_len is -1", [](auto& f) { f.kv_lens[1] = -1; }},
       {"request 1: kv_len is 2, less than its 3 new tokens", [](auto& f) { f.kv_lens[1] = 2; }},
+      {"request 1: q_len is 3, above the batch's max_q_len of 2",
+       [](auto& f) { f.batch.max_q_len = 2; }},
+      {"request 0: kv_len is 9, above the batch's max_kv_len of 8",
+       [](auto& f) { f.batch.max_kv_len = 8; }},
       {"max_kv_len is 9, a row of request_slots has 8 tokens",
        [](auto& f) { f.batch.request_slots_stride = 8; }},
       {"request 0: kv_len is 9, its row of request_slots has 8",
@@ -149,6 +153,7 @@ TEST(Plan, RefusesMasksThatDoNotFit) {
                       f.kv_lens = {65};
                       f.batch.requests = 1;
                       f.batch.tokens = 65;
+                      f.batch.max_q_len = f.batch.max_kv_len = 65;
                       f.batch.q_indptr = f.q_indptr.data();
                       f.batch.kv_lens = f.kv_lens.data();
                       f.batch.out_slots = nullptr;

@@ -134,6 +134,22 @@ TEST(SelectBackend, RequireNeverChanges) {
             "reference");
 }
 
+// As SGLang's flashinfer does, a name may mean another backend for other layers.
+TEST(SelectBackend, ARefusalNamesWhoWouldServe) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const auto refusal = [&](const BackendRequest& request) {
+    return error_of(
+        [&] {
+          select_backend(registry, request, {Policy::require, "flashinfer"});
+        },
+        ErrorCode::unsupported);
+  };
+  EXPECT_TRUE(refusal(gqa_request()).ends_with("\naccepted by: cpu, reference"));
+  BackendRequest impossible = gqa_request();
+  impossible.cache.dtype = DType::i64;
+  EXPECT_TRUE(refusal(impossible).ends_with("\naccepted by: none"));
+}
+
 TEST(SelectBackend, PreferFallsBackAndSaysSo) {
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection automatic = select_backend(registry, gqa_request());

@@ -215,6 +215,8 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
                  {"--max-graph-requests", "--device cuda"});
   expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
                  {"--window", "--model"});
+  expect_refused(fovea({"explain", "--model", kModels + "llama", "--device", "sm_90"}),
+                 {"sm_90", "--model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
   expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
   expect_refused(fovea({"bench", "attention", "--seconds", "nan"}), {"--seconds"});

@@ -93,6 +93,17 @@ TEST(Cli, SaysWhenOutputIsLost) {
   EXPECT_EQ(enough.err, "");
 }
 
+// Nobody reads the notes; what was asked for is done.
+TEST(Cli, NeedsNoStderr) {
+  const std::string generate = "generate " + kModels + "llama -p x -n 4";
+  const std::string text = fovea_redirected(generate, "").out;
+  for (const std::string flags : {" --stats", " --backend prefer:fa3"}) {
+    const ProgramResult result = fovea_redirected(generate + flags, "2>&-");
+    EXPECT_EQ(result.exit_code, 0) << flags;
+    EXPECT_EQ(result.out, text);
+  }
+}
+
 // Long enough that no signal comes after the end.
 const std::vector<std::string> kLongGenerate = {
     "generate", kModels + "llama", "-p", "And God said", "-n", "4000", "--ignore-eos"};
@@ -219,35 +230,6 @@ TEST(Cli, BenchTakesTurnsWithItsCaller) {
   EXPECT_LE(row["seconds"], std::max(first, second) * (1 + 1e-6));
 }
 
-TEST(Cli, TablesAndJson) {
-  const ProgramResult environment = fovea({"env", "--json"});
-  EXPECT_EQ(environment.exit_code, 0);
-  EXPECT_TRUE(nlohmann::json::parse(environment.out).contains("processor"));
-  const ProgramResult backends = fovea({"backends", "--json"});
-  EXPECT_EQ(backends.exit_code, 0);
-  bool found = false;
-  for (const auto& row : nlohmann::json::parse(backends.out)) {
-    const bool missing = row.at("name") == "cudnn";
-    found |= missing;
-    if (!missing && row.at("name") != "cpu") continue;
-    EXPECT_EQ(row.at("why_not_built"), missing ? "this build has no such backend yet" : "");
-  }
-  EXPECT_TRUE(found);
-  const std::string table = fovea({"backends"}).out;
-  const size_t others = table.find("not in this build:");
-  ASSERT_NE(others, std::string::npos) << table;
-  EXPECT_LT(table.find("`reference`"), others);
-  EXPECT_GT(table.find("`cudnn`"), others);
-  const ProgramResult explain = fovea({"explain", "--window", "128", "--sinks", "--json"});
-  EXPECT_EQ(explain.exit_code, 0) << explain.err;
-  EXPECT_TRUE(nlohmann::json::parse(explain.out).contains("chosen"));
-  const ProgramResult model = fovea({"explain", "--model", kModels + "gemma2", "--json"});
-  EXPECT_EQ(model.exit_code, 0) << model.err;
-  EXPECT_EQ(nlohmann::json::parse(model.out).at(1).at("chosen"), "cpu");
-  EXPECT_EQ(fovea({"--help"}).exit_code, 0);
-  EXPECT_EQ(fovea({"--version"}).exit_code, 0);
-}
-
 // A model's groups are explained as the engine would load it with these flags.
 TEST(Cli, ExplainsAModelWithTheOptionsOfTheEngine) {
   const std::vector<std::string> llama = {"explain", "--model", kModels + "llama", "--json"};
@@ -296,7 +278,10 @@ TEST(Cli, ExplainsLatentCachesOfEveryFormat) {
 TEST(Cli, ExplainsEveryKind) {
   for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2"}) {
     EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
+    // The heads of a rank of two, say.
+    EXPECT_EQ(fovea({"explain", "--kind", kind, "--q-heads", "8"}).exit_code, 0) << kind;
   }
+  expect_refused(fovea({"explain", "--kind", "mla", "--kv-heads", "2"}), {"kind mla has 1"});
 }
 
 // On any machine: nothing of selection looks at a device.

@@ -33,17 +33,21 @@ BackendRequest request_of(const BackendContext& context) {
 }  // namespace
 
 BackendEntry guarded(BackendEntry entry) {
+  entry.create = [name = entry.name, reject = entry.reject,
+                  create = std::move(entry.create)](const BackendContext& context) {
+    validate_spec(context.spec);
+    refuse(name, reject(request_of(context)));
+    return create(context);
+  };
+  entry.reject = [reject = std::move(entry.reject)](const BackendRequest& request) {
+    validate_request(request);
+    return reject(request);
+  };
   entry.workspace_bytes = [name = entry.name, reject = entry.reject,
                            bytes =
                                std::move(entry.workspace_bytes)](const BackendRequest& request) {
-    validate_request(request);
     refuse(name, reject(request));
     return bytes(request);
-  };
-  entry.create = [name = entry.name, reject = entry.reject,
-                  create = std::move(entry.create)](const BackendContext& context) {
-    refuse(name, reject(request_of(context)));
-    return create(context);
   };
   return entry;
 }
