@@ -62,6 +62,24 @@ __device__ inline void store_in_cluster(float* here, uint32_t rank, const float4
       : "memory");
 }
 
+// The address in block `rank` of what is at `here`.
+__device__ __forceinline__ uint32_t address_in_cluster(const void* here, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(shared_address(here)), "r"(rank));
+  return there;
+}
+// Puts four words at an address of another block's, and counts their bytes at its barrier.
+__device__ __forceinline__ void store_in_cluster(uint32_t there, const uint32_t (&words)[4],
+                                                 uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there),
+      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
+      : "memory");
+}
+
 // Copies `bytes` at `here` to the same place in block `rank`, and counts them at its `barrier`. One thread,
 // after a fence of the async proxy if others stored them.
 __device__ inline void copy_in_cluster(void* here, uint32_t rank, int bytes,
@@ -72,6 +90,17 @@ __device__ inline void copy_in_cluster(void* here, uint32_t rank, int bytes,
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%0], %2, "
       "[full];\n}" ::"r"(shared_address(here)),
       "r"(rank), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+// The same from `from` to where `there` is in block `rank`.
+__device__ __forceinline__ void copy_in_cluster(const void* from, void* there, uint32_t rank,
+                                                int bytes, TransactionBarrier& barrier) {
+  asm volatile(
+      "{\n.reg .b32 to, full;\nmapa.shared::cluster.u32 to, %1, %2;\n"
+      "mapa.shared::cluster.u32 full, %4, %2;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %3, "
+      "[full];\n}" ::"r"(shared_address(from)),
+      "r"(shared_address(there)), "r"(rank), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
 

@@ -13,6 +13,13 @@ __device__ __forceinline__ uint32_t widen_e4m3(uint32_t two) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(static_cast<uint16_t>(two)));
   return wide;
 }
+// Four of them.
+__device__ __forceinline__ void widen_four_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+}
 #endif
 
 }  // namespace fovea::kernels::cuda

@@ -53,6 +53,13 @@ __device__ inline void store_matrices(void* shared, const uint32_t (&r)[4]) {
                : "memory");
 }
 
+__device__ inline void store_matrices_transposed(void* shared, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address(shared)),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // Makes initialised barriers visible to the copy engine.
 __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -105,6 +112,22 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
       "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
+
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                uint64_t policy, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(&barrier)), "l"(policy)
+      : "memory");
+}
+// A box into the L2 alone.
+__device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(c0),
+      "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 

@@ -17,6 +17,25 @@ __device__ __forceinline__ uint32_t fresh(uint32_t value) {
   return value;
 }
 
+template <class T>
+__device__ __forceinline__ const T* opaque(const T* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
+// Values that are there when this is passed: what is only used later is asked for here.
+__device__ __forceinline__ void touch(const void* value) { asm volatile("" ::"l"(value)); }
+__device__ __forceinline__ void touch(int value) { asm volatile("" ::"r"(value)); }
+__device__ __forceinline__ void touch(float value) { asm volatile("" ::"f"(value)); }
+
+// Four words of shared memory, where it stands: not earlier.
+__device__ __forceinline__ void load_words(uint32_t (&to)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
 // Copies 16 bytes to shared memory; only `bytes` (0 or 16) are read and the rest is zero.
 __device__ inline void copy_async(void* shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -128,6 +147,13 @@ __device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, ui
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   }
   return d;
+}
+
+// a * b of two f16 values each.
+__device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
 }
 
 // Byte i is that of `word` whose number is in nibble i of the selector, 4 to 7: 0; with 8 added,

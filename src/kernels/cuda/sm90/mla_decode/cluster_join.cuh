@@ -5,6 +5,7 @@
 // a row adds up the row. The order of the sums does not depend on who that is.
 #pragma once
 
+#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
 
@@ -143,31 +144,15 @@ struct JoinedPlace {
   }
 };
 
-// Copies `bytes` at `from` to where `there` is in block `rank`, and counts them at its `barrier`.
-// One thread, after a fence of the async proxy if others stored them.
-__device__ __forceinline__ void send_in_cluster(const void* from, void* there, uint32_t rank,
-                                                int bytes, TransactionBarrier& barrier) {
-  asm volatile(
-      "{\n.reg .b32 to, full;\nmapa.shared::cluster.u32 to, %1, %2;\n"
-      "mapa.shared::cluster.u32 full, %4, %2;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %3, "
-      "[full];\n}" ::"r"(shared_address(from)),
-      "r"(shared_address(there)), "r"(rank), "r"(bytes), "r"(shared_address(&barrier))
-      : "memory");
-}
-
 // Counts this block's rows as stored; last: those that all clusters have stored now.
 template <class C>
 __device__ __forceinline__ void take_tickets(const MlaWorkList& work, const PartGroup& group,
                                              int thread, typename C::SharedMemory& shared) {
   named_barrier_wait(kConsumersBarrier, kConsumerThreads);
   if (thread < group.rows) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(work.arrivals + group.first * C::kRows + group.own * group.share + thread),
-                   "r"(group.segments - 1)
-                 : "memory");
+    const uint32_t before = increment_acquire_release(
+        work.arrivals + group.first * C::kRows + group.own * group.share + thread,
+        group.segments - 1);
     shared.cluster.last[thread] = before == static_cast<uint32_t>(group.segments - 1);
   }
   named_barrier_wait(kConsumersBarrier, kConsumerThreads);
@@ -241,7 +226,7 @@ __device__ __forceinline__ void join_in_cluster(const MlaDecodeParams& params, c
     const int rows = group.rows_of(tile, to);
     const auto rank = static_cast<uint32_t>(group.begin + to) & (work.cluster - 1);
     if (rows > 0) {
-      send_in_cluster(&shared.cluster.own[to * group.share],
+      copy_in_cluster(&shared.cluster.own[to * group.share],
                       &shared.cluster.joined[group.own * rows], rank, rows * kRowBytes,
                       shared.cluster.parts_full);
     }

@@ -5,6 +5,7 @@
 // and the one whose part is the last joins all rows then. Whoever joins, sums are the same.
 #pragma once
 
+#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/common/log2.cuh"
 #include "kernels/cuda/sm90/mla_decode/config.cuh"
 
@@ -15,15 +16,6 @@ namespace fovea::kernels::cuda {
 constexpr uint32_t kPartsMask = 0xffff;
 constexpr uint32_t kGaveUp = 1u << 16;
 constexpr uint32_t kTurn = 1u << 31;
-
-__device__ __forceinline__ uint32_t add_to_counter(uint32_t* counter, uint32_t n) {
-  uint32_t before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(counter), "r"(n)
-               : "memory");
-  return before;
-}
 
 __device__ __forceinline__ bool all_stored(uint32_t now, uint32_t before, int parts) {
   return ((now ^ before) & kTurn) || (now & kPartsMask) == static_cast<uint32_t>(parts);
@@ -37,19 +29,15 @@ __device__ __forceinline__ JoinRows await_parts(uint32_t* counter, uint32_t befo
                                                 int patience) {
   if ((before & kPartsMask) == static_cast<uint32_t>(parts - 1)) {
     const uint32_t gave_up = before & ~(kTurn | kPartsMask);
-    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter),
-                 "r"(kTurn - parts - gave_up)
-                 : "memory");
+    add_relaxed(counter, kTurn - parts - gave_up);
     return gave_up ? all_rows : own_rows;
   }
   const int64_t begin = clock64();
   do {
-    uint32_t now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-    if (all_stored(now, before, parts)) return own_rows;
+    if (all_stored(load_acquire(counter), before, parts)) return own_rows;
   } while (clock64() - begin < patience);
-  if (!all_stored(add_to_counter(counter, kGaveUp), before, parts)) return no_rows;
-  add_to_counter(counter, -kGaveUp);
+  if (!all_stored(add_acquire_release(counter, kGaveUp), before, parts)) return no_rows;
+  add_acquire_release(counter, -kGaveUp);
   return own_rows;
 }
 
@@ -218,7 +206,7 @@ class OpenParts {
         open = {tile.view.q_begin, tile.first_row, tile.rows, tile.item.partial, 0};
       }
       named_barrier_wait(kConsumersBarrier, kConsumerThreads);
-      if (join_thread() == 0) open.state = add_to_counter(counter(open.partial), 1);
+      if (join_thread() == 0) open.state = add_acquire_release(counter(open.partial), 1);
     }
   }
 

@@ -153,10 +153,14 @@ __device__ __forceinline__ void run_values(const MlaDecodeParams& params,
 
 // Constants that the end of an item needs come from memory where a launch is the first to use them:
 // they are asked for while nothing else is to do.
-__device__ __forceinline__ void touch(const MlaDecodeParams& params) {
-  asm volatile("" ::"l"(params.out), "l"(params.lse), "l"(params.work.partial_out),
-               "l"(params.work.arrivals), "r"(params.q_heads), "f"(params.scale),
-               "l"(params.batch.mask.tree));
+__device__ __forceinline__ void touch_constants(const MlaDecodeParams& params) {
+  touch(params.out);
+  touch(params.lse);
+  touch(params.work.partial_out);
+  touch(params.work.arrivals);
+  touch(params.q_heads);
+  touch(params.scale);
+  touch(params.batch.mask.tree);
 }
 
 // Every launch brings maps of its own, which the copy engine has to read before its first box.
@@ -228,7 +232,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     __syncthreads();
   }
   if constexpr (kClusters) cluster_arrive_relaxed();  // barriers are ready for the other blocks
-  if constexpr (kNarrow) touch(params);
+  if constexpr (kNarrow) touch_constants(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete. What
   // others write (q, keys) is promised only after the wait. The warps of the producer wait when they

@@ -47,22 +47,7 @@ struct PageWindow {
 __device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& map,
                                                TransactionBarrier& barrier, int column_tile,
                                                int group, int page) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, "
-      "{%2, %2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(0), "r"(column_tile), "r"(group), "r"(page), "r"(shared_address(&barrier)),
-      "l"(kEvictFirst)
-      : "memory");
-}
-
-// Into the L2 alone.
-__device__ __forceinline__ void prefetch_cache_box(const TensorMap& map, int column_tile, int group,
-                                                   int page) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %1, %2, %3, %4}];" ::"l"(&map), "r"(0),
-      "r"(column_tile), "r"(group), "r"(page)
-      : "memory");
+  load_box(shared, map, barrier, kEvictFirst, 0, 0, column_tile, group, page);
 }
 
 // The column tiles of one key tile that `map` has in a box. One warp; lane i < boxes has the page of
@@ -92,10 +77,10 @@ __device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& param
   const int group = first_group(params, key);
 #pragma unroll
   for (int part = 0; part < 2 * C::kHalfStages; ++part) {
-    prefetch_cache_box(params.cache_map, part * C::kStageTiles, group, page);
+    prefetch_box(params.cache_map, 0, 0, part * C::kStageTiles, group, page);
   }
   if constexpr (C::kRopeTiles > 0) {
-    prefetch_cache_box(params.cache_rope_map, C::kLatentTiles, group, page);
+    prefetch_box(params.cache_rope_map, 0, 0, C::kLatentTiles, group, page);
   }
 }
 

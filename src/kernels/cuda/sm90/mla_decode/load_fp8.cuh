@@ -8,20 +8,11 @@
 
 namespace fovea::kernels::cuda {
 
-__device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
-  uint32_t product;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-
 // Four e4m3 of `word` as f16, times both halves of `scale` where rows are scaled.
 template <bool kScaled>
 __device__ __forceinline__ void widen_e4m3(uint32_t word, uint32_t scale, uint32_t& low,
                                            uint32_t& high) {
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
-      : "=r"(low), "=r"(high)
-      : "r"(word));
+  widen_four_e4m3(word, low, high);
   if constexpr (kScaled) {
     low = multiply_f16(low, scale);
     high = multiply_f16(high, scale);

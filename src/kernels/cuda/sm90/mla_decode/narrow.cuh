@@ -115,15 +115,6 @@ __device__ __forceinline__ void weigh(typename C::SharedMemory& shared, float fa
   weigh_columns<C>(shared.maxima, factor, most, scores, state);
 }
 
-__device__ __forceinline__ void store_matrices_transposed(void* shared, uint32_t r0, uint32_t r1,
-                                                          uint32_t r2, uint32_t r3) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-          shared_address(shared)),
-      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-      : "memory");
-}
-
 // The weights of a query row are a row of shared memory. Each warpgroup stores its pairs of blocks.
 template <class C>
 __device__ __forceinline__ void store_narrow_weights(uint16_t (&to)[C::kRows][kTileColumns],
@@ -136,9 +127,9 @@ __device__ __forceinline__ void store_narrow_weights(uint16_t (&to)[C::kRows][kT
     if (pair % 2 != half) continue;
     const float* s = scores + 8 * pair;
     const int row = 16 * pair + lane / 16 * 8 + lane % 8;
-    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], pack<C::kMath>(s[0], s[1]),
-                              pack<C::kMath>(s[2], s[3]), pack<C::kMath>(s[4], s[5]),
-                              pack<C::kMath>(s[6], s[7]));
+    const uint32_t words[4] = {pack<C::kMath>(s[0], s[1]), pack<C::kMath>(s[2], s[3]),
+                               pack<C::kMath>(s[4], s[5]), pack<C::kMath>(s[6], s[7])};
+    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], words);
   }
 }
 

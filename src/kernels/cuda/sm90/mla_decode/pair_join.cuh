@@ -23,24 +23,6 @@ struct PairWeights {
   }
 };
 
-// The address in block `rank` of what is at `here`.
-__device__ __forceinline__ uint32_t address_in_cluster(const void* here, uint32_t rank) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"(shared_address(here)), "r"(rank));
-  return there;
-}
-// Puts four words at an address of another block's, and counts their bytes at its barrier.
-__device__ __forceinline__ void store_there(uint32_t there, const uint32_t (&words)[4],
-                                            uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(there),
-      "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
-      : "memory");
-}
-
 // Where a thread's values of the other part come to, side by side with its neighbours': rows by
 // chunks of 32 columns, of which a thread has eight.
 template <class C>
@@ -55,14 +37,6 @@ struct PairValues {
     return (r * kChunks + chunk) * kWarpgroupThreads;
   }
 };
-
-// Stays where it stands, for all loads at once would not fit the registers.
-__device__ __forceinline__ void load_here(uint32_t (&to)[4], uint32_t from) {
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
 
 // A warpgroup's half of the values to the other block, as f16 in multiples of a unit.
 template <class C>
@@ -85,7 +59,7 @@ __device__ __forceinline__ void send_half(typename C::SharedMemory& shared, uint
         const float* two = out + 4 * (4 * c + i) + 2 * r;
         words[i] = pack_here<f16>(two[0] * factor, two[1] * factor);
       }
-      store_there(there + values.place(r, c) * sizeof(uint4), words, full);
+      store_in_cluster(there + values.place(r, c) * sizeof(uint4), words, full);
     }
     if (threadIdx.x % 4 == 0) {
       const int row = thread_row(r);
@@ -111,8 +85,7 @@ __device__ __forceinline__ void join_half(const MlaDecodeParams& params,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // What is found for a row and kept for the next one would not fit the registers.
-    asm volatile("" : "+l"(at));
-    const RowTile& tile = *at;
+    const RowTile& tile = *opaque(at);
     const int row = static_cast<int>(fresh(thread_row(r)));
     const bool valid = row < tile.rows;
     const float2 received = pair.received[row];
@@ -126,8 +99,8 @@ __device__ __forceinline__ void join_half(const MlaDecodeParams& params,
     uint16_t* to = output_row<C>(params, tile, half, valid ? row : 0);
 #pragma unroll
     for (int c = 0; c < values.kChunks; ++c) {
-      uint32_t theirs[4];
-      load_here(theirs, from + values.place(r, c) * sizeof(uint4));
+      uint32_t theirs[4];  // one chunk after the other: all at once would not fit the registers
+      load_words(theirs, from + values.place(r, c) * sizeof(uint4));
       uint32_t sums[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

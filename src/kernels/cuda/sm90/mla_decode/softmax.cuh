@@ -117,14 +117,6 @@ __device__ __forceinline__ bool softmax(float factor, ScoreRow (&rows)[2],
   return moved;
 }
 
-__device__ __forceinline__ void store_matrices(void* shared, uint32_t r0, uint32_t r1, uint32_t r2,
-                                               uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(shared)),
-               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
-}
-
 // Four groups of weights, of 16 keys each; weights(i): two neighbouring ones of group i / 4.
 template <class C, typename Weights>
 __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileColumns],
@@ -139,7 +131,7 @@ __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileCol
 #pragma unroll
     for (int i = 0; i < 4; ++i) words[i] = weights(4 * pair + i);
     const int chunk = (2 * pair + lane / 16) ^ (row % 8);
-    store_matrices(&to[row][chunk * 8], words[0], words[1], words[2], words[3]);
+    store_matrices(&to[row][chunk * 8], words);
   }
 }
 

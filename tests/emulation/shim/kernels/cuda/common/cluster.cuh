@@ -40,11 +40,23 @@ inline void store_in_cluster(float* here, uint32_t rank, const float4& value,
   store_at(address_in_cluster(here, rank), value, address_in_cluster(&barrier, rank));
 }
 
+inline void store_in_cluster(uint32_t there, const uint32_t (&words)[4], uint32_t barrier) {
+  store_at(there, uint4{words[0], words[1], words[2], words[3]}, barrier);
+}
+
 inline void copy_in_cluster(void* here, uint32_t rank, int bytes, TransactionBarrier& barrier) {
   machine_of::machine.copy_bulk(address_in_cluster(here, rank), static_cast<uint32_t>(bytes),
                                 address_in_cluster(&barrier, rank), [=](char* to) {
                                   std::memcpy(to, here, static_cast<size_t>(bytes));
                                 });
+}
+
+inline void copy_in_cluster(const void* from, void* there, uint32_t rank, int bytes,
+                            TransactionBarrier& barrier) {
+  machine_of::machine.copy_bulk(
+      address_in_cluster(there, rank), static_cast<uint32_t>(bytes),
+      address_in_cluster(&barrier, rank),
+      [=](char* to) { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 
 inline void load_box_to_pair(void* shared, const TensorMap& map, TransactionBarrier& barrier,

@@ -11,4 +11,9 @@ inline uint32_t widen_e4m3(uint32_t two) {
                    f8e4m3_to_float(static_cast<uint8_t>(two >> 8)));
 }
 
+inline void widen_four_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
+  low = widen_e4m3(four);
+  high = widen_e4m3(four >> 16);
+}
+
 }  // namespace fovea::kernels::cuda

@@ -38,6 +38,22 @@ inline void store_matrices(void* shared, const uint32_t (&r)[4]) {
   for (int i = 0; i < 4; ++i) static_cast<uint32_t*>(shared)[i] = all[lane % 8 * 4 + i].r[lane / 8];
 }
 
+inline void store_matrices_transposed(void* shared, const uint32_t (&r)[4]) {
+  struct Row {
+    void* to;
+    uint32_t r[4];
+  };
+  const auto& all =
+      machine_of::meet_warp("stmatrix.x4.trans", ~0u, Row{shared, {r[0], r[1], r[2], r[3]}});
+  // Row l % 8 in memory is a column of what the lanes have.
+  const int lane = machine_of::lane();
+  if (reinterpret_cast<uintptr_t>(shared) % 16) machine_of::machine.fail("a misaligned matrix row");
+  for (int i = 0; i < 8; ++i) {
+    static_cast<uint16_t*>(shared)[i] =
+        static_cast<uint16_t>(all[i * 4 + lane % 8 / 2].r[lane / 8] >> lane % 2 * 16);
+  }
+}
+
 inline void fence_barrier_init() { machine_of::machine.fence_barriers(); }
 inline void fence_async_proxy() {}
 
@@ -96,8 +112,13 @@ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& bar
                      int c0, int c1, int c2, int c3) {
   load_box_at(shared_address(shared), map, shared_address(&barrier), {c0, c1, c2, c3});
 }
+inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier, uint64_t,
+                     int c0, int c1, int c2, int c3, int c4) {
+  load_box_at(shared_address(shared), map, shared_address(&barrier), {c0, c1, c2, c3, c4});
+}
 
 inline void prefetch_box(const TensorMap& map, int, int, int, int) { encoded(map); }
+inline void prefetch_box(const TensorMap& map, int, int, int, int, int) { encoded(map); }
 inline void prefetch_box(const TensorMap& map, uint64_t, int, int, int, int) { encoded(map); }
 
 inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, int c2) {

@@ -15,6 +15,16 @@ inline uint32_t shared_address(const void* pointer) {
 }
 
 inline uint32_t fresh(uint32_t value) { return value; }
+template <typename T>
+T opaque(T value) {
+  return value;
+}
+template <typename T>
+void touch(const T&) {}
+
+inline void load_words(uint32_t (&to)[4], uint32_t from) {
+  std::memcpy(to, machine_of::machine.shared_pointer(from), sizeof(to));
+}
 
 inline void copy_async(void* shared, const void* global, int bytes) {
   machine_of::machine.copy({shared, global, 16, static_cast<size_t>(bytes)});
@@ -110,6 +120,11 @@ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
     return std::fma(half_of<kType>(a, half), half_of<kType>(b, half), half_of<kType>(c, half));
   };
   return pack<kType>(at(0), at(1));
+}
+
+inline uint32_t multiply_f16(uint32_t a, uint32_t b) {
+  const auto at = [&](int half) { return half_of<f16>(a, half) * half_of<f16>(b, half); };
+  return pack<f16>(at(0), at(1));
 }
 
 template <uint32_t kSelector>

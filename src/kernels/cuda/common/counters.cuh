@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counters in global memory that blocks of the whole GPU share.
+#pragma once
+
+#include "kernels/cuda/common/types.cuh"
+
+namespace fovea::kernels::cuda {
+
+// Adds n; the value before. What this thread has seen and written comes before it, what others had
+// before theirs is visible behind it.
+__device__ __forceinline__ uint32_t add_acquire_release(uint32_t* counter, uint32_t n) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(n)
+               : "memory");
+  return before;
+}
+// The same with 1, and 0 behind `most`.
+__device__ __forceinline__ uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(most)
+               : "memory");
+  return before;
+}
+// Orders nothing.
+__device__ __forceinline__ void add_relaxed(uint32_t* counter, uint32_t n) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+
+}  // namespace fovea::kernels::cuda

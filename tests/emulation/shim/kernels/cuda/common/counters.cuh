@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for src/kernels/cuda/common/counters.cuh. Threads take turns, so that plain reads and
+// writes are atomic and ordered.
+#pragma once
+
+#include "emulation/cuda.h"
+
+namespace fovea::kernels::cuda {
+
+inline uint32_t add_acquire_release(uint32_t* counter, uint32_t n) { return atomicAdd(counter, n); }
+inline uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
+  return std::exchange(*counter, *counter >= most ? 0 : *counter + 1);
+}
+inline void add_relaxed(uint32_t* counter, uint32_t n) { *counter += n; }
+// A turn of a loop that waits for others.
+inline uint32_t load_acquire(const uint32_t* counter) {
+  fovea::emulation::machine.spin("a counter in global memory");
+  return *counter;
+}
+
+}  // namespace fovea::kernels::cuda
