@@ -116,9 +116,7 @@ void AbsorbedMla::absorb(const LayerTensors& layer, const HeadRows& q, ThreadPoo
   gemm.k = spec.nope_dim;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.x = reinterpret_cast<const float*>(row_address(q, 0, head));
-    gemm.weight =
-        static_cast<const char*>(weights.w_uk) +
-        head * weights.w_uk_head_stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
+    gemm.weight = from_head(weights, head).w_uk;
     gemm.out = queries_ + int64_t{head} * spec.head_dim;
     shape_.kernels->gemm(gemm, threads);
   }
@@ -145,9 +143,7 @@ void AbsorbedMla::project_values(const LayerTensors& layer, ThreadPool& threads)
   gemm.k = spec.kv_lora_rank;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
     gemm.x = latents_ + int64_t{head} * spec.kv_lora_rank;
-    gemm.weight =
-        static_cast<const char*>(weights.w_uv) +
-        head * weights.w_uv_head_stride * static_cast<int64_t>(dtype_bytes(weights.dtype));
+    gemm.weight = from_head(weights, head).w_uv;
     gemm.out = reinterpret_cast<float*>(row_address(out, 0, head));
     shape_.kernels->gemm(gemm, threads);
   }

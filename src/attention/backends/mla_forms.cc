@@ -40,6 +40,13 @@ MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec) {
   return weights;
 }
 
+MlaWeights from_head(MlaWeights weights, int32_t head) {
+  const auto element = static_cast<int64_t>(dtype_bytes(weights.dtype));
+  weights.w_uk = static_cast<const char*>(weights.w_uk) + head * weights.w_uk_head_stride * element;
+  weights.w_uv = static_cast<const char*>(weights.w_uv) + head * weights.w_uv_head_stride * element;
+  return weights;
+}
+
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
   if (spec.nope_dim == 0) return "queries come absorbed: attention is over the latents";
   if (!can_up_project(spec)) {

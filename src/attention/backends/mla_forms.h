@@ -47,6 +47,9 @@ int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len);
 // The weights with the strides between heads that 0 stands for.
 MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);
 
+// The weights from a head on; their strides are not 0.
+MlaWeights from_head(MlaWeights weights, int32_t head);
+
 // The choice in words, for explain(): from how many new tokens on, and how much context at a time.
 std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows);
 

@@ -91,7 +91,6 @@ void UpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& 
   const AttentionSpec& spec = shape_.spec;
   const MlaWeights weights = with_head_strides(given, spec);
   const int32_t qk_dim = spec.nope_dim + spec.rope_dim;
-  const auto element = static_cast<int64_t>(dtype_bytes(weights.dtype));
   kernels::GemmParams gemm;
   gemm.x = latents_;
   gemm.x_stride = spec.head_dim;
@@ -100,15 +99,14 @@ void UpProjectedMla::project(const MlaWeights& given, int64_t rows, ThreadPool& 
   gemm.rows = static_cast<int32_t>(rows);
   gemm.k = spec.kv_lora_rank;
   for (int32_t head = 0; head < spec.q_heads; ++head) {
+    const MlaWeights own = from_head(weights, head);
     gemm.n = spec.nope_dim;
-    gemm.weight =
-        static_cast<const char*>(weights.w_uk) + head * weights.w_uk_head_stride * element;
+    gemm.weight = own.w_uk;
     gemm.out = k_ + int64_t{head} * qk_dim;
     gemm.out_stride = int64_t{spec.q_heads} * qk_dim;
     shape_.kernels->gemm(gemm, threads);
     gemm.n = spec.v_dim;
-    gemm.weight =
-        static_cast<const char*>(weights.w_uv) + head * weights.w_uv_head_stride * element;
+    gemm.weight = own.w_uv;
     gemm.out = v_ + int64_t{head} * spec.v_dim;
     gemm.out_stride = int64_t{spec.q_heads} * spec.v_dim;
     shape_.kernels->gemm(gemm, threads);
