@@ -48,10 +48,15 @@ void check_strides(const KvLayerView& view, const KvPool& pool, int32_t layer) {
 
 }  // namespace
 
-void validate_pool(const KvPool& pool, const AttentionSpec& spec, Device device) {
-  check_argument(pool.device() == device, "the pool is on {}, the backend on {}",
-                 device_name(pool.device()), device_name(device));
-  validate_cache(spec, pool.spec());
+void validate_pool(const BackendContext& context) {
+  const bool needs = uses_kv_cache(context.spec);
+  check_argument((context.kv != nullptr) == needs, "kv is {}, these layers {} a KvPool",
+                 context.kv != nullptr ? "given" : "null", needs ? "need" : "do not take");
+  if (!needs) return;
+  const KvPool& pool = *context.kv;
+  check_argument(pool.device() == context.device, "the pool is on {}, the backend on {}",
+                 device_name(pool.device()), device_name(context.device));
+  validate_cache(context.spec, pool.spec());
   check_argument(pool.pages() >= 2,
                  "the pool has {} pages, must have at least 2: page 0 is reserved", pool.pages());
   for (int32_t layer = 0; layer < pool.spec().layers; ++layer) {

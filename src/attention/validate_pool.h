@@ -2,14 +2,13 @@
 // Whether a pool, which a caller may have implemented, is what the layers need.
 #pragma once
 
-#include "fovea/attention_spec.h"
-#include "fovea/device.h"
-#include "fovea/kv_cache.h"
+#include "fovea/attention_backend.h"
 
 namespace fovea {
 
-// Throws Error{invalid_argument} where the pool is not on `device`, its spec is not that of the
-// layers (validate_cache), or the view of a layer contradicts the pool's spec, naming the field.
-void validate_pool(const KvPool& pool, const AttentionSpec& spec, Device device);
+// Throws Error{invalid_argument} where context.kv is given or null against the spec, is not on the
+// context's device, is not for these layers (validate_cache), or the view of a layer contradicts
+// the pool's spec, naming the field.
+void validate_pool(const BackendContext& context);
 
 }  // namespace fovea

@@ -120,13 +120,10 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
   setup_.sm = context_.info().sm;
   setup_.multiprocessors = context_.info().cores;
   validate_spec(spec());
-  check_argument((pool_ != nullptr) == uses_kv_cache(spec()), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null",
-                 uses_kv_cache(spec()) ? "need" : "do not take");
+  validate_pool(context);
   gpu::KernelStore& store = cuda::kernel_store();
   rules_.spec = spec();
   if (pool_ != nullptr) {
-    validate_pool(*pool_, spec(), context.device);
     setup_.cache = pool_->spec();
     rules_.page_size = setup_.cache.page_size;
     for (int32_t i = 0; i < setup_.cache.layers; ++i) setup_.layers.push_back(pool_->layer(i));

@@ -25,15 +25,13 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
   check_argument(context.device.kind == DeviceKind::cpu,
                  "device is {}, backend '{}' runs on the CPU", device_name(context.device),
                  kernels.name);
-  check_argument((pool_ != nullptr) == uses_kv_cache(spec), "kv is {}, these layers {} a KvPool",
-                 pool_ != nullptr ? "given" : "null", uses_kv_cache(spec) ? "need" : "do not take");
+  validate_pool(context);
   check_argument((states_ != nullptr) == is_linear(spec.kind),
                  "state is {}, these layers {} a StatePool", states_ != nullptr ? "given" : "null",
                  is_linear(spec.kind) ? "need" : "do not take");
   shape_.threads = threads_->size();
   rules_.spec = spec;
   if (pool_ != nullptr) {
-    validate_pool(*pool_, spec, context.device);
     shape_.cache = pool_->spec();
     rules_.slots = pool_slots(*pool_);
     rules_.page_size = shape_.cache.page_size;

@@ -130,9 +130,8 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   setup_.spec = context.spec;
   setup_.device = context_.info();
   validate_spec(spec());
-  check_argument(context.kv != nullptr, "kv is null, these layers need a KvPool");
+  validate_pool(context);
   const KvPool& pool = *context.kv;
-  validate_pool(pool, spec(), context.device);
   setup_.cache = pool.spec();
   rules_.spec = spec();
   rules_.page_size = setup_.cache.page_size;
