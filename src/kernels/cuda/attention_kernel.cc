@@ -21,10 +21,10 @@ int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t
 }
 
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
-                         const BatchLimits& limits, int32_t row_tile, int32_t ctas) {
+                         const BatchLimits& limits, RowTiles row_tiles, int32_t ctas) {
   const AttentionSpec& spec = setup.spec;
-  const int64_t tiles = most_tiles(spec, limits, row_tile);
-  const int64_t partial_rows = 2 * int64_t{ctas} * row_tile;
+  const int64_t tiles = most_tiles(spec, limits, row_tiles.least);
+  const int64_t partial_rows = 2 * int64_t{ctas} * row_tiles.most;
   WorkList work{};
   work.ctas = ctas;
   work.items = workspace.take<WorkItem>(tiles * spec.kv_heads + ctas);

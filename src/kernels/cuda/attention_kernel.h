@@ -81,10 +81,16 @@ struct AttentionFamily {
 // Row tiles of a batch at most: sum over requests of ceil(rows / row_tile).
 int64_t most_tiles(const AttentionSpec& spec, const BatchLimits& limits, int32_t row_tile);
 
-// The work list of portable/plan with its partial results, for batches within the limits. Over a
-// null base the carver only counts.
+// Rows of the row tiles of different plans over one list.
+struct RowTiles {
+  int32_t least, most;
+};
+
+// The work list of portable/plan with its partial results, for batches within the limits: most
+// items are those of the least row tiles, most partial results those of the largest. Over a null
+// base the carver only counts.
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
-                         const BatchLimits& limits, int32_t row_tile, int32_t ctas);
+                         const BatchLimits& limits, RowTiles row_tiles, int32_t ctas);
 
 // Rows of a block of portable/merge: few tiles of many parts, as shared prefixes give, would keep
 // few SMs busy with all rows of a tile in one.

@@ -50,7 +50,8 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
 
 WorkList carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits,
                int32_t row_tile) {
-  return carve_work_list(workspace, setup, limits, row_tile, setup.multiprocessors * kBlocksPerSm);
+  return carve_work_list(workspace, setup, limits, {row_tile, row_tile},
+                         setup.multiprocessors * kBlocksPerSm);
 }
 
 template <bool kDecode>

@@ -29,7 +29,8 @@ struct Buffers {
 
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   Buffers buffers;
-  buffers.work = carve_work_list(workspace, setup, limits, kPartRows, setup.multiprocessors);
+  buffers.work =
+      carve_work_list(workspace, setup, limits, {kPartRows, kPartRows}, setup.multiprocessors);
   const int64_t tiles = most_tiles(setup.spec, limits, kPartRows);
   buffers.parts = workspace.take<GroupParts>(tiles * setup.spec.kv_heads);
   return buffers;

@@ -69,15 +69,11 @@ std::vector<gpu::KernelVariant> SplitKeys::variants(const AttentionSetup& setup)
   return all;
 }
 
-// One plan is valid at a time, so the forms share their bytes: most tiles are few rows', most
-// partial results those of many.
+// One plan is valid at a time, so the forms share their bytes.
 WorkList SplitKeys::carve(WorkspaceCarver& workspace, const AttentionSetup& setup,
                           const BatchLimits& limits) {
-  const int32_t ctas = setup.multiprocessors;
-  WorkList work = carve_work_list(workspace, setup, limits, kPartRows, ctas);
-  work.items = workspace.take<WorkItem>(
-      most_tiles(setup.spec, limits, kFewPartRows) * setup.spec.kv_heads + ctas);
-  return work;
+  return carve_work_list(workspace, setup, limits, {.least = kFewPartRows, .most = kPartRows},
+                         setup.multiprocessors);
 }
 
 SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
