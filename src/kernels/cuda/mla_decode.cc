@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "core/workspace_carver.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/mla_row.h"
@@ -46,8 +47,6 @@ void check_setup(const MlaDecodeSetup& setup) {
                  setup.multiprocessors);
   setup.family->check(setup);
 }
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int32_t cluster_workers(const MlaDecodeSetup& setup) {
   return std::min(setup.multiprocessors, kMlaMaxWorkers);
