@@ -40,7 +40,7 @@ bench::AttentionCase one_case(const BenchFlags& flags) {
                                                  : "extend";
   config.q_dtype = parse_dtype_flag("--dtype", flags.dtype.value_or(dtype));
   config.kv_dtype = parse_dtype_flag("--kv-dtype", flags.kv_dtype.value_or(dtype));
-  if (config.q_len < 1 || config.q_len > config.kv_len) {
+  if (config.q_len > config.kv_len) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("--q-len is {}, must be in [1, --kv-len {}]", config.q_len, config.kv_len));
@@ -82,10 +82,6 @@ void check_applicable(const CLI::App& command, const BenchFlags& flags) {
 }
 
 void run(const BenchFlags& flags) {
-  if (flags.output != "md" && flags.output != "csv" && flags.output != "json") {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--output is '{}', known: md, csv, json", flags.output));
-  }
   if (std::isnan(flags.seconds)) {  // which a range of CLI11 lets pass
     throw Error(ErrorCode::invalid_argument, "--seconds is nan, must be in [0, 3600]");
   }
@@ -137,7 +133,8 @@ void add_bench(CLI::App& program) {
       "attention", "backends over paged caches, beside this machine's ceilings");
   attention
       ->add_option("--output,-o", flags->output, "md, csv or json (of several --state an array)")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::IsMember({"md", "csv", "json"}));
   attention->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   attention
@@ -149,34 +146,20 @@ void add_bench(CLI::App& program) {
   CLI::Option* kv_len =
       attention->add_option("--kv-len", config.kv_len, "one case of its own: keys of a request")
           ->check(positive);
-  attention->add_option("--q-len", config.q_len, "new tokens of a request; default 1")
-      ->check(positive)
-      ->needs(kv_len);
-  attention->add_option("--batch", config.batch, "requests")
-      ->capture_default_str()
-      ->check(positive)
-      ->needs(kv_len);
-  attention->add_option("--q-heads", config.q_heads, "heads of q")
-      ->capture_default_str()
-      ->check(positive)
-      ->needs(kv_len);
-  attention->add_option("--kv-heads", config.kv_heads, "heads of k and v")
-      ->capture_default_str()
-      ->check(positive)
-      ->needs(kv_len);
-  attention->add_option("--head-dim", config.head_dim, "values of a head")
-      ->capture_default_str()
-      ->check(positive)
-      ->needs(kv_len);
-  attention->add_option("--page-size", config.page_size, "tokens of a page")
-      ->capture_default_str()
-      ->check(positive)
-      ->needs(kv_len);
+  const auto add_size = [&](const char* flag, int32_t& value, const char* of) {
+    attention->add_option(flag, value, of)->capture_default_str()->check(positive)->needs(kv_len);
+  };
+  add_size("--q-len", config.q_len, "new tokens of a request");
+  add_size("--batch", config.batch, "requests");
+  add_size("--q-heads", config.q_heads, "heads of q");
+  add_size("--kv-heads", config.kv_heads, "heads of k and v");
+  add_size("--head-dim", config.head_dim, "values of a head");
+  add_size("--page-size", config.page_size, "tokens of a page");
   attention
       ->add_option("--dtype", flags->dtype,
                    "of q, the new k and v, and out; default fp32, on a GPU bf16")
       ->needs(kv_len);
-  attention->add_option("--kv-dtype", flags->kv_dtype, "of the cache; default as --dtype's")
+  attention->add_option("--kv-dtype", flags->kv_dtype, "of the cache; default fp32, on a GPU bf16")
       ->needs(kv_len);
   add_comma_list(*attention, "--threads", flags->threads,
                  "on the CPU: comma-separated counts; default one per core");

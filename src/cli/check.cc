@@ -31,8 +31,8 @@ std::string on_one_line(std::string text) {
 
 void print_table(const std::vector<CheckRow>& rows) {
   fmt::print(
-      "| backend | kv dtype | max logit difference | greedy tokens equal | perplexity | change | "
-      "|\n"
+      "| backend | kv dtype | max logit difference | greedy tokens equal | perplexity | change "
+      "| |\n"
       "| --- | --- | ---: | ---: | ---: | ---: | --- |\n");
   for (const CheckRow& row : rows) {
     if (!row.unsupported.empty()) {

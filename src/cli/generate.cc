@@ -206,11 +206,9 @@ void add_generate(CLI::App& program) {
   command->add_flag("--json", flags->json, "one JSON object a line");
   command->add_flag("--stats", flags->stats, "speed and memory on stderr");
   command->footer(
-      "SIGINT (Ctrl-C) and SIGTERM end generation after the step under way: what there is of "
-      "every\n"
-      "prompt is printed, with --json as finish_reason \"cancelled\", and the exit code is 130 or "
-      "143.\n"
-      "A second one ends the program at once.");
+      "SIGINT (Ctrl-C) and SIGTERM end generation after the step under way: what there is of\n"
+      "every prompt is printed, with --json as finish_reason \"cancelled\", and the exit code is\n"
+      "130 or 143. A second one ends the program at once.");
   command->callback([flags] { run(*flags); });
 }
 

@@ -48,7 +48,7 @@ std::string defects(const std::vector<KernelListing>& listings) {
 }
 
 // The baked set by name, and which of it the pack has.
-void print(const std::vector<KernelListing>& listings) {
+void print_names(const std::vector<KernelListing>& listings) {
   fmt::print("| kernel | in the pack |\n| --- | --- |\n");
   for (const KernelListing& kernel : listings) {
     fmt::print("| {} | {} |\n", kernel.name, kernel.packed ? "yes" : "no");
@@ -64,9 +64,9 @@ void print_report(const std::vector<KernelListing>& listings) {
   };
   std::map<std::string, Family> families;
   fmt::print(
-      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB of code | "
-      "compile "
-      "s |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB of code "
+      "| compile s |\n"
+      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
   for (const KernelListing& kernel : listings) {
     if (!kernel.packed) continue;
     fmt::print("| {} | {} | {} | {} | {} | {} | {:.0f} | {:.1f} |\n", kernel.name, kernel.registers,
@@ -144,26 +144,21 @@ void add_kernels(CLI::App& program) {
   auto flags = std::make_shared<KernelFlags>();
   CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
   command->require_subcommand(1);
-  CLI::App* list = command->add_subcommand("list", "the baked set and what a pack has of it");
-  list->add_option("--pack", flags->pack, "default the one that programs here take")
-      ->check(CLI::ExistingFile);
-  list->add_flag("--json", flags->json, "an object for each kernel");
-  list->callback([flags] {
-    const std::vector<KernelListing> listings = listed(*flags);
-    flags->json ? print_json(listings) : print(listings);
-  });
-
-  CLI::App* report = command->add_subcommand("report",
-                                             "registers, spills, shared memory, blocks an SM and "
-                                             "size of every packed kernel, and what the "
-                                             "assembler says cost speed");
-  report->add_option("--pack", flags->pack, "default the one that programs here take")
-      ->check(CLI::ExistingFile);
-  report->add_flag("--json", flags->json, "an object for each kernel");
-  report->callback([flags] {
-    const std::vector<KernelListing> listings = listed(*flags);
-    flags->json ? print_json(listings) : print_report(listings);
-  });
+  const auto add_listing = [&](const char* name, const char* what, auto* print_table) {
+    CLI::App* listing = command->add_subcommand(name, what);
+    listing->add_option("--pack", flags->pack, "default the one that programs here take")
+        ->check(CLI::ExistingFile);
+    listing->add_flag("--json", flags->json, "an object for each kernel");
+    listing->callback([flags, print_table] {
+      const std::vector<KernelListing> listings = listed(*flags);
+      flags->json ? print_json(listings) : print_table(listings);
+    });
+  };
+  add_listing("list", "the baked set and what a pack has of it", print_names);
+  add_listing("report",
+              "registers, spills, shared memory, blocks an SM and size of every packed kernel, and "
+              "what the assembler says cost speed",
+              print_report);
 
   CLI::App* compile = command->add_subcommand(
       "build",
@@ -175,8 +170,7 @@ void add_kernels(CLI::App& program) {
   compile->add_flag("--json", flags->json, "an object for each kernel");
   compile->footer(
       "SIGINT (Ctrl-C) and SIGTERM end the build after the kernels under way, which the pack "
-      "keeps.\n"
-      "A second one ends the program at once.");
+      "keeps.\nA second one ends the program at once.");
   compile->callback([flags] { build(*flags); });
 }
 
