@@ -23,16 +23,13 @@ std::string to_markdown(const std::vector<AttentionResult>& results) {
   std::string text = cpu_device().name + "\n\n";
   text +=
       "| phase | batch | q | kv | heads | dim | page | q dtype | kv dtype | backend | threads | ms "
-      "| plan us "
-      "| GFLOP/s | GB/s | of ceiling | FMA GFLOP/s | read GB/s | error |\n"
-      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- | ---: | ---: | ---: | "
-      "---: | "
-      "---: | ---: | ---: | ---: | ---: |\n";
+      "| plan us | GFLOP/s | GB/s | of ceiling | FMA GFLOP/s | read GB/s | error |\n"
+      "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- | --- | ---: | ---: | ---: "
+      "| ---: | ---: | ---: | ---: | ---: | ---: |\n";
   for (const AttentionResult& r : results) {
     text += fmt::format(
-        "| {} | {} | {} | {} | {}/{} | {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.0f} | "
-        "{:.1f} | "
-        "{:.2f} {} | {:.0f} | {:.1f} | {:.1e} |\n",
+        "| {} | {} | {} | {} | {}/{} | {} | {} | {} | {} | {} | {} | {:.3f} | {:.1f} | {:.0f} "
+        "| {:.1f} | {:.2f} {} | {:.0f} | {:.1f} | {:.1e} |\n",
         r.config.phase, r.config.batch, r.config.q_len, r.config.kv_len, r.config.q_heads,
         r.config.kv_heads, r.config.head_dim, r.config.page_size, dtype_name(r.config.q_dtype),
         dtype_name(r.config.kv_dtype), r.backend, r.threads, r.seconds * 1e3, r.plan_seconds * 1e6,
@@ -45,13 +42,12 @@ std::string to_markdown(const std::vector<AttentionResult>& results) {
 std::string to_csv(const std::vector<AttentionResult>& results) {
   std::string text =
       "phase,batch,q_len,kv_len,q_heads,kv_heads,head_dim,page_size,q_dtype,kv_dtype,backend,"
-      "threads,"
-      "seconds,seconds_min,plan_seconds,gflops,gbytes,fraction,bound,error,peak_gflops,peak_"
-      "gbytes\n";
+      "threads,seconds,seconds_min,plan_seconds,gflops,gbytes,fraction,bound,error,peak_gflops,"
+      "peak_gbytes\n";
   for (const AttentionResult& r : results) {
     text += fmt::format(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{:.6e},{:.6e},{:.6e},{:.2f},{:.3f},{:.4f},{},{:.2e},{:"
-        ".1f},{:.2f}\n",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{:.6e},{:.6e},{:.6e},{:.2f},{:.3f},{:.4f},{},{:.2e},"
+        "{:.1f},{:.2f}\n",
         r.config.phase, r.config.batch, r.config.q_len, r.config.kv_len, r.config.q_heads,
         r.config.kv_heads, r.config.head_dim, r.config.page_size, dtype_name(r.config.q_dtype),
         dtype_name(r.config.kv_dtype), r.backend, r.threads, r.seconds, r.seconds_min,
