@@ -18,8 +18,6 @@ CacheSet::CacheSet(CacheSetOptions options)
     const CacheGroup& group = options_.groups[g];
     KvPool* pool = nullptr;
     if (group.state) {
-      if (state_)
-        fail(ErrorCode::unsupported, "the model has two groups of linear layers, one fits");
       state_ = make_state_pool(*group.state, options_.plan.state_slots);
     } else if (group.kv->window > 0) {
       window_pools_.push_back(

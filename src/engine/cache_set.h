@@ -19,8 +19,8 @@
 namespace fovea {
 
 struct CacheSetOptions {
-  std::vector<CacheGroup> groups;
-  MemoryPlan plan;  // for these groups
+  std::vector<CacheGroup> groups;  // at most one of linear layers
+  MemoryPlan plan;                 // for these groups
   int32_t page_size = 16;
   int32_t max_requests = 1;
   bool prefix_cache = false;

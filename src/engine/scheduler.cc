@@ -7,6 +7,11 @@
 #include "core/check.h"
 
 namespace fovea {
+namespace {
+
+int64_t id_of(const std::unique_ptr<Request>& request) { return request->id; }
+
+}  // namespace
 
 // Room for all that can run: no request is lost between two lists where memory ends.
 Scheduler::Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {
@@ -158,17 +163,15 @@ bool Scheduler::preempt_youngest() {
 }
 
 Request* Scheduler::find(int64_t id) {
-  const auto has_id = [&](const std::unique_ptr<Request>& request) { return request->id == id; };
-  if (const auto found = std::ranges::find_if(running_, has_id); found != running_.end())
+  if (const auto found = std::ranges::find(running_, id, id_of); found != running_.end())
     return found->get();
-  const auto found = std::ranges::find_if(waiting_, has_id);
+  const auto found = std::ranges::find(waiting_, id, id_of);
   return found == waiting_.end() ? nullptr : found->get();
 }
 
 std::unique_ptr<Request> Scheduler::remove(int64_t id) {
   const auto take = [&](auto& requests) -> std::unique_ptr<Request> {
-    const auto found = std::ranges::find_if(
-        requests, [&](const std::unique_ptr<Request>& request) { return request->id == id; });
+    const auto found = std::ranges::find(requests, id, id_of);
     if (found == requests.end()) return nullptr;
     std::unique_ptr<Request> taken = std::move(*found);
     requests.erase(found);
