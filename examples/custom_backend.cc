@@ -126,7 +126,7 @@ std::vector<Reason> reject(const BackendRequest& request) {
   unless(spec.q_dtype == DType::f32, RejectCode::q_dtype, "fp32 only");
   unless(request.cache.dtype == DType::f32, RejectCode::kv_dtype, "fp32 only");
   unless(request.cache.scale == KvScale::none, RejectCode::kv_scale, "no scales");
-  unless(request.cache.window == 0, RejectCode::kv_layout, "no window pools");
+  unless(request.cache.window == 0, RejectCode::window, "no window pools");
   return reasons;
 }
 
