@@ -1,59 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference against the oracle, which shares no code with it, over the whole case list.
+// What no backend hands to the reference; all else of it is in the contract, which runs it over
+// every case.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
 #include "kernels/reference/reference.h"
-#include "support/cases.h"
-#include "support/expect_close.h"
-#include "support/kernel_problem.h"
 
 namespace fovea {
 namespace {
-
-using test::AttentionCase;
-
-class ReferenceAttention : public ::testing::TestWithParam<AttentionCase> {};
-
-test::Output run(const AttentionCase& test, const test::CaseData& data, test::Fill fill) {
-  ThreadPool threads(2);
-  test::KernelProblem problem(test, data, fill);
-  if (const auto write = problem.write_params()) kernels::reference::kv_write(*write);
-  kernels::reference::attention(problem.attention_params(), threads);
-  EXPECT_TRUE(problem.untouched_outside());
-  if (problem.store()) {
-    const test::PagedStore want(test, data, fill, test::Written::all);
-    EXPECT_TRUE(test.page_stride != 0 || problem.store()->pool().same_content(want.pool()));
-  }
-  return problem.output();
-}
-
-TEST_P(ReferenceAttention, MatchesTheOracle) {
-  const AttentionCase& test = GetParam();
-  const test::CaseData data = make_data(test);
-  const test::Output got = run(test, data, test::Fill::poison);
-  size_t out_at = 0, lse_at = 0;
-  for (size_t request = 0; request < data.requests.size(); ++request) {
-    const test::OracleResult want = oracle(test, data, request);
-    const std::span<const float> out(got.out.data() + out_at, want.exact.out.size());
-    const std::span<const float> lse(got.lse.data() + lse_at, want.exact.lse.size());
-    out_at += out.size();
-    lse_at += lse.size();
-    EXPECT_TRUE(is_close(test.spec, want, out, lse)) << "request " << request;
-  }
-  EXPECT_EQ(out_at, got.out.size());
-}
-
-TEST_P(ReferenceAttention, PoisonChangesNoBit) {
-  const AttentionCase& test = GetParam();
-  const test::CaseData data = make_data(test);
-  EXPECT_TRUE(same_bits(run(test, data, test::Fill::zero), run(test, data, test::Fill::poison)));
-}
-
-INSTANTIATE_TEST_SUITE_P(Cases, ReferenceAttention, ::testing::ValuesIn(test::kernel_cases()),
-                         [](const auto& param) { return param.param.name; });
 
 // More new tokens than keys: the first rows see nothing.
 TEST(ReferenceAttentionEdges, QueriesBeforeTheFirstKeyAreEmpty) {

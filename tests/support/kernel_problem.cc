@@ -16,7 +16,7 @@ std::vector<AttentionCase> kernel_cases() {
 KernelProblem::KernelProblem(const AttentionCase& test, const CaseData& data, Fill fill)
     : test_(test) {
   if (is_cached(test.spec)) store_.emplace(test, data, fill);
-  batch_.emplace(test, data, store(), whole_case(test), fill);
+  batch_.emplace(test, data, store_ ? &*store_ : nullptr, whole_case(test), fill);
   const int32_t page_size = test.cache.page_size;
   for (const RequestData& request : data.requests) kv_lens_.push_back(request.kv_len);
   if (!store_) return;

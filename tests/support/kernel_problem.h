@@ -26,7 +26,6 @@ class KernelProblem {
   kernels::AttentionParams attention_params();
   Output output() const { return batch_->output(); }
   bool untouched_outside() const { return batch_->untouched_outside(); }
-  PagedStore* store() { return store_ ? &*store_ : nullptr; }
 
  private:
   const AttentionCase& test_;
