@@ -10,6 +10,7 @@
 
 #include "fovea/error.h"
 #include "fovea/select_backend.h"
+#include "support/deepseek_spec.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -19,23 +20,9 @@ using Change = std::function<void(BackendRequest&)>;
 
 BackendRequest deepseek() {
   BackendRequest request;
-  request.spec = {.kind = AttentionKind::mla,
-                  .q_heads = 128,
-                  .kv_heads = 1,
-                  .head_dim = 576,
-                  .head_dim_v = 512,
-                  .kv_lora_rank = 512,
-                  .rope_dim = 64,
-                  .nope_dim = 128,
-                  .v_dim = 128,
-                  .q_dtype = DType::bf16};
-  request.cache = {.layout = KvLayout::mla,
-                   .dtype = DType::bf16,
-                   .layers = 2,
-                   .kv_heads = 1,
-                   .head_dim = 576,
-                   .head_dim_v = 512,
-                   .page_size = 64};
+  request.spec = test::deepseek_spec();
+  request.cache = test::deepseek_cache();
+  request.spec.q_dtype = request.cache.dtype = DType::bf16;
   request.limits = {.max_requests = 8, .max_tokens = 64, .max_q_len = 8, .max_kv_len = 4096};
   request.device = {.kind = DeviceKind::cuda, .name = "GPU", .sm = 90, .cores = 132};
   return request;

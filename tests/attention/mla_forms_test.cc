@@ -12,6 +12,7 @@
 #include "attention/validate_layer.h"
 #include "kernels/cpu/isa.h"
 #include "support/cases.h"
+#include "support/deepseek_spec.h"
 #include "support/expect_close.h"
 #include "support/expect_error.h"
 #include "support/run_backend.h"
@@ -227,15 +228,7 @@ TEST(MlaForms, WeightsAreBothOrNone) {
 }
 
 TEST(MlaCost, DependsOnLengthsAlone) {
-  const AttentionSpec deepseek{.kind = AttentionKind::mla,
-                               .q_heads = 128,
-                               .kv_heads = 1,
-                               .head_dim = 576,
-                               .head_dim_v = 512,
-                               .kv_lora_rank = 512,
-                               .rope_dim = 64,
-                               .nope_dim = 128,
-                               .v_dim = 128};
+  const AttentionSpec deepseek = test::deepseek_spec();
   EXPECT_EQ(choose_mla_form(deepseek, 1, 4096), MlaForm::absorbed);
   EXPECT_EQ(choose_mla_form(deepseek, 8, 8), MlaForm::absorbed);
   EXPECT_EQ(choose_mla_form(deepseek, 512, 512), MlaForm::up_projected);
@@ -270,11 +263,10 @@ TEST(MlaCost, ContextCostsNoWorkspace) {
 
 // explain() tells the choice that the backends make.
 TEST(MlaForms, AreDescribedAsChosen) {
-  AttentionSpec spec{.kind = AttentionKind::mla, .q_heads = 128, .kv_heads = 1};
-  spec.kv_lora_rank = 512;
-  spec.rope_dim = 64;
-  EXPECT_NE(describe_mla_forms(spec, 512).find("queries come absorbed"), std::string::npos);
-  spec.nope_dim = spec.v_dim = 128;
+  AttentionSpec absorbed = test::deepseek_spec();
+  absorbed.nope_dim = absorbed.v_dim = 0;
+  EXPECT_NE(describe_mla_forms(absorbed, 512).find("queries come absorbed"), std::string::npos);
+  AttentionSpec spec = test::deepseek_spec();
   EXPECT_EQ(describe_mla_forms(spec, 512),
             "up-projected from 171 new tokens of a request on, and from 16 on where few tokens "
             "stand before them (with 93 new ones at most 56); context in chunks of 512 rows; else "

@@ -19,10 +19,7 @@ using churn::kNewTokens;
 
 class Churn : public ::testing::TestWithParam<const char*> {
  protected:
-  Churn()
-      : text_(read_tensor<int32_t>(
-            SafetensorsFile::open(model_folder(GetParam()) + "/reference.safetensors"),
-            "validation.input_ids")) {}
+  Churn() : text_(values_of<int32_t>(reference_file(GetParam()), "validation.input_ids")) {}
 
   std::vector<int32_t> text_;
   std::mt19937 random_{11};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/reference_text.h"
+#include "engine/small_engine.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
 #include "support/cases.h"
@@ -47,11 +48,6 @@ class EndToEnd : public ::testing::TestWithParam<std::tuple<const char*, const c
     return all;
   }
 };
-
-void expect_no_leak(Engine& engine) {
-  engine.clear_prefix_cache();
-  EXPECT_EQ(engine.stats().kv_pages_free, engine.stats().kv_pages);
-}
 
 TEST_P(EndToEnd, LogitsMatchTheReference) {
   const std::unique_ptr<Engine> engine = load();

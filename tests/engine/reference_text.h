@@ -4,12 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "fovea/engine.h"
-#include "model/safetensors.h"
+#include "support/reference_file.h"
 
 namespace fovea {
 
@@ -22,27 +21,15 @@ struct ReferencePrompt {
   std::vector<float> last_logits;
 };
 
-inline std::string model_folder(const std::string& name) {
-  return std::string(FOVEA_SOURCE_DIR) + "/testdata/models/" + name;
-}
-
-template <typename T>
-std::vector<T> read_tensor(const SafetensorsFile& file, const std::string& name) {
-  const StoredTensor& tensor = file.tensors().at(name);
-  std::vector<T> values(tensor.bytes / sizeof(T));
-  std::memcpy(values.data(), tensor.data, tensor.bytes);
-  return values;
-}
-
 // Five prompts of 7, 33, 150, 300 and 700 tokens.
 inline std::vector<ReferencePrompt> read_reference(const std::string& model) {
-  const auto file = SafetensorsFile::open(model_folder(model) + "/reference.safetensors");
+  const SafetensorsFile file = reference_file(model);
   std::vector<ReferencePrompt> prompts;
   for (int i = 0; i < 5; ++i) {
     const std::string prefix = "prompt_" + std::to_string(i);
-    prompts.push_back({read_tensor<int32_t>(file, prefix + ".input_ids"),
-                       read_tensor<int32_t>(file, prefix + ".greedy_64"),
-                       read_tensor<float>(file, prefix + ".last_logits")});
+    prompts.push_back({values_of<int32_t>(file, prefix + ".input_ids"),
+                       values_of<int32_t>(file, prefix + ".greedy_64"),
+                       values_of<float>(file, prefix + ".last_logits")});
   }
   return prompts;
 }

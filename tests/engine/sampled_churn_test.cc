@@ -113,8 +113,7 @@ class SampledChurn : public ::testing::TestWithParam<const char*> {};
 TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
   const std::string model = GetParam();
   const std::vector<int32_t> text =
-      read_tensor<int32_t>(SafetensorsFile::open(model_folder(model) + "/reference.safetensors"),
-                           "validation.input_ids");
+      values_of<int32_t>(reference_file(model), "validation.input_ids");
   EngineOptions roomy = churn::roomy_options(model);
   roomy.batch_invariant = true;
   const std::unique_ptr<Engine> cold = Engine::load(roomy);

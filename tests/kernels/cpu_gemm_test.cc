@@ -18,9 +18,12 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/gemm.h"
 #include "kernels/reference/reference.h"
+#include "support/isas.h"
 
 namespace fovea::kernels {
 namespace {
+
+using test::isas;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -78,14 +81,6 @@ Problem make_problem(const Shape& shape, uint32_t seed) {
   params.bias = problem.bias.data();
   params.out = problem.out.data();
   return problem;
-}
-
-std::vector<cpu::Isa> isas() {
-  std::vector<cpu::Isa> list = {cpu::Isa::none};
-  for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (cpu::has_isa(isa)) list.push_back(isa);
-  }
-  return list;
 }
 
 // The largest error of a plain f32 loop: what any f32 product may be allowed, twice.

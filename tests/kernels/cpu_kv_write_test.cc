@@ -17,17 +17,12 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/kv_write.h"
 #include "kernels/reference/reference.h"
+#include "support/isas.h"
 
 namespace fovea::kernels {
 namespace {
 
-std::vector<cpu::Isa> isas() {
-  std::vector<cpu::Isa> list = {cpu::Isa::none};
-  for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (cpu::has_isa(isa)) list.push_back(isa);
-  }
-  return list;
-}
+using test::isas;
 
 struct Format {
   KvLayout layout = KvLayout::mha;

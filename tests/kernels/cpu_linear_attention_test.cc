@@ -14,6 +14,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/linear_attention.h"
 #include "kernels/reference/reference.h"
+#include "support/isas.h"
 #include "support/random_values.h"
 
 namespace fovea::kernels {
@@ -21,14 +22,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-std::vector<cpu::Isa> isas() {
-  std::vector<cpu::Isa> list = {cpu::Isa::none};
-  for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (cpu::has_isa(isa)) list.push_back(isa);
-  }
-  return list;
-}
-
+using test::isas;
 using test::random_values;
 
 struct Request {

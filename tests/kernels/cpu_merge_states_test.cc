@@ -12,21 +12,16 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/merge_states.h"
 #include "kernels/reference/reference.h"
+#include "support/isas.h"
 
 namespace fovea::kernels {
 namespace {
 
+using test::isas;
+
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
-
-std::vector<cpu::Isa> isas() {
-  std::vector<cpu::Isa> list = {cpu::Isa::none};
-  for (const cpu::Isa isa : {cpu::Isa::avx2, cpu::Isa::avx512}) {
-    if (cpu::has_isa(isa)) list.push_back(isa);
-  }
-  return list;
-}
 
 struct Problem {
   std::vector<float> o, lse, out, out_lse;

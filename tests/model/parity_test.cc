@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "model_driver.h"
 #include "parity_limits.h"
-#include "reference_file.h"
+#include "support/cases.h"
+#include "support/reference_file.h"
 
 namespace fovea {
 namespace {
@@ -56,11 +56,6 @@ double log_probability(std::span<const float> logits, int32_t token) {
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit - most));
   return logits[static_cast<size_t>(token)] - most - std::log(sum);
-}
-
-int test_scale() {
-  const char* text = std::getenv("FOVEA_TEST_SCALE");
-  return text == nullptr ? 1 : std::max(1, std::atoi(text));
 }
 
 struct Case {
@@ -206,7 +201,7 @@ std::vector<Case> cases_on(std::initializer_list<const char*> backends) {
 
 // `reference` takes half a minute per model.
 std::vector<Case> perplexity_cases() {
-  return test_scale() > 1 ? cases_on({"cpu", "reference"}) : cases_on({"cpu"});
+  return test::test_scale() > 1 ? cases_on({"cpu", "reference"}) : cases_on({"cpu"});
 }
 
 std::string case_name(const testing::TestParamInfo<Case>& test) {

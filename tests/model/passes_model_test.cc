@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "model_driver.h"
-#include "reference_file.h"
 #include "support/count_allocations.h"
 #include "support/expect_error.h"
+#include "support/reference_file.h"
 
 namespace fovea {
 namespace {

@@ -11,7 +11,7 @@
 #include "model_driver.h"
 #include "parity_limits.h"
 #include "patched_model.h"
-#include "reference_file.h"
+#include "support/reference_file.h"
 
 namespace fovea {
 namespace {
