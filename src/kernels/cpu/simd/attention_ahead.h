@@ -109,12 +109,22 @@ class LinesAhead {
   int32_t left_ = 0;  // lines from line_ on
 };
 
-// The lines of two pages of 16 keys of one head, 256 bytes of each by turns.
-struct PairLines {
+// Two pages of 16 keys of one head, read by turns of 256 bytes. A row's place is then a constant of
+// the instruction that reads it: 2 to 3 % of bf16 decode (2026-11-23).
+template <int kRowBytes>
+struct PagePair {
   static constexpr int kTurnLines = 8;
+  static constexpr int kMostRows = 8;  // of queries: ItemPaths::direct
+  static constexpr int32_t kWidth = kRowBytes / 2;
 
+  const char* here[2];
   const char* near[2];
   const char* far[2];
+
+  // Byte `at` of key first + i, first the first one of a turn.
+  HWY_INLINE const char* row(int32_t first, int i, int64_t at) const {
+    return here[first / 16 % 2] + (first % 16 + i) * kRowBytes + at;
+  }
 
   // While lines first + part * kCount and on are read, first a multiple of kTurnLines: asks for
   // kCount, the near ones into the first cache, the far ones into the second.
@@ -128,15 +138,15 @@ struct PairLines {
   }
 };
 
-// Asks for rows of 2-byte numbers, 32 of a head: where a page starts memory answers late; two that
-// start at once share that wait. Where two threads get 71 GB/s, bf16 so gets 0.75 instead of 0.70
-// of them (2026-11-22). f32 rows of 512 bytes take 3 % longer: 32 of them, and the next 32, leave
-// the first cache no room.
-class PagePairsAhead {
+// Rows of 2-byte numbers, 32 of a head, and those to ask for meanwhile: where a page starts memory
+// answers late; two that start at once share that wait. Where two threads get 71 GB/s, bf16 so gets
+// 0.75 instead of 0.70 of them (2026-11-22). f32 rows of 512 bytes take 3 % longer: 32 of them, and
+// the next 32, leave the first cache no room.
+class PagePairs {
  public:
   static constexpr int32_t kKeys = 32;
 
-  PagePairsAhead(const KeyReader& reader, int32_t head_begin, int32_t head_end)
+  PagePairs(const KeyReader& reader, int32_t head_begin, int32_t head_end)
       : head_begin_(head_begin),
         head_end_(head_end),
         head_bytes_{reader.k_head_bytes, reader.v_head_bytes},
@@ -154,7 +164,9 @@ class PagePairsAhead {
 
   // Before the first group of keys of the first head of `tile`; `next` may be empty.
   void start(const TileKeys* tile, const TileKeys* next) {
-    near_ = {tile, next, 0, tile->begin / kKeys * kKeys, head_begin_};
+    here_ = {tile, next, 0, tile->begin / kKeys * kKeys, head_begin_, {}};
+    open(here_);
+    near_ = here_;
     for (int32_t i = 0; i < groups_near_; ++i) advance(near_);
     far_ = near_;
     for (int32_t i = 0; i < groups_near_; ++i) advance(far_);
@@ -162,13 +174,22 @@ class PagePairsAhead {
 
   // Before the next group or head.
   void step() {
+    advance(here_);
     advance(near_);
     advance(far_);
   }
 
-  // Those 8 and 16 KiB later than this group of this head.
-  PairLines lines() const {
-    return {{page(near_, 0), page(near_, kPageKeys)}, {page(far_, 0), page(far_, kPageKeys)}};
+  // function(PagePair): this group of this head, and those 8 and 16 KiB later.
+  template <class Function>
+  HWY_INLINE void with_pair(const Function& function) const {
+    switch (row_bytes_) {
+      case 128:
+        return function(pair<128>());
+      case 256:
+        return function(pair<256>());
+      default:
+        return function(pair<512>());
+    }
   }
 
  private:
@@ -182,14 +203,26 @@ class PagePairsAhead {
     int32_t value;  // 1: at the values
     int32_t group;  // its first key
     int32_t head;
+    const char* pages[2];
   };
 
+  template <int kRowBytes>
+  HWY_INLINE PagePair<kRowBytes> pair() const {
+    return {{here_.pages[0], here_.pages[1]},
+            {near_.pages[0], near_.pages[1]},
+            {far_.pages[0], far_.pages[1]}};
+  }
+
   // Stays at the last group of the last head.
-  void advance(Place& place) const {
-    if (++place.head < head_end_) return;
+  HWY_INLINE void advance(Place& place) const {
+    if (++place.head >= head_end_) return advance_group(place);
+    for (const char*& page : place.pages) page += head_bytes_[place.value];
+  }
+
+  void advance_group(Place& place) const {
     place.head = head_begin_;
     place.group += kKeys;
-    if (place.group < place.tile->end) return;
+    if (place.group < place.tile->end) return open(place);
     if (place.value == 1) {
       if (!place.next || place.next->begin >= place.next->end) {
         place.head = head_end_ - 1;
@@ -201,6 +234,12 @@ class PagePairsAhead {
     }
     place.value ^= 1;
     place.group = place.tile->begin / kKeys * kKeys;
+    open(place);
+  }
+
+  void open(Place& place) const {
+    place.pages[0] = page(place, 0);
+    place.pages[1] = page(place, kPageKeys);
   }
 
   // Where the page of key `key` of the group starts, or one of which the item reads some key.
@@ -216,17 +255,26 @@ class PagePairsAhead {
   const int64_t row_bytes_;
   const int32_t groups_near_;  // as many as fill kBytesNear
 
-  Place near_ = {}, far_ = {};
+  Place here_ = {}, near_ = {}, far_ = {};
 };
 
-// What products of few rows ask for unless PagePairsAhead serves: lines of the first cache and,
-// unless fp8 leaves no time for it, of the second, earlier: where two threads get 57 GB/s, f32 so
-// gets 0.82 instead of 0.78 of them (2026-11-22).
-struct TwoStreams {
+// Rows wherever they are, and what to ask for meanwhile: lines of the first cache and, unless fp8
+// leaves no time for it, of the second, earlier: where two threads get 57 GB/s, f32 so gets 0.82
+// instead of 0.78 of them (2026-11-22).
+struct SingleRows {
   static constexpr int kTurnLines = 1;
+  static constexpr int kMostRows = kBlockRows;
+  static constexpr int32_t kWidth = 0;  // any
 
+  const char* const* rows;
+  int64_t offset;    // bytes, to the head
   LinesAhead* near;  // or null
   LinesAhead* far;
+
+  // Byte `at` of key first + i.
+  HWY_INLINE const char* row(int32_t first, int i, int64_t at) const {
+    return rows[first + i] + (offset + at);
+  }
 
   // While `kCount` lines are read as T.
   template <class T, int kCount>

@@ -49,8 +49,9 @@ struct ItemView {
   float* scores(const RowBlock& block) const {
     return scratch.scores + (paths.few_rows ? place(block) * kTileKeys : 0);
   }
-  TwoStreams two_streams() {
-    return paths.one_block ? TwoStreams{&near, &far} : TwoStreams{nullptr, nullptr};
+  SingleRows single_rows(const char* const* rows, int64_t offset, bool asks) {
+    return asks ? SingleRows{rows, offset, &near, &far}
+                : SingleRows{rows, offset, nullptr, nullptr};
   }
   int64_t row_floats() const { return padded(shape.dim) + kPadFloats; }  // of scratch.k_rows
 
@@ -60,9 +61,10 @@ struct ItemView {
   const RowShape shape;
   const KeyReader reader;
   const ItemPaths paths;
-  // Of what is read later: either `pairs`, or `near` and, of few rows, `far`.
+  // Of what is read later: either `pairs`, which are of this group too, or `near` and, of few rows,
+  // `far`.
   LinesAhead near, far;
-  PagePairsAhead pairs;
+  PagePairs pairs;
   int32_t rows_near, rows_far, lines_per_ask;
 
   TileKeys here, later;  // the tile at work and the next one

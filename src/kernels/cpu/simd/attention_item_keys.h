@@ -87,26 +87,28 @@ class KeyProducts {
   Bf16* k_bf16() const { return static_cast<Bf16*>(view_.scratch.k_unpacked); }
 
   void score_from_cache(const RowBlock& block, int32_t p, Range range) {
-    const TwoStreams streams = view_.two_streams();
+    if (view_.paths.by_pairs) {
+      return view_.pairs.with_pair(
+          [&](const auto& rows) { score_directly<Bf16>(block, p, range, rows); });
+    }
+    const SingleRows rows = panel_rows(p * kPanelKeys);
     if (view_.paths.looks_up_keys) {
-      score_directly<Fp8ByTable>(block, p, range, streams);
+      score_directly<Fp8ByTable>(block, p, range, rows);
     } else if (view_.reader.k_dtype == DType::f32) {
-      score_directly<float>(block, p, range, streams);
-    } else if (view_.paths.by_pairs) {
-      score_directly<Bf16>(block, p, range, view_.pairs.lines());
+      score_directly<float>(block, p, range, rows);
     } else {
-      score_directly<Bf16>(block, p, range, streams);
+      score_directly<Bf16>(block, p, range, rows);
     }
   }
 
-  template <class T, class Ahead>
+  template <class T, class Rows>
   void score_directly([[maybe_unused]] const RowBlock& block, [[maybe_unused]] int32_t p,
-                      [[maybe_unused]] Range range, [[maybe_unused]] const Ahead& ahead) {
+                      [[maybe_unused]] Range range, [[maybe_unused]] const Rows& rows) {
 #if HWY_TARGET == HWY_AVX3
-    DirectScoreProduct<T, Ahead> product;
+    DirectScoreProduct<T, Rows> product;
     product.q =
         view_.scratch.q + static_cast<int64_t>(view_.place(block)) * padded(view_.shape.dim);
-    product.keys = panel_rows(p * kPanelKeys, ahead);
+    product.keys = rows;
     product.dim = view_.shape.dim;
     product.begin = range.begin - p * kPanelKeys;
     product.end = range.end - p * kPanelKeys;
@@ -116,13 +118,11 @@ class KeyProducts {
 #endif
   }
 
-  template <class Ahead>
-  PanelRows<Ahead> panel_rows(int32_t first, const Ahead& ahead) const {
-    PanelRows<Ahead> keys;
-    keys.rows = (view_.paths.unpacks_keys ? k_unpacked_ : view_.here.k) + first;
-    keys.offset = view_.paths.unpacks_keys ? 0 : view_.this_head() * view_.reader.k_head_bytes;
-    keys.ahead = ahead;
-    return keys;
+  SingleRows panel_rows(int32_t first) const {
+    const bool unpacked = view_.paths.unpacks_keys;
+    return view_.single_rows((unpacked ? k_unpacked_ : view_.here.k) + first,
+                             unpacked ? 0 : view_.this_head() * view_.reader.k_head_bytes,
+                             view_.paths.one_block);
   }
 
   template <bool kGroups>
@@ -161,7 +161,7 @@ class KeyProducts {
 
   template <bool kGroups>
   void pack_from_cache(int32_t first, const KeyPanel<kGroups>& panel) {
-    const auto keys = panel_rows(first, view_.two_streams());
+    const SingleRows keys = panel_rows(first);
     if (view_.reader.k_dtype == DType::f32) {
       transpose_from_cache(static_cast<const float*>(nullptr), keys, panel);
     } else {

@@ -19,21 +19,22 @@ class ValueProducts {
     if (!ready_) prepare();
 #if HWY_TARGET == HWY_AVX3
     if (view_.paths.looks_up_values) {
-      return add_values<Fp8ByTable>(block, decay, begin, end, streams());
+      return add_values<Fp8ByTable>(block, decay, begin, end, rows());
     }
 #endif
     if (view_.paths.by_pairs) {
-      return add_values<Bf16>(block, decay, begin, end, view_.pairs.lines());
+      return view_.pairs.with_pair(
+          [&](const auto& rows) { add_values<Bf16>(block, decay, begin, end, rows); });
     }
     if (view_.paths.unpacks_values ||
         (view_.paths.values_in_place && view_.reader.v_dtype == DType::bf16)) {
-      add_values<Bf16>(block, decay, begin, end, streams());
+      add_values<Bf16>(block, decay, begin, end, rows());
     } else if (view_.paths.values_in_place && view_.reader.v_dtype == DType::f16) {
-      add_values<F16>(block, decay, begin, end, streams());
+      add_values<F16>(block, decay, begin, end, rows());
     } else if (view_.paths.values_in_place) {
-      add_values<float>(block, decay, begin, end, streams());
+      add_values<float>(block, decay, begin, end, rows());
     } else if (view_.paths.values_in_k_rows) {
-      add_values<float>(block, decay, begin, end, streams());
+      add_values<float>(block, decay, begin, end, rows());
     } else {
       add_strips(view_.place(block), product_rows(block.rows), view_.scores(block), decay, begin,
                  end);
@@ -102,14 +103,12 @@ class ValueProducts {
     with_product_rows(rows, product);
   }
 
-  template <class T, class Ahead>
+  template <class T, class Rows>
   HWY_INLINE void add_values(const RowBlock& block, const float* decay, int32_t begin, int32_t end,
-                             const Ahead& ahead) {
-    ValueProduct<T, Ahead> product;
+                             const Rows& rows) {
+    ValueProduct<T, Rows> product;
     product.weights = view_.scores(block);
-    const bool in_place = view_.paths.values_in_place && !view_.paths.unpacks_values;
-    product.values = in_place ? view_.here.v : values_;
-    product.offset = in_place ? view_.this_head() * view_.reader.v_head_bytes : 0;
+    product.values = rows;
     product.decay = decay;
     product.begin = begin;
     product.end = end;
@@ -118,13 +117,15 @@ class ValueProducts {
         view_.scratch.states[0].o + static_cast<int64_t>(view_.place(block)) * view_.shape.o_stride;
     product.o_stride = view_.shape.o_stride;
     product.fp8_bytes = view_.paths.looks_up_values ? &fp8_bytes(view_.reader.v_dtype) : nullptr;
-    product.ahead = ahead;
     with_product_rows(product_rows(block.rows), product);
   }
 
-  // Rows of keys that hold the values too were asked for as keys.
-  TwoStreams streams() {
-    return view_.reader.v_row_bytes > 0 ? view_.two_streams() : TwoStreams{nullptr, nullptr};
+  // Of the tile. Rows of keys that hold the values too were asked for as keys.
+  SingleRows rows() {
+    const bool in_place = view_.paths.values_in_place && !view_.paths.unpacks_values;
+    return view_.single_rows(in_place ? view_.here.v : values_,
+                             in_place ? view_.this_head() * view_.reader.v_head_bytes : 0,
+                             view_.paths.one_block && view_.reader.v_row_bytes > 0);
   }
 
   Bf16* v_bf16() const { return static_cast<Bf16*>(view_.scratch.v_unpacked); }

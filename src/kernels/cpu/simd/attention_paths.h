@@ -33,7 +33,7 @@ struct ItemPaths {
            only_intervals(params.mask) && params.logit_cap <= 0 && !params.alibi_slopes;
     block_rows = wide ? kWideRows : kProductRows;
 
-    by_pairs = direct && values_in_place && PagePairsAhead::serves(reader);
+    by_pairs = direct && values_in_place && PagePairs::serves(reader);
     group_keys = kTileKeys;
     if (direct && !fp8_keys) group_keys = kPanelKeys;
   }
@@ -51,7 +51,7 @@ struct ItemPaths {
   bool unpacks_keys, unpacks_values;    // fp8 rows become bf16 in the scratch first
   bool wide;                            // blocks of attention_wide.h
   int32_t block_rows;                   // at most
-  bool by_pairs;                        // of pages, lines are asked for
+  bool by_pairs;                        // of pages, rows are read and lines asked for
   int32_t group_keys;                   // that few rows meet before those of the next head
 };
 

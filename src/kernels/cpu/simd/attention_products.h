@@ -143,19 +143,17 @@ class VectorLoader<Fp8ByTable> {
 #endif
 
 // o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for the
-// vectors from element 0 to `width`. Meanwhile it asks for as many lines ahead; those of PairLines
+// vectors from element 0 to `width`. Meanwhile it asks for as many lines ahead; those of a PagePair
 // belong to whole groups of kPanelKeys keys.
-template <class T, class Ahead>
+template <class T, class Rows>
 struct ValueProduct {
-  const float* weights;       // [R, kTileKeys]
-  const char* const* values;  // [kTileKeys] rows of T
-  int64_t offset;             // bytes, to the head
-  const float* decay;         // [R]
+  const float* weights;  // [R, kTileKeys]
+  Rows values;           // SingleRows or PagePair, of the tile
+  const float* decay;    // [R]
   int32_t begin, end;
   int32_t width;  // multiple of kLanes
   float* o;       // [R, o_stride]
   int64_t o_stride;
-  Ahead ahead;                 // PairLines or TwoStreams
   const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
 
   template <int R>
@@ -163,7 +161,7 @@ struct ValueProduct {
     if constexpr (R == 4 && kLanes == 16 && sizeof(T) == sizeof(float)) {
       if (width > value_vectors(R) * kLanes) return run_in_pairs();
     }
-    run_columns<R, 1>();
+    if constexpr (R <= Rows::kMostRows) run_columns<R, 1>();
   }
 
   // Two rows of weights at a time against a few keys, whose values are so read from front to back:
@@ -187,17 +185,18 @@ struct ValueProduct {
   template <int R, int kPasses>
   HWY_INLINE void run_columns() const {
     constexpr int kMost = value_vectors(R);
+    const int32_t last = Rows::kWidth > 0 ? Rows::kWidth : width;
     int32_t column = 0;
-    for (; column + kMost * kLanes <= width; column += kMost * kLanes) {
+    for (; column + kMost * kLanes <= last; column += kMost * kLanes) {
       columns<R, kMost, kPasses>(column);
     }
     if constexpr (kMost == 8) {
-      if (column + 4 * kLanes <= width) columns<R, 4, kPasses>(column), column += 4 * kLanes;
+      if (column + 4 * kLanes <= last) columns<R, 4, kPasses>(column), column += 4 * kLanes;
     }
     if constexpr (kMost >= 4) {
-      if (column + 2 * kLanes <= width) columns<R, 2, kPasses>(column), column += 2 * kLanes;
+      if (column + 2 * kLanes <= last) columns<R, 2, kPasses>(column), column += 2 * kLanes;
     }
-    if (column < width) columns<R, 1, kPasses>(column);
+    if (column < last) columns<R, 1, kPasses>(column);
   }
 
   template <int R, int kVectors, int kPasses>
@@ -214,28 +213,29 @@ struct ValueProduct {
                             hn::Load(kF32, o + r * o_stride + column + v * kLanes));
       }
     }
-    const auto add = [&](int32_t key) {
-      const T* row = reinterpret_cast<const T*>(values[key] + offset) + column;
+    const int64_t at = column * static_cast<int64_t>(sizeof(T));
+    const auto add = [&](int32_t first, int i) {
       F32 x[kVectors];
-      loader.load_vectors(row, x);
+      loader.load_vectors(reinterpret_cast<const T*>(values.row(first, i, at)), x);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r) {
-        const F32 weight = hn::Set(kF32, weights[r * kTileKeys + key]);
+        const F32 weight = hn::Set(kF32, weights[r * kTileKeys + first + i]);
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, x[v], sum[r][v]);
       }
     };
-    constexpr int kTurnKeys = Ahead::kTurnLines > kLines ? Ahead::kTurnLines / kLines : 1;
+    constexpr int kTurnKeys = Rows::kTurnLines > kLines ? Rows::kTurnLines / kLines : 1;
     auto line = static_cast<size_t>(column * static_cast<int32_t>(sizeof(T)) / 64 * kPanelKeys);
     int32_t key = begin;
-    for (; key + kTurnKeys <= end; key += kTurnKeys, line += Ahead::kTurnLines) {
+    for (; key < end && key % kTurnKeys != 0; ++key) add(key, 0);  // a turn lies in one page
+    for (; key + kTurnKeys <= end; key += kTurnKeys, line += Rows::kTurnLines) {
 #pragma GCC unroll 8
       for (int i = 0; i < kTurnKeys; ++i) {
-        ahead.template ask<T, kLines>(line, i);
-        add(key + i);
+        values.template ask<T, kLines>(line, i);
+        add(key, i);
       }
     }
-    for (; key < end; ++key) add(key);
+    for (; key < end; ++key) add(key, 0);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8

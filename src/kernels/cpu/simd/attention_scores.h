@@ -90,14 +90,6 @@ HWY_INLINE void gather_blocks(const F32 (&in)[kLanes / 4][4], F32 (&out)[kLanes]
   }
 }
 
-// Rows of keys in the cache, and what to ask for meanwhile.
-template <class Ahead>
-struct PanelRows {
-  const char* const* rows;  // [kPanelKeys]
-  int64_t offset;           // bytes, to the head
-  Ahead ahead;              // PairLines or TwoStreams
-};
-
 // What one lane holds while it is transposed: an f32, or two neighbouring bf16 elements of a key.
 template <class T>
 constexpr int32_t kDimsPerLane = sizeof(T) == 4 ? 1 : 2;
@@ -117,20 +109,19 @@ HWY_INLINE F32 dim_of(F32 lanes, int i) {
 // lanes[i] lane j: lane i from element d on of key first + j. Asks for as many lines ahead, where a
 // row of keys has `row_lines` of them. Not unrolled it takes the blocks through the stack: 2 to 3 %
 // of f32 decode (2026-11-23).
-template <class T, class Ahead>
-HWY_INLINE void transpose_lines(const PanelRows<Ahead>& keys, int32_t row_lines, int32_t first,
-                                int32_t d, F32 (&lanes)[kLanes]) {
+template <class T>
+HWY_INLINE void transpose_lines(const SingleRows& keys, int32_t row_lines, int32_t first, int32_t d,
+                                F32 (&lanes)[kLanes]) {
   constexpr int32_t kLines = kLanes / 4;
-  const int64_t at = keys.offset + d * static_cast<int64_t>(sizeof(T));
+  const int64_t at = d * static_cast<int64_t>(sizeof(T));
   const auto line = static_cast<size_t>(first * row_lines + d / (kLanes * kDimsPerLane<T>)*kLanes);
   F32 blocks[kLanes / 4][4];
 #pragma GCC unroll 4
   for (int g = 0; g < kLanes / 4; ++g) {
-    keys.ahead.template ask<T, kLines>(line, g);
+    keys.template ask<T, kLines>(line, g);
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
-      const int32_t key = first + 4 * g + j;
-      rows[j] = load_lanes(reinterpret_cast<const T*>(keys.rows[key] + at));
+      rows[j] = load_lanes(reinterpret_cast<const T*>(keys.row(first, 4 * g + j, at)));
     }
     transpose_blocks(rows, blocks[g]);
   }
@@ -140,8 +131,7 @@ HWY_INLINE void transpose_lines(const PanelRows<Ahead>& keys, int32_t row_lines,
 // transpose_panel() straight from the cache, reading each line once. panel.dim is a multiple of the
 // dims that a vector of lanes holds.
 template <class T, bool kGroups>
-inline void transpose_from_cache(const T*, const PanelRows<TwoStreams>& keys,
-                                 KeyPanel<kGroups> panel) {
+inline void transpose_from_cache(const T*, const SingleRows& keys, KeyPanel<kGroups> panel) {
   constexpr int32_t kDims = kDimsPerLane<T>;
   for (int32_t half = 0; half < kPanelKeys; half += kLanes) {
     for (int32_t d = 0; d < panel.dim; d += kLanes * kDims) {
@@ -193,15 +183,16 @@ class DimSplitter<Fp8ByTable> {
 };
 
 constexpr int32_t kDirectRows = 8;  // their sums take 16 of 32 registers, a step's keys the others
+static_assert(kDirectRows == PagePair<128>::kMostRows);
 
 // ScoreProduct of few rows straight from the cache: keys are multiplied as they are transposed.
 // A step takes 32 bytes of each of 32 keys, so that 4 rows have 8 chains of sums in flight; of f32,
 // where memory is slower than 4 chains, a line of each of 16 keys: 17.9 instead of 13.6 GB/s over
 // NHD pages, 22.5 instead of 19.8 over HND (one core of a Zen 5, 2026-11-22).
-template <class T, class Ahead>
+template <class T, class Rows>
 struct DirectScoreProduct {
-  const float* q;  // [dim, R]
-  PanelRows<Ahead> keys;
+  const float* q;      // [dim, R]
+  Rows keys;           // SingleRows or PagePair, of the panel
   int32_t dim;         // multiple of kStepDims
   int32_t begin, end;  // keys of the panel; of types other than f32 all
   float* scores;
@@ -263,9 +254,8 @@ struct DirectScoreProduct {
   HWY_INLINE void load_group(int32_t at, int g, F32 (&blocks)[4]) const {
     F32 rows[4];
     for (int j = 0; j < 4; ++j) {
-      const char* const* row = keys.rows + 8 * g + j;
-      rows[j] = load_two(reinterpret_cast<const T*>(row[0] + keys.offset + at),
-                         reinterpret_cast<const T*>(row[4] + keys.offset + at));
+      rows[j] = load_two(reinterpret_cast<const T*>(keys.row(8 * g, j, at)),
+                         reinterpret_cast<const T*>(keys.row(8 * g, 4 + j, at)));
     }
     transpose_blocks(rows, blocks);
   }
@@ -281,7 +271,7 @@ struct DirectScoreProduct {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       constexpr int32_t kLines = kPanelKeys * kStepBytes / 64 / 8;
-      keys.ahead.template ask<T, kLines>(static_cast<size_t>(at) * kPanelKeys / 64, i);
+      keys.template ask<T, kLines>(static_cast<size_t>(at) * kPanelKeys / 64, i);
       F32 x[2][kDims];
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
