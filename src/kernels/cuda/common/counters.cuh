@@ -16,6 +16,14 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* counter, uint3
                : "memory");
   return before;
 }
+__device__ __forceinline__ int32_t add_acquire_release(int32_t* counter, int32_t n) {
+  int32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(n)
+               : "memory");
+  return before;
+}
 // The same with 1, and 0 behind `most`.
 __device__ __forceinline__ uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
   uint32_t before;

@@ -20,6 +20,19 @@ __device__ __forceinline__ void widen_four_e4m3(uint32_t four, uint32_t& low, ui
       : "=r"(low), "=r"(high)
       : "r"(four));
 }
+
+// Four f32, to nearest even, saturated; where it stands, as pack_here.
+__device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+  uint32_t four;
+  asm volatile(
+      "{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(four)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return four;
+}
 #endif
 
 }  // namespace fovea::kernels::cuda

@@ -80,6 +80,13 @@ constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
 // Bytes that lie side by side, a multiple of 16.
+__device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
 __device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier,
                                   uint64_t policy) {
   asm volatile(
@@ -90,6 +97,14 @@ __device__ inline void load_bytes(void* shared, const void* global, int bytes, T
 }
 
 // One box of a tensor to shared memory; coordinates innermost first, outside ones give zeros.
+__device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
+                                int c0, int c1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3}], [%4];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(c0), "r"(c1), "r"(shared_address(&barrier))
+      : "memory");
+}
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 int c0, int c1, int c2) {
   asm volatile(
@@ -113,6 +128,17 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
+}
+// The same as far as the L2, where whatever is written to it later goes too.
+__device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),
+               "r"(c2), "r"(c3)
+               : "memory");
+}
+__device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+               : "memory");
 }
 
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
@@ -162,6 +188,16 @@ __device__ inline void named_barrier_wait(int id, int threads) {
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Waits; whether any of the threads brings true.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.s32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(value)), "r"(id), "r"(threads)
+      : "memory");
+  return any != 0;
+}
 
 // Two fp8 values in the lower half of `two` as f16.
 template <Type kFrom>
@@ -173,6 +209,21 @@ __device__ __forceinline__ uint32_t widen(uint32_t two) {
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(static_cast<uint16_t>(two)));
     return wide;
   }
+}
+// In the upper half of `four`, without a shift.
+template <Type kFrom>
+__device__ __forceinline__ uint32_t widen_upper(uint32_t four) {
+  uint32_t wide;
+  if constexpr (kFrom == f8e4m3) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+        : "=r"(wide)
+        : "r"(four));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e5m2x2 %0, high;\n}"
+        : "=r"(wide)
+        : "r"(four));
+  }
+  return wide;
 }
 
 }  // namespace fovea::kernels::cuda

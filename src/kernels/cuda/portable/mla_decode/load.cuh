@@ -20,7 +20,7 @@ struct WarpPlace {
   int first_key;    // of the score products
   int first_value;  // column of the values
   __device__ WarpPlace() {
-    const int warp = fresh(threadIdx.x) / 32;
+    const int warp = opaque(threadIdx.x) / 32;
     const int among = warp % C::kSharing;
     first_row = warp / C::kSharing * 16 * C::kRowTiles;
     column_part = among % C::kColumnParts;
@@ -139,7 +139,7 @@ class KeyLoader {
  private:
   // Of this warp in a tile.
   __device__ __forceinline__ static int first_row() {
-    return fresh(threadIdx.x) / 32 * C::kWarpKeys;
+    return opaque(threadIdx.x) / 32 * C::kWarpKeys;
   }
 
   __device__ __forceinline__ void find_page() {
@@ -151,7 +151,7 @@ class KeyLoader {
   __device__ __forceinline__ void copy(int tile) {
     const bool live = key_ < end_;
     const int place = key_ % params_.page_size;
-    const int lane = fresh(threadIdx.x) % 32;
+    const int lane = opaque(threadIdx.x) % 32;
     const int row = first_row() + lane / C::kRowLanes;
     const int chunk = lane % C::kRowLanes;
     const char* source = static_cast<const char*>(params_.cache) + chunk * 16;
@@ -183,7 +183,7 @@ class KeyLoader {
   // A lane's 16 bytes of one row in each kRowLanes chunks: eight lanes read and store to all banks, for
   // rows are kRowBytes apart in one place and a multiple of 128 bytes in the other.
   __device__ __forceinline__ void convert(int tile) {
-    const int lane = fresh(threadIdx.x) % 32;
+    const int lane = opaque(threadIdx.x) % 32;
     const int r = (C::kWarpKeys == 4 ? lane / 16 * 2 : 0) + lane / 4 % 2;
     const int piece = (C::kWarpKeys == 4 ? 0 : lane / 16 * 8) +
                       (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * C::kRowChunks - r * C::kRowChunks) % 8;

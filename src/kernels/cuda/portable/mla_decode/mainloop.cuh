@@ -83,7 +83,7 @@ __device__ __forceinline__ void score_tile(typename C::SharedMemory& shared, int
   // Tiles of 64 rows have registers for no more than 8 keys.
   constexpr int kAtOnce = C::kScoreKeys < 16 || C::kRows == 64 ? 8 : 16;
   const WarpPlace<C> place;
-  const int lane = fresh(threadIdx.x) % 32;
+  const int lane = opaque(threadIdx.x) % 32;
 #pragma unroll 1
   for (int first = 0; first < C::kScoreKeys; first += kAtOnce) {
     float scores[C::kRowTiles][kAtOnce / 8][4] = {};
@@ -139,7 +139,7 @@ __device__ __forceinline__ void softmax_tile(typename C::SharedMemory& shared, f
   struct alignas(2 * C::kOwnKeys) OwnWeights {
     uint16_t of[C::kOwnKeys];
   };
-  const int thread = fresh(threadIdx.x);
+  const int thread = opaque(threadIdx.x);
   const int at = thread / C::kRowThreads;
   const int begin = thread % C::kRowThreads * C::kOwnKeys;
   Own scores = {};
@@ -197,7 +197,7 @@ template <class C>
 __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int stage,
                                            Values<C>& values) {
   const WarpPlace<C> place;
-  const int lane = fresh(threadIdx.x) % 32;
+  const int lane = opaque(threadIdx.x) % 32;
   float factor[C::kRowTiles][2];
   bool moved = false;
 #pragma unroll

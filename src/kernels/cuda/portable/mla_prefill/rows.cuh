@@ -6,19 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-template <Type kType>
-__device__ inline float2 unpack(uint32_t bits) {
-  if constexpr (kType == bf16) {
-    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000)};
-  } else {
-    float2 values;
-    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-        : "=f"(values.x), "=f"(values.y)
-        : "r"(bits));
-    return values;
-  }
-}
-
 // Eight e4m3 codes times a scale.
 template <Type kTo>
 __device__ inline uint4 dequantised(uint2 codes, float scale) {

@@ -16,18 +16,6 @@ struct PrefixJoinConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kJoinWarps * 32, 0, 0, 0};
 
-  __device__ static float2 unpack(uint32_t pair) {
-    if constexpr (kOut == bf16) {
-      return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-    } else {
-      float2 values;
-      asm("{ .reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-          : "=f"(values.x), "=f"(values.y)
-          : "r"(pair));
-      return values;
-    }
-  }
-
   // A row of q.
   struct Row {
     int request;
@@ -136,7 +124,7 @@ struct PrefixJoinConfig {
     for (int column = 4 * lane; column < params.head_dim_v; column += 128) {
       auto* values = reinterpret_cast<uint2*>(out + column);
       const uint2 whole = *values;
-      const float2 low = unpack(whole.x), high = unpack(whole.y);
+      const float2 low = unpack<kOut>(whole.x), high = unpack<kOut>(whole.y);
       float4 sum = {low.x * own_factor, low.y * own_factor, high.x * own_factor, high.y * own_factor};
 #pragma unroll 1
       for (int level = 0; level < found.count; ++level) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
+#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/sm90/decode/mainloop.cuh"
 
@@ -177,14 +178,6 @@ __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   }
 }
 
-// Adds one to a counter; what this CTA wrote before comes before it, what others wrote before theirs is
-// visible after it.
-__device__ inline int take_ticket(int32_t* counter) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
-
 // A joined row quad to out, or to the item's partial result.
 template <class C>
 __device__ void store_joined(const DecodeParams& params, const Tile& tile, int head, int row, int column,
@@ -317,7 +310,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
   }
   if (threadIdx.x == 0) {
     int32_t* ticket = params.list.tickets + tile.item.first_part;
-    const bool last = take_ticket(ticket) == tile.item.parts - 1;
+    const bool last = add_acquire_release(ticket, 1) == tile.item.parts - 1;
     if (last) *ticket = 0;  // for the next layer
     shared.is_last = last;
   }

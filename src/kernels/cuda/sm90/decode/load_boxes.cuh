@@ -6,12 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-__device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
-               : "memory");
-}
-
 // Scales of few heads come 16 keys at a time, of all heads; else one by one.
 template <class C>
 __device__ bool copies_scales_singly(const DecodeParams& params) {

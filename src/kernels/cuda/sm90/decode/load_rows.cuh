@@ -6,15 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-// 16 bytes, zeros where not live: then `global` is not read, but must be aligned. Asking L2 for 128 bytes at once made
-// large batches 2.5 % faster, for 256 bytes 6 % slower (H200, 2026-11-21).
-__device__ inline void copy_async_or_zero(void* shared, const char* global, bool live) {
-  asm volatile(
-      "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared_address(shared)),
-      "l"(global), "r"(static_cast<int>(live)));
-}
-
 // Where boxes do not fit, every warp that computes copies the rows of its own tiles, which may lie
 // anywhere, so many steps ahead as there are stages. (Two warps for all of them reached half the bandwidth:
 // no more than 63 such copies of a warp are ever on their way.) What no key of the item owns becomes zero.
@@ -102,8 +93,9 @@ class RowCopier {
     for (int i = 0; i < C::kTile; i += 32 / kLanes) {
       const int64_t from = __shfl_sync(~0u, row, i + sub);
       if (chunk < kChunks) {
-        copy_async_or_zero(tile + tile_offset<C>(i + sub, chunk), reinterpret_cast<const char*>(from) + chunk * 16,
-                           chunk_live && static_cast<int>(from >> 32) >= 0);
+        copy_line_or_zero_async(shared_address(tile + tile_offset<C>(i + sub, chunk)),
+                                reinterpret_cast<const char*>(from) + chunk * 16,
+                                chunk_live && static_cast<int>(from >> 32) >= 0);
       }
     }
   }

@@ -9,28 +9,6 @@
 
 namespace fovea::kernels::cuda {
 
-__device__ inline uint32_t transpose_8x8(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
-// Two fp8 values in the upper half of `four` as f16, without a shift.
-template <Type kFrom>
-__device__ __forceinline__ uint32_t widen_upper(uint32_t four) {
-  uint32_t wide;
-  if constexpr (kFrom == f8e4m3) {
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
-        : "=r"(wide)
-        : "r"(four));
-  } else {
-    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e5m2x2 %0, high;\n}"
-        : "=r"(wide)
-        : "r"(four));
-  }
-  return wide;
-}
-
 // What turns a raw product into log2 units (those of the soft cap, if there is one), for each of a lane's query rows.
 template <class C>
 struct Factors {
@@ -104,8 +82,8 @@ __device__ void add_values(const char* tile, Accumulator<C>& acc,
     uint32_t p[C::kColumns][2];
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
-      p[n][0] = transpose_8x8(pack<C::kMath>(weights[m][n][0], weights[m][n][1]));
-      p[n][1] = transpose_8x8(pack<C::kMath>(weights[m][n][2], weights[m][n][3]));
+      p[n][0] = transposed_8x8(pack<C::kMath>(weights[m][n][0], weights[m][n][1]));
+      p[n][1] = transposed_8x8(pack<C::kMath>(weights[m][n][2], weights[m][n][3]));
     }
     if constexpr (!C::kFp8) {
 #pragma unroll

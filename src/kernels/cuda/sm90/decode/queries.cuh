@@ -7,20 +7,6 @@
 
 namespace fovea::kernels::cuda {
 
-// Two 16-bit values of type kFrom as f32.
-template <Type kFrom>
-__device__ inline float2 unpack(uint32_t two) {
-  if constexpr (kFrom == bf16) {
-    return {__int_as_float(two << 16), __int_as_float(two & 0xffff0000)};
-  } else {
-    float low, high;
-    asm("{.reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;}"
-        : "=f"(low), "=f"(high)
-        : "r"(two));
-    return {low, high};
-  }
-}
-
 // The query rows of one warp's head as right operands: lane l has row l / 4 of every eight.
 template <class C>
 struct Queries {

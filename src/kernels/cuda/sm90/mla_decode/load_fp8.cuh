@@ -39,7 +39,7 @@ template <class C>
 struct LanePlace {
   uint32_t row, piece;
   __device__ __forceinline__ LanePlace() {
-    const uint32_t lane = fresh(threadIdx.x) % 32;
+    const uint32_t lane = opaque(threadIdx.x) % 32;
     row = lane / 16 * 2 + lane / 4 % 2;
     piece = (lane % 4 + lane / 4 % 2 * 4 + lane / 8 % 2 * 4 - row * (C::kRowBytes / 16)) % 8;
   }
@@ -48,7 +48,7 @@ struct LanePlace {
 // Of a key tile, the first row that this warp converts.
 template <class C>
 __device__ __forceinline__ uint32_t first_row() {
-  const uint32_t warp = fresh(threadIdx.x) / 32;
+  const uint32_t warp = opaque(threadIdx.x) / 32;
   return ((C::kShares ? block_rank<C>() * C::kKeyWarps : 0) + warp) * C::kWarpRows;
 }
 

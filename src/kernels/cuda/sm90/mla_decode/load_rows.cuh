@@ -12,7 +12,7 @@ namespace fovea::kernels::cuda {
 template <int kTiles>
 __device__ __forceinline__ void copy_rows(const char* const (&from)[4], int first_tile,
                                           KeyTiles<kTiles>& to) {
-  const uint32_t thread = fresh(threadIdx.x);  // places kept over a tile would not fit the registers
+  const uint32_t thread = opaque(threadIdx.x);  // places kept over a tile would not fit the registers
   const uint32_t row = thread / 8;
   char* first = reinterpret_cast<char*>(&to.row(0, row)[(thread % 8 ^ row % 8) * 8]);
 #pragma unroll
@@ -63,7 +63,7 @@ struct RowPlaces {
     find_page(params);
   }
   __device__ __forceinline__ static int row_of_lane() {
-    const uint32_t thread = fresh(threadIdx.x);
+    const uint32_t thread = opaque(threadIdx.x);
     return static_cast<int>(thread % 16 / 4 * 16 + thread / 32 * 4 + thread % 4);
   }
   __device__ __forceinline__ void find_page(const MlaDecodeParams& params) {

@@ -85,7 +85,7 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
                                                Ring<C::kStages> ring, uint32_t rope_phase,
                                                ScoreState<C>& state, First first) {
   using Scores = Product<kTileKeys>;
-  const uint64_t queries = rows_descriptor(fresh(shared_address(shared.q)));
+  const uint64_t queries = rows_descriptor(opaque(shared_address(shared.q)));
 #pragma unroll
   for (int part = 0; part < 2 * C::kHalfStages; ++part) {
     const uint64_t keys = rows_descriptor(shared_address(&shared.kv[ring.stage]), C::kGroupBytes);

@@ -86,7 +86,7 @@ __device__ __forceinline__ void join_half(const MlaDecodeParams& params,
   for (int r = 0; r < 2; ++r) {
     // What is found for a row and kept for the next one would not fit the registers.
     const RowTile& tile = *opaque(at);
-    const int row = static_cast<int>(fresh(thread_row(r)));
+    const int row = static_cast<int>(opaque(thread_row(r)));
     const bool valid = row < tile.rows;
     const float2 received = pair.received[row];
     const PairWeights weights(pair.lse[row], received.x);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void join_half(const MlaDecodeParams& params,
 #pragma unroll
     for (int c = 0; c < values.kChunks; ++c) {
       uint32_t theirs[4];  // one chunk after the other: all at once would not fit the registers
-      load_words(theirs, from + values.place(r, c) * sizeof(uint4));
+      load_here(theirs, from + values.place(r, c) * sizeof(uint4));
       uint32_t sums[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -122,7 +122,7 @@ template <class C, typename Weights>
 __device__ __forceinline__ void store_weights(uint16_t (&to)[kTileRows][kTileColumns],
                                               Weights weights) {
   // Addresses kept over the loop would not fit beside a converting producer's registers.
-  const uint32_t thread = C::kFp8 ? fresh(threadIdx.x) : threadIdx.x;
+  const uint32_t thread = C::kFp8 ? opaque(threadIdx.x) : threadIdx.x;
   const int lane = thread % 32;
   const int row = thread % kWarpgroupThreads / 32 * 16 + lane % 16;
 #pragma unroll

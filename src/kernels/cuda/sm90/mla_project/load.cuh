@@ -6,15 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-__device__ __forceinline__ void load_matrix(void* shared, const TensorMap& map,
-                                            TransactionBarrier& barrier, int column, int row) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3}], [%4];" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(column), "r"(row), "r"(shared_address(&barrier))
-      : "memory");
-}
-
 // One thread.
 __device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMemory& shared,
                                         int tiles) {
@@ -26,7 +17,7 @@ __device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMe
       TransactionBarrier& full = shared.full[ring.stage];
       shared.empty[ring.stage].wait(ring.phase ^ 1);
       full.arrive_expecting(sizeof(Stage));
-      load_matrix(stage.latents, params.latents, full, k, tile.row);
+      load_box(stage.latents, params.latents, full, k, tile.row);
       load_box(stage.weights[0], params.w_uk, full, k, 0, tile.head);
       load_box(stage.weights[1], params.w_uv, full, k, 0, tile.head);
       ring.advance();

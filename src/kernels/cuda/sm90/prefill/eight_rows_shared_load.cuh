@@ -39,13 +39,6 @@ struct SharedPhases {
   }
 };
 
-// A box as far as the L2, where whatever is written to it later goes too.
-__device__ inline void fetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),
-               "r"(c2), "r"(c3)
-               : "memory");
-}
-
 // A warp that copies every second own key tile of K, then of V; any other warp does nothing.
 template <class Config>
 class SharedCopier {
@@ -172,10 +165,10 @@ class SharedCopier {
     if (to.of_keys) {
 #pragma unroll
       for (int c = 0; c < Config::kDimBlocks; ++c) {
-        fetch_box(params_.k, c * kSwizzledColumns, work_.kv_head, from.place, from.page);
+        prefetch_box(params_.k, c * kSwizzledColumns, work_.kv_head, from.place, from.page);
       }
     } else {
-      fetch_box(params_.v, rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
+      prefetch_box(params_.v, rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
     }
   }
 

@@ -13,19 +13,7 @@ __device__ __forceinline__ void computing_meet() {
 }
 template <class Config>
 __device__ __forceinline__ bool any_computing(bool value) {
-  int any;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.s32 %0, 1, 0, q;\n}"
-      : "=r"(any)
-      : "r"(static_cast<int>(value)), "n"(Config::kComputing)
-      : "memory");
-  return any != 0;
-}
-
-__device__ __forceinline__ uint32_t transposed_8x8(uint32_t x) {
-  uint32_t y;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
+  return named_barrier_any(1, Config::kComputing, value);
 }
 
 // Of a warp that computes. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and l / 4 + 8.

@@ -66,14 +66,9 @@ __device__ __forceinline__ float value_unit(const AttentionParams& attention, co
   return Config::kWiden && keys.scale_slot_stride ? acc.v_unit : shared_scale(keys, keys.v_scale, work.kv_head);
 }
 
-// Scales of two neighbouring keys. Volatile, so that few are in registers at once.
+// Scales of two neighbouring keys.
 __device__ __forceinline__ float2 load_scales(const float* scales) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-               : "=f"(pair.x), "=f"(pair.y)
-               : "r"(shared_address(scales))
-               : "memory");
-  return pair;
+  return load_here(*reinterpret_cast<const float2*>(scales));
 }
 
 __device__ __forceinline__ float query_scale(const PrefillParams& params, int64_t token, int head) {
@@ -81,18 +76,6 @@ __device__ __forceinline__ float query_scale(const PrefillParams& params, int64_
   return attention.q_scale ? attention.q_scale[token * attention.q_scale_token_stride +
                                                head * attention.q_scale_head_stride]
                            : 1.0f;
-}
-
-// Four f32 to e4m3, to nearest even; where it stands, as pack_here.
-__device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
-  uint32_t four;
-  asm volatile("{\n.reg .b16 low, high;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
-      "mov.b32 %0, {low, high};\n}"
-      : "=r"(four)
-      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
-  return four;
 }
 
 // Weights as left operand. A thread's scores of 16 keys are of keys 2t, 2t + 1, 2t + 8, 2t + 9 (t: its
@@ -143,7 +126,7 @@ __device__ __forceinline__ void scale_packed(const float* scales, float unit,
     const uint32_t two = pack<f16>(scale.x * factor, scale.y * factor);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(weights[2 * j + half]) : "r"(two));
+      weights[2 * j + half] = multiply_f16(weights[2 * j + half], two);
     }
   }
 }

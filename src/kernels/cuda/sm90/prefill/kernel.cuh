@@ -71,19 +71,12 @@ __device__ __forceinline__ void take_queries(typename Config::SharedMemory& shar
   }
 }
 
-// Read once more: kept over other roles it takes a register from those that have none to spare.
-__device__ __forceinline__ int warp_anew() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread / 32;
-}
-
 template <class Config>
 __device__ __forceinline__ void consume(const PrefillParams& params,
                                         typename Config::SharedMemory& shared, int consumer) {
   Accumulators<Config> acc;
   ScoreUnits units = score_units<Config>(params, params.attention.scale);
-  asm volatile("" : "+f"(units.factor));  // else loaded and multiplied again for every key tile: 3 %
+  units.factor = opaque(units.factor);  // else loaded and multiplied again for every key tile: 3 %
   Ring<kTileSlots> tiles;
   Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
   Ring<Config::kStages> values;  // of the next whose values are
@@ -328,7 +321,8 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
         if (warp == 3) join_tiles<Config>(params, shared);
       }
       if constexpr (kFindsApart) {
-        if (warp_anew() == 3) find_all_masks<Config>(params, shared);
+        // Anew: roles that have no register to spare lie between.
+        if (thread_anew() / 32 == 3) find_all_masks<Config>(params, shared);
       }
       if constexpr (kStoresApart && !kTakerStores) {
         if (warp == 3) store_tiles<Config>(params, shared);

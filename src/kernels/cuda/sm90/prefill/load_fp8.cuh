@@ -24,8 +24,8 @@ __device__ __forceinline__ void copy_scales(const PrefillParams& params, typenam
     const int64_t at = live ? (page * keys.page_size + within) * keys.scale_slot_stride +
                                   tile.kv_head * keys.scale_head_stride
                             : 0;
-    copy_async_4(&shared.scales[slot][0][n], keys.k_scale + at, live ? 4 : 0);
-    copy_async_4(&shared.scales[slot][1][n], keys.v_scale + at, live ? 4 : 0);
+    copy_word_async(&shared.scales[slot][0][n], keys.k_scale + at, live ? 4 : 0);
+    copy_word_async(&shared.scales[slot][1][n], keys.v_scale + at, live ? 4 : 0);
   }
 }
 

@@ -21,18 +21,6 @@ __device__ __forceinline__ void loaders_meet() {
   named_barrier_wait(kLoaderBarrier, kLoaderThreads);
 }
 
-// 16 bytes.
-__device__ __forceinline__ void copy_async_16(uint32_t shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
-}
-// The same, zeros where not live: then `global` is not read, but must be aligned.
-__device__ __forceinline__ void copy_async_or_zero(uint32_t shared, const void* global, bool live) {
-  asm volatile(
-      "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared),
-      "l"(global), "r"(static_cast<int>(live)));
-}
-
 // Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
 // that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A warp takes
 // every third group of 8 rows: so a lane's places differ by constants. kWhole: all rows and their bytes are live.
@@ -68,9 +56,9 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
       for (int chunk = 0; chunk < kBytes / 16; chunk += kLanes) {
         const uint32_t at = first[i] + group * 8 * kPitch + chunk / kLanes * kNext;
         if constexpr (kWhole) {
-          copy_async_16(at, from[i] + chunk * 16);
+          copy_line_async(at, from[i] + chunk * 16);
         } else {
-          copy_async_or_zero(at, from[i] + chunk * 16, live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
+          copy_line_or_zero_async(at, from[i] + chunk * 16, live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
         }
       }
     }

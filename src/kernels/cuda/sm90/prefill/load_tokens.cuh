@@ -51,13 +51,6 @@ __device__ void take_token_tiles(const PrefillParams& params,
   taker.finish();
 }
 
-// a * b + c, which the compiler would multiply in 64 bits.
-__device__ __forceinline__ const char* multiply_add_wide(uint32_t a, uint32_t b, const char* c) {
-  const char* sum;
-  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(c));
-  return sum;
-}
-
 // What a warp copies of a key tile of K or V: every third group of 16 rows, of V from another one
 // on than of K, so that it has 5 or 6 of 16 groups. 8 lanes copy four neighbouring rows, 16 bytes
 // of each 128 a lane.
@@ -100,7 +93,7 @@ __device__ __forceinline__ void copy_whole_tokens(
           (first ^ j * (kSwizzledBytes + 16)) + group * Groups::kPitch * kSwizzledBytes;
 #pragma unroll
       for (int column = 0; column < kColumnBlocks; ++column) {
-        copy_async_16(to + column * Config::kKeys * kSwizzledBytes, from + column * kSwizzledBytes);
+        copy_line_async(to + column * Config::kKeys * kSwizzledBytes, from + column * kSwizzledBytes);
       }
     }
   }
@@ -124,7 +117,7 @@ __device__ __forceinline__ void copy_live_tokens(const TokenGroups<Config, kOfKe
 #pragma unroll
     for (int column = 0; column < kColumnBlocks; ++column) {
       const int dim = column * kSwizzledColumns + static_cast<int>(threadIdx.x) % 8 * 8;
-      copy_async_or_zero(to + column * Config::kKeys * kSwizzledBytes,
+      copy_line_or_zero_async(to + column * Config::kKeys * kSwizzledBytes,
                          from + column * kSwizzledBytes, is_live && dim < live_dim);
     }
   }

@@ -9,11 +9,6 @@ namespace fovea::kernels::cuda {
 // What a key tile begins: the row tile in this slot, or
 constexpr int kSameTile = -1, kNoMoreTiles = -2;
 
-__device__ __forceinline__ void copy_async_4(void* shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(bytes));
-}
-
 // Where a request's keys are in a cache: a page and a place in it. Branches and divisions are left out, as one warp
 // finds all rows: it was what prefill over pages of 1 waited for (H200, 2026-11-22).
 struct RowFinder {
@@ -73,8 +68,8 @@ __device__ __forceinline__ void note_places(const PrefillParams& params, typenam
       if (keys.scale_slot_stride == 0) continue;
       const int64_t slot = page * static_cast<int64_t>(keys.page_size) + place;
       const int64_t at = live ? slot * keys.scale_slot_stride + kv_head * keys.scale_head_stride : 0;
-      copy_async_4(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
-      copy_async_4(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
+      copy_word_async(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
+      copy_word_async(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
     }
   }
 }

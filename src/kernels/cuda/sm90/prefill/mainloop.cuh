@@ -38,9 +38,7 @@ __device__ __forceinline__ void start_scores(typename Config::SharedMemory& shar
                                              int q_stage, int stage, Accumulators<Config>& acc) {
   const uint64_t k = rows_descriptor(shared_address(shared.k[stage]));
   // Opaque: else the compiler keeps the descriptors of all steps in registers, 32 of them for head dim 256.
-  uint32_t q_address = shared_address(Config::queries(shared, q_stage, consumer));
-  asm volatile("" : "+r"(q_address));
-  const uint64_t q = rows_descriptor(q_address);
+  const uint64_t q = rows_descriptor(opaque(shared_address(Config::queries(shared, q_stage, consumer))));
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
     const uint64_t k_step = moved(k, step / 4 * sizeof(shared.k[0][0]) + step % 4 * 32);

@@ -12,13 +12,6 @@ __device__ __forceinline__ bool is_open(const RowTile& tile, int block) {
   return is_open(tile.open, block * Config::kKeys, Config::kKeys);
 }
 
-// Read where it stands: bits of all words at once would take registers that are not there.
-__device__ __forceinline__ uint32_t load_bits(const uint32_t& bits) {
-  uint32_t loaded;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(shared_address(&bits)) : "memory");
-  return loaded;
-}
-
 // Hides keys by the bits that a producer warp has found.
 template <class Config>
 __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
@@ -29,7 +22,7 @@ __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
     const auto& words = shared.masks.seen[consumer][opaque(thread_row(half)) >> params.heads_shift];
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; i += 8) {
-      const uint32_t bits = load_bits(words[i / 8]) >> opaque(static_cast<int>(threadIdx.x % 4 * 2));
+      const uint32_t bits = load_here(words[i / 8]) >> opaque(static_cast<int>(threadIdx.x % 4 * 2));
 #pragma unroll
       for (int n = i; n < i + 8 && n < Config::kKeys / 4; ++n) {
         float& score = acc.scores[n / 2 * 4 + half * 2 + n % 2];
@@ -70,12 +63,9 @@ __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, con
   if constexpr (Config::kFindsKeys) {
     const int token = (consumer * kGroupRows + row) >> params.heads_shift;
     const Interval& found = static_cast<const typename Config::Slot*>(tile.slot)->keys[token];
-    Interval keys;  // as shared memory, which the compiler does not know that it is
-    asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];"
-                 : "=r"(keys.begin), "=r"(keys.end)
-                 : "r"(shared_address(&found))
-                 : "memory");
-    return keys;
+    // As shared memory, which the compiler does not know that it is.
+    const int2 keys = load_here(reinterpret_cast<const int2&>(found));
+    return {keys.x, keys.y};
   }
   return row_keys<Config>(params, *tile.slot, consumer, row);
 }

@@ -11,16 +11,6 @@ namespace fovea::kernels::cuda {
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, value); }
 
-// Computed where it is used: what follows from it would else be kept in registers all through the key tiles.
-__device__ __forceinline__ int opaque(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-__device__ __forceinline__ float opaque(float value) {
-  asm volatile("" : "+f"(value));
-  return value;
-}
-
 // What a consumer keeps of a row tile; the rest stays in its slot in shared memory.
 struct RowTile {
   const TileSlot* slot;

@@ -4,6 +4,7 @@
 // the same bits.
 #pragma once
 
+#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/sm90/prefill/softmax.cuh"
 
 namespace fovea::kernels::cuda {
@@ -106,12 +107,7 @@ __device__ __forceinline__ bool last_stored(const PrefillParams& params, const C
   const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
   int32_t* stored = params.segments.stored + slot.work.request * head_blocks +
                     (slot.work.q_head >> params.heads_shift);
-  int32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
-               : "=r"(before)
-               : "l"(stored), "r"(slot.cut.own)
-               : "memory");
-  const bool last = before + slot.cut.own == slot.cut.count * sharers;
+  const bool last = add_acquire_release(stored, slot.cut.own) + slot.cut.own == slot.cut.count * sharers;
   if (last) *stored = 0;
   return last;
 }

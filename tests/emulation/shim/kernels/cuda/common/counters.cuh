@@ -8,6 +8,7 @@
 namespace fovea::kernels::cuda {
 
 inline uint32_t add_acquire_release(uint32_t* counter, uint32_t n) { return atomicAdd(counter, n); }
+inline int32_t add_acquire_release(int32_t* counter, int32_t n) { return atomicAdd(counter, n); }
 inline uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
   return std::exchange(*counter, *counter >= most ? 0 : *counter + 1);
 }

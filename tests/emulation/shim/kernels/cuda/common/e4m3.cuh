@@ -15,5 +15,9 @@ inline void widen_four_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
   low = widen_e4m3(four);
   high = widen_e4m3(four >> 16);
 }
+inline uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
+  return float_to_f8e4m3(x0) | float_to_f8e4m3(x1) << 8 | float_to_f8e4m3(x2) << 16 |
+         static_cast<uint32_t>(float_to_f8e4m3(x3)) << 24;
+}
 
 }  // namespace fovea::kernels::cuda

@@ -14,17 +14,13 @@ inline uint32_t shared_address(const void* pointer) {
   return machine_of::machine.shared_address(pointer);
 }
 
-inline uint32_t fresh(uint32_t value) { return value; }
 template <typename T>
 T opaque(T value) {
   return value;
 }
+inline int thread_anew() { return static_cast<int>(threadIdx.x); }
 template <typename T>
 void touch(const T&) {}
-
-inline void load_words(uint32_t (&to)[4], uint32_t from) {
-  std::memcpy(to, machine_of::machine.shared_pointer(from), sizeof(to));
-}
 
 inline void copy_async(void* shared, const void* global, int bytes) {
   machine_of::machine.copy({shared, global, 16, static_cast<size_t>(bytes)});
@@ -144,5 +140,35 @@ inline float exp2_fast(float x) {
 }
 inline float tanh_fast(float x) { return std::tanh(x); }
 inline float infinity() { return INFINITY; }
+
+template <typename T>
+T load_here(const T& shared) {
+  return shared;
+}
+inline void load_here(uint32_t (&to)[4], uint32_t from) {
+  std::memcpy(to, machine_of::machine.shared_pointer(from), sizeof(to));
+}
+inline void copy_line_async(uint32_t shared, const void* global) {
+  copy_async(machine_of::machine.shared_pointer(shared), global, 16);
+}
+inline void copy_line_or_zero_async(uint32_t shared, const void* global, bool live) {
+  copy_async(machine_of::machine.shared_pointer(shared), global, live ? 16 : 0);
+}
+
+inline uint32_t transposed_8x8(uint32_t x) {
+  const auto& all = machine_of::meet_warp("movmatrix", ~0u, x);
+  const int row = machine_of::lane() / 4;
+  const int column = machine_of::lane() % 4 * 2;
+  const auto at = [&](int r, int c) { return all[r * 4 + c / 2] >> c % 2 * 16 & 0xffff; };
+  return at(column, row) | at(column + 1, row) << 16;
+}
+
+template <Type kType>
+float2 unpack(uint32_t pair) {
+  return {half_of<kType>(pair, 0), half_of<kType>(pair, 1)};
+}
+inline const char* multiply_add_wide(uint32_t a, uint32_t b, const char* c) {
+  return c + static_cast<uint64_t>(a) * b;
+}
 
 }  // namespace fovea::kernels::cuda
