@@ -72,13 +72,13 @@ Policy policy_of(Function& function) {
 // The last launch, if it is not over.
 class Unfinished {
  public:
-  void set(emulation::Run* run, emulation::FinishFunction* finish) {
+  void set(emulation::Run* run, emulation::FinishFunction* how) {
     run_ = run;
-    finish_ = finish;
+    how_ = how;
   }
   std::function<void()> finisher() {
     if (!run_) return nullptr;
-    return [run = std::exchange(run_, nullptr), finish = finish_] { finish(run); };
+    return [run = std::exchange(run_, nullptr), how = how_] { how(run); };
   }
   void finish() {
     if (const auto finish = finisher()) finish();
@@ -86,7 +86,7 @@ class Unfinished {
 
  private:
   emulation::Run* run_ = nullptr;
-  emulation::FinishFunction* finish_ = nullptr;
+  emulation::FinishFunction* how_ = nullptr;
 };
 Unfinished unfinished;
 emulation::Streams streams;
