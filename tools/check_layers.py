@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a folder includes one that stands below it. The order is that of docs/architecture.md."""
+"""Fails when a folder includes one that stands below it, in the order of docs/architecture.md, or when device code
+has assembly outside of kernels/cuda/common, whose names tests/emulation replaces."""
 import pathlib
 import re
 import sys
@@ -28,7 +29,11 @@ def main():
         relative = file.relative_to(ROOT)
         inside = str(relative.relative_to("include" if relative.parts[0] == "include" else "src"))
         here = layer_of(inside)
-        for line in file.read_text(encoding="utf-8").splitlines():
+        text = file.read_text(encoding="utf-8")
+        if inside.startswith("kernels/cuda/") and not inside.startswith("kernels/cuda/common/"):
+            if re.search(r"\basm\b", text):
+                errors.append(f"{relative}: assembly belongs under kernels/cuda/common/")
+        for line in text.splitlines():
             match = re.match(r'\s*#include "([^"]+)"', line)
             if not match or "/" not in match.group(1):
                 continue
