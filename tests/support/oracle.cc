@@ -2,7 +2,10 @@
 #include "support/oracle.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -72,17 +75,62 @@ Keys stored_keys(const AttentionCase& test, const RequestData& request, bool rou
   return keys;
 }
 
-// [heads, width, latent] times a latent.
+// Rows of a matrix, to be multiplied by vectors. A product is a sum in the order of the columns, so
+// each addition waits for the one before; those of a block of rows go on side by side.
 template <typename Real>
-void up_project(const std::vector<float>& weight, int32_t width, int32_t head, const double* latent,
-                int32_t rank, double* to) {
-  for (int32_t d = 0; d < width; ++d) {
-    const float* row = &weight[(static_cast<size_t>(head) * width + d) * rank];
-    Real sum = 0;
-    for (int32_t i = 0; i < rank; ++i) {
-      sum += static_cast<Real>(row[i]) * static_cast<Real>(latent[i]);
+class RowBlocks {
+ public:
+  static constexpr size_t kRows = 16;
+  using Products = std::array<Real, kRows>;
+
+  // Row n begins at rows[n * stride].
+  RowBlocks(const double* rows, size_t count, size_t stride, size_t width)
+      : width_(width), columns_((count + kRows - 1) / kRows * width) {
+    for (size_t row = 0; row < count; ++row) {
+      Column* to = &columns_[row / kRows * width];
+      for (size_t d = 0; d < width; ++d) {
+        to[d].of_rows[row % kRows] = static_cast<Real>(rows[row * stride + d]);
+      }
     }
-    to[d] = sum;
+  }
+
+  // With the rows from block * kRows on; behind the last one they are 0.
+  Products products(const float* vector, size_t block) const {
+    const Column* column = &columns_[block * width_];
+    Column sums;
+    for (size_t d = 0; d < width_; ++d) {
+      sums.of_rows += static_cast<Real>(vector[d]) * column[d].of_rows;
+    }
+    Products products;
+    std::memcpy(&products, &sums, sizeof(products));
+    return products;
+  }
+
+ private:
+  struct Column {
+    [[gnu::vector_size(kRows * sizeof(Real))]] Real of_rows = {};
+  };
+
+  size_t width_;
+  std::vector<Column> columns_;  // [blocks, width]
+};
+
+// weight [heads, width, rank] times latents; `to` is [tokens, heads, to_width].
+template <typename Real>
+void up_project(const std::vector<float>& weight, int32_t heads, int32_t width, int32_t rank,
+                const RowBlocks<Real>& latents, size_t to_width, std::vector<double>& to) {
+  constexpr size_t kBlock = RowBlocks<Real>::kRows;
+  const size_t tokens = to.size() / (heads * to_width);
+  for (int32_t head = 0; head < heads; ++head) {
+    for (int32_t d = 0; d < width; ++d) {
+      const float* row = &weight[(static_cast<size_t>(head) * width + d) * rank];
+      for (size_t first = 0; first < tokens; first += kBlock) {
+        const auto products = latents.products(row, first / kBlock);
+        for (size_t token = first; token < std::min(first + kBlock, tokens); ++token) {
+          to[(token * heads + head) * to_width + d] = products[token - first];
+        }
+      }
+    }
   }
 }
 
@@ -96,14 +144,15 @@ Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& s
   keys.heads = spec.q_heads;
   keys.k.resize(tokens * spec.q_heads * k_size);
   keys.v.resize(tokens * spec.q_heads * v_size);
+  const int32_t rank = spec.kv_lora_rank;
+  const RowBlocks<Real> latents(stored.k.data(), tokens, spec.head_dim, rank);
+  up_project(data.w_uk, spec.q_heads, spec.nope_dim, rank, latents, k_size, keys.k);
+  up_project(data.w_uv, spec.q_heads, spec.v_dim, rank, latents, v_size, keys.v);
   for (size_t token = 0; token < tokens; ++token) {
-    const double* row = &stored.k[token * spec.head_dim];
+    const double* rope = &stored.k[token * spec.head_dim + rank];
     for (int32_t head = 0; head < spec.q_heads; ++head) {
       double* k = &keys.k[(token * spec.q_heads + head) * k_size];
-      double* v = &keys.v[(token * spec.q_heads + head) * v_size];
-      up_project<Real>(data.w_uk, spec.nope_dim, head, row, spec.kv_lora_rank, k);
-      std::copy_n(row + spec.kv_lora_rank, spec.rope_dim, k + spec.nope_dim);
-      up_project<Real>(data.w_uv, spec.v_dim, head, row, spec.kv_lora_rank, v);
+      std::copy_n(rope, spec.rope_dim, k + spec.nope_dim);
     }
   }
   return keys;
@@ -112,26 +161,36 @@ Keys up_projected(const AttentionSpec& spec, const CaseData& data, const Keys& s
 template <typename Real>
 class Softmax {
  public:
-  Softmax(const AttentionCase& test, const CaseData& data, const RequestData& request, Keys keys)
-      : spec_(test.spec), data_(data), request_(request), keys_(std::move(keys)) {}
+  Softmax(const AttentionCase& test, const CaseData& data, const RequestData& request,
+          const Keys& keys)
+      : spec_(test.spec),
+        data_(data),
+        request_(request),
+        key_heads_(keys.heads),
+        v_(keys.v.begin(), keys.v.end()) {
+    const auto width = static_cast<size_t>(q_width(spec_));
+    for (int32_t head = 0; head < key_heads_; ++head) {
+      k_.emplace_back(keys.k.data() + head * width, static_cast<size_t>(request.kv_len),
+                      key_heads_ * width, width);
+    }
+  }
 
   Expected run() {
     Expected expected;
     for (int32_t token = 0; token < request_.q_len; ++token) {
       const std::vector<bool> visible = visible_keys(spec_, request_, token);
-      for (int32_t head = 0; head < spec_.q_heads; ++head) attend(token, head, visible, expected);
+      std::vector<int32_t> keys;
+      for (int32_t key = 0; key < request_.kv_len; ++key) {
+        if (visible[key]) keys.push_back(key);
+      }
+      for (int32_t head = 0; head < spec_.q_heads; ++head) attend(token, head, keys, expected);
     }
     return expected;
   }
 
  private:
-  Real score(int32_t token, int32_t head, int32_t key) const {
-    const auto width = static_cast<size_t>(q_width(spec_));
-    const float* q = &request_.q[(static_cast<size_t>(token) * spec_.q_heads + head) * width];
-    const double* k = &keys_.k[key_row(key, head) * width];
-    Real sum = 0;
-    for (size_t d = 0; d < width; ++d) sum += static_cast<Real>(q[d]) * static_cast<Real>(k[d]);
-    sum *= static_cast<Real>(softmax_scale(spec_));
+  Real score(int32_t token, int32_t head, int32_t key, Real product) const {
+    Real sum = product * static_cast<Real>(softmax_scale(spec_));
     if (!request_.q_scale.empty()) {
       sum *= static_cast<Real>(request_.q_scale[static_cast<size_t>(token) * spec_.q_heads + head]);
     }
@@ -154,17 +213,21 @@ class Softmax {
     return static_cast<Real>(load_float(&stored, spec_.q_dtype, 0) / 256);
   }
 
-  size_t key_row(int32_t key, int32_t head) const {
-    const int32_t group = spec_.q_heads / keys_.heads;
-    return static_cast<size_t>(key) * keys_.heads + head / group;
-  }
-
-  void attend(int32_t token, int32_t head, const std::vector<bool>& visible, Expected& to) const {
+  void attend(int32_t token, int32_t head, const std::vector<int32_t>& keys, Expected& to) const {
+    const size_t row = static_cast<size_t>(token) * spec_.q_heads + head;
+    const float* q = &request_.q[row * q_width(spec_)];
+    const int32_t key_head = head / (spec_.q_heads / key_heads_);
+    constexpr size_t kBlock = RowBlocks<Real>::kRows;
     std::vector<std::pair<int32_t, Real>> seen;
     Real largest = -std::numeric_limits<Real>::infinity();
-    for (int32_t key = 0; key < request_.kv_len; ++key) {
-      if (!visible[key]) continue;
-      seen.emplace_back(key, score(token, head, key));
+    typename RowBlocks<Real>::Products products{};
+    size_t block = SIZE_MAX;
+    for (const int32_t key : keys) {
+      if (key / kBlock != block) {
+        block = key / kBlock;
+        products = k_[key_head].products(q, block);
+      }
+      seen.emplace_back(key, score(token, head, key, products[key % kBlock]));
       largest = std::max(largest, seen.back().second);
     }
     const auto width = static_cast<size_t>(out_width(spec_));
@@ -173,9 +236,9 @@ class Softmax {
     for (const auto& [key, logit] : seen) {
       const Real weight = std::exp(logit - largest);
       denominator += weight;
-      const double* v = &keys_.v[key_row(key, head) * width];
+      const Real* v = &v_[(static_cast<size_t>(key) * key_heads_ + key_head) * width];
       const Real factor = rounded_weight(weight);
-      for (size_t d = 0; d < width; ++d) sum[d] += factor * static_cast<Real>(v[d]);
+      for (size_t d = 0; d < width; ++d) sum[d] += factor * v[d];
     }
     to.lse.push_back(seen.empty() ? -std::numeric_limits<double>::infinity()
                                   : static_cast<double>(largest + std::log(denominator)));
@@ -192,7 +255,9 @@ class Softmax {
   const AttentionSpec& spec_;
   const CaseData& data_;
   const RequestData& request_;
-  const Keys keys_;
+  const int32_t key_heads_;
+  std::vector<RowBlocks<Real>> k_;  // of each key head
+  const std::vector<Real> v_;       // [kv_len, key heads, width]
 };
 
 }  // namespace
@@ -262,7 +327,7 @@ OracleResult oracle(const AttentionCase& test, const CaseData& data, size_t inde
     round_to(test.spec.q_dtype, plain.k);
     round_to(test.spec.q_dtype, plain.v);
   }
-  result.plain = Softmax<float>(test, data, request, std::move(plain)).run();
+  result.plain = Softmax<float>(test, data, request, plain).run();
   round_to(activation_dtype(test.spec), result.plain.out);
   return result;
 }
