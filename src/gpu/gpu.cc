@@ -186,7 +186,7 @@ DeviceInfo find_device(std::string_view name) {
     check_argument(!digits.empty() && error == std::errc() && end == digits.data() + digits.size(),
                    "device is '{}', known: cpu, cuda, cuda:N", name);
   }
-  if (!why_no_gpu().empty()) fail(ErrorCode::unsupported, "{}", why_no_gpu());
+  if (!why_no_gpu().empty()) fail(ErrorCode::unsupported, "device is '{}': {}", name, why_no_gpu());
   const std::vector<DeviceInfo> devices = gpu_devices();
   check_argument(index < devices.size(), "device is '{}', there are {} GPUs", name, devices.size());
   return devices[index];

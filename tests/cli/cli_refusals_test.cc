@@ -242,8 +242,10 @@ TEST(Cli, ExplainNamesTheFlagThatIsMissing) {
   expect_one_line(result);
 }
 
+// Whether there is no driver, one that does not start, as under AddressSanitizer, or too few GPUs.
 TEST(Cli, SaysThatTheDeviceToCheckOnIsNotThere) {
-  expect_refused(fovea({"check", kModels + "llama", "--device", "cuda:99"}), {"cuda"});
+  expect_refused(fovea({"check", kModels + "llama", "--device", "cuda:99"}),
+                 {"device is 'cuda:99'"});
 }
 
 }  // namespace
