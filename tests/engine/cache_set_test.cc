@@ -3,14 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <numeric>
 #include <random>
 #include <set>
 #include <vector>
 
+#include "engine/cache_contents.h"
 #include "engine/tiny_caches.h"
 #include "support/cases.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -33,6 +34,22 @@ void compute(CacheSet& caches, const std::vector<int32_t>& tokens, std::string_v
   ASSERT_TRUE(caches.extend(*lease, lease->cached_tokens, static_cast<int32_t>(tokens.size())));
   caches.publish(*lease, {tokens, salt});
   caches.release(*lease);
+}
+
+TEST(CacheSet, EveryGroupHasItsPool) {
+  CacheSetOptions options = tiny_cache_options({.window_pages = 3, .window = 1, .state_slots = 2});
+  const CacheSet caches(options);
+  ASSERT_NE(caches.kv(0), nullptr);
+  ASSERT_NE(caches.kv(1), nullptr);
+  EXPECT_TRUE(caches.kv(0)->slot_map().empty());
+  EXPECT_FALSE(caches.kv(1)->slot_map().empty());
+  EXPECT_EQ(caches.kv(2), nullptr);
+  EXPECT_EQ(caches.state(0), nullptr);
+  EXPECT_NE(caches.state(2), nullptr);
+  options.groups.push_back(options.groups.back());
+  options.plan.window_pages.push_back(0);
+  test::expect_error(ErrorCode::unsupported, "two groups of linear layers",
+                     [&] { CacheSet{options}; });
 }
 
 TEST(CacheSet, SlotsKeepTheirPlaceInThePage) {
@@ -108,8 +125,9 @@ TEST(CacheSet, OtherSaltsShareNothing) {
 }
 
 TEST(CacheSet, FailedAdmissionTakesNothing) {
-  for (const TinyCaches tiny : {TinyCaches{.pages = 3}, TinyCaches{.window_pages = 1},
-                                TinyCaches{.state_slots = 1}, TinyCaches{.max_requests = 1}}) {
+  for (const TinyCaches tiny :
+       {TinyCaches{.pages = 3}, TinyCaches{.window_pages = 1}, TinyCaches{.state_slots = 1},
+        TinyCaches{.max_requests = 1}, TinyCaches{.state_slots = 1, .prefix_cache = false}}) {
     CacheSet caches(tiny_cache_options(tiny));
     const std::vector<int32_t> small = numbered(4), large = numbered(14, 50);
     std::optional<CacheLease> first = caches.admit({small, ""}, true, 0);
@@ -147,22 +165,28 @@ TEST(CacheSet, EvictsCachedPrefixesForNewRequests) {
 }
 
 TEST(CacheSet, WindowsSlide) {
-  // A window of 6 over pages of 4: 3 pages suffice for any length by single steps.
-  CacheSet caches(tiny_cache_options({.window_pages = 3, .prefix_cache = false}));
-  const std::vector<int32_t> tokens = numbered(1);
-  std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
-  ASSERT_TRUE(lease);
-  const KvPool& window = *caches.kv(1);
-  for (int32_t end = 1; end <= 40; ++end) {
-    ASSERT_TRUE(caches.extend(*lease, end - 1, end)) << end;
-    const std::vector<int32_t> slots = slots_of(caches, *lease);
-    for (int32_t i = std::max(0, end - 6); i < end; ++i) {
-      const int64_t here = window.slot_map()[static_cast<size_t>(slots[static_cast<size_t>(i)])];
-      EXPECT_GE(here, 4) << "token " << i << " of " << end;
+  struct Case {
+    int32_t window, pages;  // that suffice for any length by single steps, of 4 tokens each
+  };
+  for (const auto [tokens_seen, pages] : {Case{6, 3}, Case{5, 2}, Case{2, 2}, Case{1, 1}}) {
+    SCOPED_TRACE(tokens_seen);
+    CacheSet caches(
+        tiny_cache_options({.window_pages = pages, .window = tokens_seen, .prefix_cache = false}));
+    const std::vector<int32_t> tokens = numbered(1);
+    std::optional<CacheLease> lease = caches.admit({tokens, ""}, true, 0);
+    ASSERT_TRUE(lease);
+    const KvPool& window = *caches.kv(1);
+    for (int32_t end = 1; end <= 40; ++end) {
+      ASSERT_TRUE(caches.extend(*lease, end - 1, end)) << end;
+      const std::vector<int32_t> slots = slots_of(caches, *lease);
+      for (int32_t i = std::max(0, end - tokens_seen); i < end; ++i) {
+        const int64_t here = window.slot_map()[static_cast<size_t>(slots[static_cast<size_t>(i)])];
+        EXPECT_GE(here, 4) << "token " << i << " of " << end;
+      }
     }
+    caches.release(*lease);
+    EXPECT_TRUE(caches.empty());
   }
-  caches.release(*lease);
-  EXPECT_TRUE(caches.empty());
 }
 
 TEST(CacheSet, HitsNeedTheLastWindow) {
@@ -223,12 +247,11 @@ TEST(CacheSet, SnapshotsRestoreStates) {
   EXPECT_TRUE(caches.empty());
 }
 
-// Random requests over few texts. Every slot has a shadow of who wrote what there; what a request
-// reads must be its own tokens, in every pool.
+// Random requests over few texts: what one reads must be its own tokens, in every pool.
 class Churn {
  public:
   Churn(const TinyCaches& tiny, uint32_t seed)
-      : tiny_(tiny), caches_(tiny_cache_options(tiny)), random_(seed) {}
+      : tiny_(tiny), caches_(tiny_cache_options(tiny)), contents_(tiny, caches_), random_(seed) {}
 
   void run(int steps) {
     for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
@@ -261,14 +284,6 @@ class Churn {
     int32_t computed = 0;
   };
 
-  // What the KV of a token stands for: the whole prefix up to it.
-  static uint64_t content(const std::vector<int32_t>& tokens, int32_t position) {
-    uint64_t hash = 1469598103934665603u;
-    for (int32_t i = 0; i <= position; ++i)
-      hash = (hash ^ static_cast<uint64_t>(tokens[static_cast<size_t>(i)])) * 1099511628211u;
-    return hash;
-  }
-
   void admit() {
     Active request;
     const auto length = static_cast<int32_t>(1 + random_() % 24);
@@ -284,17 +299,7 @@ class Churn {
     request.lease = std::move(*lease);
     request.computed = request.lease.cached_tokens;
     hits_ += request.computed;
-    if (caches_.has_state() && request.computed > 0) {
-      EXPECT_EQ(state(request),
-                static_cast<float>(content(request.tokens, request.computed - 1) % 65536));
-    }
     active_.push_back(std::move(request));
-  }
-
-  float& state(const Active& request) {
-    return caches_.state(caches_.kv(1) != nullptr ? 2 : 1)
-        ->layer(0)
-        .state[request.lease.state_slot];
   }
 
   void advance(size_t index) {
@@ -306,48 +311,17 @@ class Churn {
     }
     if (request.computed == length) return;
     const int32_t begin = request.computed;
-    int32_t end = begin + 1 + static_cast<int32_t>(random_()) % (length - begin);
-    end = std::clamp(end, begin + 1, length);
+    const int32_t end = begin + 1 + static_cast<int32_t>(random_() % (length - begin));
     if (!caches_.extend(request.lease, begin, end)) {
       ++refused_;
       release(random_() % active_.size());
       return;
     }
-    write(request, begin, end);
-    read(request, begin, end);
+    contents_.compute(request.lease, request.tokens, "", begin, end);
     request.computed = end;
-    if (caches_.has_state())
-      state(request) = static_cast<float>(content(request.tokens, end - 1) % 65536);
     if (random_() % 2 == 0)
       caches_.publish(request.lease,
                       {std::span(request.tokens).first(static_cast<size_t>(end)), ""});
-  }
-
-  void write(const Active& request, int32_t begin, int32_t end) {
-    const auto row = caches_.table().row(request.lease.row);
-    for (int32_t i = begin; i < end; ++i) {
-      const int32_t slot = row[static_cast<size_t>(i)];
-      EXPECT_EQ(caches_.pages().references(slot / tiny_.page_size), 1)
-          << "a shared page is written";
-      full_[slot] = content(request.tokens, i);
-      if (tiny_.window_pages > 0) {
-        const int64_t here = caches_.kv(1)->slot_map()[static_cast<size_t>(slot)];
-        ASSERT_GE(here, tiny_.page_size);
-        window_[here] = content(request.tokens, i);
-      }
-    }
-  }
-
-  void read(const Active& request, int32_t begin, int32_t end) {
-    const auto row = caches_.table().row(request.lease.row);
-    for (int32_t i = 0; i < end; ++i) {
-      const int32_t slot = row[static_cast<size_t>(i)];
-      EXPECT_EQ(full_[slot], content(request.tokens, i)) << i;
-      if (tiny_.window_pages == 0 || i < begin - tiny_.window + 1) continue;
-      const int64_t here = caches_.kv(1)->slot_map()[static_cast<size_t>(slot)];
-      ASSERT_GE(here, tiny_.page_size) << "token " << i << " of a pass from " << begin;
-      EXPECT_EQ(window_[here], content(request.tokens, i)) << i;
-    }
   }
 
   void release(size_t index) {
@@ -357,9 +331,9 @@ class Churn {
 
   TinyCaches tiny_;
   CacheSet caches_;
+  CacheContents contents_;
   std::mt19937 random_;
   std::vector<Active> active_;
-  std::map<int64_t, uint64_t> full_, window_;
   int refused_ = 0;
   int64_t hits_ = 0;
 };
@@ -372,6 +346,8 @@ TEST(CacheSet, RandomRequestsReadTheirOwnTokens) {
   Churn({.page_size = 3, .pages = 30, .window_pages = 10, .window = 5}, 4).run(steps);
   Churn({.pages = 20, .state_slots = 6}, 5).run(steps);
   Churn({.pages = 20, .window_pages = 10, .state_slots = 5}, 6).run(steps);
+  Churn({.page_size = 1, .pages = 60, .window_pages = 8, .window = 1, .state_slots = 6}, 7)
+      .run(steps);
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "engine/cache_contents.h"
 #include "engine/tiny_caches.h"
 #include "fovea/error.h"
+#include "support/cases.h"
 
 namespace fovea {
 namespace {
@@ -172,42 +174,111 @@ TEST(Scheduler, ARequestThatCanNeverFitIsAnError) {
   EXPECT_THROW((void)scheduler.schedule(), Error);
 }
 
-// Random arrivals and cancels over every kind of cache, in pools for little more than one request.
-void churn(const TinyCaches& tiny, int32_t batch, uint32_t seed) {
-  SCOPED_TRACE(seed);
-  CacheSet caches(tiny_cache_options(tiny));
-  Scheduler scheduler(caches, {tiny.max_requests, batch, 8});
-  std::mt19937 random(seed);
-  int64_t next = 1, added = 0;
-  int empty_passes = 0;
-  for (int passes = 0; added < 300 || !scheduler.idle(); ++passes) {
-    ASSERT_LT(passes, 100000) << "no progress";
-    if (added < 300 && random() % 4 == 0) {
-      const auto prompt = static_cast<int32_t>(1 + random() % 30);
-      const auto room = static_cast<uint32_t>(tiny.max_context - prompt);
-      scheduler.add(make_request(next++, prompt, static_cast<int32_t>(1 + random() % room),
-                                 static_cast<int32_t>(random() % 3)));
-      ++added;
+// Random arrivals, cancels, ends and passes that fail, over every kind of cache, in pools for
+// little more than one request. Whatever was preempted, evicted or shared, a pass reads its own
+// tokens.
+class Churn {
+ public:
+  Churn(const TinyCaches& tiny, int32_t batch, bool group_prefixes, uint32_t seed)
+      : tiny_(tiny),
+        batch_(batch),
+        caches_(tiny_cache_options(tiny)),
+        contents_(tiny, caches_),
+        scheduler_(caches_, {tiny.max_requests, batch, 8, group_prefixes}),
+        random_(seed) {}
+
+  void run() {
+    const int64_t total = 300 * test::test_scale();
+    int empty_passes = 0;
+    for (int64_t passes = 0; next_ <= total || !scheduler_.idle(); ++passes) {
+      ASSERT_LT(passes, 300 * total) << "no progress";
+      if (next_ <= total && draw(4) == 0) add();
+      if (draw(16) == 0) scheduler_.remove(draw(static_cast<int32_t>(next_)));
+      if (draw(64) == 0) caches_.clear();
+      const bool idle = scheduler_.idle();
+      const int32_t computed = pass();
+      if (::testing::Test::HasFailure()) return;
+      EXPECT_LE(computed, batch_);
+      // Only a pass in which the last request gives everything back may compute nothing.
+      empty_passes = computed == 0 && !idle ? empty_passes + 1 : 0;
+      EXPECT_LE(empty_passes, 1);
     }
-    if (random() % 16 == 0) scheduler.remove(static_cast<int64_t>(1 + random() % next));
-    const bool idle = scheduler.idle();
-    const int32_t computed = run_pass(scheduler, caches);
-    EXPECT_LE(computed, batch);
-    // Only a pass in which the last request gives everything back may compute nothing.
-    empty_passes = computed == 0 && !idle ? empty_passes + 1 : 0;
-    EXPECT_LE(empty_passes, 1);
+    caches_.clear();
+    EXPECT_TRUE(caches_.empty());
+    EXPECT_GT(scheduler_.preemptions(), 0);
+    EXPECT_EQ(scheduler_.prefix_hits() > 0, tiny_.prefix_cache);
   }
-  caches.clear();
-  EXPECT_TRUE(caches.empty());
-}
+
+ private:
+  int32_t draw(int32_t below) {
+    return static_cast<int32_t>(random_() % static_cast<uint32_t>(below));
+  }
+
+  // One of three texts, up to where it goes its own way.
+  void add() {
+    const int32_t prompt = 1 + draw(30), fork = draw(40);
+    auto request = make_request(next_++, prompt, 1 + draw(tiny_.max_context - prompt), draw(3));
+    for (size_t i = static_cast<size_t>(fork); i < request->tokens.size(); ++i)
+      request->tokens[i] = draw(3);
+    request->sampling.prompt_logprobs = draw(8) == 0;
+    if (draw(4) == 0) request->salt = "another";
+    scheduler_.add(std::move(request));
+  }
+
+  // As TextEngine::step(), without a model. Returns how many tokens it computed.
+  int32_t pass() {
+    const std::span<const Chunk> scheduled = scheduler_.schedule();
+    const std::vector<Chunk> chunks(scheduled.begin(), scheduled.end());
+    int32_t computed = 0;
+    for (const Chunk& chunk : chunks) {
+      const Request& request = *chunk.request;
+      EXPECT_EQ(chunk.begin, request.computed);
+      EXPECT_LT(chunk.begin, chunk.end);
+      EXPECT_LE(chunk.end, request.length());
+      contents_.compute(request.lease, request.tokens, request.salt, chunk.begin, chunk.end);
+      computed += chunk.end - chunk.begin;
+    }
+    if (draw(64) == 0) {  // the pass fails
+      while (scheduler_.preempt_youngest()) {
+      }
+      return computed;
+    }
+    for (const Chunk& chunk : chunks) accept(*chunk.request, chunk.end);
+    return computed;
+  }
+
+  void accept(Request& request, int32_t end) {
+    request.computed = end;
+    const auto publish = [&] {
+      caches_.publish(request.lease,
+                      {std::span(request.tokens).first(static_cast<size_t>(end)), request.salt});
+    };
+    if (end <= request.prompt_tokens) publish();
+    if (request.remaining() > 0) return;
+    request.tokens.push_back(draw(3));
+    const bool ends = request.generated() == request.sampling.max_new_tokens || draw(32) == 0;
+    if (!ends) return;
+    publish();
+    scheduler_.remove(request.id);
+  }
+
+  TinyCaches tiny_;
+  int32_t batch_;
+  CacheSet caches_;
+  CacheContents contents_;
+  Scheduler scheduler_;
+  std::mt19937 random_;
+  int64_t next_ = 1;
+};
 
 TEST(Scheduler, ChurnInTinyPools) {
-  churn({.pages = 12}, 16, 1);
-  churn({.page_size = 1, .pages = 48}, 16, 2);
-  churn({.pages = 12, .prefix_cache = false}, 5, 3);
-  churn({.pages = 16, .window_pages = 8}, 16, 4);
-  churn({.pages = 12, .state_slots = 5}, 16, 5);
-  churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, 6);
+  Churn({.pages = 12}, 16, false, 1).run();
+  Churn({.page_size = 1, .pages = 48}, 16, true, 2).run();
+  Churn({.pages = 12, .prefix_cache = false}, 5, false, 3).run();
+  Churn({.pages = 16, .window_pages = 8}, 16, true, 4).run();
+  Churn({.pages = 12, .state_slots = 5}, 16, true, 5).run();
+  Churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, false, 6).run();
+  Churn({.page_size = 3, .pages = 16, .window_pages = 8, .window = 5}, 7, true, 7).run();
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <limits>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -106,20 +108,42 @@ TEST(PageAllocator, MisuseNamesThePage) {
   const std::string page = "page " + std::to_string(pages[0]);
   expect_invalid(page + " is free", [&] { allocator.release(pages[0]); });
   expect_invalid(page + " is free", [&] { allocator.retain(pages[0]); });
-  expect_invalid("page 0", [&] { allocator.release(0); });
-  expect_invalid("page 8", [&] { allocator.release(8); });
+  expect_invalid("page 0 is outside [1, 8)", [&] { allocator.release(0); });
+  expect_invalid("page 8 is outside [1, 8)", [&] { allocator.release(8); });
+  EXPECT_EQ(allocator.references(0), 0);
   expect_invalid("page 8", [&] { (void)allocator.references(8); });
   expect_invalid("page -1", [&] { (void)allocator.references(-1); });
   expect_invalid("page 0", [&] { allocator.release_slots(std::vector<int32_t>{0, 1}); });
   std::vector<int64_t> slots;
   expect_invalid(page + " is free", [&] { allocator.extend(1, 2, pages[0] * 4, slots); });
   expect_invalid("last_slot", [&] { allocator.extend(2, 3, pages[1] * 4, slots); });
+  expect_invalid("that of token 1", [&] { allocator.extend(2, 3, pages[1] * 4, slots); });
   expect_invalid("from 3 to 2", [&] { allocator.extend(3, 2, 0, slots); });
+  expect_invalid("from -4 to 2", [&] { allocator.extend(-4, 2, 0, slots); });
+  expect_invalid("count is -1", [&] { allocator.allocate(-1, pages); });
+  expect_invalid("truncate 1 tokens to -1",
+                 [&] { allocator.truncate(std::vector<int32_t>{4}, -1); });
   expect_invalid("truncate 1 tokens to 2", [&] { allocator.truncate(std::vector<int32_t>{4}, 2); });
   EXPECT_EQ(allocator.free_pages(), 6);
   expect_invalid("pages is 1", [] { PageAllocator(1, 4); });
   expect_invalid("page_size is 0", [] { PageAllocator(4, 0); });
   expect_invalid("pages is 536870912", [] { PageAllocator(int64_t{1} << 29, 4); });
+}
+
+TEST(PageAllocator, TwoPagesAreTheFewestAndSlotsAreInt32) {
+  constexpr int32_t kHalf = std::numeric_limits<int32_t>::max() / 2;
+  EXPECT_EQ(PageAllocator(2, kHalf).free_pages(), 1);
+  expect_invalid("pages is 3", [] { PageAllocator(3, kHalf); });
+}
+
+TEST(PageAllocator, ReleasesThePagesOfTokensThatBeginInsideOne) {
+  PageAllocator allocator(5, 4);
+  std::vector<int64_t> slots;
+  ASSERT_TRUE(allocator.extend(0, 12, -1, slots));
+  const std::vector<int32_t> tokens = narrow(slots);
+  allocator.release_slots(std::span(tokens).subspan(6));
+  EXPECT_EQ(allocator.free_pages(), 1 + 2);
+  EXPECT_EQ(allocator.references(slots[0] / 4), 1);
 }
 
 TEST(RequestTable, RowsAreZeroUntilWrittenAndAgainAfterRelease) {
@@ -146,7 +170,9 @@ TEST(RequestTable, MisuseNamesTheRow) {
   const int32_t row = table.allocate().value();
   table.release(row);
   expect_invalid("request row " + std::to_string(row), [&] { table.release(row); });
-  expect_invalid("request row 0", [&] { table.release(0); });
+  for (const int32_t wrong : {-1, 0, 3}) {
+    expect_invalid("request row " + std::to_string(wrong), [&] { table.release(wrong); });
+  }
   expect_invalid("request row is 3", [&] { table.row(3); });
   expect_invalid("request row is 3", [&] { table.mark_changed(3, 0); });
   expect_invalid("request row is -1", [&] { table.take_changed(-1); });
@@ -154,6 +180,19 @@ TEST(RequestTable, MisuseNamesTheRow) {
   expect_invalid("first is 5", [&] { table.mark_changed(1, 5); });
   expect_invalid("max_requests is 1", [] { RequestTable(1, 4); });
   expect_invalid("max_context is 0", [] { RequestTable(2, 0); });
+  EXPECT_EQ(RequestTable(2, 1).row(1).size(), 1u);
+}
+
+TEST(RequestTable, SaysWhatWasWrittenSinceItWasAsked) {
+  RequestTable table(3, 8);
+  const int32_t row = table.allocate().value(), other = table.allocate().value();
+  EXPECT_EQ(table.take_changed(row), 8) << "nothing was";
+  for (const int32_t first : {5, 3, 6, 8}) table.mark_changed(row, first);
+  EXPECT_EQ(table.take_changed(row), 3);
+  EXPECT_EQ(table.take_changed(row), 8);
+  table.release(row);
+  EXPECT_EQ(table.take_changed(row), 0) << "zeros were";
+  EXPECT_EQ(table.take_changed(other), 8);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace fovea {
@@ -16,6 +17,11 @@ PrefixKey same_key(Sha256&, const PrefixKey&, std::span<const int32_t>) { return
 // A hash of half the quality: pages whose first tokens agree collide, whatever came before them.
 PrefixKey first_token_key(Sha256&, const PrefixKey&, std::span<const int32_t> tokens) {
   return {2, static_cast<uint8_t>(tokens[0])};
+}
+
+// Pages have the key of another model's root.
+PrefixKey root_key(Sha256& hash, const PrefixKey&, std::span<const int32_t>) {
+  return hash_domain(hash, serialise({.model = "b"}));
 }
 
 TEST(PrefixTree, FindsWhatWasAdded) {
@@ -45,6 +51,48 @@ TEST(PrefixTree, CollidingKeysNeverServeOtherTokens) {
   // What cannot be told apart is not cached.
   EXPECT_EQ(tree.add_child(root, Tokens{1, 3}, 8), -1);
   EXPECT_EQ(tree.find_child(root, Tokens{1, 2}), page);
+}
+
+TEST(PrefixTree, ARootThatCollidesWithAPageIsNotThere) {
+  PrefixTree tree(1, root_key);
+  const int32_t page = tree.add_child(tree.add_root({.model = "a"}), Tokens{1}, 7);
+  EXPECT_EQ(tree.find_root({.model = "b"}), -1);
+  EXPECT_EQ(tree.add_root({.model = "b"}), -1);
+  tree.remove_leaf(page);
+  EXPECT_GE(tree.add_root({.model = "b"}), 0);
+}
+
+// A node that is used again remembers nothing: neither the page of a root nor the root of a page.
+TEST(PrefixTree, NodesAreUsedAgain) {
+  PrefixTree tree(1);
+  for (int round = 0; round < 3; ++round) {
+    int32_t most = -1;
+    std::vector<int32_t> pages;
+    for (const char* model : {"a", "b", "c"}) {
+      const int32_t root = tree.add_root({.model = model});
+      pages.push_back(tree.add_child(root, Tokens{1}, 7));
+      tree.touch(pages.back());
+      tree.set_state(pages.back(), 3);
+      most = std::max({most, root, pages.back()});
+    }
+    EXPECT_EQ(most, 5);
+    EXPECT_EQ(tree.leaves().size(), 3u);
+    std::rotate(pages.begin(), pages.begin() + round, pages.end());
+    for (const int32_t page : pages) tree.remove_leaf(page);
+    for (const char* model : {"a", "b", "c"}) EXPECT_EQ(tree.find_root({.model = model}), -1);
+    // Two roots first: one of them where a page was.
+    const int32_t x = tree.add_root({.model = "x"}), y = tree.add_root({.model = "y"});
+    for (const int32_t root : {x, y}) {
+      EXPECT_EQ(tree.node(root).parent, -1);
+      EXPECT_EQ(tree.node(root).page, 0);
+      const int32_t page = tree.add_child(root, Tokens{2}, 8);
+      EXPECT_EQ(tree.node(page).state_slot, -1);
+      tree.remove_leaf(page);
+    }
+    EXPECT_EQ(tree.find_root({.model = "x"}), -1);
+    EXPECT_EQ(tree.find_root({.model = "y"}), -1);
+    EXPECT_TRUE(tree.leaves().empty() && tree.states().empty());
+  }
 }
 
 TEST(PrefixTree, ACollisionFreesItsKeyWithItsPage) {
