@@ -49,9 +49,10 @@ void validate_mla(const AttentionSpec& spec) {
   check_argument(spec.kv_lora_rank > 0, "kv_lora_rank is {}, must be positive for kind mla",
                  spec.kv_lora_rank);
   check_argument(spec.rope_dim >= 0, "rope_dim is {}, must not be negative", spec.rope_dim);
-  check_argument(spec.head_dim == spec.kv_lora_rank + spec.rope_dim,
+  const int64_t width = int64_t{spec.kv_lora_rank} + spec.rope_dim;
+  check_argument(spec.head_dim == width,
                  "head_dim is {}, kind mla needs kv_lora_rank + rope_dim = {}", spec.head_dim,
-                 spec.kv_lora_rank + spec.rope_dim);
+                 width);
   check_argument(spec.head_dim_v == spec.kv_lora_rank,
                  "head_dim_v is {}, kind mla needs kv_lora_rank = {}", spec.head_dim_v,
                  spec.kv_lora_rank);

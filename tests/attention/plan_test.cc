@@ -59,12 +59,27 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
       {"must be tokens = 5", [](auto& f) { f.q_indptr[2] = 4; }},
       {"request 1: q_len is 4, at most 3", [](auto& f) { f.q_indptr[1] = 1; }},
       {"mode is ForwardMode(99)", [](auto& f) { f.batch.mode = static_cast<ForwardMode>(99); }},
-      {"mode decode takes 1", [](auto& f) { f.batch.mode = ForwardMode::decode; }},
       {"request 1: q_len is 3, mode target_verify",
        [](auto& f) { f.batch.mode = ForwardMode::target_verify; }},
       {"kv_lens is null", [](auto& f) { f.batch.kv_lens = nullptr; }},
       {"request 0: kv_len is 17, must be in [0, 16]", [](auto& f) { f.kv_lens[0] = 17; }},
-      {"request 1: kv_len is -1", [](auto& f) { f.kv_lens[1] = -1; }},
+      {"request 1: kv_len is -1, must be in", [](auto& f) { f.kv_lens[1] = -1; }},
+      {"max_q_len is 4, must be in [0, 3]", [](auto& f) { f.batch.max_q_len = 4; }},
+      {"max_kv_len is 17, must be in [0, 16]", [](auto& f) { f.batch.max_kv_len = 17; }},
+      {"tokens is 5, a batch without requests has 0", [](auto& f) { f.batch.requests = 0; }},
+      {"max_q_len is 3, mode decode takes 1", [](auto& f) { f.batch.mode = ForwardMode::decode; }},
+      {"tokens is 5, mode decode takes 1 for each of 2 requests",
+       [](auto& f) {
+         f.batch.mode = ForwardMode::decode;
+         f.batch.max_q_len = 1;
+       }},
+      {"request 1: q_len is 2, mode decode takes 1",
+       [](auto& f) {
+         f.batch.mode = ForwardMode::decode;
+         f.batch.max_q_len = 1;
+         f.batch.tokens = 2;
+         f.q_indptr = {0, 0, 2};
+       }},
       {"request 1: kv_len is 2, less than its 3 new tokens", [](auto& f) { f.kv_lens[1] = 2; }},
       {"request 1: q_len is 3, above the batch's max_q_len of 2",
        [](auto& f) { f.batch.max_q_len = 2; }},
@@ -128,6 +143,8 @@ TEST(Plan, RefusesMasksThatDoNotFit) {
   expect_symptoms({{"span_indptr is null", [](auto& f) { f.batch.span_indptr = nullptr; }},
                    {"spans is null", [](auto& f) { f.batch.spans = nullptr; }},
                    {"span_indptr[2] is 0", [](auto& f) { f.span_indptr[2] = 0; }},
+                   {"span_indptr[0] is -1", [](auto& f) { f.span_indptr[0] = -1; }},
+                   {"span [-1, 3) is not a range", [](auto& f) { f.spans[0] = -1; }},
                    {"span [3, 0) is not a range",
                     [](auto& f) {
                       f.spans = {3, 0};
@@ -183,6 +200,31 @@ TEST(Plan, RefusesEncodersThatDoNotFit) {
        {"request 0: encoder_lens is 9, must be in [0, 8]", [](auto& f) { f.encoder_lens[0] = 9; }},
        {"request 1: encoder_lens is -1", [](auto& f) { f.encoder_lens[1] = -1; }}},
       [](Fixture& f) { f.spec.scope = AttentionScope::cross; });
+}
+
+// Lengths, slots and positions at the edge of what they may be.
+TEST(Plan, TakesWhatIsJustInside) {
+  Fixture fixture;
+  fixture.kv_lens = {16, 3};
+  fixture.batch.max_kv_len = 16;
+  std::vector<int32_t> narrow;  // rows of just 16 tokens
+  for (int32_t row = 0; row < 3; ++row) {
+    const auto begin = fixture.slots.begin() + row * kContext;
+    narrow.insert(narrow.end(), begin, begin + 16);
+  }
+  fixture.batch.request_slots = narrow.data();
+  fixture.batch.request_slots_stride = 16;
+  fixture.out_slots = {kPages * kPage - 1, -1, 0, 1, 2};
+  fixture.positions = {15, 0, 2, 2, 2};
+  fixture.create();
+  EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
+  fixture.kv_lens = {16, 0};  // padding: its positions mean nothing
+  fixture.rows[1] = 0;
+  fixture.positions[3] = -7;
+  EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
+  fixture.batch.mode = ForwardMode::idle;
+  fixture.batch.requests = -1;
+  EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
 }
 
 // Check 6 for every array at once: whatever one entry becomes, the plan is refused or the pass runs

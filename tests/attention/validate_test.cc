@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is refused whatever the backend: specs, caches, states and limits that contradict each
+// other, by the field; batches of linear layers; and what stands at the very edge, which is not.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention/validate_batch.h"
+#include "attention/validate_spec.h"
+#include "support/expect_error.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kHuge = std::numeric_limits<int32_t>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+template <typename T>
+struct Wrong {
+  std::string words;  // the message holds them
+  std::function<void(T&)> cause;
+};
+
+template <typename T, typename Check>
+void expect_refused(const T& good, const Check& check, const std::vector<Wrong<T>>& table) {
+  EXPECT_NO_THROW(check(good));
+  for (const Wrong<T>& wrong : table) {
+    T bad = good;
+    wrong.cause(bad);
+    test::expect_invalid(wrong.words, [&] { check(bad); });
+  }
+}
+
+AttentionSpec mha() { return {.q_heads = 4, .kv_heads = 2, .head_dim = 8, .head_dim_v = 8}; }
+AttentionSpec mla() {
+  AttentionSpec spec{.kind = AttentionKind::mla, .q_heads = 4, .kv_heads = 1, .head_dim = 24};
+  spec.kv_lora_rank = spec.head_dim_v = 16;
+  spec.rope_dim = 8;
+  spec.nope_dim = spec.v_dim = 4;
+  return spec;
+}
+AttentionSpec linear() {
+  return {.kind = AttentionKind::gated_delta_net,
+          .q_heads = 2,
+          .kv_heads = 4,
+          .head_dim = 8,
+          .head_dim_v = 16,
+          .conv_width = 4};
+}
+
+TEST(Validate, NamesTheFieldOfASpec) {
+  expect_refused<AttentionSpec>(
+      mha(), validate_spec,
+      {{"q_heads is 0", [](auto& s) { s.q_heads = 0; }},
+       {"kv_heads is 0", [](auto& s) { s.kv_heads = 0; }},
+       {"head_dim is 0", [](auto& s) { s.head_dim = 0; }},
+       {"head_dim_v is 0", [](auto& s) { s.head_dim_v = 0; }},
+       {"a token has 16777224 values", [](auto& s) { s.head_dim = (1 << 22) + 2; }},
+       {"a token has 16777224 values", [](auto& s) { s.head_dim_v = (1 << 22) + 2; }},
+       {"q_heads is 3, must be a multiple of kv_heads 2", [](auto& s) { s.q_heads = 3; }},
+       {"kv_lora_rank 1", [](auto& s) { s.kv_lora_rank = 1; }},
+       {"rope_dim 1", [](auto& s) { s.rope_dim = 1; }},
+       {"nope_dim 1", [](auto& s) { s.nope_dim = 1; }},
+       {"v_dim 1", [](auto& s) { s.v_dim = 1; }},
+       {"conv_width is 4", [](auto& s) { s.conv_width = 4; }},
+       {"window is -1", [](auto& s) { s.window = -1; }},
+       {"chunk is -1", [](auto& s) { s.chunk = -1; }},
+       {"softmax_scale is -1", [](auto& s) { s.softmax_scale = -1; }},
+       {"softmax_scale is inf", [](auto& s) { s.softmax_scale = kInfinity; }},
+       {"logit_cap is -1", [](auto& s) { s.logit_cap = -1; }},
+       {"logit_cap is inf", [](auto& s) { s.logit_cap = kInfinity; }},
+       {"q_dtype is fp8_e5m2, of fp8 types", [](auto& s) { s.q_dtype = DType::f8e5m2; }},
+       {"has_rope: q of fp8_e4m3 cannot be rotated", [](auto& s) {
+          s.q_dtype = DType::f8e4m3;
+          s.has_rope = true;
+        }}});
+  AttentionSpec encoder = mha();
+  encoder.scope = AttentionScope::encoder;
+  expect_refused<AttentionSpec>(
+      encoder, validate_spec,
+      {{"window 3 and chunk 0 need scope decoder", [](auto& s) { s.window = 3; }},
+       {"window 0 and chunk 3 need scope decoder", [](auto& s) { s.chunk = 3; }},
+       {"mask tree needs scope decoder", [](auto& s) { s.mask = MaskKind::tree; }},
+       {"has_rope needs decoder", [](auto& s) { s.has_rope = true; }},
+       {"needs kind mha and a cache", [](auto& s) { s.q_dtype = DType::f8e4m3; }}});
+  AttentionSpec cross = mha();
+  cross.scope = AttentionScope::cross;
+  expect_refused<AttentionSpec>(
+      cross, validate_spec,
+      {{"mask custom needs scope decoder", [](auto& s) { s.mask = MaskKind::custom; }},
+       {"has_alibi", [](auto& s) { s.has_alibi = true; }}});
+}
+
+TEST(Validate, NamesTheFieldOfLatentAndLinearSpecs) {
+  expect_refused<AttentionSpec>(
+      mla(), validate_spec,
+      {{"kv_heads is 2, kind mla has 1", [](auto& s) { s.kv_heads = 2; }},
+       {"kind mla has decoder only", [](auto& s) { s.scope = AttentionScope::encoder; }},
+       {"kv_lora_rank is 0", [](auto& s) { s.kv_lora_rank = 0; }},
+       {"rope_dim is -1", [](auto& s) { s.rope_dim = -1; }},
+       {"head_dim is 25, kind mla needs kv_lora_rank + rope_dim = 24",
+        [](auto& s) { s.head_dim = 25; }},
+       {"kv_lora_rank + rope_dim = 2147483663", [](auto& s) { s.rope_dim = kHuge; }},
+       {"head_dim_v is 8, kind mla needs kv_lora_rank = 16", [](auto& s) { s.head_dim_v = 8; }},
+       {"nope_dim 0 and v_dim 4", [](auto& s) { s.nope_dim = 0; }},
+       {"nope_dim 4 and v_dim 0", [](auto& s) { s.v_dim = 0; }},
+       {"nope_dim -1 and v_dim -1", [](auto& s) { s.nope_dim = s.v_dim = -1; }},
+       {"softmax_scale is 0, absorbed", [](auto& s) { s.nope_dim = s.v_dim = 0; }},
+       {"needs kind mha and a cache", [](auto& s) { s.q_dtype = DType::f8e4m3; }},
+       {"has_rope needs a rotary key", [](auto& s) {
+          s.has_rope = true;
+          s.rope_dim = 0;
+          s.head_dim = 16;
+        }}});
+  AttentionSpec absorbed = mla();
+  absorbed.nope_dim = absorbed.v_dim = 0;
+  absorbed.softmax_scale = 0.5f;
+  EXPECT_NO_THROW(validate_spec(absorbed));
+  expect_refused<AttentionSpec>(
+      linear(), validate_spec,
+      {{"must be a multiple of q_heads (key heads) 2", [](auto& s) { s.kv_heads = 3; }},
+       {"conv_width is -1", [](auto& s) { s.conv_width = -1; }},
+       {"linear kinds have decoder only", [](auto& s) { s.scope = AttentionScope::encoder; }},
+       {"mask is tree", [](auto& s) { s.mask = MaskKind::tree; }},
+       {"window is 1", [](auto& s) { s.window = 1; }},
+       {"chunk is 1", [](auto& s) { s.chunk = 1; }},
+       {"logit_cap is 1", [](auto& s) { s.logit_cap = 1; }},
+       {"has_sinks is 1", [](auto& s) { s.has_sinks = true; }},
+       {"has_alibi is 1", [](auto& s) { s.has_alibi = true; }},
+       {"needs_lse is 1", [](auto& s) { s.needs_lse = true; }},
+       {"has_rope needs mha or mla", [](auto& s) { s.has_rope = true; }}});
+}
+
+TEST(Validate, TheSmallestSpecsAndLimitsAreServed) {
+  EXPECT_NO_THROW(validate_spec({.q_heads = 1, .kv_heads = 1, .head_dim = 1, .head_dim_v = 1}));
+  EXPECT_NO_THROW(
+      validate_spec({.q_heads = 4, .kv_heads = 4, .head_dim = 1 << 22, .head_dim_v = 1}));
+  EXPECT_NO_THROW(validate_limits(
+      mha(), {.max_requests = 1, .max_tokens = 1, .max_q_len = 1, .max_kv_len = 1}));
+}
+
+TEST(Validate, ScalesHaveTheirKindsDefault) {
+  AttentionSpec spec{.head_dim = 16};
+  EXPECT_EQ(softmax_scale(spec), 0.25f);
+  spec.softmax_scale = 3;
+  EXPECT_EQ(softmax_scale(spec), 3);
+  EXPECT_EQ(softmax_scale({.kind = AttentionKind::mla, .rope_dim = 48, .nope_dim = 16}), 0.125f);
+}
+
+TEST(Validate, NamesTheFieldOfACache) {
+  const auto of = [](const AttentionSpec& spec) {
+    return [spec](const KvCacheSpec& cache) { validate_cache(spec, cache); };
+  };
+  KvCacheSpec cache{.layers = 1, .kv_heads = 2, .head_dim = 8, .head_dim_v = 8, .page_size = 1};
+  expect_refused<KvCacheSpec>(
+      cache, of(mha()),
+      {{"page_size is 0", [](auto& c) { c.page_size = 0; }},
+       {"layers is -1", [](auto& c) { c.layers = -1; }},
+       {"KvOrder(9)", [](auto& c) { c.order = static_cast<KvOrder>(9); }},
+       {"kind mha needs mha", [](auto& c) { c.layout = KvLayout::mla; }},
+       {"kv_heads is 1, the layers have 2", [](auto& c) { c.kv_heads = 1; }},
+       {"head_dim is 4, the layers have 8", [](auto& c) { c.head_dim = 4; }},
+       {"head_dim_v is 4, the layers have 8", [](auto& c) { c.head_dim_v = 4; }},
+       {"window is -1", [](auto& c) { c.window = -1; }},
+       {"it drops keys the layers still see", [](auto& c) { c.window = 64; }}});
+  AttentionSpec fp8 = mha();
+  fp8.q_dtype = DType::f8e4m3;
+  test::expect_invalid("q_dtype fp8_e4m3 needs the same", [&] { validate_cache(fp8, cache); });
+  AttentionSpec windowed = mha();
+  cache.window = 64;
+  for (int32_t AttentionSpec::*reach : {&AttentionSpec::window, &AttentionSpec::chunk}) {
+    windowed.window = windowed.chunk = 0;
+    windowed.*reach = 64;
+    EXPECT_NO_THROW(validate_cache(windowed, cache));
+    windowed.*reach = 65;
+    test::expect_invalid("it drops keys", [&] { validate_cache(windowed, cache); });
+  }
+  AttentionSpec encoder = mha();
+  encoder.scope = AttentionScope::encoder;
+  EXPECT_NO_THROW(validate_cache(encoder, {})) << "which has none";
+}
+
+TEST(Validate, RowsOf656BytesHoldTheLatentsTheyAreMadeFor) {
+  AttentionSpec spec = mla();
+  spec.kv_lora_rank = spec.head_dim_v = 512;
+  spec.rope_dim = 64;
+  spec.head_dim = 576;
+  KvCacheSpec cache{.layers = 1, .kv_heads = 1, .head_dim = 576, .head_dim_v = 512};
+  cache.layout = KvLayout::mla_fp8_rows;
+  cache.dtype = DType::f8e4m3;
+  EXPECT_NO_THROW(validate_cache(spec, cache));
+  cache.dtype = DType::bf16;
+  test::expect_invalid("the cache dtype is bf16", [&] { validate_cache(spec, cache); });
+  cache.dtype = DType::f8e4m3;
+  spec.rope_dim = 32;
+  spec.head_dim = cache.head_dim = 544;
+  test::expect_invalid("the layers have 512 + 32", [&] { validate_cache(spec, cache); });
+  spec.kv_lora_rank = spec.head_dim_v = cache.head_dim_v = 480;
+  spec.rope_dim = 64;
+  test::expect_invalid("the layers have 480 + 64", [&] { validate_cache(spec, cache); });
+  cache.layout = KvLayout::mha;
+  test::expect_invalid("needs mla or mla_fp8_rows", [&] { validate_cache(spec, cache); });
+}
+
+TEST(Validate, NamesTheFieldOfAState) {
+  StateCacheSpec state;
+  state.heads = 4;
+  state.rows = 16;
+  state.columns = 8;
+  state.conv_dim = 2 * 2 * 8 + 4 * 16;
+  state.conv_width = 4;
+  expect_refused<StateCacheSpec>(
+      state, [](const StateCacheSpec& s) { validate_state(linear(), s); },
+      {{"heads is 2, the layers have 4", [](auto& s) { s.heads = 2; }},
+       {"rows is 8, the layers have head_dim_v 16", [](auto& s) { s.rows = 8; }},
+       {"columns is 16, the layers have head_dim 8", [](auto& s) { s.columns = 16; }},
+       {"conv_dim is 95, the layers have 96", [](auto& s) { s.conv_dim = 95; }},
+       {"conv_width is 3, the layers have 4", [](auto& s) { s.conv_width = 3; }}});
+  AttentionSpec without = linear();
+  without.conv_width = 0;
+  state.conv_dim = state.conv_width = 7;
+  EXPECT_NO_THROW(validate_state(without, state));
+}
+
+TEST(Validate, NamesTheLimit) {
+  const auto of = [](const AttentionSpec& spec) {
+    return [spec](const BatchLimits& limits) { validate_limits(spec, limits); };
+  };
+  const BatchLimits good{
+      .max_requests = 2, .max_tokens = 2, .max_q_len = 2, .max_kv_len = 2, .max_encoder_len = 1};
+  expect_refused<BatchLimits>(
+      good, of(mha()),
+      {{"max_requests is 0", [](auto& l) { l.max_requests = 0; }},
+       {"max_tokens is 0", [](auto& l) { l.max_tokens = 0; }},
+       {"max_q_len is 0", [](auto& l) { l.max_q_len = 0; }},
+       {"max_kv_len is 0", [](auto& l) { l.max_kv_len = 0; }},
+       {"max_encoder_len is -1", [](auto& l) { l.max_encoder_len = -1; }},
+       {"prefix_levels is -1", [](auto& l) { l.prefix_levels = -1; }},
+       {"prefix_levels is 99", [](auto& l) { l.prefix_levels = 99; }},
+       {"min_prefix_savings is -1", [](auto& l) { l.min_prefix_savings = -1; }}});
+  AttentionSpec cross = mha();
+  cross.scope = AttentionScope::cross;
+  expect_refused<BatchLimits>(
+      good, of(cross), {{"scope cross needs at least 1", [](auto& l) { l.max_encoder_len = 0; }}});
+}
+
+// Three requests of linear layers, the second without new tokens.
+struct LinearBatch {
+  std::vector<int32_t> q_indptr{0, 2, 2, 3}, kv_lens{5, 0, 1}, states{2, 3, 1}, snapshots{4, -1, 5};
+  BatchView view() const {
+    BatchView batch{.mode = ForwardMode::extend, .requests = 3, .tokens = 3};
+    batch.q_indptr = q_indptr.data();
+    batch.kv_lens = kv_lens.data();
+    batch.state_slots = states.data();
+    batch.snapshot_slots = snapshots.data();
+    return batch;
+  }
+};
+
+TEST(Validate, StatesHaveOneOwner) {
+  BatchRules rules{.spec = linear(), .state_slots = 6};
+  rules.limits = {.max_requests = 3, .max_tokens = 3, .max_q_len = 3, .max_kv_len = 5};
+  const auto check = [&](const LinearBatch& batch) { validate_batch(batch.view(), rules); };
+  expect_refused<LinearBatch>(
+      {}, check,
+      {{"state_slots[2] is 6, must be in [-1, 6)", [](auto& b) { b.states[2] = 6; }},
+       {"state_slots[0] is -2", [](auto& b) { b.states[0] = -2; }},
+       {"state_slots[2] is 2, which is state_slots[0]", [](auto& b) { b.states[2] = 2; }},
+       {"snapshot_slots[0] is 6, must be in [-1, 6)", [](auto& b) { b.snapshots[0] = 6; }},
+       {"snapshot_slots[2] is -2", [](auto& b) { b.snapshots[2] = -2; }},
+       {"snapshot_slots[0] is 1, which is state_slots[2]", [](auto& b) { b.snapshots[0] = 1; }},
+       {"snapshot_slots[1] is 3, which is state_slots[1]", [](auto& b) { b.snapshots[1] = 3; }},
+       {"snapshot_slots[2] is 4, which is snapshot_slots[0]",
+        [](auto& b) { b.snapshots[2] = 4; }}});
+  for (const int32_t nobody : {0, -1}) {  // the dummy, and none
+    LinearBatch batch;
+    batch.states[0] = batch.states[2] = nobody;
+    EXPECT_NO_THROW(check(batch));
+  }
+  LinearBatch idle;
+  idle.states[1] = idle.states[0];  // of a request without new tokens
+  EXPECT_NO_THROW(check(idle));
+  BatchView without = idle.view();
+  without.state_slots = nullptr;
+  test::expect_invalid("state_slots is null", [&] { validate_batch(without, rules); });
+}
+
+// Of one request with keys [0, 10) and new tokens at 6 to 9, unless said otherwise.
+TEST(Validate, FirstKeysAreThoseThatSomeQuerySees) {
+  struct Case {
+    int32_t window, chunk;
+    std::vector<int32_t> spans;
+    int32_t q_len, kv_len, first;
+    std::vector<int32_t> positions;
+  };
+  for (const Case& c : std::vector<Case>{{0, 0, {}, 4, 10, 0, {}},
+                                         {1, 0, {}, 4, 10, 6, {}},
+                                         {3, 0, {}, 4, 10, 4, {}},
+                                         {7, 0, {}, 4, 10, 0, {}},
+                                         {0, 4, {}, 4, 10, 4, {}},
+                                         {0, 1, {}, 4, 10, 6, {}},
+                                         {3, 5, {}, 4, 10, 5, {}},
+                                         {1, 0, {2, 7}, 4, 10, 2, {}},
+                                         {1, 0, {2, 6}, 4, 10, 6, {}},
+                                         {1, 0, {0, 6, 3, 8}, 4, 10, 3, {}},
+                                         {3, 0, {}, 0, 10, 10, {}},
+                                         {3, 0, {}, 4, 0, 0, {}},
+                                         {3, 0, {}, 4, 10, 3, {7, 5, 6, 9}},
+                                         {1, 0, {}, 4, 10, 6, {9, 9, 9, 9}}}) {
+    AttentionSpec spec = mha();
+    spec.window = c.window;
+    spec.chunk = c.chunk;
+    if (!c.spans.empty()) spec.mask = MaskKind::prefix_spans;
+    const std::vector<int32_t> q_indptr{0, c.q_len};
+    const std::vector<int32_t> span_indptr{0, static_cast<int32_t>(c.spans.size() / 2)};
+    BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = c.q_len};
+    batch.q_indptr = q_indptr.data();
+    batch.kv_lens = &c.kv_len;
+    batch.spans = c.spans.data();
+    batch.span_indptr = span_indptr.data();
+    if (!c.positions.empty()) batch.positions = c.positions.data();
+    int32_t first = -1;
+    find_first_keys(batch, spec, &first);
+    EXPECT_EQ(first, c.first) << "window " << c.window << " chunk " << c.chunk << " of " << c.q_len;
+  }
+}
+
+}  // namespace
+}  // namespace fovea
