@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/prefix_levels.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_spec.h"
 #include "support/expect_error.h"
@@ -134,12 +135,42 @@ TEST(Validate, NamesTheFieldOfLatentAndLinearSpecs) {
        {"has_rope needs mha or mla", [](auto& s) { s.has_rope = true; }}});
 }
 
-TEST(Validate, TheSmallestSpecsAndLimitsAreServed) {
-  EXPECT_NO_THROW(validate_spec({.q_heads = 1, .kv_heads = 1, .head_dim = 1, .head_dim_v = 1}));
-  EXPECT_NO_THROW(
-      validate_spec({.q_heads = 4, .kv_heads = 4, .head_dim = 1 << 22, .head_dim_v = 1}));
-  EXPECT_NO_THROW(validate_limits(
-      mha(), {.max_requests = 1, .max_tokens = 1, .max_q_len = 1, .max_kv_len = 1}));
+TEST(Validate, WhatIsJustInsideIsServed) {
+  using Change = void (*)(AttentionSpec&);
+  for (const Change change : std::vector<Change>{
+           [](auto& s) { s = {.q_heads = 1, .kv_heads = 1, .head_dim = 1, .head_dim_v = 1}; },
+           [](auto& s) { s.head_dim = 1 << 22; },
+           [](auto& s) {
+             s.scope = AttentionScope::encoder_cache;
+             s.has_rope = true;
+           },
+           [](auto& s) {
+             s.scope = AttentionScope::ragged;
+             s.window = s.chunk = 3;
+           },
+           [](auto& s) {
+             s.scope = AttentionScope::encoder;
+             s.mask = MaskKind::custom;
+             s.has_alibi = true;
+           },
+           [](auto& s) {
+             s = mla();
+             s.has_rope = true;
+           }}) {
+    AttentionSpec spec = mha();
+    change(spec);
+    EXPECT_NO_THROW(validate_spec(spec));
+  }
+  BatchLimits limits{.max_requests = 1, .max_tokens = 1, .max_q_len = 1, .max_kv_len = 1};
+  limits.prefix_levels = kMaxPrefixLevels;
+  limits.min_prefix_savings = 0;
+  EXPECT_NO_THROW(validate_limits(mha(), limits));
+  AttentionSpec fp8 = mha();
+  fp8.q_dtype = DType::f8e4m3;
+  KvCacheSpec cache{.layers = 0, .kv_heads = 2, .head_dim = 8, .head_dim_v = 8};
+  cache.dtype = DType::f8e4m3;
+  cache.order = KvOrder::hnd;
+  EXPECT_NO_THROW(validate_cache(fp8, cache));
 }
 
 TEST(Validate, ScalesHaveTheirKindsDefault) {
@@ -271,6 +302,7 @@ TEST(Validate, StatesHaveOneOwner) {
        {"state_slots[2] is 2, which is state_slots[0]", [](auto& b) { b.states[2] = 2; }},
        {"snapshot_slots[0] is 6, must be in [-1, 6)", [](auto& b) { b.snapshots[0] = 6; }},
        {"snapshot_slots[2] is -2", [](auto& b) { b.snapshots[2] = -2; }},
+       {"snapshot_slots[0] is 2, which is state_slots[0]", [](auto& b) { b.snapshots[0] = 2; }},
        {"snapshot_slots[0] is 1, which is state_slots[2]", [](auto& b) { b.snapshots[0] = 1; }},
        {"snapshot_slots[1] is 3, which is state_slots[1]", [](auto& b) { b.snapshots[1] = 3; }},
        {"snapshot_slots[2] is 4, which is snapshot_slots[0]",
@@ -280,15 +312,20 @@ TEST(Validate, StatesHaveOneOwner) {
     batch.states[0] = batch.states[2] = nobody;
     EXPECT_NO_THROW(check(batch));
   }
-  LinearBatch idle;
-  idle.states[1] = idle.states[0];  // of a request without new tokens
-  EXPECT_NO_THROW(check(idle));
-  BatchView without = idle.view();
+  for (const size_t other : {0u, 2u}) {  // that of a request without new tokens
+    LinearBatch idle;
+    idle.states[1] = idle.states[other];
+    EXPECT_NO_THROW(check(idle));
+  }
+  const LinearBatch good;
+  BatchView without = good.view();
+  without.snapshot_slots = nullptr;
+  EXPECT_NO_THROW(validate_batch(without, rules));
   without.state_slots = nullptr;
   test::expect_invalid("state_slots is null", [&] { validate_batch(without, rules); });
 }
 
-// Of one request with keys [0, 10) and new tokens at 6 to 9, unless said otherwise.
+// Of the second request, with keys [0, 10) and new tokens at 6 to 9 unless said otherwise.
 TEST(Validate, FirstKeysAreThoseThatSomeQuerySees) {
   struct Case {
     int32_t window, chunk;
@@ -314,17 +351,21 @@ TEST(Validate, FirstKeysAreThoseThatSomeQuerySees) {
     spec.window = c.window;
     spec.chunk = c.chunk;
     if (!c.spans.empty()) spec.mask = MaskKind::prefix_spans;
-    const std::vector<int32_t> q_indptr{0, c.q_len};
-    const std::vector<int32_t> span_indptr{0, static_cast<int32_t>(c.spans.size() / 2)};
-    BatchView batch{.mode = ForwardMode::extend, .requests = 1, .tokens = c.q_len};
+    const std::vector<int32_t> q_indptr{0, 2, 2 + c.q_len}, kv_lens{2, c.kv_len};
+    std::vector<int32_t> spans{0, 2}, positions{0, 1};
+    spans.insert(spans.end(), c.spans.begin(), c.spans.end());
+    positions.insert(positions.end(), c.positions.begin(), c.positions.end());
+    const std::vector<int32_t> span_indptr{0, 1, static_cast<int32_t>(spans.size() / 2)};
+    BatchView batch{.mode = ForwardMode::extend, .requests = 2, .tokens = 2 + c.q_len};
     batch.q_indptr = q_indptr.data();
-    batch.kv_lens = &c.kv_len;
-    batch.spans = c.spans.data();
+    batch.kv_lens = kv_lens.data();
+    batch.spans = spans.data();
     batch.span_indptr = span_indptr.data();
-    if (!c.positions.empty()) batch.positions = c.positions.data();
-    int32_t first = -1;
-    find_first_keys(batch, spec, &first);
-    EXPECT_EQ(first, c.first) << "window " << c.window << " chunk " << c.chunk << " of " << c.q_len;
+    if (!c.positions.empty()) batch.positions = positions.data();
+    std::vector<int32_t> first(2, -1);
+    find_first_keys(batch, spec, first.data());
+    EXPECT_EQ(first, (std::vector<int32_t>{0, c.first}))
+        << "window " << c.window << " chunk " << c.chunk << " of " << c.q_len;
   }
 }
 

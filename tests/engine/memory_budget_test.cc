@@ -7,9 +7,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "engine/available_memory.h"
+#include "engine/cache_set.h"
 #include "fovea/error.h"
 #include "support/expect_error.h"
 
@@ -117,6 +121,74 @@ TEST(MemoryBudget, MoreMemoryNeverShortensTheContext) {
     context = next;
   }
   EXPECT_EQ(context, demand.max_context);
+}
+
+// The bytes that a context needs are enough for it, and a byte less is not.
+TEST(MemoryBudget, TheContextIsTheLongestThatFits) {
+  for (const int32_t page_size : {1, 3, 16}) {
+    MemoryDemand demand = demand_for(page_size, true, true, true);
+    demand.groups.push_back({kv_spec(page_size, 1), {}});
+    for (const size_t budget : {700'000u, 1'234'567u, 5'000'001u}) {
+      SCOPED_TRACE(budget);
+      demand.max_context = 4096;
+      demand.shrink_context = true;
+      demand.budget = budget;
+      const int32_t context = plan_memory(demand).max_context;
+      ASSERT_LT(context, 4096);
+      demand.shrink_context = false;
+      demand.max_context = context + 1;
+      test::expect_error(ErrorCode::out_of_memory,
+                         "enough for " + std::to_string(context) + " tokens",
+                         [&] { plan_memory(demand); });
+      demand.max_context = context;
+      demand.budget = plan_memory(demand).bytes;
+      EXPECT_EQ(plan_memory(demand).bytes, demand.budget);
+    }
+  }
+  MemoryDemand demand = demand_for(16, true, false, false);
+  demand.max_context = std::numeric_limits<int32_t>::max();
+  test::expect_invalid("must stay below 2^31 slots", [&] { plan_memory(demand); });
+}
+
+// Whatever the chunks of a pass, none of the requests that windows were made for has to wait.
+TEST(MemoryBudget, WindowsServeAllRequestsAtOnce) {
+  for (const int32_t window : {1, 2, 5, 16}) {
+    for (const int32_t page_size : {1, 3, 4}) {
+      SCOPED_TRACE(testing::Message() << "window " << window << ", pages of " << page_size);
+      CacheSetOptions options;
+      options.page_size = page_size;
+      options.max_requests = 4;
+      MemoryDemand demand;
+      demand.page_size = page_size;
+      demand.max_requests = options.max_requests;
+      demand.max_batch_tokens = 8;
+      demand.max_context = 60;
+      demand.budget = size_t{1} << 24;
+      demand.groups = {{kv_spec(page_size, 0), {}}, {kv_spec(page_size, window), {}}};
+      options.groups = demand.groups;
+      options.plan = plan_memory(demand);
+      CacheSet caches(options);
+      std::mt19937 random(7);
+      struct Running {
+        CacheLease lease;
+        int32_t computed = 0;
+      };
+      std::vector<Running> requests(4);
+      const std::vector<int32_t> one(1);
+      for (Running& request : requests) request.lease = caches.admit({one, ""}, false, 0).value();
+      while (requests.front().computed < demand.max_context - 8) {
+        int32_t left = demand.max_batch_tokens - 4;  // beyond a token of each
+        for (Running& request : requests) {
+          const auto more = static_cast<int32_t>(random() % static_cast<uint32_t>(left + 1));
+          const int32_t end = std::min(request.computed + 1 + more, demand.max_context);
+          left -= more;
+          ASSERT_TRUE(caches.extend(request.lease, request.computed, end));
+          request.computed = std::min(end, demand.max_context - 1);
+        }
+      }
+      for (Running& request : requests) caches.release(request.lease);
+    }
+  }
 }
 
 TEST(MemoryBudget, TakesNoMoreThanCouldBeUsed) {

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/small_engine.h"
@@ -14,7 +16,7 @@
 namespace fovea {
 namespace {
 
-constexpr int32_t kPage = 16;
+constexpr int32_t kPage = 8;
 
 // Rows of a table whose first pages are those of row 1.
 struct Rows {
@@ -87,6 +89,36 @@ TEST(SharedPrefixes, AreNamedWhereTheySaveEnough) {
   EXPECT_FALSE(named(1, 1, true));
 }
 
+// A page that one of the two has not filled is not shared, though its first slot is the same.
+TEST(SharedPrefixes, AreWholePagesOfBoth) {
+  const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
+  for (const auto& [tokens, whole] : {std::pair{703, 696}, {704, 704}, {705, 704}}) {
+    Rows rows;
+    const std::vector<PassPart> parts = {rows.part(0, 720), rows.part(tokens, tokens)};
+    std::vector<int32_t> shared(2);
+    EXPECT_TRUE(prefixes.find(parts, rows.table, shared));
+    EXPECT_EQ(shared[1], whole);
+  }
+}
+
+TEST(SharedPrefixes, SaveWhatTheGroupThatNeedsLeastAsksFor) {
+  std::vector<GroupSelection> groups = {one_group()[0], one_group()[0]};
+  for (const size_t larger : {0u, 1u}) {  // keys of twice the bytes: half as many must be shared
+    groups[0] = groups[1] = one_group()[0];
+    AttentionSpec& spec = groups[larger].request.spec;
+    KvCacheSpec& cache = groups[larger].request.cache;
+    spec.kv_heads = cache.kv_heads = 4;
+    const SharedPrefixes prefixes(groups, limits_of(1, 2048 * 400));
+    EXPECT_TRUE(prefixes.possible(2, 400));
+    EXPECT_FALSE(prefixes.possible(2, 399));
+  }
+  Rows rows;
+  const std::vector<PassPart> parts = {rows.part(0, 700), rows.part(0, 700)};
+  std::vector<int32_t> shared(2);
+  EXPECT_FALSE(SharedPrefixes(one_group(), limits_of(1, 0)).find(parts, rows.table, shared))
+      << "nothing is shared";
+}
+
 TEST(SharedPrefixes, AreNotThoseOfPrompts) {
   const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
   Rows rows;
@@ -116,6 +148,18 @@ TEST(SharedPrefixes, ArePossibleWhereEnoughRequestsHaveRoomForThem) {
   EXPECT_TRUE(prefixes.possible(4, 100));
   EXPECT_FALSE(prefixes.possible(4, 99));
   EXPECT_FALSE(SharedPrefixes(one_group(), limits_of(0, 0)).possible(4, 100));
+}
+
+TEST(SharedPrefixes, LandmarksAreTheFirstSlotsOfPagesEverFurtherOn) {
+  std::vector<int32_t> slots(4 * 64);
+  std::iota(slots.begin(), slots.end(), 1);
+  const PageLandmarks all = page_landmarks(slots, 4);
+  size_t page = 0;
+  for (size_t i = 0; i < all.size() && page < 64; ++i, page = 2 * page + 1)
+    EXPECT_EQ(all[i], slots[4 * page]) << i;
+  const PageLandmarks few = page_landmarks(std::span(slots).first(12), 4);
+  EXPECT_EQ(few[1], slots[4]);
+  EXPECT_EQ(few[2], 0) << "the fourth page is not there";
 }
 
 // Three versions of each of two prompts.
