@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <random>
 #include <vector>
@@ -96,24 +97,55 @@ TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
   scored->sampling.prompt_logprobs = true;
   scheduler.add(std::move(scored));
   scheduler.add(make_request(2, 12, 1));
-  const std::span<const Chunk> chunks = scheduler.schedule();
+  std::span<const Chunk> chunks = scheduler.schedule();
   ASSERT_EQ(chunks.size(), 2u);
   EXPECT_EQ(chunks[0].end, 5);
   EXPECT_EQ(chunks[1].end, 12);
+  EXPECT_EQ(scheduler.prefix_queries(), 12) << "a scored prompt is not looked up";
+  // Another one takes what is left of the rows; tokens that are alone come first.
+  scored = make_request(3, 12, 1);
+  scored->sampling.prompt_logprobs = true;
+  scheduler.add(std::move(scored));
+  for (const Chunk& chunk : chunks) chunk.request->computed = chunk.end;
+  scheduler.find(1)->computed = 9;
+  scheduler.find(2)->tokens.push_back(1);
+  chunks = scheduler.schedule();
+  ASSERT_EQ(chunks.size(), 3u);
+  EXPECT_EQ(chunks[0].request->id, 2);
+  EXPECT_EQ(chunks[1].end, 12);
+  EXPECT_EQ(chunks[2].end, 2);
+}
+
+TEST(Scheduler, RunsNoMoreThanItsLimit) {
+  CacheSet caches(tiny_cache_options({.pages = 100, .max_requests = 4}));
+  Scheduler scheduler(caches, {2, 64, 8});
+  for (int64_t id = 1; id <= 3; ++id) scheduler.add(make_request(id, 4, 1));
+  EXPECT_EQ(scheduler.schedule().size(), 2u);
 }
 
 TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
-  CacheSet caches(tiny_cache_options({.pages = 100, .state_slots = 20}));
-  Scheduler scheduler(caches, {4, 10, 8});
-  scheduler.add(make_request(1, 17, 1));
-  std::vector<int32_t> ends;
-  while (!scheduler.idle()) {
-    ends.push_back(scheduler.schedule()[0].end);
-    run_pass(scheduler, caches);
+  struct Case {
+    int32_t prompt;
+    bool prefix_cache;
+    std::vector<int32_t> ends;
+    int32_t cached;  // of the same prompt, when it comes again
+  };
+  for (const Case& c : std::vector<Case>{
+           {17, true, {8, 16, 17}, 16}, {16, true, {8, 12, 16}, 12}, {17, false, {10, 17}, 0}}) {
+    CacheSet caches(
+        tiny_cache_options({.pages = 100, .state_slots = 20, .prefix_cache = c.prefix_cache}));
+    Scheduler scheduler(caches, {4, 10, 8});
+    scheduler.add(make_request(1, c.prompt, 1));
+    std::vector<int32_t> ends;
+    while (!scheduler.idle()) {
+      ends.push_back(scheduler.schedule()[0].end);
+      run_pass(scheduler, caches);
+    }
+    EXPECT_EQ(ends, c.ends);
+    scheduler.add(make_request(2, c.prompt, 1));
+    EXPECT_EQ(scheduler.schedule()[0].begin, c.cached);
+    EXPECT_EQ(scheduler.prefix_queries() > 0, c.prefix_cache);
   }
-  EXPECT_EQ(ends, (std::vector<int32_t>{8, 16, 17}));
-  scheduler.add(make_request(2, 17, 1));
-  EXPECT_EQ(scheduler.schedule()[0].begin, 16);
 }
 
 // Requests 1 and 3 have the prompt of the cache, request 2 its own.
@@ -184,7 +216,7 @@ class Churn {
         batch_(batch),
         caches_(tiny_cache_options(tiny)),
         contents_(tiny, caches_),
-        scheduler_(caches_, {tiny.max_requests, batch, 8, group_prefixes}),
+        scheduler_(caches_, {tiny.max_requests, batch, kPromptRows, group_prefixes}),
         random_(seed) {}
 
   void run() {
@@ -210,6 +242,8 @@ class Churn {
   }
 
  private:
+  static constexpr int32_t kPromptRows = 8;
+
   int32_t draw(int32_t below) {
     return static_cast<int32_t>(random_() % static_cast<uint32_t>(below));
   }
@@ -220,7 +254,7 @@ class Churn {
     auto request = make_request(next_++, prompt, 1 + draw(tiny_.max_context - prompt), draw(3));
     for (size_t i = static_cast<size_t>(fork); i < request->tokens.size(); ++i)
       request->tokens[i] = draw(3);
-    request->sampling.prompt_logprobs = draw(8) == 0;
+    request->sampling.prompt_logprobs = draw(4) == 0;
     if (draw(4) == 0) request->salt = "another";
     scheduler_.add(std::move(request));
   }
@@ -229,18 +263,23 @@ class Churn {
   int32_t pass() {
     const std::span<const Chunk> scheduled = scheduler_.schedule();
     const std::vector<Chunk> chunks(scheduled.begin(), scheduled.end());
-    int32_t computed = 0;
+    int32_t computed = 0, scored = 0;
     for (const Chunk& chunk : chunks) {
       const Request& request = *chunk.request;
+      const int32_t cached = cached_.try_emplace(request.id, chunk.begin).first->second;
+      EXPECT_EQ(request.cached_tokens, cached) << "at its first admission";
+      if (request.scores_prompt()) scored += chunk.end - chunk.begin;
       EXPECT_EQ(chunk.begin, request.computed);
       EXPECT_LT(chunk.begin, chunk.end);
       EXPECT_LE(chunk.end, request.length());
       contents_.compute(request.lease, request.tokens, request.salt, chunk.begin, chunk.end);
       computed += chunk.end - chunk.begin;
     }
+    EXPECT_LE(scored, kPromptRows);
     if (draw(64) == 0) {  // the pass fails
       while (scheduler_.preempt_youngest()) {
       }
+      for (const Chunk& chunk : chunks) EXPECT_EQ(chunk.request->computed, 0);
       return computed;
     }
     for (const Chunk& chunk : chunks) accept(*chunk.request, chunk.end);
@@ -268,6 +307,7 @@ class Churn {
   CacheContents contents_;
   Scheduler scheduler_;
   std::mt19937 random_;
+  std::map<int64_t, int32_t> cached_;  // tokens of each request
   int64_t next_ = 1;
 };
 
@@ -279,6 +319,8 @@ TEST(Scheduler, ChurnInTinyPools) {
   Churn({.pages = 12, .state_slots = 5}, 16, true, 5).run();
   Churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, false, 6).run();
   Churn({.page_size = 3, .pages = 16, .window_pages = 8, .window = 5}, 7, true, 7).run();
+  // For just one request: a prefix that is cached twice must give way.
+  Churn({.pages = 10, .window_pages = 7}, 16, false, 8).run();
 }
 
 }  // namespace
