@@ -97,6 +97,15 @@ struct IndexEntry {
 
 }  // namespace
 
+Headers::Headers(Texts texts) : texts_(std::move(texts)) {
+  Sha256 sha;
+  for (const auto& [name, text] : texts_) {
+    add_field(sha, name);
+    add_field(sha, text);
+  }
+  hash_ = to_hex(sha.finish());
+}
+
 std::string content_hash(const KernelVariant& variant) {
   Sha256 sha;
   const std::vector<std::string> flags = compiler_flags(variant);
@@ -104,18 +113,16 @@ std::string content_hash(const KernelVariant& variant) {
   for (const std::string& flag : flags) add_field(sha, flag);
   add_field(sha, variant.symbol);
   add_field(sha, variant.program);
-  for (const auto& [name, text] : variant.headers) {
-    add_field(sha, name);
-    add_field(sha, text);
-  }
+  if (variant.headers) add_field(sha, variant.headers->hash());
   return to_hex(sha.finish());
 }
 
 CompiledKernel compile(const KernelVariant& variant) {
-  CompileOutput output = compile(CompileInput{.program = variant.program,
-                                              .name = variant.name,
-                                              .headers = variant.headers,
-                                              .flags = compiler_flags(variant)});
+  CompileOutput output =
+      compile(CompileInput{.program = variant.program,
+                           .name = variant.name,
+                           .headers = variant.headers ? variant.headers->texts() : Headers::Texts(),
+                           .flags = compiler_flags(variant)});
   CompiledKernel kernel;
   kernel.resources = parse_resource_use(output.log, variant.symbol);
   kernel.cubin = std::move(output.cubin);

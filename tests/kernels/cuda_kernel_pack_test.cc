@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -100,8 +103,18 @@ TEST_F(KernelPackFile, EntriesOfOtherSourcesAreStale) {
   KernelPack pack;
   pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
   KernelVariant other = one_;
-  other.headers = {{"h", "new"}};
+  const auto include = [&](const char* name, const char* text) {
+    other.headers = std::make_shared<const Headers>(Headers::Texts{{name, text}});
+  };
+  include("h", "new");
   EXPECT_FALSE(pack.find(other));
+  pack.set(other, {.cubin = "new", .resources = {}, .seconds = 0});
+  EXPECT_FALSE(pack.find(one_));
+  include("h", "new");
+  EXPECT_TRUE(pack.find(other));
+  include("hn", "ew");
+  EXPECT_FALSE(pack.find(other));
+  pack.set(one_, {.cubin = "one", .resources = {}, .seconds = 0});
   other = one_;
   other.sm = 80;
   EXPECT_FALSE(pack.find(other));
@@ -313,14 +326,36 @@ TEST(ResourceReport, KeepsEveryNoteOfLostPerformance) {
             "(C7508) Potential Performance Loss: 'setmaxnreg' ignored.");
 }
 
+std::vector<std::string> included(const std::string& text) {
+  std::vector<std::string> names;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("#include \"")) names.push_back(line.substr(10, line.find('"', 10) - 10));
+  }
+  return names;
+}
+
+bool has(const kernels::cuda::Family& family, const std::string& header) {
+  return std::ranges::any_of(family.headers->texts(),
+                             [&](const auto& each) { return each.first == header; });
+}
+
 TEST(Families, EveryBakedKernelHasItsSources) {
   using namespace kernels::cuda;
   EXPECT_FALSE(families().empty());
   for (const Family& family : families()) {
     for (const VariantValues& values : family.baked) {
       const KernelVariant variant = make_variant(family, values, family.sms.front());
-      EXPECT_FALSE(variant.headers.empty()) << variant.name;
+      EXPECT_EQ(variant.headers, family.headers) << variant.name << " hashes its sources anew";
       EXPECT_NE(variant.program.find("Config<" + values.front()), std::string::npos);
+      for (const std::string& name : included(variant.program)) {
+        EXPECT_TRUE(has(family, name)) << variant.name << ": " << name;
+      }
+    }
+    for (const auto& [name, text] : family.headers->texts()) {
+      for (const std::string& other : included(text)) {
+        EXPECT_TRUE(has(family, other)) << family.folder << ": " << other << " of " << name;
+      }
     }
   }
   EXPECT_THROW(family("nothing/here"), Error);

@@ -43,15 +43,8 @@ Family parse_family(std::string_view folder, std::string_view text) {
   return family;
 }
 
-std::vector<Family> read_families() {
-  std::vector<Family> found;
-  for (const SourceFile& file : source_files()) {
-    if (!file.name.ends_with(kVariants)) continue;
-    std::string_view folder = file.name.substr(kRoot.size());
-    folder.remove_suffix(kVariants.size());
-    found.push_back(parse_family(folder, file.text));
-  }
-  return found;
+std::string kernel_file(std::string_view folder) {
+  return fmt::format("{}{}/kernel.cuh", kRoot, folder);
 }
 
 std::string_view text_of(std::string_view name) {
@@ -61,14 +54,36 @@ std::string_view text_of(std::string_view name) {
   return found->text;
 }
 
-// The headers a program includes, directly or not: only they enter its hash.
-void collect_headers(std::string_view text, std::set<std::string>& names) {
-  std::istringstream lines{std::string(text)};
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.starts_with("#include \"")) continue;
-    const std::string name = line.substr(10, line.find('"', 10) - 10);
-    if (names.insert(name).second) collect_headers(text_of(name), names);
+// A header and those that it includes, directly or not: only they enter a program's hash.
+void collect_headers(std::string_view name, std::set<std::string_view>& names) {
+  if (!names.insert(name).second) return;
+  constexpr std::string_view kInclude = "\n#include \"";
+  const std::string_view text = text_of(name);
+  for (size_t at = text.find(kInclude); at != text.npos; at = text.find(kInclude, at)) {
+    at += kInclude.size();
+    collect_headers(text.substr(at, text.find('"', at) - at), names);
   }
+}
+
+std::shared_ptr<const gpu::Headers> headers_of(std::string_view folder) {
+  const std::string kernel = kernel_file(folder);
+  std::set<std::string_view> names;
+  collect_headers(kernel, names);
+  gpu::Headers::Texts texts;
+  for (const std::string_view name : names) texts.emplace_back(name, text_of(name));
+  return std::make_shared<const gpu::Headers>(std::move(texts));
+}
+
+std::vector<Family> read_families() {
+  std::vector<Family> found;
+  for (const SourceFile& file : source_files()) {
+    if (!file.name.ends_with(kVariants)) continue;
+    std::string_view folder = file.name.substr(kRoot.size());
+    folder.remove_suffix(kVariants.size());
+    found.push_back(parse_family(folder, file.text));
+    found.back().headers = headers_of(folder);
+  }
+  return found;
 }
 
 }  // namespace
@@ -79,9 +94,10 @@ const std::vector<Family>& families() {
 }
 
 const Family& family(std::string_view folder) {
+  const auto found = std::ranges::find(families(), folder, &Family::folder);
+  if (found != families().end()) return *found;
   std::string known;
   for (const Family& candidate : families()) {
-    if (candidate.folder == folder) return candidate;
     known += (known.empty() ? "" : ", ") + candidate.folder;
   }
   fail(ErrorCode::invalid_argument, "no kernel family {}, known: {}", folder, known);
@@ -99,12 +115,10 @@ gpu::KernelVariant make_variant(const Family& family, const VariantValues& value
   variant.name = fmt::format("{}/{}.sm{}", family.folder, label, sm);
   variant.symbol = "fovea_kernel";
   variant.program = fmt::format(
-      "#include \"{}{}/kernel.cuh\"\nusing namespace fovea::kernels::cuda;\n"
+      "#include \"{}\"\nusing namespace fovea::kernels::cuda;\n"
       "FOVEA_KERNEL_ENTRY(Config<{}>)\n",
-      kRoot, family.folder, arguments);
-  std::set<std::string> names;
-  collect_headers(variant.program, names);
-  for (const std::string& name : names) variant.headers.emplace_back(name, text_of(name));
+      kernel_file(family.folder), arguments);
+  variant.headers = family.headers;
   return variant;
 }
 

@@ -4,6 +4,7 @@
 // listing of the command line tool all derive from it.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,7 @@ struct Family {
   std::vector<int> sms;              // architectures it is baked for, from the line "sm 90 ..."
   std::vector<std::string> columns;  // "head_dim", "q", ...
   std::vector<VariantValues> baked;  // lines
+  std::shared_ptr<const gpu::Headers> headers;  // kernel.cuh and all below it, for every variant
 };
 
 // Every folder that has a variants.txt, sorted.
