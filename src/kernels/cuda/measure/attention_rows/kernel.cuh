@@ -24,7 +24,8 @@ __device__ inline float element(const void* data, int64_t index) {
   }
 }
 
-// Column d of the cached row at `at`. Rows of MLA in fp8: 512 e4m3 values, 4 f32 scales, 64 bf16 values.
+// Column d of the cached row at `at`. Rows of MLA in fp8: 512 e4m3 values, 4 f32 scales, 64 bf16
+// values.
 template <Type kCache>
 __device__ inline float cached(const void* data, int64_t at, int d, bool mla_fp8_rows) {
   if constexpr (kCache == f8e4m3) {
@@ -38,7 +39,7 @@ __device__ inline float cached(const void* data, int64_t at, int d, bool mla_fp8
 }
 
 template <Type kQuery, Type kCache, Type kOut>
-struct AttentionRowsConfig {
+struct Config {
   using Params = AttentionRowsParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kRowThreads, 0, 0, 0};
@@ -95,10 +96,9 @@ struct AttentionRowsConfig {
       const double weight = exp(scores[key] - most);
       sum += weight;
       const int64_t slot = slots[key];
-      scores[key] =
-          params.v_scale
-              ? weight * params.v_scale[slot * params.scale_slot_stride + kv_head * params.scale_head_stride]
-              : weight;
+      scores[key] = params.v_scale ? weight * params.v_scale[slot * params.scale_slot_stride +
+                                                             kv_head * params.scale_head_stride]
+                                   : weight;
     }
     const auto add = [](double a, double b) { return a + b; };
     sum = over_block(sum, 0, add);
@@ -125,8 +125,5 @@ struct AttentionRowsConfig {
     if (threadIdx.x == 0) params.errors[blockIdx.x] = {squared_error, squared_norm};
   }
 };
-
-template <Type kQuery, Type kCache, Type kOut>
-using Config = AttentionRowsConfig<kQuery, kCache, kOut>;
 
 }  // namespace fovea::kernels::cuda

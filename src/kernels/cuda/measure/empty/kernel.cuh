@@ -7,14 +7,11 @@
 namespace fovea::kernels::cuda {
 
 template <int kThreads>
-struct EmptyConfig {
+struct Config {
   using Params = EmptyParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
   __device__ static void run(const Params&) {}
 };
-
-template <int kThreads>
-using Config = EmptyConfig<kThreads>;
 
 }  // namespace fovea::kernels::cuda

@@ -9,7 +9,7 @@
 namespace fovea::kernels::cuda {
 
 template <int kThreads>
-struct LateCopyConfig {
+struct Config {
   using Params = LateCopyParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
@@ -27,8 +27,5 @@ struct LateCopyConfig {
     }
   }
 };
-
-template <int kThreads>
-using Config = LateCopyConfig<kThreads>;
 
 }  // namespace fovea::kernels::cuda

@@ -30,15 +30,15 @@ __device__ inline float normal_at(uint64_t index, uint32_t seed) {
 }
 
 template <Type kType>
-struct NoiseConfig {
+struct Config {
   using Params = NoiseParams;
   static constexpr int kBlocksPerSm = 4;
   static constexpr KernelTraits kTraits = {kNoiseThreads, 0, 0, 0};
 
   __device__ static void run(const Params& params) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kNoiseThreads;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kNoiseThreads + threadIdx.x; i < params.count;
-         i += step) {
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kNoiseThreads + threadIdx.x;
+         i < params.count; i += step) {
       const int64_t at = i / params.row * params.row_stride + i % params.row;
       const float value = params.offset + params.factor * normal_at(i, params.seed);
       if constexpr (kType == f32) {
@@ -53,8 +53,5 @@ struct NoiseConfig {
     }
   }
 };
-
-template <Type kType>
-using Config = NoiseConfig<kType>;
 
 }  // namespace fovea::kernels::cuda

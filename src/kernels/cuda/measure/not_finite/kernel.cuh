@@ -10,7 +10,7 @@ namespace fovea::kernels::cuda {
 constexpr int kNotFiniteThreads = 256;
 
 template <Type kType>
-struct NotFiniteConfig {
+struct Config {
   using Params = NotFiniteParams;
   static constexpr int kBlocksPerSm = 4;
   static constexpr KernelTraits kTraits = {kNotFiniteThreads, 0, 0, 0};
@@ -27,8 +27,5 @@ struct NotFiniteConfig {
     if (found) atomicAdd(reinterpret_cast<unsigned long long*>(params.found), found);
   }
 };
-
-template <Type kType>
-using Config = NotFiniteConfig<kType>;
 
 }  // namespace fovea::kernels::cuda

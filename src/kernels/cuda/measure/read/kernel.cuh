@@ -9,7 +9,7 @@
 namespace fovea::kernels::cuda {
 
 template <int kThreads, int kUnroll, int kBlocks>
-struct ReadConfig {
+struct Config {
   using Params = ReadParams;
   static constexpr int kBlocksPerSm = kBlocks;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
@@ -25,14 +25,12 @@ struct ReadConfig {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) loaded[u] = __ldcs(data + at + u * step);
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) sum ^= loaded[u].x ^ loaded[u].y ^ loaded[u].z ^ loaded[u].w;
+      for (int u = 0; u < kUnroll; ++u)
+        sum ^= loaded[u].x ^ loaded[u].y ^ loaded[u].z ^ loaded[u].w;
     }
     for (; at < count; at += step) sum ^= __ldcs(data + at).x;
     if (sum == 0x9e3779b9u) *params.sink = sum;
   }
 };
-
-template <int kThreads, int kUnroll, int kBlocks>
-using Config = ReadConfig<kThreads, kUnroll, kBlocks>;
 
 }  // namespace fovea::kernels::cuda

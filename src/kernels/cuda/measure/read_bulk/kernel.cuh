@@ -9,7 +9,7 @@
 namespace fovea::kernels::cuda {
 
 template <int kTileBytes, int kStages>
-struct ReadBulkConfig {
+struct Config {
   using Params = ReadParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32, kTileBytes* kStages, 0, 0};
@@ -42,8 +42,5 @@ struct ReadBulkConfig {
     }
   }
 };
-
-template <int kTileBytes, int kStages>
-using Config = ReadBulkConfig<kTileBytes, kStages>;
 
 }  // namespace fovea::kernels::cuda
