@@ -13,15 +13,14 @@ constexpr float kFp8Spread = 100;
 void make_mla_rows(MeasureKernels& kernels, const gpu::DeviceBuffer& memory, Stream stream) {
   using namespace fovea::kernels;
   constexpr int64_t kScales = kMlaRowLatent / kMlaRowScaleGroup;
-  constexpr int64_t kRowBytes = kMlaRowRopeOffset + 2 * kMlaRowRope;
-  const auto rows = static_cast<int64_t>(memory.bytes()) / kRowBytes;
+  const auto rows = static_cast<int64_t>(memory.bytes()) / kMlaRowBytes;
   char* base = memory.data<char>();
   kernels.fill_noise(base, DType::f8e4m3, rows * kMlaRowLatent, 1, kFp8Spread, 0, stream,
-                     kMlaRowLatent, kRowBytes);
+                     kMlaRowLatent, kMlaRowBytes);
   kernels.fill_noise(base + kMlaRowScaleOffset, DType::f32, rows * kScales, 2, 0.1f / kFp8Spread,
-                     1 / kFp8Spread, stream, kScales, kRowBytes / 4);
+                     1 / kFp8Spread, stream, kScales, kMlaRowBytes / 4);
   kernels.fill_noise(base + kMlaRowRopeOffset, DType::bf16, rows * kMlaRowRope, 3, 1, 0, stream,
-                     kMlaRowRope, kRowBytes / 2);
+                     kMlaRowRope, kMlaRowBytes / 2);
 }
 
 }  // namespace

@@ -8,11 +8,6 @@
 #include "kernels/mla_row.h"
 
 namespace fovea::bench {
-namespace {
-
-constexpr int32_t kMlaRowBytes = kernels::kMlaRowRopeOffset + 2 * kernels::kMlaRowRope;
-
-}  // namespace
 
 std::string GpuCase::name() const {
   std::string text =
@@ -82,7 +77,7 @@ double GpuCase::kv_bytes() const {
   for (size_t i = 0; i < requests.size(); ++i) {
     keys += requests[i].kv_len - (begins_group(i) ? 0 : shared_prefix);
   }
-  if (mla_fp8_rows) return keys * kMlaRowBytes;
+  if (mla_fp8_rows) return keys * kernels::kMlaRowBytes;
   const int32_t columns =
       spec.kind == AttentionKind::mla ? spec.head_dim : spec.head_dim + spec.head_dim_v;
   return keys * spec.kv_heads * columns * static_cast<double>(dtype_bytes(kv_dtype));

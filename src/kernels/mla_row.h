@@ -9,5 +9,6 @@ inline constexpr int kMlaRowScaleGroup = 128;
 inline constexpr int kMlaRowScaleOffset = 512;
 inline constexpr int kMlaRowRopeOffset = 528;
 inline constexpr int kMlaRowRope = 64;
+inline constexpr int kMlaRowBytes = kMlaRowRopeOffset + 2 * kMlaRowRope;
 
 }  // namespace fovea::kernels

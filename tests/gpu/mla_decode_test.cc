@@ -53,7 +53,7 @@ struct Problem {
   explicit Problem(const Case& test);
   int32_t columns() const { return test.rank + test.rope; }
   int64_t row_bytes() const {
-    return test.cache == MlaCache::fp8_rows ? kMlaRowRopeOffset + 2 * kMlaRowRope
+    return test.cache == MlaCache::fp8_rows ? kMlaRowBytes
            : test.cache == MlaCache::e4m3   ? columns()
                                             : 2 * columns();
   }

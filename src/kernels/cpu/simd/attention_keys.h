@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/simd/attention_work.h"
 #include "kernels/cpu/simd/convert.h"
+#include "kernels/mla_row.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
@@ -20,8 +21,6 @@ struct TileKeys {
   int64_t scale[kTileKeys];  // where the scales of the heads start
   int32_t run[kTileKeys];    // keys from this one on in its page, or one after the other
 };
-
-constexpr int64_t kMlaFp8RowBytes = 656;
 
 // Reads addresses of one request's keys.
 class KeyReader {
@@ -43,7 +42,7 @@ class KeyReader {
       k_head_bytes = keys_.k.head_stride * element_bytes(k_dtype);
       v_head_bytes = keys_.v.head_stride * element_bytes(v_dtype);
     }
-    k_row_bytes = fp8_rows ? kMlaFp8RowBytes : params.head_dim * element_bytes(k_dtype);
+    k_row_bytes = fp8_rows ? kMlaRowBytes : params.head_dim * element_bytes(k_dtype);
     v_row_bytes = v_in_k ? 0 : params.head_dim_v * element_bytes(v_dtype);
     k_token_bytes = (keys_.page_table ? keys_.cache.k_token_stride : keys_.k.token_stride) *
                     element_bytes(k_dtype);

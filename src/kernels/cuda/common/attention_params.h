@@ -106,7 +106,7 @@ struct AttentionParams {
   void* out;  // [tokens, q_heads, head_dim_v]
   int64_t out_token_stride, out_head_stride;
   float* lse;       // [tokens, q_heads] or null
-  int32_t f32_out;  // portable/attention: out is f32, dense, without sinks, and lse is not null
+  int32_t f32_out;  // out is f32 and dense, without sinks, and lse is not null: for prefix_join
   int32_t head_dim, head_dim_v;  // at most the variant's
   float scale;
   float logit_cap;

@@ -57,8 +57,7 @@ struct MlaDecodeConfig {
   // Copies lie in 16-byte chunks; a warp copies some rows of each key tile.
   static constexpr int kWarpKeys = kKeys / kWarps;
   static constexpr int kRowLanes = 32 / kWarpKeys;
-  static constexpr int kRowBytes = kScaled ? kMlaRowRopeOffset + 2 * kMlaRowRope
-                                           : kColumns * type_bytes(kCache);
+  static constexpr int kRowBytes = kScaled ? kMlaRowBytes : kColumns * type_bytes(kCache);
   static constexpr int kRowChunks = kRowBytes / 16;
   // Tiles of 16-bit keys: those being copied to, or where fp8 rows are copied elsewhere, the two
   // that products read.
