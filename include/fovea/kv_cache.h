@@ -56,6 +56,10 @@ struct KvCacheSpec {
   size_t bytes_per_page() const;
 };
 
+// Whether this cache of MLA layers, whatever its layout says, can be KvLayout::mla_fp8_rows: a
+// latent of 512 and a rotary key of 64 in f8e4m3, without scales but those inside the rows.
+bool fits_mla_fp8_rows(const KvCacheSpec& spec);
+
 // One layer's cache as kernels see it. Element (slot, head) of K is at
 //   k + ((slot / page_size) * k_page_stride + (slot % page_size) * k_token_stride
 //        + head * k_head_stride) * dtype_bytes(dtype)
@@ -162,7 +166,7 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
 // Throws Error{invalid_argument} naming a page the full pool does not have.
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages);
 
-// Recurrent state of linear layers: one slot per request. Slot 0 is the dummy.
+// Recurrent state of linear layers, in f32: one slot per request. Slot 0 is the dummy.
 struct StateCacheSpec {
   int32_t layers = 0;
   int32_t conv_dim = 0;    // channels of the causal convolution
@@ -171,6 +175,7 @@ struct StateCacheSpec {
   int32_t rows = 0;        // gated_delta_net: value width; mamba2: head width
   int32_t columns = 0;     // gated_delta_net: key width; mamba2: state width
 
+  // Over all layers. Throws Error{invalid_argument} naming the field that is out of range.
   size_t bytes_per_slot() const;
 };
 
@@ -239,7 +244,8 @@ class RequestTable {
 // written) is Error{invalid_argument} naming the page.
 class PageAllocator {
  public:
-  // pages includes the reserved page 0; pages * page_size must stay below 2^31.
+  // pages (>= 2) includes the reserved page 0; pages * page_size must stay below 2^31, else
+  // Error{invalid_argument}.
   PageAllocator(int64_t pages, int32_t page_size);
 
   // One request grows from `prefix` to `length` tokens; last_slot is the slot of token prefix-1

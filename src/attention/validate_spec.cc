@@ -150,6 +150,9 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   check_argument(!is_fp8(spec.q_dtype) || cache.dtype == spec.q_dtype,
                  "cache dtype is {}, q_dtype {} needs the same", dtype_name(cache.dtype),
                  dtype_name(spec.q_dtype));
+  check_argument(cache.scale == KvScale::none || is_fp8(cache.dtype),
+                 "cache scale is {}, only fp8 caches take scales and this one's dtype is {}",
+                 name_of(cache.scale), dtype_name(cache.dtype));
   check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
                  cache.page_size);
   check_argument(cache.layers >= 0, "cache layers is {}, must not be negative", cache.layers);
@@ -165,13 +168,12 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   check_argument(cache.head_dim_v == spec.head_dim_v, "cache head_dim_v is {}, the layers have {}",
                  cache.head_dim_v, spec.head_dim_v);
   check_argument(
-      cache.layout != KvLayout::mla_fp8_rows ||
-          (spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope &&
-           cache.dtype == DType::f8e4m3),
-      "cache layout mla_fp8_rows holds {} + {} values of {}, the layers have {} + {} and the cache "
-      "dtype is {}",
-      kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3), spec.kv_lora_rank,
-      spec.rope_dim, dtype_name(cache.dtype));
+      cache.layout != KvLayout::mla_fp8_rows || fits_mla_fp8_rows(cache),
+      "cache layout mla_fp8_rows holds {} + {} values of {} with scales {}, the layers have {} + {}"
+      " and the cache dtype is {} with scales {}",
+      kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3),
+      name_of(KvScale::none), spec.kv_lora_rank, spec.rope_dim, dtype_name(cache.dtype),
+      name_of(cache.scale));
   check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
   if (cache.window == 0) return;
   const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };

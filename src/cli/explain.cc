@@ -84,17 +84,13 @@ void set_default_heads(const CLI::App& command, const std::string& kind, Attenti
 }
 
 KvLayout layout_of(const ExplainFlags& flags) {
-  const AttentionSpec& spec = flags.request.spec;
-  const KvCacheSpec& cache = flags.request.cache;
   if (flags.kv_layout) {
     return named<KvLayout>(
         "--kv-layout", *flags.kv_layout,
         {{"mha", KvLayout::mha}, {"mla", KvLayout::mla}, {"mla_fp8_rows", KvLayout::mla_fp8_rows}});
   }
-  if (spec.kind != AttentionKind::mla) return KvLayout::mha;
-  const bool fits_rows = cache.dtype == DType::f8e4m3 && cache.scale == KvScale::none &&
-                         spec.kv_lora_rank == 512 && spec.rope_dim == 64;
-  return fits_rows ? KvLayout::mla_fp8_rows : KvLayout::mla;
+  if (flags.request.spec.kind != AttentionKind::mla) return KvLayout::mha;
+  return fits_mla_fp8_rows(flags.request.cache) ? KvLayout::mla_fp8_rows : KvLayout::mla;
 }
 
 void complete(const CLI::App& command, ExplainFlags& flags) {
@@ -130,7 +126,6 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
     spec.kv_lora_rank = spec.head_dim_v;
     spec.rope_dim = spec.head_dim - spec.head_dim_v;
   }
-  cache.layout = layout_of(flags);
   if (spec.head_dim_v == 0) spec.head_dim_v = spec.head_dim;
   BatchLimits& limits = flags.request.limits;
   if (spec.scope == cross && limits.max_encoder_len == 0)
@@ -139,6 +134,7 @@ void complete(const CLI::App& command, ExplainFlags& flags) {
   cache.kv_heads = spec.kv_heads;
   cache.head_dim = spec.head_dim;
   cache.head_dim_v = spec.head_dim_v;
+  cache.layout = layout_of(flags);
   flags.request.device = explained_device(command, flags);
 }
 

@@ -8,7 +8,6 @@
 
 #include "attention/validate_spec.h"
 #include "core/check.h"
-#include "kernels/mla_row.h"
 
 namespace fovea {
 namespace {
@@ -21,23 +20,17 @@ int32_t reach(const AttentionSpec& spec) {
 }
 
 void check_kv_dtype(const EngineOptions& options) {
-  const bool is_float = options.kv_dtype == DType::f32 || options.kv_dtype == DType::f16 ||
-                        options.kv_dtype == DType::bf16 || is_fp8(options.kv_dtype);
-  check_argument(is_float, "kv_dtype is {}, must be fp32, fp16, bf16, fp8_e4m3 or fp8_e5m2",
+  check_argument(is_floating(options.kv_dtype),
+                 "kv_dtype is {}, must be fp32, fp16, bf16, fp8_e4m3 or fp8_e5m2",
                  dtype_name(options.kv_dtype));
   check_argument(is_fp8(options.kv_dtype) || options.kv_scale == KvScale::none,
                  "kv_scale needs an fp8 kv_dtype, which is {}", dtype_name(options.kv_dtype));
 }
 
-// Rows whose rotary part stays bf16, where the dims are theirs and no other scales are asked for.
-bool takes_fp8_rows(const AttentionSpec& spec, const EngineOptions& options) {
-  return options.kv_dtype == DType::f8e4m3 && options.kv_scale == KvScale::none &&
-         spec.kv_lora_rank == kernels::kMlaRowLatent && spec.rope_dim == kernels::kMlaRowRope;
-}
-
 KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options) {
   KvCacheSpec cache;
   cache.dtype = options.kv_dtype;
+  cache.scale = options.kv_scale;
   cache.layers = static_cast<int32_t>(group.layers.size());
   cache.kv_heads = group.spec.kv_heads;
   cache.head_dim = group.spec.head_dim;
@@ -47,10 +40,10 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   // The CPU kernel reads a tile head by head.
   if (options.device == "cpu") cache.order = KvOrder::hnd;
   if (group.spec.kind == AttentionKind::mla) cache.layout = KvLayout::mla;
-  if (group.spec.kind == AttentionKind::mla && takes_fp8_rows(group.spec, options)) {
+  if (cache.layout == KvLayout::mla && fits_mla_fp8_rows(cache)) {
     cache.layout = KvLayout::mla_fp8_rows;
-  } else if (is_fp8(options.kv_dtype)) {
-    cache.scale = options.kv_scale == KvScale::none ? KvScale::per_token_head : options.kv_scale;
+  } else if (is_fp8(cache.dtype) && cache.scale == KvScale::none) {
+    cache.scale = KvScale::per_token_head;
   }
   return cache;
 }

@@ -9,13 +9,9 @@
 namespace fovea {
 namespace {
 
+using kernels::kMlaRowBytes;
 using kernels::kMlaRowLatent;
 using kernels::kMlaRowRope;
-constexpr int64_t kMlaRowBytes = kernels::kMlaRowRopeOffset + kMlaRowRope * 2;  // of bf16
-
-bool is_cache_dtype(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype);
-}
 
 void check_spec(const KvCacheSpec& spec) {
   check_argument(spec.layers > 0, "layers is {}, must be positive", spec.layers);
@@ -24,7 +20,7 @@ void check_spec(const KvCacheSpec& spec) {
   check_argument(spec.head_dim_v > 0, "head_dim_v is {}, must be positive", spec.head_dim_v);
   check_argument(spec.page_size > 0, "page_size is {}, must be positive", spec.page_size);
   check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
-  check_argument(is_cache_dtype(spec.dtype), "dtype {} cannot hold keys and values",
+  check_argument(is_floating(spec.dtype), "dtype {} cannot hold keys and values",
                  dtype_name(spec.dtype));
   if (spec.layout == KvLayout::mha) {
     check_argument(spec.scale == KvScale::none || is_fp8(spec.dtype),
@@ -40,12 +36,11 @@ void check_spec(const KvCacheSpec& spec) {
                    "a cache of dtype {} takes no scales, only fp8 does", dtype_name(spec.dtype));
     return;
   }
-  check_argument(spec.dtype == DType::f8e4m3, "dtype is {}, mla_fp8_rows hold {}",
-                 dtype_name(spec.dtype), dtype_name(DType::f8e4m3));
   check_argument(spec.scale == KvScale::none, "mla_fp8_rows carry their scales inside the rows");
-  check_argument(spec.head_dim == kMlaRowLatent + kMlaRowRope && spec.head_dim_v == kMlaRowLatent,
-                 "head_dim, head_dim_v are {}, {}, mla_fp8_rows have {}, {}", spec.head_dim,
-                 spec.head_dim_v, kMlaRowLatent + kMlaRowRope, kMlaRowLatent);
+  check_argument(fits_mla_fp8_rows(spec),
+                 "head_dim, head_dim_v are {}, {} of {}, mla_fp8_rows hold {}, {} of {}",
+                 spec.head_dim, spec.head_dim_v, dtype_name(spec.dtype),
+                 kMlaRowLatent + kMlaRowRope, kMlaRowLatent, dtype_name(DType::f8e4m3));
 }
 
 // Elements of one page of rows of `dim`, and the strides inside it.
@@ -144,6 +139,11 @@ KvLayerView kv_layer_view(const KvPoolLayout& layout, char* base, int32_t layer)
     view.v_scale = reinterpret_cast<float*>(view.k + layout.v_scale_offset);
   }
   return view;
+}
+
+bool fits_mla_fp8_rows(const KvCacheSpec& spec) {
+  return spec.dtype == DType::f8e4m3 && spec.scale == KvScale::none &&
+         spec.head_dim == kMlaRowLatent + kMlaRowRope && spec.head_dim_v == kMlaRowLatent;
 }
 
 size_t KvCacheSpec::bytes_per_page() const {

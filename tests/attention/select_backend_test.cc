@@ -9,6 +9,7 @@
 #include <map>
 
 #include "attention/capability.h"
+#include "support/deepseek_spec.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -198,6 +199,14 @@ TEST(SelectBackend, NothingFitsNamesEveryBackend) {
   }
 }
 
+// MLA layers over a cache of 656-byte rows.
+void set_latent_rows(BackendRequest& request) {
+  request.spec = test::deepseek_spec();
+  request.cache = test::deepseek_cache();
+  request.cache.layout = KvLayout::mla_fp8_rows;
+  request.cache.dtype = DType::f8e4m3;
+}
+
 TEST(SelectBackend, RefusesContradictions) {
   using Change = std::function<void(BackendRequest&)>;
   const std::vector<std::pair<std::string, Change>> changes = {
@@ -208,6 +217,7 @@ TEST(SelectBackend, RefusesContradictions) {
       {"cache kv_heads is 4", [](auto& r) { r.cache.kv_heads = 4; }},
       {"cache head_dim is 32", [](auto& r) { r.cache.head_dim = 32; }},
       {"page_size is 0", [](auto& r) { r.cache.page_size = 0; }},
+      {"only fp8 caches take scales", [](auto& r) { r.cache.scale = KvScale::per_tensor; }},
       {"cache layout", [](auto& r) { r.cache.layout = KvLayout::mla; }},
       {"cache layers is -1", [](auto& r) { r.cache.layers = -1; }},
       {"cache order is KvOrder(9)", [](auto& r) { r.cache.order = static_cast<KvOrder>(9); }},
@@ -222,14 +232,13 @@ TEST(SelectBackend, RefusesContradictions) {
       {"kind mla has 1", [](auto& r) { r.spec.kind = AttentionKind::mla; }},
       {"the layers have 512 + 64 and the cache dtype is fp8_e5m2",
        [](auto& r) {
-         r.spec.kind = AttentionKind::mla;
-         r.spec.kv_heads = r.cache.kv_heads = 1;
-         r.spec.head_dim = r.cache.head_dim = 576;
-         r.spec.head_dim_v = r.spec.kv_lora_rank = r.cache.head_dim_v = 512;
-         r.spec.rope_dim = 64;
-         r.spec.softmax_scale = 1;
-         r.cache.layout = KvLayout::mla_fp8_rows;
+         set_latent_rows(r);
          r.cache.dtype = DType::f8e5m2;
+       }},
+      {"the cache dtype is fp8_e4m3 with scales per_tensor",
+       [](auto& r) {
+         set_latent_rows(r);
+         r.cache.scale = KvScale::per_tensor;
        }},
       {"window is 4, must be 0: linear kinds",
        [](auto& r) {

@@ -202,9 +202,14 @@ TEST(KvPool, ErrorsNameTheFieldItsValueAndTheLimit) {
     spec.kv_heads = 1;
     spec.head_dim_v = 25;
   });
-  refuse("mla_fp8_rows", [](KvCacheSpec& spec) {
+  refuse("mla_fp8_rows hold 576, 512 of fp8_e4m3", [](KvCacheSpec& spec) {
     spec.layout = KvLayout::mla_fp8_rows;
     spec.kv_heads = 1;
+  });
+  refuse("scales inside the rows", [](KvCacheSpec& spec) {
+    spec.layout = KvLayout::mla_fp8_rows;
+    spec.kv_heads = 1;
+    spec.scale = KvScale::per_tensor;
   });
   refuse("overflows 64 bits", [](KvCacheSpec& spec) {
     spec.head_dim = std::numeric_limits<int32_t>::max();
