@@ -32,7 +32,7 @@ struct MlaWeights {
 // spec's q_dtype, so all backends give the same bits.
 struct RotaryTensors {
   const float* cos = nullptr;  // [max_positions, rotary_dim / 2]
-  const float* sin = nullptr;
+  const float* sin = nullptr;  // as cos
   int32_t max_positions = 0;
   int32_t rotary_dim = 0;    // leading values of a head (mla: of its rotary part) that rotate, even
   bool interleaved = false;  // value 2i is paired with 2i + 1; else i with i + rotary_dim / 2
@@ -92,21 +92,26 @@ class AttentionBackend {
   virtual std::string_view name() const = 0;
   virtual Device device() const { return {}; }  // where it runs
 
-  // Exact upper bound over every batch within the limits.
+  // Exact upper bound over every batch within the limits. Throws Error{invalid_argument} naming a
+  // limit that is out of range.
   virtual size_t workspace_bytes(const BatchLimits& limits) const = 0;
 
   // Fixes every buffer; addresses never change again and nothing is allocated later (`reference`
   // alone, being loops over plain vectors, allocates inside its kernels). An empty
   // workspace is allocated by the backend; otherwise it needs at least workspace_bytes(limits)
-  // bytes of device() memory, 64-byte aligned, or Error{workspace_too_small} names how many.
+  // bytes of device() memory, 64-byte aligned, which outlive the backend, or
+  // Error{workspace_too_small} names how many. Once more with other limits it begins anew: captured
+  // passes are then void.
   virtual void reserve(const BatchLimits& limits, std::span<std::byte> workspace = {}) = 0;
 
   // Builds indices and splits the work. Once per forward pass; legal inside a graph capture. Throws
-  // Error{invalid_argument} when the batch exceeds the limits or lacks an array the spec calls for.
+  // Error{invalid_argument} when the batch exceeds the limits or lacks an array the spec calls for,
+  // or before reserve().
   virtual void plan(const BatchView& batch, Stream stream = nullptr) = 0;
 
   // Once per layer: stores k and v, attends, writes out and, when asked, lse. Throws
-  // Error{invalid_argument} naming a tensor that is absent, misaligned or of another dtype.
+  // Error{invalid_argument} naming a tensor that is absent, misaligned or of another dtype, or
+  // without a plan.
   virtual void forward(const LayerTensors& layer, Stream stream = nullptr) = 0;
 };
 

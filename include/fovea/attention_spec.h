@@ -66,12 +66,15 @@ struct AttentionSpec {
   // Of q, of the new k and v, and of out. fp8 (kind mha, an e4m3 cache): of q alone; the others are
   // bf16. `flash` rounds weights to e4m3 too, and its products run at the rate of fp8.
   DType q_dtype = DType::f32;
-  float softmax_scale = 0;  // 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim)
-  float logit_cap = 0;      // s <- cap * tanh(s / cap); 0: off
-  int32_t window = 0;       // a query sees the last `window` keys including itself; 0: off
-  int32_t chunk = 0;        // a query sees keys of its own aligned chunk only; 0: off
-  bool has_sinks = false;   // one extra logit per head in the denominator
-  bool has_alibi = false;   // s += slope[head] * (key position - query position)
+  // s = softmax_scale * q k. 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim), but absorbed
+  // queries (nope_dim 0) do not tell theirs and need one.
+  float softmax_scale = 0;
+  float logit_cap = 0;  // soft cap, s <- cap * tanh(s / cap) (arXiv:2408.00118); 0: off
+  int32_t window = 0;   // a query sees the last `window` keys including itself; 0: off
+  int32_t chunk = 0;    // a query sees keys of its own aligned chunk only (Llama 4); 0: off
+  // One extra logit per head in the denominator (gpt-oss; after arXiv:2309.17453).
+  bool has_sinks = false;
+  bool has_alibi = false;  // s += slope[head] * (key position - query position) (arXiv:2108.12409)
   // q and k arrive without positions: forward() rotates q in place and k on its way to the cache.
   // mla: the rotary part of q, and the rotary key.
   bool has_rope = false;

@@ -84,7 +84,8 @@ struct TokenEvent {
   int64_t request = 0;
   int32_t token = -1;  // -1: none in this event (the request ended otherwise)
   std::string text;    // text that became certain with this token; always whole UTF-8 characters
-  float logprob = 0;   // with SamplingParams::logprobs >= 0
+  // With SamplingParams::logprobs >= 0: the token's, and of the most likely ones, best first.
+  float logprob = 0;
   std::vector<TokenLogprob> top;
   FinishReason finish = FinishReason::none;
   // In the event that ends the request.
@@ -106,9 +107,10 @@ struct GenerateResult {
   std::vector<int32_t> tokens;  // generated
   std::string text;
   FinishReason finish = FinishReason::none;
-  std::vector<float> logprobs;                 // one per generated token
-  std::vector<std::vector<TokenLogprob>> top;  // per generated token
-  std::vector<float> prompt_logprobs;          // [prompt tokens], first 0
+  // As asked for by SamplingParams, else empty: per generated token, and [prompt_tokens], first 0.
+  std::vector<float> logprobs;
+  std::vector<std::vector<TokenLogprob>> top;
+  std::vector<float> prompt_logprobs;
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
 };

@@ -13,8 +13,8 @@
 
 namespace fovea {
 
-// What makes cached KV interchangeable besides the tokens. Each field is hashed with its own tag
-// and length, so that no two fields can imitate each other.
+// What makes cached KV interchangeable besides the tokens; read during a call, not kept. Each field
+// is hashed with its own tag and length, so that no two fields can imitate each other.
 struct PrefixDomain {
   std::string_view model = {};
   std::string_view adapter = {};
@@ -22,8 +22,8 @@ struct PrefixDomain {
   std::string_view salt = {};       // isolates tenants
 };
 
-// A page's identity: SHA-256 over the domain, the parent page's key and the page's tokens. Fields
-// are tagged and carry their length.
+// A page's identity: SHA-256 over the parent page's key and the page's tokens, where the parent of
+// a first page is a key over the domain.
 using PrefixKey = std::array<uint8_t, 32>;
 
 struct PrefixMatch {
@@ -80,7 +80,7 @@ class PrefixCache {
   int32_t pin(const PrefixDomain& domain, std::span<const int32_t> tokens);
   void unpin(const PrefixDomain& domain, std::span<const int32_t> tokens);
 
-  // Drops everything not pinned and not held.
+  // Drops everything not pinned and not held. Returns the pages freed, as evict() does.
   std::vector<int64_t> clear();
 
   const PrefixCacheStats& stats() const;
@@ -90,6 +90,7 @@ class PrefixCache {
   std::unique_ptr<Tree> tree_;
 };
 
+// The keys that the cache uses: the parent of a first page's, and a page's.
 PrefixKey prefix_root_key(const PrefixDomain& domain);
 PrefixKey prefix_page_key(const PrefixKey& parent, std::span<const int32_t> page_tokens);
 

@@ -124,7 +124,8 @@ struct BackendWish {
   std::string name = {};  // name or alias; ignored for auto_
 };
 
-// "auto", "NAME" (require) or "prefer:NAME", as the CLI spells it.
+// "auto", "NAME" (require) or "prefer:NAME", as the CLI spells it; Error{invalid_argument} for
+// another form. Whether there is such a backend says select_backend().
 BackendWish parse_backend_wish(std::string_view text);
 
 struct Candidate {
