@@ -144,17 +144,18 @@ __device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 uint64_t policy, int c0, int c1, int c2, int c3, int c4) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, "
       "{%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(&barrier)), "l"(policy)
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(shared_address(&barrier)),
+      "l"(policy)
       : "memory");
 }
 // A box into the L2 alone.
 __device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3, int c4) {
-  asm volatile(
-      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(c0),
-      "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-      : "memory");
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+               : "memory");
 }
 
 // A box of shared memory to a tensor; what lies outside is not written. This thread's stores are awaited in

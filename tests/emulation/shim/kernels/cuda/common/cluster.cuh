@@ -53,10 +53,10 @@ inline void copy_in_cluster(void* here, uint32_t rank, int bytes, TransactionBar
 
 inline void copy_in_cluster(const void* from, void* there, uint32_t rank, int bytes,
                             TransactionBarrier& barrier) {
-  machine_of::machine.copy_bulk(
-      address_in_cluster(there, rank), static_cast<uint32_t>(bytes),
-      address_in_cluster(&barrier, rank),
-      [=](char* to) { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+  machine_of::machine.copy_bulk(address_in_cluster(there, rank), static_cast<uint32_t>(bytes),
+                                address_in_cluster(&barrier, rank), [=](char* to) {
+                                  std::memcpy(to, from, static_cast<size_t>(bytes));
+                                });
 }
 
 inline void load_box_to_pair(void* shared, const TensorMap& map, TransactionBarrier& barrier,
