@@ -141,6 +141,12 @@ class Block {
     return any;
   }
 
+  // Whether a turn would do anything: a thread of the system is seldom worth waking for nothing.
+  bool can_run() {
+    here.block = this;
+    return std::ranges::any_of(
+        threads_, [](const Thread& thread) { return !thread.ended && !thread.fiber.wait.holds(); });
+  }
   bool spins() const {
     return std::ranges::any_of(threads_, [](const Thread& thread) {
       return !thread.ended && thread.fiber.wait.what && thread.fiber.wait.spins;

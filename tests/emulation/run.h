@@ -190,6 +190,7 @@ class Run {
       for (size_t i = 0; i < size; ++i) {
         Slot& slot = *group.slots[policy().descending ? size - 1 - i : i];
         if (slot.block.state == Block::ended) continue;
+        if (slot.block.state == Block::running && !slot.block.can_run()) continue;
         slot.turn();
         progressed |= slot.block.progressed;
       }

@@ -248,6 +248,26 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
     test.scale_per_token = true;
     list.push_back(test);
   }
+  // For tests/emulation with 16 multiprocessors: what only the kernels of Hopper do.
+  const auto add_hopper = [&](std::string name, MlaDecodeCase test) {
+    test.name = "hopper_" + name;
+    list.push_back(test);
+  };
+  add_hopper("wide", {.requests = small});
+  add_hopper("converting_pair", {.requests = small, .page_size = 16, .cache = MlaCache::fp8_rows});
+  // Two workers a request; of 72 heads the second block of each has 8 rows.
+  const std::vector<std::pair<int32_t, int32_t>> two_parts = {{1, 300}, {1, 0}, {1, 129}, {1, 65}};
+  add_hopper("pairs", {.requests = two_parts});
+  add_hopper("pairs_heads_72", {.requests = two_parts, .heads = 72, .page_size = 16});
+  // As many requests, but of several row tiles, which are whole.
+  add_hopper("no_pairs", {.requests = {{2, 130}, {2, 70}, {2, 64}, {1, 200}}});
+  // Joined in one cluster; in two, for the host says too little; by blocks that wait or do not.
+  add_hopper("cluster", {.requests = {{1, 700}}, .heads = 16, .max_kv_len = 1000});
+  add_hopper("two_clusters", {.requests = {{1, 1100}}, .heads = 12, .max_kv_len = 500});
+  const std::vector<std::pair<int32_t, int32_t>> cut = {{1, 1100}, {1, 60}, {1, 300}};
+  add_hopper("joined", {.requests = cut, .heads = 16});
+  add_hopper("joined_page_1", {.requests = cut, .heads = 16, .page_size = 1});
+  add_hopper("impatient", {.requests = cut, .heads = 16, .join_patience = 0});
   const auto add_window = [&](std::string name, MlaDecodeCase test, int32_t window) {
     test.name = "portable_" + name;
     test.family = &portable_mla();
