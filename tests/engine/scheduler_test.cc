@@ -12,6 +12,7 @@
 #include "engine/tiny_caches.h"
 #include "fovea/error.h"
 #include "support/cases.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -206,6 +207,18 @@ TEST(Scheduler, ARequestThatCanNeverFitIsAnError) {
   EXPECT_THROW((void)scheduler.schedule(), Error);
 }
 
+// It is computed anew once, then refused: trying again would never end.
+TEST(Scheduler, ARequestThatOutgrowsItsWindowPoolIsAnError) {
+  CacheSet caches(
+      tiny_cache_options({.pages = 10, .window_pages = 2, .window = 9, .prefix_cache = false}));
+  Scheduler scheduler(caches, {4, 1, 8});
+  scheduler.add(make_request(1, 1, 30));
+  test::expect_error(ErrorCode::out_of_memory, "cannot hold 9 tokens of request 1 alone", [&] {
+    for (int passes = 0; passes < 100; ++passes) run_pass(scheduler, caches);
+  });
+  EXPECT_EQ(scheduler.preemptions(), 1);
+}
+
 // Random arrivals, cancels, ends and passes that fail, over every kind of cache, in pools for
 // little more than one request. Whatever was preempted, evicted or shared, a pass reads its own
 // tokens.
@@ -320,7 +333,7 @@ TEST(Scheduler, ChurnInTinyPools) {
   Churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, false, 6).run();
   Churn({.page_size = 3, .pages = 16, .window_pages = 8, .window = 5}, 7, true, 7).run();
   // For just one request: a prefix that is cached twice must give way.
-  Churn({.pages = 10, .window_pages = 7}, 16, false, 8).run();
+  Churn({.pages = 10, .window_pages = 6, .window = 9, .state_slots = 3}, 4, false, 1).run();
 }
 
 }  // namespace
