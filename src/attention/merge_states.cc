@@ -18,6 +18,11 @@ namespace {
 
 namespace cuda = kernels::cuda;
 
+void check_tokens(int64_t tokens) {
+  check_argument(tokens >= 0 && tokens <= INT32_MAX, "tokens is {}, must be in [0, {}]", tokens,
+                 INT32_MAX);
+}
+
 void check_state(const AttentionState& state, const StateShape& shape, std::string_view name) {
   check_argument(state.out.data != nullptr, "{}.out is null", name);
   check_argument(state.out.dtype == shape.dtype, "{}.out is {}, the merger's shape has {}", name,
@@ -32,7 +37,8 @@ class HostMerger final : public StateMerger {
 
   void merge(const AttentionState& into, const AttentionState& part, int64_t tokens,
              Stream) override {
-    check_argument(tokens >= 0, "tokens is {}, must not be negative", tokens);
+    check_tokens(tokens);
+    if (tokens == 0) return;
     check_state(into, shape_, "into");
     check_state(part, shape_, "part");
     const int64_t rows = tokens * shape_.heads;
@@ -85,8 +91,8 @@ class CudaMerger final : public StateMerger {
 
   void merge(const AttentionState& into, const AttentionState& part, int64_t tokens,
              Stream stream) override {
-    check_argument(tokens >= 0 && tokens <= INT32_MAX, "tokens is {}, must be in [0, {}]", tokens,
-                   INT32_MAX);
+    check_tokens(tokens);
+    if (tokens == 0) return;
     check_rows(into, "into");
     check_rows(part, "part");
     cuda::MlaAddParams add{};

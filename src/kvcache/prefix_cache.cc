@@ -135,6 +135,7 @@ void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> to
 }
 
 std::vector<int64_t> PrefixCache::evict(int64_t pages) {
+  check_argument(pages >= 0, "pages is {}, must not be negative", pages);
   Tree& cache = *tree_;
   const PrefixTree::Order& leaves = cache.tree.leaves();
   std::vector<int64_t> freed;

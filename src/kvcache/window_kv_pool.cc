@@ -158,8 +158,10 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
   check_argument(pages >= 2, "pages is {}, must be at least 2: page 0 is reserved", pages);
   check_argument(spec.window > 0, "window is {}, must be positive", spec.window);
   check_argument(spec.page_size > 0, "page_size is {}, must be positive", spec.page_size);
-  check_argument(full_slots >= 2 * int64_t{spec.page_size} && full_slots % spec.page_size == 0,
-                 "full_slots is {}, must be at least two pages and a multiple of page_size {}",
+  check_argument(full_slots >= 2 * int64_t{spec.page_size} && full_slots <= INT32_MAX &&
+                     full_slots % spec.page_size == 0,
+                 "full_slots is {}, must be at least two pages, a multiple of page_size {} and "
+                 "below 2^31: slots are 32-bit",
                  full_slots, spec.page_size);
   return std::make_unique<PagedWindowKvPool>(spec, pages, full_slots, device);
 }

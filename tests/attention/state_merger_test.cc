@@ -164,6 +164,7 @@ TEST_F(StateMergers, EmptyPartsAndGapsChangeNoByte) {
     const AttentionState into = sum.view(), nothing = empty.view();
     merge->merge(into, nothing, kTokens);
     merge->merge(into, nothing, 0);
+    merge->merge({}, {}, 0);  // as a rank without requests has them
     sum.read();
     EXPECT_EQ(sum.bytes(), before);
   }
@@ -209,7 +210,10 @@ TEST_F(StateMergers, NamesWhatIsWrong) {
   const auto merge = merger({DType::bf16, kHeads, kDim});
   State one(DType::bf16), two(DType::bf16), other(DType::f16);
   const AttentionState into = one.view(), part = two.view();
-  expect_invalid("tokens is -1", [&] { merge->merge(into, part, -1); });
+  for (const int64_t tokens : {int64_t{-1}, int64_t{1} << 40}) {
+    expect_invalid("tokens is " + std::to_string(tokens),
+                   [&] { merge->merge(into, part, tokens); });
+  }
   expect_invalid("into.lse is null", [&] { merge->merge({into.out, {}}, part, 1); });
   expect_invalid("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
   expect_invalid("part.out is fp16, the merger's shape has bf16",

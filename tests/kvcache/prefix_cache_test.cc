@@ -216,6 +216,7 @@ TEST(PrefixCache, MisuseIsAnError) {
   expect_invalid("page 3 is free", [&] { cache.insert(kDomain, sequence(0, 4), free_page); });
   expect_invalid("1 pages given", [&] { cache.insert(kDomain, sequence(0, 8), free_page); });
   expect_invalid("max_tokens is -1", [&] { cache.match(kDomain, sequence(0, 8), -1); });
+  expect_invalid("pages is -1", [&] { cache.evict(-1); });
   std::vector<int64_t> pages;
   ASSERT_TRUE(allocator.allocate(1, pages));
   expect_invalid("built without", [&] { cache.insert(kDomain, sequence(0, 4), pages, 1); });

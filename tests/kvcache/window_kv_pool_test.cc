@@ -85,11 +85,13 @@ TEST(WindowKvPool, MisuseIsAnError) {
   expect_invalid("window is 0", [] { make_window_kv_pool(window_spec(4, 0), 3, 40); });
   expect_invalid("pages is 1", [] { make_window_kv_pool(window_spec(4, 8), 1, 40); });
   expect_invalid("page_size is 0", [] { make_window_kv_pool(window_spec(0, 8), 3, 40); });
-  expect_invalid("full_slots is 4", [] { make_window_kv_pool(window_spec(4, 8), 3, 4); });
   EXPECT_NO_THROW(make_window_kv_pool(window_spec(4, 8), 2, 8));
   for (const int32_t layer : {-1, pool->spec().layers})
     expect_invalid("layer is " + std::to_string(layer), [&] { (void)pool->layer(layer); });
-  expect_invalid("full_slots is 42", [] { make_window_kv_pool(window_spec(4, 8), 3, 42); });
+  for (const int64_t slots : {int64_t{4}, int64_t{42}, int64_t{1} << 40}) {
+    expect_invalid("full_slots is " + std::to_string(slots),
+                   [&] { make_window_kv_pool(window_spec(4, 8), 3, slots); });
+  }
 }
 
 // A request that unmaps what left its window holds at most
