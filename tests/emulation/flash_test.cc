@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend `flash` on the emulated GPU against the oracle, in batches small enough for a CPU. What
+// the four launches of a case leave open they take in all the ways that the driver has.
+#include <gtest/gtest.h>
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/cases.h"
+#include "support/expect_close.h"
+#include "support/oracle.h"
+#include "support/run_backend.h"
+
+namespace fovea {
+namespace {
+
+using test::AttentionCase;
+using test::Fill;
+using test::Output;
+
+// One head: a row tile that ends within a key tile, requests that end within a box, one without
+// tokens.
+template <typename Change>
+AttentionCase prefill_case(std::string name, int32_t head_dim, Change&& change) {
+  AttentionCase test = test::mha_case(std::move(name), 1, 1, head_dim);
+  test.mode = ForwardMode::extend;
+  test.requests = {{140, 300}, {0, 0}, {70, 70}, {33, 161}};
+  change(test);
+  return test;
+}
+
+void add_plain(std::vector<AttentionCase>& cases) {
+  const auto add = [&](const char* name, auto&& change) {
+    cases.push_back(prefill_case(name, 128, change));
+  };
+  add("boxes", [](AttentionCase&) {});
+  add("sinks_page_64", [](AttentionCase& test) {
+    test.spec.has_sinks = true;
+    test.cache.page_size = 64;
+  });
+  add("growing_scores", [](AttentionCase& test) {
+    test.growing_scores = true;
+    test.requests = {{70, 390}};
+  });
+  // Row tiles of 256 tokens, half of whose rows do not see the last key tile.
+  add("passing", [](AttentionCase& test) {
+    test.spec.q_heads = test.spec.kv_heads = 2;
+    test.requests = {{1030, 1030}};
+  });
+  add("few_parts", [](AttentionCase& test) { test.requests = {{50, 3100}, {9, 700}}; });
+  add("parts", [](AttentionCase& test) { test.requests = {{100, 4400}, {0, 0}}; });
+  add("cascade", [](AttentionCase& test) {
+    test.requests = {{100, 356}, {30, 300}, {32, 290}, {20, 276}};
+    test.shared_prefix = 256;
+    test.prefix_levels = 1;
+  });
+}
+
+std::vector<AttentionCase> cases() {
+  std::vector<AttentionCase> cases;
+  add_plain(cases);
+  return cases;
+}
+
+class Flash : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(Flash, MatchesTheOracle) {
+  const AttentionCase& test = GetParam();
+  const test::CaseData data = make_data(test);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const Output got = run_case(*registry.find("flash"), test, data, {.fill = Fill::poison});
+  const auto heads = static_cast<size_t>(test.spec.q_heads);
+  const auto width = static_cast<size_t>(test::out_width(test.spec));
+  size_t row = 0;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    const size_t rows = static_cast<size_t>(test.requests[request].q_len) * heads;
+    const std::span<const float> out(got.out.data() + row * width, rows * width);
+    const std::span<const float> lse(got.lse.data() + row, rows);
+    EXPECT_TRUE(is_close(test.spec, oracle(test, data, request), out, lse))
+        << "request " << request;
+    row += rows;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Flash, ::testing::ValuesIn(cases()),
+                         [](const auto& given) { return given.param.name; });
+
+}  // namespace
+}  // namespace fovea
