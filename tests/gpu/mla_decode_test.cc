@@ -4,6 +4,7 @@
 // cases of the portable kernel on the CPU.
 #include "kernels/cuda/mla_decode.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +14,6 @@
 #include <limits>
 #include <numeric>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "core/float_types.h"
@@ -202,6 +202,53 @@ std::vector<double> Problem::expected(size_t request, int32_t token, int32_t hea
   return out;
 }
 
+MlaDecodeSetup setup_of(const Case& c, const Problem& problem, const DeviceInfo& device) {
+  return {.family = c.family,
+          .q_heads = c.heads,
+          .rank = c.rank,
+          .rope = c.rope,
+          .dtype = c.dtype,
+          .cache = c.cache,
+          .scale_per_token = c.scale_per_token,
+          .windowed = c.window > 0,
+          .page_size = c.page_size,
+          .max_q_len = problem.max_q_len,
+          .batch_invariant = c.batch_invariant,
+          .join_patience = c.join_patience,
+          .sm = device.sm,
+          .multiprocessors = device.cores};
+}
+
+// One row of the result, [rank], and its LSE.
+void expect_row(const Problem& problem, const Case& c, size_t request, int32_t token, int32_t head,
+                const uint16_t* got, float got_lse) {
+  const test::ErrorBudget& budget = test::error_budget(c.dtype);
+  double want_lse = 0;
+  const std::vector<double> want = problem.expected(request, token, head, want_lse);
+  double most = 0, worst = 0, dot = 0, norm_got = 0, norm_want = 0;
+  for (int32_t d = 0; d < c.rank; ++d) {
+    const double value = read(c.dtype, got[d]);
+    ASSERT_TRUE(std::isfinite(value));
+    most = std::max(most, std::fabs(want[d]));
+    worst = std::max(worst, std::fabs(value - want[d]));
+    dot += value * want[d];
+    norm_got += value * value;
+    norm_want += want[d] * want[d];
+  }
+  // A plain computation rounds the weights and the result to the dtype.
+  ASSERT_LE(worst, (budget.times_plain + budget.units) * budget.unit * most);
+  if (std::isinf(want_lse)) {
+    ASSERT_EQ(got_lse, static_cast<float>(-kInfinity));
+    return;
+  }
+  ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance);
+  // Scores of several hundred columns in fp32, and their sum over the keys.
+  const double terms = static_cast<double>(problem.columns()) + std::sqrt(problem.kv_lens[request]);
+  ASSERT_NEAR(got_lse, want_lse,
+              (test::kLseBudget.units + terms) * test::kLseBudget.unit *
+                  std::max(1.0, std::fabs(want_lse)));
+}
+
 class MlaDecodeTest : public test::GpuKernelTest<::testing::TestWithParam<Case>> {
  protected:
   void SetUp() override {
@@ -216,20 +263,7 @@ class MlaDecodeTest : public test::GpuKernelTest<::testing::TestWithParam<Case>>
 TEST_P(MlaDecodeTest, MatchesFp64) {
   const Case& c = GetParam();
   const Problem problem(c);
-  const MlaDecodeSetup setup = {.family = c.family,
-                                .q_heads = c.heads,
-                                .rank = c.rank,
-                                .rope = c.rope,
-                                .dtype = c.dtype,
-                                .cache = c.cache,
-                                .scale_per_token = c.scale_per_token,
-                                .windowed = c.window > 0,
-                                .page_size = c.page_size,
-                                .max_q_len = problem.max_q_len,
-                                .batch_invariant = c.batch_invariant,
-                                .join_patience = c.join_patience,
-                                .sm = context->info().sm,
-                                .multiprocessors = context->info().cores};
+  const MlaDecodeSetup setup = setup_of(c, problem, context->info());
   const BatchLimits limits = {.max_requests = static_cast<int32_t>(c.requests.size()),
                               .max_tokens = problem.tokens};
   MlaDecode decode(setup, *store);
@@ -287,38 +321,13 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
   const auto got_lse = to_host<float>(lse, rows);
   EXPECT_EQ(got, first) << "another run gives other bits";
 
-  const test::ErrorBudget& budget = test::error_budget(c.dtype);
   for (size_t r = 0; r < c.requests.size(); ++r) {
     for (int32_t t = 0; t < c.requests[r].first; ++t) {
       for (int32_t h = t % 5; h < c.heads; h += 5) {  // fp64 on one core: every fifth head
-        double want_lse = 0;
-        const std::vector<double> want = problem.expected(r, t, h, want_lse);
+        SCOPED_TRACE(fmt::format("request {} token {} head {}", r, t, h));
         const size_t row = static_cast<size_t>(problem.q_indptr[r] + t) * c.heads + h;
-        const std::string where = "request " + std::to_string(r) + " token " + std::to_string(t) +
-                                  " head " + std::to_string(h);
-        double most = 0, worst = 0, dot = 0, norm_got = 0, norm_want = 0;
-        for (int32_t d = 0; d < c.rank; ++d) {
-          const double value = read(c.dtype, got[row * c.rank + d]);
-          ASSERT_TRUE(std::isfinite(value)) << where;
-          most = std::max(most, std::fabs(want[d]));
-          worst = std::max(worst, std::fabs(value - want[d]));
-          dot += value * want[d];
-          norm_got += value * value;
-          norm_want += want[d] * want[d];
-        }
-        // A plain computation rounds the weights and the result to the dtype.
-        ASSERT_LE(worst, (budget.times_plain + budget.units) * budget.unit * most) << where;
-        if (std::isinf(want_lse)) {
-          ASSERT_EQ(got_lse[row], static_cast<float>(-kInfinity)) << where;
-          continue;
-        }
-        ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance) << where;
-        // Scores of several hundred columns in fp32, and their sum over the keys.
-        const double terms = static_cast<double>(columns) + std::sqrt(problem.kv_lens[r]);
-        ASSERT_NEAR(got_lse[row], want_lse,
-                    (test::kLseBudget.units + terms) * test::kLseBudget.unit *
-                        std::max(1.0, std::fabs(want_lse)))
-            << where;
+        expect_row(problem, c, r, t, h, got.data() + row * c.rank, got_lse[row]);
+        if (HasFatalFailure()) return;
       }
     }
   }

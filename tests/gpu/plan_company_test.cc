@@ -89,6 +89,37 @@ TEST_P(Planners, PageTableIsThatOfTheTokens) {
   }
 }
 
+// What find_prefix_levels() makes of a batch.
+struct HostGroups {
+  HostGroups(const BatchView& batch, const PrefixRule& rule) : q_indptr(batch.q_indptr) {
+    const auto requests = static_cast<size_t>(batch.requests);
+    std::vector<PrefixLevel> levels;
+    arrays.reserve(3 * kPrefixLevels + 1);
+    for (int32_t i = 0; i < kPrefixLevels; ++i) {
+      levels.push_back({arrays.emplace_back(requests + 1).data(),
+                        arrays.emplace_back(requests).data(),
+                        arrays.emplace_back(requests).data()});
+    }
+    int32_t* first_keys = arrays.emplace_back(requests).data();
+    used = static_cast<size_t>(find_prefix_levels(batch, rule, levels, first_keys));
+  }
+
+  // The first request of each request's group: the tokens of a group are those of its first.
+  std::vector<int32_t> begins(size_t level) const {
+    const std::vector<int32_t>& indptr = arrays[3 * level];
+    std::vector<int32_t> all;
+    for (size_t i = 0; i + 1 < indptr.size(); ++i) {
+      const bool joins = indptr[i] == indptr[i + 1] && q_indptr[i] < q_indptr[i + 1];
+      all.push_back(joins ? all.back() : static_cast<int32_t>(i));
+    }
+    return all;
+  }
+
+  const int32_t* q_indptr;
+  std::vector<std::vector<int32_t>> arrays;  // three of each level, then the first keys
+  size_t used = 0;                           // levels
+};
+
 // The device finds the groups that the host finds.
 TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   if (batch().most_q_len > 0 || batch().window > 0) GTEST_SKIP() << "not where prefixes are shared";
@@ -105,26 +136,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
   view.kv_lens = lens.data();
   view.shared_prefix = shared.data();
 
-  std::vector<std::vector<int32_t>> host;
-  std::vector<PrefixLevel> levels;
-  host.reserve(3 * kPrefixLevels + 1);
-  for (int32_t i = 0; i < kPrefixLevels; ++i) {
-    levels.push_back({host.emplace_back(requests + 1).data(), host.emplace_back(requests).data(),
-                      host.emplace_back(requests).data()});
-  }
-  int32_t* first_keys = host.emplace_back(requests).data();
-  const int32_t used = find_prefix_levels(view, {kMaxQLen, kMinSaved}, levels, first_keys);
-
-  // The first request of each request's group: the tokens of a group are those of its first.
-  const auto begins = [&](const std::vector<int32_t>& group_indptr) {
-    std::vector<int32_t> all;
-    for (size_t i = 0; i < requests; ++i) {
-      const bool joins =
-          group_indptr[i] == group_indptr[i + 1] && q_indptr_host[i] < q_indptr_host[i + 1];
-      all.push_back(joins ? all.back() : static_cast<int32_t>(i));
-    }
-    return all;
-  };
+  const HostGroups host(view, {kMaxQLen, kMinSaved});
   const Guarded<int32_t> shared_device(shared);
   // Plans of no request of their own, with other numbers of threads.
   const auto finds = [&](auto launch) {
@@ -150,14 +162,14 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
     for (size_t level = 0; level < kPrefixLevels; ++level) {
       SCOPED_TRACE(level);
       const auto found = std::span(device).subspan(4 * level, 4);
-      if (level >= static_cast<size_t>(used)) {
+      if (level >= host.used) {
         EXPECT_EQ(found[1].read(), std::vector<int32_t>(requests, 0)) << "groups";
         continue;
       }
-      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(found[i].read(), host[3 * level + i]) << i;
-      EXPECT_EQ(found[3].read(), begins(host[3 * level]));
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(found[i].read(), host.arrays[3 * level + i]) << i;
+      EXPECT_EQ(found[3].read(), host.begins(level));
     }
-    EXPECT_EQ(device[4 * kPrefixLevels].read(), host.back());
+    EXPECT_EQ(device[4 * kPrefixLevels].read(), host.arrays.back());
     device[4 * kPrefixLevels + 1].read();  // guards
   };
   BatchParams nobody{};

@@ -27,6 +27,57 @@ struct DecodePart {
   int32_t range;
 };
 
+// What the ranges of a decode plan list.
+struct DecodeParts {
+  // By request, kv head and first row.
+  std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<DecodePart>> tiles;
+  std::set<int32_t> slots;     // of partial results
+  std::vector<int64_t> loads;  // grains of keys of each range that is not empty
+  int32_t heads = 1;           // of an item
+};
+
+// Every range says its first item; every partial result has a slot of its own, of its range.
+DecodeParts listed_parts(const std::vector<DecodeItem>& items,
+                         const std::vector<DecodeRange>& ranges) {
+  DecodeParts found;
+  for (size_t c = 0; c < ranges.size(); ++c) {
+    const DecodeRange& range = ranges[c];
+    if (range.begin == range.end) continue;
+    EXPECT_EQ(
+        std::memcmp(&range.first, &items[static_cast<size_t>(range.begin)], sizeof(DecodeItem)), 0);
+    int64_t load = 0;
+    const auto number = static_cast<int32_t>(c);
+    for (int32_t i = range.begin; i < range.end; ++i) {
+      const DecodeItem& item = items[static_cast<size_t>(i)];
+      found.heads = std::max(item.heads, 1);
+      load += (item.key_end + kGrain - 1) / kGrain - item.key_begin / kGrain;
+      found.tiles[{item.request, item.kv_head, item.first_row}].push_back({item, number});
+      if (item.partial < 0) continue;
+      EXPECT_TRUE(found.slots.insert(item.partial).second) << "slot " << item.partial << " twice";
+      EXPECT_TRUE(item.partial == 2 * number || item.partial == 2 * number + 1);
+    }
+    found.loads.push_back(load);
+  }
+  return found;
+}
+
+// The parts cover the keys of their tile once, in order, and know one another's slots.
+void expect_whole_tile(const std::vector<DecodePart>& parts, int32_t begin, int32_t end) {
+  int32_t key = begin;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const DecodeItem& item = parts[part].item;
+    EXPECT_EQ(item.key_begin, key);
+    key = item.key_end;
+    EXPECT_EQ(item.parts, static_cast<int32_t>(parts.size()));
+    EXPECT_EQ(item.partial < 0, parts.size() == 1);
+    if (parts.size() == 1) continue;
+    const int32_t slot =
+        part == 0 ? item.first_part : item.first_part + 2 * static_cast<int32_t>(part) - 1;
+    EXPECT_EQ(item.partial, slot) << "part " << part;
+  }
+  EXPECT_EQ(key, end);
+}
+
 TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   constexpr int32_t kRowTile = 8;
   const int32_t group = batch().group();
@@ -57,33 +108,8 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
       plan.launch({4}, PlanLaunch<DecodePlanParams>{list, {}, 0}, nullptr);
     }
 
-    const auto all_items = items.read();
-    std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<DecodePart>> tiles;
-    std::set<int32_t> slots;
+    DecodeParts found = listed_parts(items.read(), ranges.read());
     int64_t line = 0;
-    int32_t live = 0, heads = 0;
-    std::vector<int64_t> loads;
-    const auto all_ranges = ranges.read();
-    for (int32_t c = 0; c < ctas; ++c) {
-      const DecodeRange& range = all_ranges[static_cast<size_t>(c)];
-      if (range.begin == range.end) continue;
-      ++live;
-      EXPECT_EQ(std::memcmp(&range.first, &all_items[static_cast<size_t>(range.begin)],
-                            sizeof(DecodeItem)),
-                0);
-      int64_t load = 0;
-      for (int32_t i = range.begin; i < range.end; ++i) {
-        const DecodeItem& item = all_items[static_cast<size_t>(i)];
-        heads = item.heads;
-        load += (item.key_end + kGrain - 1) / kGrain - item.key_begin / kGrain;
-        tiles[{item.request, item.kv_head, item.first_row}].push_back({item, c});
-        if (item.partial >= 0) {
-          EXPECT_TRUE(slots.insert(item.partial).second) << "slot " << item.partial << " twice";
-          EXPECT_TRUE(item.partial == 2 * c || item.partial == 2 * c + 1);
-        }
-      }
-      loads.push_back(load);
-    }
     int64_t want = 0;
     for (size_t i = 0; i < batch().requests.size(); ++i) {
       const auto [q_len, kv_len] = batch().requests[i];
@@ -92,37 +118,28 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
         const int32_t last = std::min(row + kRowTile, q_len * group) - 1;
         const auto [begin, end] = batch().keys(i, row / group, last / group);
         line += std::max((end + kGrain - 1) / kGrain - begin / kGrain, 1) + kOverhead;
-        for (int32_t head = 0; head < batch().kv_heads; head += std::max(heads, 1), ++want) {
-          const auto& parts = tiles[{static_cast<int32_t>(i), head, row}];
+        for (int32_t head = 0; head < batch().kv_heads; head += found.heads, ++want) {
+          const auto& parts = found.tiles[{static_cast<int32_t>(i), head, row}];
           ASSERT_FALSE(parts.empty()) << "request " << i << " head " << head << " row " << row;
-          int32_t key = begin;
-          for (size_t part = 0; part < parts.size(); ++part) {
-            const DecodeItem& item = parts[part].item;
-            EXPECT_EQ(item.key_begin, key);
-            key = item.key_end;
-            EXPECT_EQ(item.q_begin, q_indptr_host[i]);
-            EXPECT_EQ(item.q_len, q_len);
-            EXPECT_EQ(item.kv_len, kv_len);
-            EXPECT_EQ(item.parts, static_cast<int32_t>(parts.size()));
-            EXPECT_EQ(item.partial < 0, parts.size() == 1);
-            if (parts.size() == 1) continue;
-            const int32_t slot =
-                part == 0 ? item.first_part : item.first_part + 2 * static_cast<int32_t>(part) - 1;
-            EXPECT_EQ(item.partial, slot) << "part " << part;
+          expect_whole_tile(parts, begin, end);
+          for (const DecodePart& part : parts) {
+            EXPECT_EQ(part.item.q_begin, q_indptr_host[i]);
+            EXPECT_EQ(part.item.q_len, q_len);
+            EXPECT_EQ(part.item.kv_len, kv_len);
           }
-          EXPECT_EQ(key, end);
         }
       }
     }
-    EXPECT_EQ(static_cast<int64_t>(tiles.size()), want) << "tiles of nobody";
+    EXPECT_EQ(static_cast<int64_t>(found.tiles.size()), want) << "tiles of nobody";
     if (want == 0) continue;
-    line *= batch().kv_heads / heads;
+    line *= batch().kv_heads / found.heads;
+    const auto live = static_cast<int64_t>(found.loads.size());
     // Equal cuts. A CTA may lie in the overhead of an item, and the plan may use fewer CTAs than
     // there are for the sake of whole tiles, or to leave SMs to the kernel beside.
-    EXPECT_LE(std::ranges::max(loads), (line + live - 1) / live);
+    EXPECT_LE(std::ranges::max(found.loads), (line + live - 1) / live);
     const int32_t expected = batch().most_q_len > 0 ? list.least_ctas : ctas;
     EXPECT_GE(2 * (kOverhead + 1) * live, std::min<int64_t>(expected, line / 8));
-    for (const int32_t part : slots) EXPECT_EQ(tickets.read()[static_cast<size_t>(part)], 0);
+    for (const int32_t part : found.slots) EXPECT_EQ(tickets.read()[static_cast<size_t>(part)], 0);
   }
 }
 
