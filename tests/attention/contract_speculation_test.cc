@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "support/cases.h"
@@ -97,6 +98,29 @@ TEST_P(Speculation, TreeEqualsItsPaths) {
                          gather(output.lse, tokens, rows)))
         << "tree from row " << first_row;
     first_row += tree.q_len;
+  }
+}
+
+// The backend that verifies drafts has served the prompt: without a mask its rows are causal, and
+// may be more than a mask has bits.
+TEST_P(Speculation, WithoutATreeRowsAreCausal) {
+  AttentionCase test = GetParam().test;
+  test.mode = ForwardMode::mixed;
+  test.requests = {{70, 70}, {1, 90}, {5, 40}, {0, 12}, {1, 1}};
+  test.shared_prefix = test.group_prefix = test.group_size = test.prefix_levels = 0;
+  AttentionCase causal = test;
+  causal.spec.mask = MaskKind::none;
+  const CaseData data = make_data(causal);
+  const Output output = run_case(GetParam().entry, test, data, {.fill = test::Fill::poison});
+  const auto tokens = static_cast<int32_t>(output.lse.size() / test.spec.q_heads);
+  int32_t row = 0;
+  for (size_t request = 0; request < test.requests.size(); ++request) {
+    std::vector<int32_t> rows(static_cast<size_t>(test.requests[request].q_len));
+    std::iota(rows.begin(), rows.end(), row);
+    row += test.requests[request].q_len;
+    EXPECT_TRUE(is_close(causal.spec, oracle(causal, data, request),
+                         gather(output.out, tokens, rows), gather(output.lse, tokens, rows)))
+        << "request " << request;
   }
 }
 

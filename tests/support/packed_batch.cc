@@ -160,7 +160,7 @@ void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
     const int32_t kv_len = request.cached() + piece.end;
     for (int32_t token = piece.begin; token < piece.end; ++token) {
       if (!request.positions.empty()) positions_.push_back(request.positions[token]);
-      if (test_.spec.mask == MaskKind::tree) {
+      if (test_.spec.mask == MaskKind::tree && !request.parents.empty()) {
         uint64_t bits = 0;
         for (int32_t node = token; node >= 0; node = request.parents[node]) {
           bits |= uint64_t{1} << node;
@@ -254,12 +254,12 @@ BatchView PackedBatch::view() const {
     if (test_.prefix_levels > 0) view.shared_prefix = shared_.data();
   }
   if (test_.spec.scope == AttentionScope::cross) view.encoder_lens = encoder_lens_.data();
-  if (test_.spec.mask == MaskKind::tree || test_.moved_tokens) view.positions = positions_.data();
+  if (!positions_.empty()) view.positions = positions_.data();
   switch (test_.spec.mask) {
     case MaskKind::none:
       break;
     case MaskKind::tree:
-      view.tree_mask = tree_.data();
+      if (!tree_.empty()) view.tree_mask = tree_.data();
       break;
     case MaskKind::custom:
       view.custom_mask = custom_.data();
