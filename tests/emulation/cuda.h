@@ -94,7 +94,11 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
-inline int64_t clock64() { return fovea::emulation::machine.clock(); }
+// In loops that wait: others come first.
+inline int64_t clock64() {
+  fovea::emulation::machine.spin("the clock");
+  return fovea::emulation::machine.clock();
+}
 
 inline void __syncthreads() { fovea::emulation::machine.named_barrier(0, 0, true); }
 inline int __syncthreads_or(int value) {

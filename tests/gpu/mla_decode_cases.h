@@ -253,12 +253,15 @@ inline std::vector<MlaDecodeCase> mla_decode_cases() {
     test.name = "hopper_" + name;
     list.push_back(test);
   };
-  add_hopper("wide", {.requests = small});
-  add_hopper("converting_pair", {.requests = small, .page_size = 16, .cache = MlaCache::fp8_rows});
-  // Two workers a request; of 72 heads the second block of each has 8 rows.
-  const std::vector<std::pair<int32_t, int32_t>> two_parts = {{1, 300}, {1, 0}, {1, 129}, {1, 65}};
-  add_hopper("pairs", {.requests = two_parts});
-  add_hopper("pairs_heads_72", {.requests = two_parts, .heads = 72, .page_size = 16});
+  std::vector<std::pair<int32_t, int32_t>> line;  // a worker has parts of two row tiles
+  for (int32_t i = 0; i < 11; ++i) line.emplace_back(1, 60 + i * 37 % 190);
+  add_hopper("wide", {.requests = line});
+  add_hopper("converting_pair", {.requests = line, .page_size = 16, .cache = MlaCache::fp8_rows});
+  // Two workers a request, and parts longer than what a block has room for; of 72 heads the second
+  // block of each has 8 rows.
+  add_hopper("pairs", {.requests = {{1, 700}, {1, 0}, {1, 610}, {1, 580}}});
+  add_hopper("pairs_heads_72",
+             {.requests = {{1, 300}, {1, 0}, {1, 129}, {1, 65}}, .heads = 72, .page_size = 16});
   // As many requests, but of several row tiles, which are whole.
   add_hopper("no_pairs", {.requests = {{2, 130}, {2, 70}, {2, 64}, {1, 200}}});
   // Joined in one cluster; in two, for the host says too little; by blocks that wait or do not.
