@@ -5,6 +5,7 @@
 
 #include <array>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,15 +35,16 @@ struct Tree {
 };
 
 struct Found {
-  explicit Found(const Tree& tree, int32_t levels, int32_t most_q_len = 8)
-      : first_keys(tree.kv_lens.size()) {
+  explicit Found(const Tree& tree, int32_t levels, int32_t most_q_len = 8,
+                 int32_t least_saved = kMinSaved)
+      : first_keys(tree.kv_lens.size(), 77) {  // of the pass before
     std::vector<PrefixLevel> given;
     for (int32_t i = 0; i < levels; ++i) {
-      arrays[i] = {Array(tree.q_indptr.size()), Array(tree.kv_lens.size()),
-                   Array(tree.kv_lens.size())};
+      arrays[i] = {Array(tree.q_indptr.size(), 77), Array(tree.kv_lens.size(), 77),
+                   Array(tree.kv_lens.size(), 77)};
       given.push_back({arrays[i][0].data(), arrays[i][1].data(), arrays[i][2].data()});
     }
-    used = find_prefix_levels(tree.view(), {most_q_len, kMinSaved}, given, first_keys.data());
+    used = find_prefix_levels(tree.view(), {most_q_len, least_saved}, given, first_keys.data());
   }
   int32_t used = 0;
   std::array<std::array<Array, 3>, kMaxPrefixLevels> arrays;
@@ -78,6 +80,56 @@ TEST(PrefixLevels, NewTokensAndShortPrefixesAreNotShared) {
   EXPECT_EQ(found.used, 0);
   EXPECT_EQ(found.first_keys, Array(8, 0));
   EXPECT_EQ(Found(Tree{}, 2, 0).used, 0) << "no request is short enough";
+}
+
+TEST(PrefixLevels, GroupsAreOfRequestsThatHaveThePrefixAndFewNewTokens) {
+  Tree tree;
+  tree.shared = {0, 0, 0, 0, 13500, 0, 0, 0};
+  EXPECT_EQ(Found(tree, 1).first_keys, (Array{0, 0, 0, 12999, 12999, 0, 0, 0})) << "request 3 ends";
+  tree.shared = {0, 0, kMinPrefix, 0, 0, 0, 0, 0};  // request 2 has two new tokens
+  EXPECT_EQ(Found(tree, 1, 2, 1).used, 1);
+  EXPECT_EQ(Found(tree, 1, 1, 1).used, 0);
+  --tree.shared[2];
+  EXPECT_EQ(Found(tree, 1, 2, 1).used, 0);
+  tree.shared = {0, kDocument, 0, 0, 0, 0, 0, 0};
+  tree.q_indptr[1] = 0;
+  EXPECT_EQ(Found(tree, 1, 2).used, 0) << "request 0 has no new token";
+  EXPECT_EQ(Found({}, 1, 0, 0).used, 0) << "a level without groups";
+}
+
+TEST(PrefixLevels, ALevelSavesWhatTheOneAboveDidNot) {
+  Tree tree;
+  tree.shared = {0, kSystem + kMinSaved, kSystem, kSystem, kSystem, 0, 0, 0};
+  EXPECT_EQ(Found(tree, 2).used, 2);
+  --tree.shared[1];
+  EXPECT_EQ(Found(tree, 2).used, 1);
+}
+
+TEST(PrefixLevels, AreOfLayersWhoseTokensSeeAllBefore) {
+  const AttentionSpec good{.q_heads = 4, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
+  const BatchLimits limits{.prefix_levels = 2};
+  using Change = void (*)(AttentionSpec&);
+  for (const Change change : std::vector<Change>{
+           [](auto& s) { s.kind = AttentionKind::mla; },
+           [](auto& s) { s.scope = AttentionScope::cross; },
+           [](auto& s) { s.mask = MaskKind::custom; },
+           [](auto& s) { s.mask = MaskKind::prefix_spans; },
+           [](auto& s) { s.window = 1 << 20; },
+           [](auto& s) { s.chunk = 1 << 20; },
+           [](auto& s) { s.has_alibi = true; },
+           [](auto& s) { s.batch_invariant = true; },
+       }) {
+    AttentionSpec spec = good;
+    change(spec);
+    EXPECT_FALSE(shares_prefixes(spec));
+    EXPECT_EQ(describe_prefix_levels(spec, limits), "");
+  }
+  AttentionSpec tree = good;
+  tree.mask = MaskKind::tree;
+  EXPECT_TRUE(shares_prefixes(good));
+  EXPECT_TRUE(shares_prefixes(tree));
+  EXPECT_NE(describe_prefix_levels(good, limits).find("in up to 2 levels"), std::string::npos);
+  EXPECT_EQ(describe_prefix_levels(good, {}), "");
 }
 
 TEST(PrefixLevels, SavingsAreBytesOfTheCache) {
