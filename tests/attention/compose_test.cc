@@ -7,6 +7,7 @@
 
 #include "fovea/error.h"
 #include "fovea/select_backend.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -23,12 +24,17 @@ class Recorder : public AttentionBackend {
     workspace_ = workspace;
     log_.push_back(name_ + " reserve " + std::to_string(workspace.size()));
   }
-  void plan(const BatchView&, Stream) override { log_.push_back(name_ + " plan"); }
+  Device device() const override { return device_; }
+  void plan(const BatchView& batch, Stream) override {
+    if (batch.requests < 0) throw Error(ErrorCode::invalid_argument, "refused");
+    log_.push_back(name_ + " plan");
+  }
   void forward(const LayerTensors& layer, Stream) override {
     log_.push_back(name_ + " layer " + std::to_string(layer.layer));
   }
 
   std::span<std::byte> workspace_;
+  Device device_;
 
  private:
   std::string name_;
@@ -55,6 +61,19 @@ TEST(ComposeByPhase, RoutesEachModeAndForwardFollowsThePlan) {
                         "prefill plan", "prefill layer 5", "prefill plan", "prefill layer 5",
                         verify + " plan", verify + " layer 5"}));
   }
+}
+
+TEST(ComposeByPhase, NoPlanOutlivesAReserveOrAPlanThatFails) {
+  Log log;
+  const auto both = compose_by_phase(std::make_unique<Recorder>("prefill", 1, log),
+                                     std::make_unique<Recorder>("decode", 1, log));
+  both->plan({.mode = ForwardMode::decode});
+  EXPECT_NO_THROW(both->forward({}));
+  EXPECT_THROW(both->plan({.mode = ForwardMode::decode, .requests = -1}), Error);
+  EXPECT_THROW(both->forward({}), Error);
+  both->plan({.mode = ForwardMode::decode});
+  both->reserve({});
+  EXPECT_THROW(both->forward({}), Error);
 }
 
 TEST(ComposeByPhase, PartsTakeTurnsInOneWorkspace) {
@@ -112,6 +131,7 @@ TEST(ComposeByLayer, PartsHaveBytesOfTheirOwn) {
 TEST(Compose, RefusesPartsThatDoNotFit) {
   Log log;
   EXPECT_THROW(compose_by_phase(nullptr, std::make_unique<Recorder>("decode", 1, log)), Error);
+  EXPECT_THROW(compose_by_phase(std::make_unique<Recorder>("prefill", 1, log), nullptr), Error);
   EXPECT_THROW(compose_by_layer({}, {}, {}), Error);
   const auto one_part = [&] {
     std::vector<std::unique_ptr<AttentionBackend>> parts;
@@ -121,6 +141,18 @@ TEST(Compose, RefusesPartsThatDoNotFit) {
   EXPECT_THROW(compose_by_layer(one_part(), {0, 1}, {0, 0}), Error);
   EXPECT_THROW(compose_by_layer(one_part(), {0}, {0, 0}), Error);
   EXPECT_THROW(compose_by_layer(one_part(), {0}, {-1}), Error);
+  EXPECT_THROW(compose_by_layer(one_part(), {-1}, {0}), Error);
+  std::vector<std::unique_ptr<AttentionBackend>> parts = one_part();
+  parts.push_back(nullptr);
+  EXPECT_THROW(compose_by_layer(std::move(parts), {0}, {0}), Error);
+  auto on_gpu = std::make_unique<Recorder>("gpu", 1, log);
+  on_gpu->device_ = {DeviceKind::cuda, 1};
+  parts = one_part();
+  parts.push_back(std::make_unique<Recorder>(*on_gpu));
+  test::expect_invalid("'gpu' on cuda:1", [&] { compose_by_layer(std::move(parts), {0}, {0}); });
+  test::expect_invalid("'gpu' on cuda:1", [&] {
+    compose_by_phase(std::make_unique<Recorder>("cpu", 1, log), std::move(on_gpu));
+  });
 }
 
 }  // namespace
