@@ -66,7 +66,7 @@ TEST(Safetensors, ReadsTensorsInAnyOrder) {
   const std::string bytes =
       file_of(R"({"__metadata__":{"format":"pt"},)"
               R"("b":{"dtype":"BF16","shape":[2,3],"data_offsets":[4,16]},)"
-              R"("none":{"dtype":"F32","shape":[0,9223372036854775807,8],"data_offsets":[4,4]},)"
+              R"("none":{"dtype":"F32","shape":[9223372036854775807,8,0],"data_offsets":[4,4]},)"
               R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}   )",
               16);
   const auto file = parse(bytes);
@@ -111,9 +111,11 @@ TEST(Safetensors, ChecksOffsetsAndShapes) {
     return fmt::format(R"({{"x":{{"dtype":"F32","shape":{},"data_offsets":{}}}}})", shape, offsets);
   };
   // 2^62 * 4 bytes and 2^32 * 2^32 wrap to small numbers.
-  expect_corrupt(x("[4611686018427387904]", "[0,0]"), 0, {"'x'", "4611686018427387904"});
+  expect_corrupt(x("[4611686018427387904]", "[0,0]"), 0,
+                 {"'x'", "4611686018427387904", "no countable"});
   expect_corrupt(x("[4294967296,4294967296]", "[0,0]"), 0, {"'x'", "[4294967296, 4294967296]"});
-  expect_corrupt(x("[9223372036854775808]", "[0,0]"), 0, {"'x'", "9223372036854775808"});
+  expect_corrupt(x("[9223372036854775808]", "[0,0]"), 0,
+                 {"'x'", "9223372036854775808", "does not fit 63 bits"});
   expect_corrupt(x("[1]", "[8,4]"), 8, {"'x'", "[8, 4]", "backwards"});
   expect_corrupt(x("[1]", "[-4,0]"), 8, {"'x'", "-4"});
   expect_corrupt(x("[1]", "[0.0,4.0]"), 8, {"'x'", "0.0"});
@@ -122,9 +124,14 @@ TEST(Safetensors, ChecksOffsetsAndShapes) {
   expect_corrupt(x("[2]", "[0,4]"), 4, {"'x'", "needs 8 bytes", "hold 4"});
   expect_corrupt(x("[2]", "[0,8]"), 7, {"'x'", "[0, 8]", "7 bytes"});
   expect_corrupt(x("[1]", "[0]"), 4, {"'x'"});
-  expect_corrupt(x("[1]", "[0,4,8]"), 4, {"'x'"});
+  expect_corrupt(x("[1]", "[0,4,8]"), 4, {"'x'", "more than two numbers"});
+  expect_corrupt(x("[1]", "[0,4],\"data_offsets\":[0,4]"), 4, {"'x'", "two data_offsets"});
+  expect_corrupt(x("[1],\"dtype\":\"F32\"", "[0,4]"), 4, {"'x'", "two dtype"});
   expect_corrupt(x("[[1]]", "[0,4]"), 4, {"'x'", "an array"});
-  expect_corrupt(x("\"1\"", "[0,4]"), 4, {"'x'"});
+  expect_corrupt(x("\"1\"", "[0,4]"), 4, {"'x'", "the text '1'"});
+  expect_corrupt(x("[\"F32\"]", "[0,4]"), 4, {"'x'", "the text 'F32'"});
+  expect_corrupt(R"({"x":"F32"})", 0, {"'x'", "the text 'F32'"});
+  expect_corrupt(R"({"__metadata__":{},"__metadata__":{}})", 0, {"__metadata__", "twice"});
   expect_corrupt(x("[1],\"shape\":[1]", "[0,4]"), 4, {"'x'", "two shape"});
   expect_corrupt(x("[1]", "[0,4],\"extra\":1"), 4, {"'x'", "extra"});
   expect_corrupt(x("[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, {"'x'", "dimensions"});
