@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fovea/batch_index.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -8,6 +9,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -332,6 +334,45 @@ TEST(BatchIndex, ShortBuffersAreRefused) {
   });
   expect_invalid("indices holds 4 entries, needs 40",
                  [&] { build_slot_indices(table.tokens(), large, small); });
+  const std::span<int32_t> two = std::span(small).first(2), one = std::span(small).first(1);
+  const TokenSlots tokens = table.tokens();
+  expect_invalid("indptr holds 2 entries, needs 3", [&] {
+    build_page_indices(tokens, {two, large, large});
+  });
+  expect_invalid("last_page_lens holds 1 entries, needs 2", [&] {
+    build_page_indices(tokens, {large, large, one});
+  });
+  expect_invalid("indptr holds 2 entries, needs 3",
+                 [&] { build_slot_indices(tokens, two, large); });
+  expect_invalid("indptr holds 2 entries, needs 3", [&] { build_indptr(table.lens, two); });
+}
+
+TEST(BatchIndex, SlotsThatThePoolDoesNotHaveAreNamed) {
+  Table table = make_table(16, {40, 20}, 3);
+  std::vector<int32_t> indptr(3), indices(60);
+  const auto slots = static_cast<int32_t>(table.pages * table.page_size);
+  int32_t& used = table.slots[static_cast<size_t>(table.rows[1] * kContext + 7)];
+  const auto expect = [&](const std::string& words) {
+    expect_invalid(words, [&] { build_slot_indices(table.tokens(), indptr, indices); });
+  };
+  for (const int32_t wild : {-1, slots, kWild}) {
+    used = wild;
+    expect(fmt::format("request 1, token 7: slot {} is outside [0, {})", wild, slots));
+  }
+  used = slots - 1;
+  EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));
+  // Of a window pool with half the pages, over a full pool of as many as before.
+  table.slot_map.assign(static_cast<size_t>(slots), 16);
+  table.pages /= 2;
+  EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));
+  for (const int32_t wild : {-1, slots, kWild}) {
+    used = wild;
+    expect(fmt::format("slot {} is outside [0, {}), the slots of the full pool", wild, slots));
+  }
+  used = 0;
+  EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));
+  table.slot_map[0] = -1;
+  expect("request 1, token 7: slot 0 has left the window pool");
 }
 
 }  // namespace
