@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
-#include <utility>
 #include <vector>
 
+#include "attention/prefix_levels.h"
 #include "engine/small_engine.h"
 
 namespace fovea {
@@ -92,12 +92,24 @@ TEST(SharedPrefixes, AreNamedWhereTheySaveEnough) {
 // A page that one of the two has not filled is not shared, though its first slot is the same.
 TEST(SharedPrefixes, AreWholePagesOfBoth) {
   const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
-  for (const auto& [tokens, whole] : {std::pair{703, 696}, {704, 704}, {705, 704}}) {
+  struct Case {
+    int32_t first, second;  // tokens; the second has all slots of the first that it has room for
+    int32_t shared;         // 0: too few to be worth it
+  };
+  for (const Case& c : {Case{720, 703, 696},
+                        {720, 704, 704},
+                        {720, 705, 704},
+                        {700, 720, 696},
+                        {300, kMinPrefix, kMinPrefix},
+                        {300, kMinPrefix - 1, 0}}) {
     Rows rows;
-    const std::vector<PassPart> parts = {rows.part(0, 720), rows.part(tokens, tokens)};
+    const std::vector<PassPart> parts = {rows.part(0, c.first),
+                                         rows.part(std::min(c.first + 1, c.second), c.second)};
     std::vector<int32_t> shared(2);
-    EXPECT_TRUE(prefixes.find(parts, rows.table, shared));
-    EXPECT_EQ(shared[1], whole);
+    EXPECT_EQ(prefixes.find(parts, rows.table, shared), c.shared > 0);
+    if (c.shared > 0) {
+      EXPECT_EQ(shared[1], c.shared);
+    }
   }
 }
 
