@@ -136,7 +136,7 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
   EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
                     std::move(tokenizer)};
   parts.selections = std::move(selections);
-  parts.request_limits = {info.vocabulary, caching.plan.max_context};
+  parts.request_limits = {info.vocabulary, caching.plan.max_context, wanted_context(given, info)};
   parts.limits = {.max_running = caching.max_requests,
                   .max_batch_tokens = options.max_batch_tokens,
                   .max_prompt_rows = prompt_rows(options, info),

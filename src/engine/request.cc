@@ -62,9 +62,15 @@ void check_tokens(std::span<const int32_t> tokens, int32_t vocabulary) {
 
 void check_prompt(std::span<const int32_t> tokens, const RequestLimits& limits) {
   check_argument(!tokens.empty(), "the prompt has 0 tokens, must have at least 1");
-  check_argument(tokens.size() < static_cast<size_t>(limits.max_context),
-                 "the prompt has {} tokens; with one new token it must fit the context of {}",
-                 tokens.size(), limits.max_context);
+  if (tokens.size() >= static_cast<size_t>(limits.max_context)) {
+    std::string text =
+        fmt::format("the prompt has {} tokens; with one new token it must fit the context of {}",
+                    tokens.size(), limits.max_context);
+    if (limits.max_context < limits.wanted_context) {
+      text += fmt::format(", which is all that the KV budget holds of {}", limits.wanted_context);
+    }
+    fail(ErrorCode::invalid_argument, "{}", text);
+  }
   check_tokens(tokens, limits.vocabulary);
 }
 

@@ -44,6 +44,7 @@ struct Request {
 struct RequestLimits {
   int32_t vocabulary = 0;
   int32_t max_context = 0;
+  int32_t wanted_context = 0;  // the model's or the caller's; more than the KV budget may hold
 };
 
 // Throws Error{invalid_argument} naming the field, its value and the limit.

@@ -95,6 +95,9 @@ TEST(EngineOptions, TheContextShrinksToTheBudget) {
   GenerateRequest request = text_request("", 10000);
   request.tokens.assign(static_cast<size_t>(engine->max_context()) - 20, 11);
   EXPECT_EQ(engine->generate({&request, 1}).front().tokens.size(), 20u);
+  request.tokens.resize(static_cast<size_t>(engine->max_context()), 11);
+  test::expect_error(ErrorCode::invalid_argument, {"the KV budget holds of 8192"},
+                     [&] { engine->add(request); });
   expect_no_leak(*engine);
 }
 
