@@ -49,7 +49,7 @@ struct Function {
   emulation::LaunchFunction* launch;
   emulation::FinishFunction* finish;
   size_t params_bytes;
-  int launches = 0;
+  int* launches;  // also those before the library was loaded again
 };
 
 // By library.
@@ -65,7 +65,7 @@ Policy policy_of(Function& function) {
                                   {true, true, Policy::early},
                                   {true, false, Policy::late},
                                   {false, false, Policy::mixed}};
-  const int number = forced >= 0 ? forced : function.launches++;
+  const int number = forced >= 0 ? forced : (*function.launches)++;
   return kPolicies[static_cast<size_t>(number) % std::size(kPolicies)];
 }
 
@@ -129,10 +129,14 @@ CUresult load_module(CUmodule* module, const void* image) {
 }
 
 CUresult find_function(CUfunction* function, CUmodule module, const char*) {
+  static std::map<std::string, int> launches;  // by library
+  Dl_info library;
+  if (!dladdr(dlsym(module, "emulated_launch"), &library)) return kFailed;
   Function& found = functions()[module];
   found = {reinterpret_cast<emulation::LaunchFunction*>(dlsym(module, "emulated_launch")),
            reinterpret_cast<emulation::FinishFunction*>(dlsym(module, "emulated_finish")),
-           *static_cast<const size_t*>(dlsym(module, "emulated_params_bytes"))};
+           *static_cast<const size_t*>(dlsym(module, "emulated_params_bytes")),
+           &launches[library.dli_fname]};
   *function = reinterpret_cast<CUfunction>(&found);
   return kCudaSuccess;
 }

@@ -20,13 +20,13 @@ using test::AttentionCase;
 using test::Fill;
 using test::Output;
 
-// One head: a row tile that ends within a key tile, requests that end within a box, one without
-// tokens.
+// One head: row tiles that end within a key tile, requests that end within a box, one without
+// tokens; more key tiles than there are stages.
 template <typename Change>
 AttentionCase prefill_case(std::string name, int32_t head_dim, Change&& change) {
   AttentionCase test = test::mha_case(std::move(name), 1, 1, head_dim);
   test.mode = ForwardMode::extend;
-  test.requests = {{140, 300}, {0, 0}, {70, 70}, {33, 161}};
+  test.requests = {{140, 900}, {0, 0}, {70, 70}, {33, 161}};
   change(test);
   return test;
 }
@@ -35,14 +35,15 @@ void add_plain(std::vector<AttentionCase>& cases) {
   const auto add = [&](const char* name, auto&& change) {
     cases.push_back(prefill_case(name, 128, change));
   };
-  add("boxes", [](AttentionCase&) {});
+  // More row tiles than blocks.
+  add("boxes", [](AttentionCase& test) { test.spec.q_heads = test.spec.kv_heads = 3; });
   add("sinks_page_64", [](AttentionCase& test) {
     test.spec.has_sinks = true;
     test.cache.page_size = 64;
   });
   add("growing_scores", [](AttentionCase& test) {
     test.growing_scores = true;
-    test.requests = {{70, 390}};
+    test.requests = {{70, 900}};
   });
   // Row tiles of 256 tokens, half of whose rows do not see the last key tile.
   add("passing", [](AttentionCase& test) {

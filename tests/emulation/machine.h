@@ -30,7 +30,8 @@ class Machine {
   }
   // Until nobody else can go on and no copy that is awaited is on its way.
   void settle(const char* what) const {
-    const auto over = [] { return here.run->is_idle(); };
+    const uint64_t now = here.run->round();
+    const auto over = [&] { return here.run->round() != now && here.run->is_idle(); };
     block().wait_until(what, over, {.spins = true});
   }
   int64_t clock() const { return static_cast<int64_t>(here.run->round()) * kClockOfRound; }
