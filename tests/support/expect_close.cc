@@ -42,19 +42,20 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
   double worst = -1, allowed_there = 0;
   size_t worst_at = 0;
   double product = 0, got_squares = 0, want_squares = 0;
-  for (size_t i = 0; i < exact.size(); ++i) {
-    const size_t row = i / width * width;
+  for (size_t row = 0; row < exact.size(); row += width) {
     const double allowed = relative * largest({&exact[row], width});
-    const double error = std::fabs(static_cast<double>(out[i]) - exact[i]);
-    const double excess = std::isnan(error) ? INFINITY : error - allowed;
-    if (excess > worst || i == 0) {
-      worst = excess;
-      worst_at = i;
-      allowed_there = allowed;
+    for (size_t i = row; i < row + width; ++i) {
+      const double error = std::fabs(static_cast<double>(out[i]) - exact[i]);
+      const double excess = std::isnan(error) ? INFINITY : error - allowed;
+      if (excess > worst || i == 0) {
+        worst = excess;
+        worst_at = i;
+        allowed_there = allowed;
+      }
+      product += out[i] * exact[i];
+      got_squares += static_cast<double>(out[i]) * out[i];
+      want_squares += exact[i] * exact[i];
     }
-    product += out[i] * exact[i];
-    got_squares += static_cast<double>(out[i]) * out[i];
-    want_squares += exact[i] * exact[i];
   }
   const double norm = std::sqrt(got_squares) * std::sqrt(want_squares);
   const double cosine_distance = norm > 0 ? 1 - product / norm : 0;
