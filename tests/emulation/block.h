@@ -88,17 +88,25 @@ class Block {
   Thread& thread() { return threads_[static_cast<size_t>(current_)]; }
   int current() const { return current_; }
 
-  // Every thread goes as far as it can.
+  // Whether a turn would change anything.
+  bool can_go() const {
+    return state == waiting || std::ranges::any_of(threads_, [](const Thread& thread) {
+             return !thread.ended && !thread.fiber.wait.holds();
+           });
+  }
+  // Every thread goes as far as it can, or until one ends the turn.
   void turn(bool descending) {
-    progressed = false;
+    progressed = ends_turn_ = false;
     const int warps = count_ / kLanes;
-    for (bool moved = true; moved;) {
+    for (bool moved = true; moved && !ends_turn_;) {
       moved = false;
       for (int warp = 0; warp < warps; ++warp) {
         while (run_warp(descending ? warps - 1 - warp : warp, descending)) moved = true;
       }
     }
   }
+
+  void end_turn() { ends_turn_ = true; }
 
   // Lets others run until over() is true, which the scheduler asks.
   template <typename Over>
@@ -141,12 +149,6 @@ class Block {
     return any;
   }
 
-  // Whether a turn would do anything: a thread of the system is seldom worth waking for nothing.
-  bool can_run() {
-    here.block = this;
-    return std::ranges::any_of(
-        threads_, [](const Thread& thread) { return !thread.ended && !thread.fiber.wait.holds(); });
-  }
   bool spins() const {
     return std::ranges::any_of(threads_, [](const Thread& thread) {
       return !thread.ended && thread.fiber.wait.what && thread.fiber.wait.spins;
@@ -172,7 +174,7 @@ class Block {
   // Every lane that can, up to where it must wait; false: none can.
   bool run_warp(int warp, bool descending) {
     bool moved = false;
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kLanes && !ends_turn_; ++i) {
       const int index = warp * kLanes + (descending ? kLanes - 1 - i : i);
       Thread& thread = threads_[static_cast<size_t>(index)];
       if (thread.ended || thread.fiber.wait.holds()) continue;
@@ -255,6 +257,7 @@ class Block {
   std::array<int, kNamedBarriers> expected_ = {};
   int count_ = 0, live_ = 0;
   int current_ = 0;
+  bool ends_turn_ = false;
   jmp_buf scheduler_;
 };
 

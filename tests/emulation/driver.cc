@@ -58,13 +58,21 @@ std::map<CUmodule, Function>& functions() {
   return all;
 }
 
+// The library's path in a cache on disk would be that of another build; and tests run here,
+// wherever they were told to run.
+__attribute__((constructor)) void set_environment() {
+  setenv("FOVEA_KERNEL_PACK", "", 1);
+  setenv("FOVEA_KERNEL_CACHE", "", 1);
+  setenv("FOVEA_TEST_DEVICE", "cuda", 1);
+}
+
 // Each pair of two choices in four launches; copies mixed in the last.
 Policy policy_of(Function& function) {
   static const int forced = from_environment("FOVEA_EMULATED_POLICY", -1);
-  constexpr Policy kPolicies[] = {{false, true, Policy::late},
-                                  {true, true, Policy::early},
-                                  {true, false, Policy::late},
-                                  {false, false, Policy::mixed}};
+  constexpr Policy kPolicies[] = {{false, true, Policy::late, false},
+                                  {true, true, Policy::early, true},
+                                  {true, false, Policy::late, false},
+                                  {false, false, Policy::mixed, true}};
   const int number = forced >= 0 ? forced : (*function.launches)++;
   return kPolicies[static_cast<size_t>(number) % std::size(kPolicies)];
 }

@@ -16,6 +16,8 @@ struct Policy {
   bool descending = false;     // threads, blocks and copies take turns in this order
   bool late_products = false;  // wgmma reads its operands when somebody waits for it
   enum { early, late, mixed } copies = early;
+  // Who arrives at an mbarrier or counts in memory goes on as the last.
+  bool arrivals_yield = false;
 };
 
 struct Launch {

@@ -28,6 +28,13 @@ class Machine {
     const auto over = [&] { return here.run->round() != now; };
     block().wait_until(what, over, {.spins = true});
   }
+  // Behind a counter in memory by which blocks know of each other: all others come first, even
+  // threads of this block that have not come as far.
+  void counted() const {
+    if (!policy().arrivals_yield) return;
+    block().end_turn();
+    spin("others, behind its count");
+  }
   // Until nobody else can go on and no copy that is awaited is on its way.
   void settle(const char* what) const {
     const uint64_t now = here.run->round();
@@ -84,6 +91,10 @@ class Machine {
   void fence_barriers() const { block().barriers.fence(); }
   Barrier& barrier(uint32_t address) const {
     return block_of(address).barriers.at(offset_of(address));
+  }
+  void arrive(uint32_t address) const {
+    barrier(address).arrive();
+    if (policy().arrivals_yield) spin("others, behind its arrival");
   }
   void wait_barrier(uint32_t address, uint32_t parity) const {
     Barrier& at = barrier(address);

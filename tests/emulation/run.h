@@ -48,16 +48,16 @@ class Run {
     here.block_size = {kernel_.threads, 1, 1};
     here.grid_size = launch_.grid;
     here.run = this;
-    bool over = false;
-    while (true) {
-      start_clusters();
-      over = groups_.empty();
-      if (over || (!to_the_end && next_may_start())) break;
-      take_turns();
+    to_the_end_ = to_the_end;
+    progressed_ = true;  // the caller has
+    if (Slot* first = next()) {
+      first->go();
+      paused_.acquire();
     }
-    if (over && !on_their_way_.empty()) fail("a kernel has ended before its copies");
     here = before;
-    return over;
+    if (!groups_.empty()) return false;
+    if (!on_their_way_.empty()) fail("a kernel has ended before its copies");
+    return true;
   }
 
   const Policy& policy() const { return launch_.policy; }
@@ -98,10 +98,8 @@ class Run {
     explicit Slot(Run& run) : run_(run), thread_([this] { serve(); }) {}
     Block block;
 
-    void turn() {
-      go_.release();
-      back_.acquire();
-    }
+    // Its turn, and those after it.
+    void go() { go_.release(); }
     void stop() {
       stops_ = true;
       go_.release();
@@ -113,16 +111,23 @@ class Run {
       while (true) {
         go_.acquire();
         if (stops_) return;
-        if (block.state == Block::waiting) {
-          const auto [segment, bytes] = poison(run_.kernel_.shared());
-          block.begin(run_.kernel_.threads, segment, bytes);
+        Slot* next = this;
+        while (next == this) {
+          turn();
+          next = run_.next();
         }
-        here.block = &block;
-        here.block_index = block.index;
-        block.turn(run_.policy().descending);
-        if (block.state == Block::ended) check_end();
-        back_.release();
+        next ? next->go() : run_.paused_.release();
       }
+    }
+    void turn() {
+      if (block.state == Block::waiting) {
+        const auto [segment, bytes] = poison(run_.kernel_.shared());
+        block.begin(run_.kernel_.threads, segment, bytes);
+      }
+      here.block_index = block.index;
+      block.turn(run_.policy().descending);
+      run_.progressed_ |= block.progressed;
+      if (block.state == Block::ended) check_end();
     }
     void check_end() const {
       const char* shared = run_.kernel_.shared();
@@ -133,7 +138,7 @@ class Run {
 
     Run& run_;
     bool stops_ = false;
-    std::binary_semaphore go_{0}, back_{0};
+    std::binary_semaphore go_{0};
     std::thread thread_;
   };
   struct Group {
@@ -181,26 +186,35 @@ class Run {
     return true;
   }
 
-  // All blocks, each as far as it can; if none could, what makes one go on.
-  void take_turns() {
-    ++round_;
-    bool progressed = false;
-    for (const Group& group : groups_) {
-      const auto size = group.slots.size();
-      for (size_t i = 0; i < size; ++i) {
-        Slot& slot = *group.slots[policy().descending ? size - 1 - i : i];
-        if (slot.block.state == Block::ended) continue;
-        if (slot.block.state == Block::running && !slot.block.can_run()) continue;
-        slot.turn();
-        progressed |= slot.block.progressed;
+  // Who has the next turn. Null: the launch is over or, if that is enough, the next may start.
+  Slot* next() {
+    while (true) {
+      while (!turns_.empty()) {
+        Slot* slot = turns_.front();
+        turns_.pop_front();
+        here.block = &slot->block;
+        if (slot->block.can_go()) return slot;
+      }
+      if (round_ > 0) end_round();
+      start_clusters();
+      if (groups_.empty() || (!to_the_end_ && next_may_start())) return nullptr;
+      ++round_;
+      progressed_ = false;
+      for (const Group& group : groups_) {
+        turns_.insert(policy().descending ? turns_.begin() : turns_.end(), group.slots.begin(),
+                      group.slots.end());
       }
     }
+  }
+
+  // All blocks have gone as far as they could; if none could, what makes one go on.
+  void end_round() {
     std::erase_if(groups_, [&](const Group& group) {
       if (!group.cluster->done()) return false;
       free_.insert(free_.end(), group.slots.begin(), group.slots.end());
       return true;
     });
-    if (progressed || land_some()) {
+    if (progressed_ || land_some()) {
       idle_ = 0;
     } else if (launch_.finish_previous) {
       std::exchange(launch_.finish_previous, nullptr)();
@@ -278,6 +292,10 @@ class Run {
   std::vector<Slot*> free_;
   std::vector<Group> groups_;  // that run
   std::deque<OnItsWay> on_their_way_;
+  std::deque<Slot*> turns_;  // of this round, to come
+  bool progressed_ = false;  // anyone in this round
+  bool to_the_end_ = false;
+  std::binary_semaphore paused_{0};
   uint64_t round_ = 0;
   uint64_t coin_ = 1;
   int idle_ = 0;

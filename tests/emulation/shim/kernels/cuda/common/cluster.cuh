@@ -18,7 +18,7 @@ inline uint32_t address_in_cluster(const void* here, uint32_t rank) {
 }
 
 inline void arrive_in_cluster(TransactionBarrier& barrier, uint32_t rank) {
-  machine_of::machine.barrier(address_in_cluster(&barrier, rank)).arrive();
+  machine_of::machine.arrive(address_in_cluster(&barrier, rank));
 }
 
 template <typename T>

@@ -7,12 +7,22 @@
 
 namespace fovea::kernels::cuda {
 
-inline uint32_t add_acquire_release(uint32_t* counter, uint32_t n) { return atomicAdd(counter, n); }
-inline int32_t add_acquire_release(int32_t* counter, int32_t n) { return atomicAdd(counter, n); }
-inline uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
-  return std::exchange(*counter, *counter >= most ? 0 : *counter + 1);
+template <typename T>
+T count(T* counter, T next) {
+  const T before = std::exchange(*counter, next);
+  fovea::emulation::machine.counted();
+  return before;
 }
-inline void add_relaxed(uint32_t* counter, uint32_t n) { *counter += n; }
+inline uint32_t add_acquire_release(uint32_t* counter, uint32_t n) {
+  return count(counter, *counter + n);
+}
+inline int32_t add_acquire_release(int32_t* counter, int32_t n) {
+  return count(counter, *counter + n);
+}
+inline uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
+  return count(counter, *counter >= most ? 0 : *counter + 1);
+}
+inline void add_relaxed(uint32_t* counter, uint32_t n) { count(counter, *counter + n); }
 // A turn of a loop that waits for others.
 inline uint32_t load_acquire(const uint32_t* counter) {
   fovea::emulation::machine.spin("a counter in global memory");

@@ -15,11 +15,10 @@ struct alignas(8) TransactionBarrier {
   uint64_t state;
 
   void init(int arrivals) { machine_of::machine.init_barrier(shared_address(this), arrivals); }
-  void arrive() { machine_of::machine.barrier(shared_address(this)).arrive(); }
+  void arrive() { machine_of::machine.arrive(shared_address(this)); }
   void arrive_expecting(int bytes) {
-    auto& barrier = machine_of::machine.barrier(shared_address(this));
-    barrier.expect(bytes);
-    barrier.arrive();
+    machine_of::machine.barrier(shared_address(this)).expect(bytes);
+    machine_of::machine.arrive(shared_address(this));
   }
   void arrive_after_copies() { machine_of::machine.arrive_after_copies(shared_address(this)); }
   void wait(uint32_t parity) { machine_of::machine.wait_barrier(shared_address(this), parity); }
