@@ -76,10 +76,59 @@ void add_decode(std::vector<AttentionCase>& cases) {
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
 }
 
+// What the build emulates with FOVEA_EMULATE_MORE.
+void add_more(std::vector<AttentionCase>& cases) {
+  const auto add = [&](const char* name, int32_t head_dim, auto&& change) {
+    cases.push_back(prefill_case(name, head_dim, change));
+  };
+  add("rows", 128, [](AttentionCase& test) { test.cache.page_size = 3; });
+  add("tokens", 128, [](AttentionCase& test) { test.cache.page_size = 1; });
+  add("rows_parts", 128, [](AttentionCase& test) {
+    test.cache.page_size = 3;
+    test.requests = {{100, 4400}, {0, 0}};
+  });
+  add("rows_few_parts", 128, [](AttentionCase& test) {
+    test.cache.page_size = 3;
+    test.requests = {{50, 3100}, {9, 700}};
+  });
+  for (const KvScale scale : {KvScale::none, KvScale::per_token_head}) {
+    const std::string name = std::string("fp8_boxes_") + test::scale_name(scale);
+    add(name.c_str(), 128, [&](AttentionCase& test) {
+      test.cache.dtype = DType::f8e4m3;
+      test.cache.scale = scale;
+    });
+  }
+  add("fp8_products", 128, [](AttentionCase& test) {
+    test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_tensor;
+  });
+  add("dim_64", 64, [](AttentionCase&) {});
+  add("dim_192_128", 192, [](AttentionCase& test) { test.spec.head_dim_v = 128; });
+  add("custom", 128, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
+  add("tree", 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{40, 700}, {64, 470}, {40, 40}};
+  });
+  // Segments of 1024 keys, cut between blocks; few rows; eight, alone and by pairs of blocks.
+  add("segments", 128, [](AttentionCase& test) {
+    test.spec.batch_invariant = true;
+    test.requests = {{140, 2300}, {0, 0}, {70, 70}};
+  });
+  for (const int32_t rows : {40, 8}) {
+    const std::string name = "segments_rows_" + std::to_string(rows);
+    add(name.c_str(), 128, [&](AttentionCase& test) {
+      test.spec.batch_invariant = true;
+      test.requests = {{rows, 2300}, {5, 70}};
+    });
+  }
+}
+
 std::vector<AttentionCase> cases() {
   std::vector<AttentionCase> cases;
   add_plain(cases);
   add_decode(cases);
+  if (FOVEA_EMULATE_MORE) add_more(cases);
   return cases;
 }
 
