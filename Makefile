@@ -3,20 +3,25 @@ BUILD ?= build
 MODEL ?= testdata/models/llama
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu build bench kernels sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu build fovea configure bench kernels sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-demo: build ## generate text from a checkpoint of testdata/models (MODEL=folder for another)
+demo: fovea ## generate text from a checkpoint of testdata/models (MODEL=folder for another)
 	$(BUILD)/fovea generate $(MODEL) --prompt "And God said unto him," --max-new-tokens 80 --stats
 
 test: build ## every test that needs no GPU
 	ctest --test-dir $(BUILD) -L cpu --output-on-failure -j $(JOBS)
 
-build: deps ## the library, the command line tool, the tests
-	cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS)
+build: configure ## the library, the command line tool, the tests
 	cmake --build $(BUILD) -j $(JOBS)
+
+fovea: configure ## the library and the command line tool
+	cmake --build $(BUILD) -j $(JOBS) --target fovea
+
+configure: deps
+	cmake -S . -B $(BUILD) -G Ninja $(CMAKE_FLAGS)
 
 deps: ## Debian packages this build needs
 	@tools/install_deps.sh
@@ -24,10 +29,10 @@ deps: ## Debian packages this build needs
 test-gpu: build kernels ## the tests that need a GPU; without one they are skipped
 	FOVEA_KERNEL_PACK=$(CURDIR)/$(BUILD)/kernels.pack ctest --test-dir $(BUILD) -L gpu --output-on-failure
 
-kernels: build ## compile the GPU kernels for every architecture; needs no GPU
+kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 	LD_LIBRARY_PATH=$$(tools/find_nvrtc.sh $(BUILD)/nvrtc) $(BUILD)/fovea kernels build --pack $(BUILD)/kernels.pack
 
-bench: build ## attention against this machine's ceilings
+bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention
 
 # One sanitizer per build folder: they cannot be mixed.
