@@ -30,37 +30,52 @@ constexpr std::align_val_t kNewAlignment{__STDCPP_DEFAULT_NEW_ALIGNMENT__};
 
 }  // namespace fovea::test
 
-void* operator new(size_t size) {
+// Out of line: where only one of a pair is inlined, GCC takes it for a mismatched pair.
+[[gnu::noinline]] void* operator new(size_t size) {
   return fovea::test::count_or_throw(size, fovea::test::kNewAlignment);
 }
-void* operator new[](size_t size) {
+[[gnu::noinline]] void* operator new[](size_t size) {
   return fovea::test::count_or_throw(size, fovea::test::kNewAlignment);
 }
-void* operator new(size_t size, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment) {
   return fovea::test::count_or_throw(size, alignment);
 }
-void* operator new[](size_t size, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new[](size_t size, std::align_val_t alignment) {
   return fovea::test::count_or_throw(size, alignment);
 }
-void* operator new(size_t size, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
   return fovea::test::count_allocation(size, fovea::test::kNewAlignment);
 }
-void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new[](size_t size, const std::nothrow_t&) noexcept {
   return fovea::test::count_allocation(size, fovea::test::kNewAlignment);
 }
-void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(size_t size, std::align_val_t alignment,
+                                     const std::nothrow_t&) noexcept {
   return fovea::test::count_allocation(size, alignment);
 }
-void* operator new[](size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new[](size_t size, std::align_val_t alignment,
+                                       const std::nothrow_t&) noexcept {
   return fovea::test::count_allocation(size, alignment);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete[](void* memory, const std::nothrow_t&) noexcept {
+  std::free(memory);
+}
