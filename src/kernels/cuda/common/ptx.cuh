@@ -92,6 +92,12 @@ __device__ __forceinline__ void copy_line_or_zero_async(uint32_t shared, const v
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared),
       "l"(global), "r"(static_cast<int>(live)));
 }
+__device__ __forceinline__ void copy_line_or_zero_async(void* shared, const void* global, bool live) {
+  asm volatile(
+      "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared_address(shared)),
+      "l"(global), "r"(static_cast<int>(live)));
+}
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int kPending>
 __device__ inline void wait_copies() {

@@ -93,7 +93,7 @@ class RowCopier {
     for (int i = 0; i < C::kTile; i += 32 / kLanes) {
       const int64_t from = __shfl_sync(~0u, row, i + sub);
       if (chunk < kChunks) {
-        copy_line_or_zero_async(shared_address(tile + tile_offset<C>(i + sub, chunk)),
+        copy_line_or_zero_async(tile + tile_offset<C>(i + sub, chunk),
                                 reinterpret_cast<const char*>(from) + chunk * 16,
                                 chunk_live && static_cast<int>(from >> 32) >= 0);
       }

@@ -154,6 +154,9 @@ inline void copy_line_async(uint32_t shared, const void* global) {
 inline void copy_line_or_zero_async(uint32_t shared, const void* global, bool live) {
   copy_async(machine_of::machine.shared_pointer(shared), global, live ? 16 : 0);
 }
+inline void copy_line_or_zero_async(void* shared, const void* global, bool live) {
+  copy_async(shared, global, live ? 16 : 0);
+}
 
 inline uint32_t transposed_8x8(uint32_t x) {
   const auto& all = machine_of::meet_warp("movmatrix", ~0u, x);
