@@ -41,13 +41,24 @@ struct Layout {
   Descriptor handle = nullptr;
 };
 
-// In column-major words: out^T [n, rows] = weight [n, k] * x^T [k, rows].
+// In column-major words: out^T [n, rows] = weight [n, k] * x^T [k, rows]. Of a product or its key.
 struct Layouts {
-  Layouts(const MatmulParams& p, int64_t rows)
+  template <typename Shape>
+  explicit Layouts(const Shape& p)
       : weight(p.dtype, p.weight_is_kn ? p.n : p.k, p.weight_is_kn ? p.k : p.n, p.weight_stride),
-        x(p.dtype, p.k, rows, p.x_stride),
-        out(p.out_dtype, p.n, rows, p.out_stride) {}
+        x(p.dtype, p.k, p.rows, p.x_stride),
+        out(p.out_dtype, p.n, p.rows, p.out_stride) {}
   Layout weight, x, out;
+};
+
+struct Preference {
+  Preference() {
+    check_status(library().preference_create(&handle), "cublasLtMatmulPreferenceCreate");
+  }
+  ~Preference() { library().preference_destroy(handle); }
+  Preference(const Preference&) = delete;
+  Preference& operator=(const Preference&) = delete;
+  Descriptor handle = nullptr;
 };
 
 constexpr size_t kWorkspace = size_t{32} << 20;
@@ -81,22 +92,29 @@ MatrixProducts::~MatrixProducts() {
   if (handle_) library().destroy(handle_);
 }
 
-const MatrixProducts::Plan& MatrixProducts::plan(const MatmulParams& p) {
-  const auto rows = row_invariant_
-                        ? max_rows_
-                        : static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(p.rows)));
+MatrixProducts::Key MatrixProducts::key_of(const MatmulParams& p) const {
   const auto alignment = [](const void* pointer) {
     return std::min(kMaxAligned, 1u << std::countr_zero(reinterpret_cast<uintptr_t>(pointer)));
   };
-  const uint32_t weight_alignment = alignment(p.weight), x_alignment = alignment(p.x),
-                 out_alignment = alignment(p.out);
-  const int kind = type_of(p.dtype) + 16 * type_of(p.out_dtype) + 256 * p.weight_is_kn +
-                   512 * (p.bias != nullptr) + 1024 * std::countr_zero(weight_alignment) +
-                   16384 * std::countr_zero(x_alignment) + 262144 * std::countr_zero(out_alignment);
-  std::unique_ptr<Plan>& found =
-      plans_[{rows, p.n, p.k, p.x_stride, p.weight_stride, p.out_stride, kind}];
-  if (found) return *found;
+  return {.dtype = p.dtype,
+          .out_dtype = p.out_dtype,
+          .weight_is_kn = p.weight_is_kn,
+          .has_bias = p.bias != nullptr,
+          .rows = row_invariant_
+                      ? max_rows_
+                      : static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(p.rows))),
+          .n = p.n,
+          .k = p.k,
+          .x_stride = p.x_stride,
+          .weight_stride = p.weight_stride,
+          .out_stride = p.out_stride,
+          .x_alignment = alignment(p.x),
+          .weight_alignment = alignment(p.weight),
+          .out_alignment = alignment(p.out)};
+}
 
+std::unique_ptr<MatrixProducts::Plan> MatrixProducts::choose(const Key& key,
+                                                             const void* bias) const {
   auto plan = std::make_unique<Plan>();
   check_status(library().matmul_create(&plan->matmul, kComputeF32, type_of(DType::f32)),
                "cublasLtMatmulDescCreate");
@@ -104,29 +122,23 @@ const MatrixProducts::Plan& MatrixProducts::plan(const MatmulParams& p) {
     check_status(library().matmul_set(plan->matmul, attribute, &value, sizeof(value)),
                  "cublasLtMatmulDescSetAttribute");
   };
-  if (!p.weight_is_kn) set(kTransposeA, kTransposed);
-  if (p.bias) {
+  if (!key.weight_is_kn) set(kTransposeA, kTransposed);
+  if (key.has_bias) {
     set(kEpilogue, kEpilogueBias);
-    set(kBiasType, type_of(p.out_dtype));
-    set(kBiasPointer, p.bias);
+    set(kBiasType, type_of(key.out_dtype));
+    set(kBiasPointer, bias);
   }
-  struct Preference {
-    Descriptor handle = nullptr;
-    ~Preference() {
-      if (handle) library().preference_destroy(handle);
-    }
-  } preference;
-  check_status(library().preference_create(&preference.handle), "cublasLtMatmulPreferenceCreate");
+  const Preference preference;
   const auto prefer = [&](PreferenceAttribute attribute, auto value) {
     check_status(library().preference_set(preference.handle, attribute, &value, sizeof(value)),
                  "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(kWorkspaceBytes, workspace_.bytes());
-  prefer(kWeightAlignment, weight_alignment);
-  prefer(kXAlignment, x_alignment);
-  prefer(kOutAlignment, out_alignment);
-  prefer(kResultAlignment, out_alignment);
-  const Layouts layouts(p, rows);
+  prefer(kWeightAlignment, key.weight_alignment);
+  prefer(kXAlignment, key.x_alignment);
+  prefer(kOutAlignment, key.out_alignment);
+  prefer(kResultAlignment, key.out_alignment);
+  const Layouts layouts(key);
   Heuristic heuristic{};
   int results = 0;
   const Status status = library().heuristic(
@@ -134,23 +146,25 @@ const MatrixProducts::Plan& MatrixProducts::plan(const MatmulParams& p) {
       layouts.out.handle, preference.handle, 1, &heuristic, &results);
   if (status != 0 || results == 0) {
     fail(ErrorCode::unsupported,
-         "cuBLASLt has no algorithm for {} rows, n {}, k {}, {} to {} (status {})", rows, p.n, p.k,
-         dtype_name(p.dtype), dtype_name(p.out_dtype), status);
+         "cuBLASLt has no algorithm for {} rows, n {}, k {}, {} to {} (status {})", key.rows, key.n,
+         key.k, dtype_name(key.dtype), dtype_name(key.out_dtype), status);
   }
   plan->algorithm = heuristic.algorithm;
   plan->workspace_bytes = heuristic.workspace_bytes;
-  found = std::move(plan);
-  return *found;
+  return plan;
 }
 
 void MatrixProducts::run(const MatmulParams& params, Stream stream) {
   if (params.rows == 0 || params.n == 0) return;
-  const Plan& chosen = plan(params);
+  const Key key = key_of(params);
+  std::unique_ptr<Plan>& found = plans_[key];
+  if (!found) found = choose(key, params.bias);
+  const Plan& chosen = *found;
   if (params.bias) {
     check_status(library().matmul_set(chosen.matmul, kBiasPointer, &params.bias, sizeof(void*)),
                  "cublasLtMatmulDescSetAttribute");
   }
-  const Layouts layouts(params, params.rows);
+  const Layouts layouts(params);
   const float one = 1, zero = 0;
   const Status status = library().matmul(
       handle_, chosen.matmul, &one, params.weight, layouts.weight.handle, params.x,

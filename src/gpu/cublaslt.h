@@ -2,12 +2,12 @@
 // Matrix products on a GPU by cuBLASLt, found at run time.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 
 #include "fovea/dtype.h"
 #include "gpu/gpu.h"
@@ -49,10 +49,20 @@ class MatrixProducts {
   size_t workspace_bytes() const { return workspace_.bytes(); }
 
  private:
-  struct Plan;
-  using Key = std::tuple<int32_t, int32_t, int32_t, int64_t, int64_t, int64_t, int>;
+  // What an algorithm is chosen by.
+  struct Key {
+    DType dtype, out_dtype;
+    bool weight_is_kn, has_bias;
+    int32_t rows, n, k;
+    int64_t x_stride, weight_stride, out_stride;
+    uint32_t x_alignment, weight_alignment, out_alignment;  // bytes
 
-  const Plan& plan(const MatmulParams& params);
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Plan;
+
+  Key key_of(const MatmulParams& params) const;
+  std::unique_ptr<Plan> choose(const Key& key, const void* bias) const;
 
   void* handle_ = nullptr;
   bool row_invariant_;

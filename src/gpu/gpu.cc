@@ -42,6 +42,12 @@ CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdevicept
 
 }  // namespace
 
+void Release::operator()(Stream stream) const { driver().stream_destroy(stream); }
+void Release::operator()(CUevent event) const { driver().event_destroy(event); }
+void Release::operator()(CUgraph graph) const { driver().graph_destroy(graph); }
+void Release::operator()(CUgraphExec exec) const { driver().graph_exec_destroy(exec); }
+void Release::operator()(CUmodule module) const { driver().module_unload(module); }
+
 Context::Context(int device) {
   int count = 0;
   check(driver().device_count(&count), "cuDeviceGetCount");
@@ -65,7 +71,8 @@ size_t Context::free_bytes() const {
 
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  const CUresult result = driver().memory_allocate(&address_, bytes);
+  CUdeviceptr address = 0;
+  const CUresult result = driver().memory_allocate(&address, bytes);
   if (result == kCudaErrorOutOfMemory) {
     size_t free = 0;
     size_t total = 0;
@@ -74,19 +81,19 @@ DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
          free, total);
   }
   check(result, "cuMemAlloc");
+  data_.reset(reinterpret_cast<void*>(address));
 }
 
-DeviceBuffer::~DeviceBuffer() {
-  if (address_) driver().memory_free(address_);
-}
+void DeviceBuffer::Free::operator()(void* data) const { driver().memory_free(address_of(data)); }
 
 PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
-  if (bytes) check(driver().host_allocate(&data_, bytes, 0), "cuMemHostAlloc");
+  if (bytes == 0) return;
+  void* data = nullptr;
+  check(driver().host_allocate(&data, bytes, 0), "cuMemHostAlloc");
+  data_.reset(data);
 }
 
-PinnedBuffer::~PinnedBuffer() {
-  if (data_) driver().host_free(data_);
-}
+void PinnedBuffer::Free::operator()(void* data) const { driver().host_free(data); }
 
 void copy_to_device(void* to, const void* from, size_t bytes, Stream stream) {
   if (bytes)
@@ -119,23 +126,25 @@ size_t free_bytes() {
 }
 
 OwnedStream::OwnedStream() {
-  check(driver().stream_create(&stream_, kStreamNonBlocking), "cuStreamCreate");
+  Stream stream = nullptr;
+  check(driver().stream_create(&stream, kStreamNonBlocking), "cuStreamCreate");
+  stream_.reset(stream);
 }
-OwnedStream::~OwnedStream() { driver().stream_destroy(stream_); }
 
-Event::Event() { check(driver().event_create(&event_, kEventDefault), "cuEventCreate"); }
-Event::~Event() { driver().event_destroy(event_); }
-void Event::record(Stream stream) { check(driver().event_record(event_, stream), "cuEventRecord"); }
-void Event::wait() const { check(driver().event_synchronize(event_), "cuEventSynchronize"); }
+Event::Event() {
+  CUevent event = nullptr;
+  check(driver().event_create(&event, kEventDefault), "cuEventCreate");
+  event_.reset(event);
+}
+void Event::record(Stream stream) {
+  check(driver().event_record(event_.get(), stream), "cuEventRecord");
+}
+void Event::wait() const { check(driver().event_synchronize(event_.get()), "cuEventSynchronize"); }
 float Event::milliseconds_since(const Event& start) const {
   float milliseconds = 0;
-  check(driver().event_elapsed(&milliseconds, start.event_, event_), "cuEventElapsedTime");
+  check(driver().event_elapsed(&milliseconds, start.event_.get(), event_.get()),
+        "cuEventElapsedTime");
   return milliseconds;
-}
-
-Graph::~Graph() {
-  if (exec_) driver().graph_exec_destroy(exec_);
-  if (graph_) driver().graph_destroy(graph_);
 }
 
 void Graph::begin_capture(Stream stream) {
@@ -150,13 +159,17 @@ void Graph::abandon_capture(Stream stream) {
 
 Graph Graph::end_capture(Stream stream) {
   Graph result;
-  check(driver().stream_end_capture(stream, &result.graph_), "cuStreamEndCapture");
-  check(driver().graph_instantiate(&result.exec_, result.graph_, 0), "cuGraphInstantiate");
+  CUgraph graph = nullptr;
+  check(driver().stream_end_capture(stream, &graph), "cuStreamEndCapture");
+  result.graph_.reset(graph);
+  CUgraphExec exec = nullptr;
+  check(driver().graph_instantiate(&exec, graph, 0), "cuGraphInstantiate");
+  result.exec_.reset(exec);
   return result;
 }
 
 void Graph::launch(Stream stream) const {
-  check(driver().graph_launch(exec_, stream), "cuGraphLaunch");
+  check(driver().graph_launch(exec_.get(), stream), "cuGraphLaunch");
 }
 
 }  // namespace fovea::gpu

@@ -4,13 +4,25 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+#include <memory>
 #include <vector>
 
 #include "fovea/device.h"
 #include "gpu/driver.h"
 
 namespace fovea::gpu {
+
+// How the driver's objects are given back.
+struct Release {
+  void operator()(Stream stream) const;
+  void operator()(CUevent event) const;
+  void operator()(CUgraph graph) const;
+  void operator()(CUgraphExec exec) const;
+  void operator()(CUmodule module) const;
+};
+// Of what a handle points to: Owned<CUevent_st> is an event.
+template <typename T>
+using Owned = std::unique_ptr<T, Release>;
 
 // A device's primary context, shared with whatever else in the process uses CUDA. bind() makes it
 // current on the calling thread, which every other call of this folder needs.
@@ -39,23 +51,18 @@ class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(size_t bytes);
-  ~DeviceBuffer();
-  DeviceBuffer(DeviceBuffer&& other) noexcept
-      : address_(std::exchange(other.address_, 0)), bytes_(std::exchange(other.bytes_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
 
   template <typename T = void>
   T* data() const {
-    return reinterpret_cast<T*>(address_);
+    return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
 
  private:
-  CUdeviceptr address_ = 0;
+  struct Free {
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Free> data_;
   size_t bytes_ = 0;
 };
 
@@ -64,23 +71,18 @@ class PinnedBuffer {
  public:
   PinnedBuffer() = default;
   explicit PinnedBuffer(size_t bytes);
-  ~PinnedBuffer();
-  PinnedBuffer(PinnedBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
 
   template <typename T = void>
   T* data() const {
-    return static_cast<T*>(data_);
+    return static_cast<T*>(data_.get());
   }
   size_t bytes() const { return bytes_; }
 
  private:
-  void* data_ = nullptr;
+  struct Free {
+    void operator()(void* data) const;
+  };
+  std::unique_ptr<void, Free> data_;
   size_t bytes_ = 0;
 };
 
@@ -103,43 +105,27 @@ size_t free_bytes();  // of the current device, for any process
 class OwnedStream {
  public:
   OwnedStream();
-  ~OwnedStream();
-  OwnedStream(const OwnedStream&) = delete;
-  OwnedStream& operator=(const OwnedStream&) = delete;
-  Stream get() const { return stream_; }
+  Stream get() const { return stream_.get(); }
 
  private:
-  Stream stream_ = nullptr;
+  Owned<CUstream_st> stream_;
 };
 
 class Event {
  public:
   Event();
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
 
   void record(Stream stream);
   void wait() const;                                   // blocks the caller
   float milliseconds_since(const Event& start) const;  // both recorded and reached
 
  private:
-  CUevent event_ = nullptr;
+  Owned<CUevent_st> event_;
 };
 
 // What a stream was told between begin and end of a capture, replayed with one call.
 class Graph {
  public:
-  Graph() = default;
-  ~Graph();
-  Graph(Graph&& other) noexcept
-      : graph_(std::exchange(other.graph_, nullptr)), exec_(std::exchange(other.exec_, nullptr)) {}
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(graph_, other.graph_);
-    std::swap(exec_, other.exec_);
-    return *this;
-  }
-
   // Captures what `work(stream)` enqueues. If it throws, the capture is ended and the error passes
   // on.
   template <typename Work>
@@ -154,15 +140,15 @@ class Graph {
     return end_capture(stream);
   }
   void launch(Stream stream) const;
-  CUgraphExec exec() const { return exec_; }
+  CUgraphExec exec() const { return exec_.get(); }
 
  private:
   static void begin_capture(Stream stream);
   static void abandon_capture(Stream stream);
   static Graph end_capture(Stream stream);
 
-  CUgraph graph_ = nullptr;  // has the nodes
-  CUgraphExec exec_ = nullptr;
+  Owned<CUgraph_st> graph_;  // has the nodes
+  Owned<CUgraphExec_st> exec_;
 };
 
 }  // namespace fovea::gpu

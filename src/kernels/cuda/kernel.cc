@@ -2,7 +2,6 @@
 #include "kernels/cuda/kernel.h"
 
 #include "core/check.h"
-#include "kernels/cuda/kernel_traits.h"
 
 namespace fovea::kernels::cuda {
 namespace {
@@ -16,32 +15,25 @@ Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
   overlaps_ = variant.sm >= 90;
   const gpu::Driver& driver = gpu::driver();
   const gpu::CompiledKernel compiled = store.get(variant);
-  gpu::check(driver.module_load(&module_, compiled.cubin.data()), "cuModuleLoadData");
-  gpu::check(driver.module_function(&function_, module_, variant.symbol.c_str()),
+  gpu::CUmodule module = nullptr;
+  gpu::check(driver.module_load(&module, compiled.cubin.data()), "cuModuleLoadData");
+  module_.reset(module);
+  gpu::check(driver.module_function(&function_, module, variant.symbol.c_str()),
              "cuModuleGetFunction");
   gpu::CUdeviceptr address = 0;
   size_t bytes = 0;
-  gpu::check(driver.module_global(&address, &bytes, module_, kTraitsSymbol), "cuModuleGetGlobal");
-  Traits traits{};
-  if (bytes != sizeof(traits)) {
+  gpu::check(driver.module_global(&address, &bytes, module, kTraitsSymbol), "cuModuleGetGlobal");
+  if (bytes != sizeof(traits_)) {
     fail(ErrorCode::unsupported, "{}: its traits have {} bytes, expected {}", variant.name, bytes,
-         sizeof(traits));
+         sizeof(traits_));
   }
-  gpu::copy_to_host(&traits, reinterpret_cast<void*>(address), bytes, nullptr);
+  gpu::copy_to_host(&traits_, reinterpret_cast<void*>(address), bytes, nullptr);
   gpu::synchronize(nullptr);
-  threads_ = traits.threads;
-  shared_bytes_ = traits.shared_bytes;
-  row_tile_ = traits.row_tile;
-  key_tile_ = traits.key_tile;
-  if (shared_bytes_ > kDefaultSharedBytes) {
+  if (traits_.shared_bytes > kDefaultSharedBytes) {
     gpu::check(driver.function_set_attribute(function_, gpu::kFunctionMaxDynamicSharedSizeBytes,
-                                             shared_bytes_),
+                                             traits_.shared_bytes),
                "cuFuncSetAttribute");
   }
-}
-
-Kernel::~Kernel() {
-  if (module_) gpu::driver().module_unload(module_);
 }
 
 void Kernel::launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
@@ -50,8 +42,8 @@ void Kernel::launch_with(GridSize grid, const void* params, size_t bytes, Stream
   gpu::launch({.function = function_,
                .grid_x = grid.x,
                .grid_y = grid.y,
-               .threads = static_cast<unsigned>(threads_),
-               .shared_bytes = static_cast<unsigned>(shared_bytes_),
+               .threads = static_cast<unsigned>(traits_.threads),
+               .shared_bytes = static_cast<unsigned>(traits_.shared_bytes),
                .cluster = cluster,
                .overlapped = overlapped && overlaps_},
               params, bytes, stream);
@@ -71,10 +63,10 @@ int Kernel::active_clusters(uint32_t cluster) const {
   const gpu::CUlaunchConfig config{.grid_x = cluster,
                                    .grid_y = 1,
                                    .grid_z = 1,
-                                   .block_x = static_cast<unsigned>(threads_),
+                                   .block_x = static_cast<unsigned>(traits_.threads),
                                    .block_y = 1,
                                    .block_z = 1,
-                                   .shared_bytes = static_cast<unsigned>(shared_bytes_),
+                                   .shared_bytes = static_cast<unsigned>(traits_.shared_bytes),
                                    .stream = nullptr,
                                    .attributes = &attribute,
                                    .attribute_count = 1};

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "gpu/gpu.h"
 #include "gpu/kernel_pack.h"
 #include "gpu/launch.h"
+#include "kernels/cuda/kernel_traits.h"
 
 namespace fovea::kernels::cuda {
 
@@ -22,25 +22,6 @@ class Kernel {
   // Error{unsupported} when the machine code cannot be had (see KernelStore), {device_failure} when
   // it does not load.
   Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store);
-  ~Kernel();
-  Kernel(Kernel&& other) noexcept
-      : module_(std::exchange(other.module_, nullptr)),
-        function_(other.function_),
-        threads_(other.threads_),
-        shared_bytes_(other.shared_bytes_),
-        overlaps_(other.overlaps_),
-        row_tile_(other.row_tile_),
-        key_tile_(other.key_tile_) {}
-  Kernel& operator=(Kernel&& other) noexcept {
-    std::swap(module_, other.module_);
-    std::swap(function_, other.function_);
-    std::swap(threads_, other.threads_);
-    std::swap(shared_bytes_, other.shared_bytes_);
-    std::swap(overlaps_, other.overlaps_);
-    std::swap(row_tile_, other.row_tile_);
-    std::swap(key_tile_, other.key_tile_);
-    return *this;
-  }
 
   // Enqueues one launch. Params is what the kernel takes by value; grids of zero blocks do nothing.
   // Neighbouring blocks form clusters of `cluster`, which divides grid.x.
@@ -65,20 +46,17 @@ class Kernel {
   // not run at all. sm_90 and later.
   int active_clusters(uint32_t cluster) const;
 
-  int row_tile() const { return row_tile_; }
-  int key_tile() const { return key_tile_; }
+  int row_tile() const { return traits_.row_tile; }
+  int key_tile() const { return traits_.key_tile; }
 
  private:
-  void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream,
-                   bool overlapped = false, uint32_t cluster = 1) const;
+  void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream, bool overlapped,
+                   uint32_t cluster) const;
 
-  gpu::CUmodule module_ = nullptr;
-  gpu::CUfunction function_ = nullptr;
-  int threads_ = 0;
-  int shared_bytes_ = 0;
+  gpu::Owned<CUmod_st> module_;
+  gpu::CUfunction function_ = nullptr;  // of the module
+  Traits traits_{};
   bool overlaps_ = false;  // the architecture knows griddepcontrol
-  int row_tile_ = 0;
-  int key_tile_ = 0;
 };
 
 }  // namespace fovea::kernels::cuda
