@@ -58,10 +58,10 @@ struct DecodeWork {
 // CTAs of a cluster at most. Of 16 only 7 clusters fit an H200, of 8 15, of 4 30, of 3 39, of 2 66.
 constexpr int32_t kMostCluster = 8;
 
-// Warps of a CTA that compute: eight, four where tiles of keys or rows are large. An item's heads
-// divide them.
+// Warps of a CTA that compute: eight, four where tiles of keys or rows are large: rows lie in
+// shared memory in pieces of 64 elements. An item's heads divide them.
 constexpr int32_t decode_warps(int32_t head_dim, int32_t head_dim_v, int32_t rows) {
-  return head_dim + head_dim_v <= 320 && rows <= 8 ? 8 : 4;
+  return (head_dim + 63) / 64 + (head_dim_v + 63) / 64 <= 5 && rows <= 8 ? 8 : 4;
 }
 
 struct DecodePlanParams {

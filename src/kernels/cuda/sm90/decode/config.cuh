@@ -96,10 +96,10 @@ struct DecodeConfig {
   __device__ static void run(const Params& params);
 };
 
-// Keys of one step of a warp: twice as many where rows are short and registers suffice.
+// Keys of one step of a warp: twice as many where rows are a piece each and registers suffice.
 template <int kDim, int kDimV, int kRows, Type kCache>
 constexpr int decode_keys() {
-  return kRows == 8 && (kDim + kDimV) * type_bytes(kCache) <= 256 ? 32 : 16;
+  return kRows == 8 && kDim * type_bytes(kCache) <= kPieceBytes && kDimV * type_bytes(kCache) <= kPieceBytes ? 32 : 16;
 }
 
 }  // namespace fovea::kernels::cuda

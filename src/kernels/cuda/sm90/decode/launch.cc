@@ -59,13 +59,16 @@ std::vector<Variant> find_variants(const AttentionSetup& setup) {
   std::vector<Variant> found;
   for (const int32_t row_tile : kRowTiles) {
     const std::string rows = std::to_string(row_tile);
-    if (row_tile > kRowTiles[0] && spec.head_dim + spec.head_dim_v > kMaxDimsOf16Rows) continue;
-    const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {rows, *q, *kv});
-    found.push_back(
-        {row_tile, std::gcd(decode_warps(spec.head_dim, spec.head_dim_v, row_tile), spec.kv_heads),
-         make_variant(family("sm90/decode_plan"), {rows, std::to_string(kGrain), kPlanOverhead},
-                      setup.sm),
-         make_variant(family(kFolder), values, setup.sm)});
+    // The kernel's rows of K are no shorter than those of V: what they lack is read as zeros.
+    const auto values = fitting_values(kFolder, std::max(spec.head_dim, spec.head_dim_v),
+                                       spec.head_dim_v, {rows, *q, *kv});
+    const int32_t head_dim = std::stoi(values[0]), head_dim_v = std::stoi(values[1]);
+    if (row_tile > kRowTiles[0] && head_dim + head_dim_v > kMaxDimsOf16Rows) continue;
+    found.push_back({row_tile,
+                     std::gcd(decode_warps(head_dim, head_dim_v, row_tile), spec.kv_heads),
+                     make_variant(family("sm90/decode_plan"),
+                                  {rows, std::to_string(kGrain), kPlanOverhead}, setup.sm),
+                     make_variant(family(kFolder), values, setup.sm)});
   }
   return found;
 }
