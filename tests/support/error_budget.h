@@ -48,6 +48,10 @@ inline constexpr ErrorBudget kLayerOpBf16Budget = {1, 0x1p-8, 1, 0};
 // Two products with an activation between them, each intermediate row rounded to bf16.
 inline constexpr ErrorBudget kExpertsBudget = {1, 0x1p-8, 4, 0};
 
+// Capped scores of bf16 are weighed without a base on a GPU: even the largest weight of a row is
+// rounded, where otherwise it is 1. A row of a single key shows it.
+inline constexpr double kRoundedWeightUnits = 1;  // of the dtype
+
 // How far a logit of a model that runs in bf16 may be from eager fp32, for models of testdata's
 // size (their logits span about 20; measured 0.006 to 0.043).
 inline constexpr float kBf16ModelLogits = 0.1f;

@@ -36,8 +36,10 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
                              std::span<const float> out) {
   const auto width = static_cast<size_t>(out_width(spec));
   const ErrorBudget& budget = error_budget(spec.q_dtype);
+  const bool rounded_weights = spec.logit_cap > 0 && spec.q_dtype == DType::bf16;
+  const double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
   const double relative =
-      budget.times_plain * plain_error(want.exact, want.plain, width) + budget.units * budget.unit;
+      budget.times_plain * plain_error(want.exact, want.plain, width) + units * budget.unit;
   const std::vector<double>& exact = want.exact.out;
   double worst = -1, allowed_there = 0;
   size_t worst_at = 0;
