@@ -8,6 +8,7 @@
 #include "fovea/device.h"
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"
+#include "fovea/version.h"
 
 namespace fovea::cli {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "fovea/error.h"
+#include "fovea/version.h"
 
 namespace {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs read it: every key that is printed is in docs/json_output.md, every key that is promised
 // there is printed.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cli/run_fovea.h"
+#include "fovea/version.h"
 
 namespace fovea::test {
 namespace {
@@ -125,7 +127,8 @@ TEST(CliJson, IsBesideTables) {
   EXPECT_EQ(model.exit_code, 0) << model.err;
   EXPECT_EQ(nlohmann::json::parse(model.out).at(1).at("chosen"), "cpu");
   EXPECT_EQ(fovea({"--help"}).exit_code, 0);
-  EXPECT_EQ(fovea({"--version"}).exit_code, 0);
+  EXPECT_EQ(fovea({"--version"}).out, fmt::format("fovea {}.{}.{}\n", FOVEA_VERSION_MAJOR,
+                                                  FOVEA_VERSION_MINOR, FOVEA_VERSION_PATCH));
 }
 
 }  // namespace

@@ -84,5 +84,17 @@ TEST_F(GroupBackends, InvariantBatchesNeedOneBackend) {
                        [&] { select("replayed", "enqueued", DeviceKind::cuda); });
 }
 
+// Their states lie in one pool.
+TEST_F(GroupBackends, TwoGroupsOfLinearLayersAreRefused) {
+  model_.architecture = "TwiceLinear";
+  LayerGroup linear;
+  linear.spec.kind = AttentionKind::mamba2;
+  model_.groups.push_back(linear);
+  EXPECT_TRUE(cache_groups(model_, options_).back().state);
+  model_.groups.push_back(linear);
+  test::expect_error(ErrorCode::unsupported, "TwiceLinear has 2 groups of linear layers, at most 1",
+                     [&] { (void)cache_groups(model_, options_); });
+}
+
 }  // namespace
 }  // namespace fovea
