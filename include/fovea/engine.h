@@ -179,6 +179,8 @@ class Engine {
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   virtual int32_t vocabulary() const = 0;
   virtual int32_t max_context() const = 0;
+  // The options' or the model's; more than max_context() where the KV budget holds less.
+  virtual int32_t wanted_context() const = 0;
   virtual const EngineStats& stats() const = 0;
   // One per layer group, valid as long as the engine.
   virtual std::span<const GroupSelection> selections() const = 0;

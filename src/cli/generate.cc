@@ -98,11 +98,12 @@ nlohmann::ordered_json to_json(const GenerateResult& result) {
   return json;
 }
 
+double megabytes(size_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
 void print_stats(const EngineStats& stats) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
   };
-  const auto megabytes = [](size_t bytes) { return static_cast<double>(bytes) / 1e6; };
   print_note(fmt::format(
       "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
       "{} tokens\n"
@@ -118,9 +119,15 @@ void print_stats(const EngineStats& stats) {
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
-// not serve, graphs, scales that nobody sets.
-void print_fallbacks(std::span<const GroupSelection> selections) {
-  for (const GroupSelection& group : selections) {
+// not serve, graphs, scales that nobody sets, the model's whole context.
+void print_fallbacks(const Engine& engine) {
+  if (engine.max_context() < engine.wanted_context()) {
+    print_note(fmt::format(
+        "fovea: the context ends at {} of the model's {} tokens, which is all that {:.1f} MB of "
+        "caches hold (--kv-memory)\n",
+        engine.max_context(), engine.wanted_context(), megabytes(engine.stats().kv_bytes)));
+  }
+  for (const GroupSelection& group : engine.selections()) {
     for (const std::string& text :
          {group.prefill.fallback, group.decode ? group.decode->fallback : std::string(),
           group.why_no_graphs}) {
@@ -144,7 +151,7 @@ void run(const GenerateFlags& flags) {
   show_progress("loading " + flags.engine.options.model_path);
   const std::unique_ptr<Engine> engine = Engine::load(flags.engine.parsed());
   clear_progress();
-  print_fallbacks(engine->selections());
+  print_fallbacks(*engine);
   // One prompt streams; several are printed whole, in their order.
   const bool stream = requests.size() == 1 && !flags.json;
   bool started = false;

@@ -43,7 +43,7 @@ void check_options(const EngineOptions& options) {
         std::numeric_limits<int64_t>::max());
 }
 
-int32_t wanted_context(const EngineOptions& options, const ModelInfo& model) {
+int32_t context_of(const EngineOptions& options, const ModelInfo& model) {
   check_argument(options.max_context <= model.max_context,
                  "max_context is {}, the model was made for {}", options.max_context,
                  model.max_context);
@@ -70,7 +70,7 @@ CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& mod
   demand.page_size = caches.page_size;
   demand.max_requests = caches.max_requests;
   demand.max_batch_tokens = options.max_batch_tokens;
-  demand.max_context = wanted_context(options, model);
+  demand.max_context = context_of(options, model);
   demand.shrink_context = options.max_context == 0;
   demand.prefix_cache = caches.prefix_cache;
   demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_memory(device) / 2;
@@ -136,7 +136,7 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
   EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
                     std::move(tokenizer)};
   parts.selections = std::move(selections);
-  parts.request_limits = {info.vocabulary, caching.plan.max_context, wanted_context(given, info)};
+  parts.request_limits = {info.vocabulary, caching.plan.max_context, context_of(given, info)};
   parts.limits = {.max_running = caching.max_requests,
                   .max_batch_tokens = options.max_batch_tokens,
                   .max_prompt_rows = prompt_rows(options, info),

@@ -262,6 +262,15 @@ TEST(Cli, SaysThatNobodySetsTheScalesOfACache) {
   expect_refused(with("per_token"), {"--kv-scale is 'per_token'", "per_token_head"});
 }
 
+TEST(Cli, SaysThatTheKvBudgetHoldsLessThanTheModelsContext) {
+  const auto notes_with = [](const std::string& budget) {
+    return fovea({"generate", kModels + "llama", "-p", "x", "-n", "1", "--kv-memory", budget}).err;
+  };
+  const std::string small = notes_with("1MB");
+  EXPECT_NE(small.find("of the model's 8192 tokens"), std::string::npos) << small;
+  EXPECT_EQ(notes_with("64MB"), "");
+}
+
 TEST(Cli, ExplainsLatentCachesOfEveryFormat) {
   for (const auto& [dtype, layout] : {std::pair{"fp8_e4m3", "mla"},
                                       {"fp8_e4m3", "mla_fp8_rows"},

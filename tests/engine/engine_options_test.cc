@@ -90,6 +90,7 @@ TEST(EngineOptions, TheContextShrinksToTheBudget) {
   options.kv_memory_bytes = size_t{1} << 20;
   const std::unique_ptr<Engine> engine = Engine::load(options);
   EXPECT_LT(engine->max_context(), 8192);
+  EXPECT_EQ(engine->wanted_context(), 8192);
   EXPECT_GE(engine->max_context(), 128);
   EXPECT_LE(engine->stats().kv_bytes, options.kv_memory_bytes);
   GenerateRequest request = text_request("", 10000);
