@@ -46,6 +46,8 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
       {"q_rope is given, but the spec's kind is mha", with([&](auto& t) { t.q_rope = two; })},
       {"mla_weights are given, but the spec's nope_dim is 0",
        with([&](auto& t) { t.mla_weights.w_uk = t.mla_weights.w_uv = lse.data(); })},
+      {"mla_weights are half given", with([&](auto& t) { t.mla_weights.w_uk = lse.data(); })},
+      {"mla_weights are half given", with([&](auto& t) { t.mla_weights.w_uv = lse.data(); })},
       {"linear is given, but the spec's kind is mha",
        with([&](auto& t) { t.linear.mixed = lse.data(); })},
       {"out has strides of 0 a token and 8 a head: rows of 8 values overlap",
@@ -75,6 +77,67 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
   fixture.backend->plan(fixture.batch);
   expect_invalid("out_slots is null", [&] { fixture.backend->forward(good); });
   fixture.backend->forward(with([](auto& t) { t.save_kv = false; }));
+}
+
+// Widths of 1 are widths.
+TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
+  std::vector<float> values(5 * 2 * 8);
+  const auto rows = [&](int32_t heads, int32_t dim) {
+    return dense_rows(values.data(), DType::f32, heads, dim);
+  };
+  LayerTensors good{.q = rows(2, 1), .q_rope = rows(2, 2), .k = rows(1, 6), .v = rows(1, 2)};
+  good.out = rows(2, 1);
+  good.mla_weights = {.w_uk = values.data(), .w_uv = values.data()};
+  Fixture fixture;
+  fixture.spec = {.kind = AttentionKind::mla, .q_heads = 2, .kv_heads = 1, .head_dim = 8};
+  fixture.spec.head_dim_v = fixture.spec.kv_lora_rank = fixture.cache.head_dim_v = 6;
+  fixture.spec.rope_dim = 2;
+  fixture.spec.nope_dim = fixture.spec.v_dim = 1;
+  fixture.cache.layout = KvLayout::mla;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->forward(good);
+  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+      {"q_rope is fp16", [](auto& t) { t.q_rope.dtype = DType::f16; }},
+      {"v is null", [](auto& t) { t.v = {}; }},
+      {"mla_weights are null, but the spec's nope_dim is 1", [](auto& t) { t.mla_weights = {}; }},
+      {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uk = nullptr; }},
+      {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uv = nullptr; }},
+      {"rows of 1 values overlap", [](auto& t) { t.out.head_stride = 0; }},
+  };
+  for (const auto& [words, change] : wrong) {
+    LayerTensors layer = good;
+    change(layer);
+    expect_invalid(words, [&] { fixture.backend->forward(layer); });
+  }
+}
+
+TEST(Forward, LatentsWithoutARotaryKeyNeedNoV) {
+  std::vector<float> values(5 * 2 * 8);
+  const HeadRows two = dense_rows(values.data(), DType::f32, 2, 8);
+  const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
+  Fixture fixture;
+  fixture.spec.kind = AttentionKind::mla;
+  fixture.spec.kv_lora_rank = 8;
+  fixture.spec.softmax_scale = 1;
+  fixture.cache.layout = KvLayout::mla;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->forward({.q = two, .k = one, .out = two});
+}
+
+TEST(Forward, RefusesPackedBatchesWithoutKeys) {
+  std::vector<float> values(5 * 2 * 8);
+  const HeadRows two = dense_rows(values.data(), DType::f32, 2, 8);
+  const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
+  Fixture fixture;
+  fixture.spec.scope = AttentionScope::ragged;
+  fixture.kv_lens = {2, 3};
+  fixture.batch.out_slots = nullptr;  // nothing is stored
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->forward({.q = two, .k = one, .v = one, .out = two});
+  expect_invalid("k is null", [&] { fixture.backend->forward({.q = two, .out = two}); });
 }
 
 TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
@@ -110,7 +173,9 @@ TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
        [](auto& t) { t.linear.conv_weight = nullptr; }},
       {"linear.skip is given, but the spec's kind is gated_delta_net",
        [&](auto& t) { t.linear.skip = values.data(); }},
-      {"out must be f32", [](auto& t) { t.out = {}; }},
+      {"out must be f32", [](auto& t) { t.out.data = nullptr; }},
+      {"out must be f32", [](auto& t) { t.out.dtype = DType::bf16; }},
+      {"a head stride of head_dim_v = 4", [](auto& t) { t.out.head_stride = 5; }},
       {"out has strides of 3 a token and 4 a head: rows of 4 values overlap",
        [](auto& t) { t.out.token_stride = 3; }},
       {"q is given, but the spec's kind", [](auto& t) { t.q = t.out; }},
@@ -126,14 +191,14 @@ TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
 }
 
 TEST(Forward, RefusesRotationsThatDoNotFit) {
-  std::vector<float> rows(5 * 2 * 8), table(kContext * 4);
+  std::vector<float> rows(5 * 2 * 8), table(4);
   const std::vector<int32_t> positions(5);
   const RotaryTensors good{.cos = table.data(),
                            .sin = table.data(),
-                           .max_positions = kContext,
+                           .max_positions = 1,
                            .rotary_dim = 8,
                            .positions = positions.data()};
-  const std::vector<int32_t> beyond(5, kContext);
+  const std::vector<int32_t> beyond(5, 1);
   const auto with = [&](const std::function<void(RotaryTensors&)>& change) {
     RotaryTensors rotary = good;
     change(rotary);
@@ -146,6 +211,7 @@ TEST(Forward, RefusesRotationsThatDoNotFit) {
       {"rotary.max_positions is 0", with([](auto& r) { r.max_positions = 0; })},
       {"rotary.rotary_dim is 7, must be even and in [2, 8]",
        with([](auto& r) { r.rotary_dim = 7; })},
+      {"rotary.rotary_dim is 0", with([](auto& r) { r.rotary_dim = 0; })},
       {"rotary.rotary_dim is 10", with([](auto& r) { r.rotary_dim = 10; })},
       {"rotary.positions[0] is", with([&](auto& r) { r.positions = beyond.data(); })},
   };

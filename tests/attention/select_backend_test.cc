@@ -161,11 +161,50 @@ TEST(SelectBackend, PreferFallsBackAndSaysSo) {
   // Every reason, on one line.
   for (const char* text : {preferred.chosen->name.c_str(), "FLASH_ATTN", "NVIDIA GPUs", "q_dtype"})
     EXPECT_NE(preferred.fallback.find(text), std::string::npos) << preferred.fallback;
+  EXPECT_NE(preferred.fallback.find("; q_dtype"), std::string::npos) << preferred.fallback;
   EXPECT_EQ(preferred.fallback.find('\n'), std::string::npos);
   EXPECT_EQ(automatic.fallback, "");
   EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::prefer, "torch_native"}).fallback, "");
   EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::prefer, "torch_native"}).chosen->name,
             "reference");
+}
+
+TEST(SelectBackend, ExplainsTheChoiceLineByLine) {
+  Capability can = narrow();
+  can.max_kv_len = 1;
+  can.max_group = 1;
+  BackendEntry wide = entry_of("wide", narrow());
+  wide.role = "serves";
+  wide.notes = [](const BackendRequest& request) {
+    return std::string("heads of ") + std::to_string(request.spec.head_dim);
+  };
+  BackendRegistry registry;  // the last added comes first
+  registry.add(entry_of("late", narrow()));
+  registry.add(std::move(wide));
+  registry.add(entry_of("tight", can));
+  const std::string others =
+      "tight: rejected\n  heads: 2 q heads share a kv head, at most 1\n"
+      "  limits: max_kv_len is 64, at most 1\n"
+      "late: accepts too, not asked for or later in the order of preference\n";
+  const std::string wide_text = ", workspace 128 bytes\n  serves\n  heads of 64\n" + others;
+  const auto explained = [&](const char* wish) {
+    return select_backend(registry, gqa_request(), parse_backend_wish(wish)).explain();
+  };
+  EXPECT_EQ(explained("auto"), "wide: chosen, the first that accepts" + wide_text);
+  EXPECT_EQ(explained("wide"), "wide: chosen, asked for wide" + wide_text);
+  EXPECT_EQ(explained("prefer:tight"),
+            "wide: chosen, as the preferred tight is rejected" + wide_text);
+  EXPECT_TRUE(explained("late").starts_with(
+      "late: chosen, asked for late, workspace 128 bytes\ntight: rejected\n"));
+}
+
+// A table of one's own asks nobody else what a request may be.
+TEST(SelectBackend, ChecksRequestsBeforeAnyBackendIsAsked) {
+  BackendRegistry registry;
+  registry.add(entry_of("wide", narrow()));
+  BackendRequest request = gqa_request();
+  request.limits.max_tokens = 0;
+  expect_invalid("max_tokens is 0", [&] { select_backend(registry, request); });
 }
 
 TEST(SelectBackend, IsPure) {
@@ -194,6 +233,7 @@ TEST(SelectBackend, NothingFitsNamesEveryBackend) {
   request.device = {.kind = DeviceKind::cuda, .sm = 75};
   const std::string text =
       error_of([&] { select_backend(registry, request); }, ErrorCode::unsupported);
+  EXPECT_FALSE(text.ends_with('\n'));
   for (const BackendEntry& entry : registry.entries()) {
     EXPECT_NE(text.find(entry.name + ": rejected"), std::string::npos) << entry.name;
   }
