@@ -32,7 +32,7 @@ constexpr int32_t kMinUnits = 8;
 // 6 x 1k 8.5 instead of 12.8, but e4m3 at 1 x 8k 11.2 instead of 10.5 (H200, 2026-11-23).
 constexpr int32_t kClusterPartElements = 136 * 1024;
 // CTAs of a cluster, so that few are left without work: of 3 39 fit an H200.
-constexpr int32_t kClusterSizes[] = {2, 3, 4, 8};
+constexpr int32_t kClusterSizes[] = {2, 3, 4, 6, 8};
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
 static_assert(kPlanCtas + 1 + kPrefixLevels <= kMostPlanBlocks);  // with prefill's and groups'
