@@ -116,6 +116,18 @@ void long_lengths(Cases& cases) {
                for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
              });
     if (dtype != DType::bf16) continue;
+    add_long(cases, "own_heads_dim_256", 10, 10, 256, [&](AttentionCase& test) {
+      test.mode = ForwardMode::extend;
+      test.requests = {{1030, 1100}, {131, 400}};
+      for (int32_t i = 0; i < 40; ++i) test.requests.push_back({64, 64 + i});
+    });
+    // Of so many tokens that a host which knows no lengths pairs row tiles.
+    add_long(cases, "own_heads_dim_192_128", 5, 5, 192, [&](AttentionCase& test) {
+      test.spec.head_dim_v = 128;
+      test.mode = ForwardMode::extend;
+      test.requests = {{700, 770}, {131, 400}};
+      for (int32_t i = 0; i < 250; ++i) test.requests.push_back({64, 64 + i % 40});
+    });
     add_long(cases, "own_heads_cascade", 10, 10, 128, [&](AttentionCase& test) {
       test.spec.q_dtype = test.cache.dtype = dtype;
       test.requests = {{1030, 1286}};

@@ -11,6 +11,18 @@ namespace fovea::kernels::cuda {
 
 constexpr int kWarpgroupThreads = 128;
 
+// True in one thread of the warp. Which one takes no register, as the number of the lane does.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected;
+}
+
+// What shared_address() gave, as a pointer that the compiler knows to be to shared memory.
+__device__ __forceinline__ const void* shared_pointer(uint32_t address) {
+  return __cvta_shared_to_generic(address);
+}
+
 // An mbarrier in shared memory. Phase parity: wait(0) returns after the first completion.
 struct alignas(8) TransactionBarrier {
   uint64_t state;

@@ -51,6 +51,9 @@ struct PrefillConfig {
   static constexpr bool kPasses = kLoad == passing;
   static constexpr bool kPairs = kLoad == pairs || kPasses;
   static constexpr int kBlocks = kPairs ? 2 : 1;
+  // Consumers give the last key tiles back unread of which their rows see nothing: without a group a pair's four have
+  // 256 tokens, and key tiles 64 or 128 keys.
+  static constexpr bool kOwnEnds = kLoad == pairs && kDim > 128 && kScores == plain && kSums == whole;
   static constexpr bool kMasked = kScores != plain;
   static constexpr bool kCaps = kScores == general;
   static constexpr bool kTransforms = kScores == sloped || kCaps;
@@ -74,7 +77,7 @@ struct PrefillConfig {
   static_assert(kWiden ? kRows : kQuery == kCache);
   static_assert(!kTokens || (type_bytes(kCache) == 2 && kScores == plain && kSums == whole));
   static_assert(!kBoxes || (kWiden && kDim == kSwizzledBytes && kDimV == kSwizzledBytes));
-  static_assert(!kPairs || (kDim % 128 == 0 && kDimV % 128 == 0 && !kNarrow));
+  static_assert(!kPairs || (kDim >= 128 && kDimV % 128 == 0 && !kNarrow));
   // Weights of a row are relative to 2^-kBias of its largest score in its first key tile. It keeps this base
   // while a thread's weights of a key tile sum up to at most kMostSum, so that most key tiles need no
   // maximum: 8 to 10 % faster from 4096 tokens on (H200, 2026-11-21). f16 and e4m3 weights stay finite.
@@ -156,12 +159,12 @@ struct PrefillConfig {
       : kConsumers == 1 ? 240
                         : 504 / 2 - kProducerRegisters / 2;
   // The compiler is told that a warp's threads are of one consumer, so it finds the addresses of the loop over key
-  // tiles once a warp, in uniform registers. TFLOP/s: fp8 products 1042 to 1057 (2x8k), head dim 64 551 to 567, 128
-  // 755 to 759, 256 808 to 819 (4x4k); 192/128 689 to 687, and pairs that pass spill (H200, 2026-11-23).
-  static constexpr bool kUniform = (kSums == whole || kParts) && !kMasked && !kRows && !kPasses && kDim != 192;
+  // tiles once a warp, in uniform registers: 1 to 5 %, 12 % at head dim 64 (H200, 2026-11-23). Parts of gathered rows
+  // spill.
+  static constexpr bool kUniform = kSums != parts || !kRows;
   // Queries go back behind the loop over key tiles: fp8 products 1057 to 1067 (2x8k), head dim 64 567 to 572, 256
   // 819 to 813 (4x4k, H200, 2026-11-23).
-  static constexpr bool kQueriesBehindLoop = kUniform && kConsumers == 3;
+  static constexpr bool kQueriesBehindLoop = kConsumers == 3;
   // These hold one row tile at a time: the next begins when the values of the last have landed.
   static constexpr bool kTight = kConsumerRegisters < 160;
 
@@ -299,6 +302,10 @@ struct Ring {
       stage = 0;
       phase ^= 1;
     }
+  }
+  // Of what comes as the n-th.
+  __device__ __forceinline__ static Ring at(uint32_t n) {
+    return {static_cast<int>(n % kStages), n / kStages % 2};
   }
   __device__ __forceinline__ Ring previous() const {
     return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};

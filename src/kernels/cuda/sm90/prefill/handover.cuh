@@ -30,8 +30,12 @@ struct WorkTile {
 
 // What one consumer's rows see of a tile's keys.
 struct RowsView {
-  int32_t open_begin, open_end;  // keys that every row sees
-  int32_t columns;               // of the last key tile that some row can see, rounded up to the grain
+  // Keys that every row sees. Where key tiles begin behind open_begin, rows end open_end plus their token's number, or
+  // with the request's keys.
+  int32_t open_begin, open_end;
+  // Of the last key tile that some row can see, rounded up to the grain. kOwnEnds: not above 0, if none can see it,
+  // but some one of those before.
+  int32_t columns;
 };
 
 // As the producer hands it to the consumers.

@@ -22,10 +22,10 @@ constexpr int32_t kMaxSharedTiles = 32;
 constexpr int32_t kMinSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
 constexpr int32_t kPair = 2;
-// Pairs whose q heads share no keys pay from so many key tiles on; those that pass, with as many kv
-// heads as q heads, from fewer.
+// Pairs whose q heads share no keys pay from so many key tiles on; with as many kv heads as q heads
+// from so many tokens on, where key tiles pass blocks or consumers by which see little of them.
 constexpr int32_t kMinPairedTiles = 64;
-constexpr int32_t kMinPassingTiles = 8;
+constexpr int32_t kMinPassingTokens = 1024;
 // Pairs cut no row tiles: where keys are summed in segments, only batches of so many tokens a
 // request.
 constexpr int32_t kMinPairedTokens = 512;
@@ -224,17 +224,23 @@ class HopperPrefill final : public AttentionKernel {
   // Pairs are 3 to 4 % faster where q heads share keys. Else their rows are 256 tokens: 32/32 heads
   // at 16x1k, 8x2k, 4x4k reach 516, 621, 678 TFLOP/s in single blocks, 496, 617, 688 in pairs, 528,
   // 641, 702 in those that pass, but 8/8 at 1x4k, a row tile for each block, 446 instead of 459
-  // (head dim 128, H200, 2026-11-22). Beside another kernel blocks begin as single SMs fall free.
+  // (head dim 128, H200, 2026-11-22); head dim 256 16x1k, 8x2k 542, 647 in single blocks, 551, 671
+  // in pairs; 192/128 with 16 heads 4x4k, 2x8k, 1x16k 710, 770, 797 and 691, 763, 828 (2026-11-23).
+  // Beside another kernel blocks begin as single SMs fall free.
   bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
     if (!pairs || params_.beside) return false;
     if (sums_segments(setup_) && tokens_ / kMinPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
     if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kMinRowTile) return false;
     const auto& [q_heads, kv_heads] = std::pair(setup_.spec.q_heads, setup_.spec.kv_heads);
-    const bool passing = &pairs == &pairs_ && pairs_pass(setup_) && q_heads == kv_heads &&
+    const int32_t key_tile = active_->kernel().key_tile();
+    const bool passing = &pairs == &pairs_ && q_heads == kv_heads &&
+                         (pairs_pass(setup_) || key_tile == kGroupRows) &&
                          tokens_ / (kPair * kMinRowTile) * q_heads >= setup_.multiprocessors;
-    const int32_t least = passing ? kMinPassingTiles : kMinPairedTiles;
-    return params_.heads_shift > 0 || longest / active_->kernel().key_tile() >= least;
+    const bool is_latent = setup_.spec.head_dim > 128 && key_tile > kGroupRows;  // 192/128
+    const int32_t least = is_latent ? 2 * kMinPairedTiles : kMinPairedTiles;
+    return params_.heads_shift > 0 || (passing && longest >= kMinPassingTokens) ||
+           longest / key_tile >= least;
   }
 
   BatchParams without_idle_positions(BatchParams batch) const {

@@ -100,6 +100,7 @@ __device__ __forceinline__ void load_key_tile(
 #pragma unroll
       for (int i = 0; i < kColumnBlocks; i += 2) {
         const int c = i + cluster_rank();
+        if (c >= kColumnBlocks) break;
         load_box_to_pair(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
       }
     } else {

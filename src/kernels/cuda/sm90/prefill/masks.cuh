@@ -62,10 +62,7 @@ __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, con
   const int row = thread_row(half);
   if constexpr (Config::kFindsKeys) {
     const int token = (consumer * kGroupRows + row) >> params.heads_shift;
-    const Interval& found = static_cast<const typename Config::Slot*>(tile.slot)->keys[token];
-    // As shared memory, which the compiler does not know that it is.
-    const int2 keys = load_here(reinterpret_cast<const int2&>(found));
-    return {keys.x, keys.y};
+    return static_cast<const typename Config::Slot*>(tile.slot.get())->keys[token];
   }
   return row_keys<Config>(params, *tile.slot, consumer, row);
 }
@@ -83,13 +80,22 @@ __device__ __forceinline__ void mask_scores(const PrefillParams& params,
   }
   if (is_open<Config>(tile, block)) return;
   const bool from_begin = start >= tile.open.begin;
-  const int column = start + threadIdx.x % 4 * 2;
+  const uint32_t thread = opaque(static_cast<int>(threadIdx.x));
+  const int column = start + static_cast<int>(thread % 4 * 2);
   int begin[2], end[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Interval keys = thread_keys<Config>(params, tile, consumer, half);
-    begin[half] = keys.begin - column;
-    end[half] = keys.end - column;
+    const int token = thread_row(half, thread) >> params.heads_shift;
+    end[half] = min(tile.open.end + token, tile.slot->work.kv_len) - column;
+  }
+  // Three consumers gain nothing, and fp8 products have no registers for both ways.
+  if (Config::kConsumers == 3 || !from_begin) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Interval keys = thread_keys<Config>(params, tile, consumer, half);
+      begin[half] = keys.begin - column;
+      end[half] = keys.end - column;
+    }
   }
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {

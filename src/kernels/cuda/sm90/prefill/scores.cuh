@@ -11,11 +11,26 @@ namespace fovea::kernels::cuda {
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, value); }
 
+// A slot of shared memory. Of a pointer that is kept the compiler does not know where it points to: it takes two
+// registers and slower loads.
+class SharedSlot {
+ public:
+  __device__ __forceinline__ explicit SharedSlot(const TileSlot& slot) : address_(shared_address(&slot)) {}
+  __device__ __forceinline__ const TileSlot* get() const {
+    return static_cast<const TileSlot*>(shared_pointer(address_));
+  }
+  __device__ __forceinline__ const TileSlot& operator*() const { return *get(); }
+  __device__ __forceinline__ const TileSlot* operator->() const { return get(); }
+
+ private:
+  uint32_t address_;
+};
+
 // What a consumer keeps of a row tile; the rest stays in its slot in shared memory.
 struct RowTile {
-  const TileSlot* slot;
+  SharedSlot slot;
   int block_begin;
-  int last_block;  // where segments are summed: of the one at hand, as is block_begin
+  int last_block;  // of kOwnEnds; where segments are summed of the one at hand, as is block_begin
   int row_begin;   // of all the row tile, as is `slot`
   int ends;        // flags below
   Interval open;  // keys that every row of the warpgroup sees
@@ -27,6 +42,14 @@ struct RowTile {
   float slope[2];
   int position[2];
 };
+
+__device__ __forceinline__ RowTile uniform(RowTile tile) {
+  tile.block_begin = uniform(tile.block_begin);
+  tile.last_block = uniform(tile.last_block);
+  tile.row_begin = uniform(tile.row_begin);
+  tile.ends = uniform(tile.ends);
+  return tile;
+}
 
 // How products become scores in units of log2: factor times a product, or, transformed, from inner * product.
 struct ScoreUnits {
@@ -66,10 +89,15 @@ __device__ __forceinline__ bool closes(const RowTile& tile) {
 
 // `units` are those of all rows; rows of fp8 have their own, which scale_rows finds.
 template <class Config>
-__device__ __forceinline__ RowTile row_tile(const PrefillParams& params, const TileSlot& slot, int consumer,
+__device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedSlot slot, int consumer,
                                             const ScoreUnits& units) {
-  const RowsView& rows = slot.rows[consumer];
-  return {&slot, uniform(slot.work.block_begin), 0, 0, 0,
+  const RowsView& rows = slot->rows[consumer];
+  int last_block = 0;
+  if constexpr (Config::kOwnEnds) {
+    const int ahead = ((rows.columns - 1) & -Config::kKeys) / Config::kKeys;  // 0, or less if the rows see none of it
+    last_block = uniform(slot->work.block_end + ahead) - 1;
+  }
+  return {slot, uniform(slot->work.block_begin), last_block, 0, 0,
           {uniform(rows.open_begin), uniform(rows.open_end)},
           {units.factor, units.factor},
           {units.inner, units.inner},
@@ -79,7 +107,7 @@ __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, const T
 // The first key tile of a row tile is the one with its last keys.
 template <class Config>
 __device__ __forceinline__ int last_block(const RowTile& tile) {
-  return Config::kSegments ? tile.last_block : uniform(tile.slot->work.block_end) - 1;
+  return Config::kSegments || Config::kOwnEnds ? tile.last_block : uniform(tile.slot->work.block_end) - 1;
 }
 
 template <class Config>
@@ -89,8 +117,8 @@ __device__ __forceinline__ int next_block(const PrefillParams& params, const Row
 }
 
 // Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
-__device__ __forceinline__ int thread_row(int half) {
-  return threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 + half * 8;
+__device__ __forceinline__ int thread_row(int half, uint32_t thread = threadIdx.x) {
+  return thread % kWarpgroupThreads / 32 * 16 + thread % 32 / 4 + half * 8;
 }
 
 // Token within the request of a row of a consumer; may lie past the request's end.
@@ -102,11 +130,18 @@ __device__ __forceinline__ int row_head(const PrefillParams& params, const WorkT
   return work.q_head + (row & ((1 << params.heads_shift) - 1));
 }
 
-// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its last.
+// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its last. Without a branch:
+// behind one the compiler does not see that a warp's threads go through the same key tiles.
 __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const WorkTile& work,
                                              const RequestView& view, int consumer, int row) {
+  const MaskParams& all = params.attention.batch.mask;
+  MaskParams mask = {};
+  mask.causal = all.causal;
+  mask.first_keys = all.first_keys;
+  mask.window = all.window;
+  mask.chunk = all.chunk > 0 ? all.chunk : 0x7fffffff;
   const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
-  return visible_keys(params.attention.batch.mask, view, token, token);
+  return visible_keys(mask, view, token, token);
 }
 // Of those of the slot's work.
 template <class Config>

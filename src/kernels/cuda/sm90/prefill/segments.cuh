@@ -42,7 +42,8 @@ __device__ __forceinline__ void keep_first_segment(RowTile& tile) {
 template <class Config>
 __device__ __forceinline__ int columns_of(const RowTile& tile, int consumer) {
   if (!opens<Config>(tile)) return Config::kKeys;
-  return uniform(tile.slot->rows[consumer].columns);
+  const int columns = uniform(tile.slot->rows[consumer].columns);
+  return Config::kOwnEnds ? ((columns - 1) & (Config::kKeys - 1)) + 1 : columns;  // of the rows' own last key tile
 }
 
 // Of the segment at hand.

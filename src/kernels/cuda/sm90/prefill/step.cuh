@@ -10,7 +10,7 @@
 namespace fovea::kernels::cuda {
 
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
-  if (threadIdx.x % 32 == 0) empty.arrive();
+  if (elect_lane()) empty.arrive();
 }
 
 // Of keys or values.
@@ -24,35 +24,60 @@ __device__ __forceinline__ void release_stage(TransactionBarrier& empty) {
   }
 }
 
+// A place in a ring known to be the same in a warp's threads.
+template <int kStages>
+__device__ __forceinline__ Ring<kStages> uniform(const Ring<kStages>& at) {
+  return {uniform(at.stage), static_cast<uint32_t>(uniform(static_cast<int>(at.phase)))};
+}
+
 // Whether a key tile passes the block by.
 template <class Config>
 __device__ __forceinline__ bool passes(const RowTile& tile) {
-  return uniform(static_cast<const typename Config::Slot*>(tile.slot)->passed > 0);
+  return uniform(static_cast<const typename Config::Slot*>(tile.slot.get())->passed > 0);
 }
-// Gives it back.
+// Gives a key tile's keys or values back unread.
+template <class Config, int kStages>
+__device__ __forceinline__ void pass_stage(TransactionBarrier (&full)[kStages], TransactionBarrier (&empty)[kStages],
+                                           Ring<kStages>& at) {
+  full[at.stage].wait(at.phase);
+  __syncwarp();
+  release_stage<Config>(empty[at.stage]);
+  at.advance();
+}
 template <class Config>
 __device__ __forceinline__ void pass_keys(typename Config::SharedMemory& shared, const RowTile& tile,
                                           Ring<Config::kKeyStages>& k) {
   if constexpr (Config::kPasses) {
-    if (passes<Config>(tile)) {
-      shared.k_full[k.stage].wait(k.phase);
-      __syncwarp();
-      release_stage<Config>(shared.k_empty[k.stage]);
-      k.advance();
-    }
+    if (passes<Config>(tile)) pass_stage<Config>(shared.k_full, shared.k_empty, k);
+    k = uniform(k);
   }
 }
 template <class Config>
 __device__ __forceinline__ void pass_values(typename Config::SharedMemory& shared, const RowTile& tile,
                                             Ring<Config::kStages>& values) {
   if constexpr (Config::kPasses) {
-    if (passes<Config>(tile)) {
-      shared.v_full[values.stage].wait(values.phase);
-      __syncwarp();
-      release_stage<Config>(shared.v_empty[values.stage]);
-      values.advance();
-    }
+    if (passes<Config>(tile)) pass_stage<Config>(shared.v_full, shared.v_empty, values);
+    values = uniform(values);
   }
+}
+
+// The next row tile's last key tiles of which the consumer's rows see nothing.
+template <class Config>
+__device__ __forceinline__ int unseen_tiles(const RowTile& tile) {
+  return uniform(tile.slot->work.block_end) - 1 - tile.last_block;
+}
+// Gives back so many of them; nothing of the row tile before is due.
+template <class Config>
+__device__ __forceinline__ void pass_unseen(typename Config::SharedMemory& shared, int count,
+                                            Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values) {
+#pragma unroll 1
+  for (; count > 0; --count) {
+    pass_stage<Config>(shared.k_full, shared.k_empty, k);
+    pass_stage<Config>(shared.v_full, shared.v_empty, values);
+  }
+  // Else the compiler does not see that they are, and neither are descriptors: 2.5 % (H200, 2026-11-23).
+  k = uniform(k);
+  values = uniform(values);
 }
 
 // The products of the last step have landed in out.

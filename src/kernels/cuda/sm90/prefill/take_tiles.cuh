@@ -109,17 +109,22 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
   } else {
     const Interval low = visible_keys(mask, view, first, first);
     const Interval high = visible_keys(mask, view, last, last);
-    // Both ends grow with the token.
-    rows = {high.begin, low.end, 0};
+    // Both ends grow with the token, of causal rows also where they stand before the first key.
+    rows = {high.begin, mask.causal ? view.prefix() + first + 1 : low.end, 0};
     end = high.end;
+    if (!mask.causal && low.end < end) rows.open_begin = kNoEnd;  // of chunks: no key is seen by all rows
   }
   if constexpr (Config::kParts) {
     rows = {max(rows.open_begin, work.key_begin), min(rows.open_end, work.kv_len), 0};
     end = min(end, work.kv_len);
   }
   const int seen = end - (work.block_end - 1) * Config::kKeys;
-  rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain,
-                     Config::kKeys);
+  if constexpr (Config::kOwnEnds) {
+    const int least = 1 - (work.block_end - 1 - work.block_begin) * Config::kKeys;
+    rows.columns = min((max(seen, least) + Config::kGrain - 1) & -Config::kGrain, Config::kKeys);
+  } else {
+    rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain, Config::kKeys);
+  }
   return rows;
 }
 

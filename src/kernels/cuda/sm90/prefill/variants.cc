@@ -127,7 +127,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const bool plain = !never_plain(spec);
   const bool general = never_plain(spec) || uses_positions(spec);
   const bool segments = sums_segments(setup);
-  const bool paired = dims->first == dims->second && dims->first % 128 == 0 && !gathers(setup) &&
+  const bool paired = dims->first >= 128 && dims->second % 128 == 0 && !gathers(setup) &&
                       !widens(setup) && !is_fp8(spec.q_dtype);
   const char* scores = scores_of(spec, dims->first);
   const char* sums = segments ? "segments" : "whole";
@@ -145,7 +145,9 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && paired) {
     found.pairs = variant(pairs_pass(setup) ? "passing" : "pairs", "plain", sums);
   }
-  if (general && paired && !segments) found.general_pairs = variant("pairs", scores, sums);
+  if (general && paired && dims->first % 128 == 0 && !segments) {
+    found.general_pairs = variant("pairs", scores, sums);
+  }
   return found;
 }
 

@@ -11,6 +11,11 @@ namespace fovea::kernels::cuda {
 
 constexpr int kWarpgroupThreads = 128;
 
+inline bool elect_lane() { return machine_of::lane() == 0; }
+inline const void* shared_pointer(uint32_t address) {
+  return machine_of::machine.shared_pointer(address);
+}
+
 struct alignas(8) TransactionBarrier {
   uint64_t state;
 
