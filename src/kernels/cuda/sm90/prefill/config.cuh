@@ -20,9 +20,20 @@ enum Scores : int { plain, masked, sloped, general };
 // segments: the keys of a row are summed segment by segment, so that a row tile's segments may be computed
 // anywhere and the bits of its rows are the same. few_rows: those bits, for requests with up to 64 rows, of
 // which a second consumer would have none. eight_rows: for up to eight, by another kernel; eight_shared: by pairs of
-// blocks, where there are few.
+// blocks, where there are few; of a single request of one segment by four (eight_quarters), or of up to four, which a
+// cluster has (eight_joined).
 // parts: row tiles and their keys are items of portable/plan's list: parts.cuh. few_parts: of up to 64 rows.
-enum Sums : int { whole, segments, few_rows, eight_rows, eight_shared, parts, few_parts };
+enum Sums : int {
+  whole,
+  segments,
+  few_rows,
+  eight_rows,
+  eight_shared,
+  eight_joined,
+  eight_quarters,
+  parts,
+  few_parts
+};
 
 template <bool kFirst, class First, class Second>
 struct EitherOf {

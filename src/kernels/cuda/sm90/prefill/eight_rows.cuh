@@ -166,8 +166,8 @@ class EightRows : EightRowsOut<Config> {
   Ring<Config::kStages> at_;
 };
 
-template <int kDim, Type kQuery, int kBlocksOfShare>
-__device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare>::run(const PrefillParams& params) {
+template <int kDim, Type kQuery, int kBlocksOfShare, int kSegmentsOfCluster>
+__device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare, kSegmentsOfCluster>::run(const PrefillParams& params) {
   using Config = EightRowsConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -186,6 +186,7 @@ __device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare>::run(const Prefill
       for (TransactionBarrier& full : shared.share.values) full.init(1);
       shared.share.scores.init(1);
     }
+    if constexpr (kJoined > 1) shared.join.full.init(1);
     fence_barrier_init();
   }
   __syncthreads();
@@ -194,12 +195,11 @@ __device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare>::run(const Prefill
   if (!params.list_settled) wait_for_previous_kernel();
   if constexpr (kShare > 1) {
     const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
-    const bool shares = params.order->tile_count * head_blocks <= static_cast<int>(gridDim.x) / kShare;
+    const int pieces = params.order->tile_count;
+    const bool shares = kJoined > 1 ? params.attention.batch.requests == 1 && pieces <= kJoined
+                                    : pieces * head_blocks <= static_cast<int>(gridDim.x) / kShare;
     cluster_wait();  // the barriers of all blocks are there
-    if (shares) {
-      SharedRows<Config>(params, shared).run();
-      return;
-    }
+    if (shares && SharedRows<Config>(params, shared).run()) return;
   }
   const int warp = threadIdx.x / 32;
   if (warp < kWarps) {

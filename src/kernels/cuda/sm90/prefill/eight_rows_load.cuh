@@ -7,14 +7,23 @@
 
 namespace fovea::kernels::cuda {
 
-// Of a segment that the blocks of a cluster share.
+// Of a segment that blocks of a cluster share.
 template <int kTiles, int kOwnTiles>
 struct ShareMemory {
   TransactionBarrier keys[kOwnTiles], keys_read[kOwnTiles], values[kTiles], scores;
 };
 
-// kBlocksOfShare: of a cluster, whose blocks may share a segment.
-template <int kDim, Type kQuery, int kBlocksOfShare>
+// Of a row tile whose segments are those of a cluster.
+template <int kSegments, int kColumns, int kRows>
+struct JoinMemory {
+  alignas(16) float values[kSegments][kColumns][kRows];
+  RowSums sums[kSegments][kRows];
+  TransactionBarrier full;
+  static constexpr int kBytes = sizeof(values[0]) + sizeof(sums[0]);  // of a segment
+};
+
+// kBlocksOfShare: that may share a segment. kSegmentsOfCluster: whose blocks may be those of a cluster.
+template <int kDim, Type kQuery, int kBlocksOfShare, int kSegmentsOfCluster>
 struct EightRowsConfig {
   static_assert(kDim % kSwizzledColumns == 0 && kDim <= 128 && type_bytes(kQuery) == 2);
   using Params = PrefillParams;
@@ -22,6 +31,8 @@ struct EightRowsConfig {
   static constexpr int kHeadDimV = kDim;
   static constexpr Type kQ = kQuery;
   static constexpr int kShare = kBlocksOfShare;
+  static constexpr int kMultiplying = 2;  // of these, with half of V's columns each; others only score
+  static constexpr int kJoined = kSegmentsOfCluster;
   static constexpr int kRows = 8;
   static constexpr int kWarps = 8;  // that compute
   static constexpr int kComputing = 32 * kWarps;
@@ -53,6 +64,7 @@ struct EightRowsConfig {
     TransactionBarrier full[kStages], empty[kStages];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     Either<(kShare > 1), ShareMemory<kSegmentBlocks, kSegmentBlocks / kShare>, Nothing> share;
+    Either<(kJoined > 1), JoinMemory<kJoined, kDim / kMultiplying, kRows>, Nothing> join;
   };
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32 * (kTaker + 1), sizeof(SharedMemory), kGroupRows, kKeys};

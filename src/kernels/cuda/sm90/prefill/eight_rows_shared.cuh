@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of up to eight rows where blocks outnumber segments: two blocks of a cluster share one. Each scores every
-// second key tile and brings the scores to the other, then multiplies all weights with half of V's columns: so each
-// reads half of the segment, and every sum is that of one block.
+// Requests of up to eight rows where blocks outnumber segments: two or four blocks of a cluster share one. Each scores
+// every second or fourth key tile and brings the scores to the first two, which multiply all weights with half of V's
+// columns each: so none reads more than half of the segment, and every sum is that of one block. Where a cluster has all
+// segments of a row tile they are added up in its first two blocks, else through global memory.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -18,17 +19,20 @@ class SharedRows : EightRowsOut<Config> {
   using Base = EightRowsOut<Config>;
   using typename Base::SharedMemory;
   __device__ SharedRows(const PrefillParams& params, SharedMemory& shared)
-      : Base(params, shared, first_column()), rank_(cluster_rank()) {}
+      : Base(params, shared, first_column()),
+        rank_(cluster_rank() % kShare),
+        first_rank_(cluster_rank() - rank_) {}
 
-  // The cluster's row tile, if there is one.
-  __device__ void run() {
+  // What of a row tile is these blocks', if there is anything. False: its segments are not those of one cluster.
+  __device__ bool run() {
     TileCut cut;
-    const WorkTile work = work_at<Config>(params_, *params_.order, static_cast<int>(blockIdx.x) / kShare, cut);
+    const WorkTile work = work_at<Config>(params_, *params_.order, piece(), cut);
     if (work.request < 0) {
       // Where nobody has any, the end of this kernel is that of both all the same.
       if (blockIdx.x == 0) wait_for_previous_kernel();
-      return;
+      return true;
     }
+    if (kJoined > 1 && cut.count > 0 && cut.count != params_.order->tile_count) return false;
     CutSlot& slot = shared_.tiles[0];
     if (threadIdx.x == 0) {
       slot.work = work;
@@ -63,14 +67,17 @@ class SharedRows : EightRowsOut<Config> {
       cluster_wait();
       if (!computes) copier.find(segment);
     }
-    if (computes) {
-      if (is_cut(slot)) {
-        join_cut(slot, kShare);
-      } else {
+    if (computes && multiplies()) {
+      if (!is_cut(slot)) {
         store(work, sum, sums);
+      } else if constexpr (kJoined > 1) {
+        if (first_rank_ == 0) join_parts(slot);
+      } else {
+        join_cut(slot, Config::kMultiplying);
       }
     }
     cluster_wait();  // what was sent has landed
+    return true;
   }
 
  private:
@@ -80,8 +87,22 @@ class SharedRows : EightRowsOut<Config> {
   using Base::end_segment, Base::store, Base::join_cut;
   using Layout = SharedLayout<Config>;
   using Values = typename Layout::Values;
-  static constexpr int kShare = Config::kShare, kOwnTiles = Layout::kOwnTiles;
+  static constexpr int kShare = Config::kShare, kJoined = Config::kJoined, kOwnTiles = Layout::kOwnTiles;
   static constexpr int kColumnWarps = Layout::kColumns / 16;
+
+  // Of the list: each cluster has one, or all of a head block, which lie a section's heads apart.
+  __device__ int piece() const {
+    if constexpr (kJoined == 1) return static_cast<int>(blockIdx.x) / kShare;
+    const PrefillOrder& order = *params_.order;
+    const int head_blocks = params_.attention.batch.q_heads >> params_.heads_shift;
+    const int head = static_cast<int>(blockIdx.x) / (kShare * kJoined);
+    const int number = first_rank_ / kShare;
+    if (head >= head_blocks || number >= order.tile_count) return order.tile_count * head_blocks;
+    const int first_head = head / order.section_heads * order.section_heads;
+    const int heads = min(order.section_heads, head_blocks - first_head);
+    return order.tile_count * first_head + number * heads + head - first_head;
+  }
+  __device__ bool multiplies() const { return rank_ < Config::kMultiplying; }
 
   __device__ static bool is_last(const SegmentWalk<Config>& segment) { return segment.first == segment.begin; }
   // A warp has seen all that its block is sent.
@@ -92,7 +113,7 @@ class SharedRows : EightRowsOut<Config> {
 
   __device__ static int first_column() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    return warp < kColumnWarps ? cluster_rank() * Layout::kColumns + warp * 16 : Config::kHeadDimV;
+    return warp < kColumnWarps ? cluster_rank() % kShare * Layout::kColumns + warp * 16 : Config::kHeadDimV;
   }
 
   // Nobody sends scores of rows that the tile does not have.
@@ -110,14 +131,19 @@ class SharedRows : EightRowsOut<Config> {
     const int count = segment.count();
     float scores[kOwnTiles][4];
     share_scores(work, segment, scores);
-    shared_.share.scores.wait(phases_.scores);
+    if (multiplies()) shared_.share.scores.wait(phases_.scores);
     if (is_last(segment)) arrive_at_end();
+    if (!multiplies()) return;
     float base[2];
     find_base(factor, base);
     bool grown = weigh(rank_, count, scores, factor, base);
 #pragma unroll
-    for (int n = 0; n < kOwnTiles; ++n) read_kept(min(1 - rank_ + n * kShare, count - 1), scores[n]);
-    grown = weigh(1 - rank_, count, scores, factor, base) || grown;
+    for (int other = 1; other < kShare; ++other) {
+      const int first = (rank_ + other) % kShare;
+#pragma unroll
+      for (int n = 0; n < kOwnTiles; ++n) read_kept(min(first + n * kShare, count - 1), scores[n]);
+      grown = weigh(first, count, scores, factor, base) || grown;
+    }
     fence_async_proxy();
     const bool raised = __any_sync(~0u, any_computing<Config>(grown));
     if (raised) weigh_raised(count, factor);
@@ -134,7 +160,47 @@ class SharedRows : EightRowsOut<Config> {
       }
     }
     computing_meet<Config>();  // sums are there
+    if constexpr (kJoined > 1) {
+      if (is_cut(slot)) return send_part(segment.last / Config::kSegmentBlocks - slot.cut.first, out);
+    }
     end_segment(slot, segment, out, later, sum, sums);
+  }
+
+  // A segment's results to that of the cluster's first blocks which has the same columns.
+  __device__ void send_part(int number, const float (&out)[4]) {
+    auto& join = shared_.join;
+    if (threadIdx.x < Config::kRows) {
+      const RowSums own = shared_.sums[threadIdx.x];
+      store_in_cluster(&join.sums[number][threadIdx.x].base, rank_, float2{own.base, own.total}, join.full);
+    }
+    if (warp_ >= kColumnWarps) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* to = &join.values[number][warp_ * 16 + lane_ / 4 + half * 8][row_of(0)];
+      store_in_cluster(to, rank_, float2{out[2 * half], out[2 * half + 1]}, join.full);
+    }
+  }
+
+  // As join_cut().
+  __device__ void join_parts(const CutSlot& slot) {
+    auto& join = shared_.join;
+    if (threadIdx.x == 0) join.full.arrive_expecting(slot.cut.count * join.kBytes);
+    join.full.wait(0);
+    if (warp_ >= kColumnWarps) return;
+    RowSums sums[2] = {{kNothing, 0}, {kNothing, 0}};
+    float4 values = {};
+#pragma unroll
+    for (int i = kJoined - 1; i >= 0; --i) {
+      if (i >= slot.cut.count) continue;
+      const auto& own = join.values[i];
+      const int column = warp_ * 16 + lane_ / 4;
+      const Join low = join_rows(sums[0], join.sums[i][row_of(0)]);
+      const Join high = join_rows(sums[1], join.sums[i][row_of(1)]);
+      values = {join_values(low, values.x, own[column][row_of(0)]), join_values(high, values.y, own[column][row_of(1)]),
+                join_values(low, values.z, own[column + 8][row_of(0)]),
+                join_values(high, values.w, own[column + 8][row_of(1)])};
+    }
+    store(slot.work, values, sums);
   }
 
   // Every kShare-th key tile of the segment from `first` on, as far as there are.
@@ -149,14 +215,14 @@ class SharedRows : EightRowsOut<Config> {
     return grown;
   }
 
-  // Scores of the block's key tiles to the other one, and its to this one.
+  // Scores of the block's key tiles to those that multiply, and the others' to this one if it does.
   __device__ void share_scores(const WorkTile& work, const SegmentWalk<Config>& segment,
                                float (&scores)[kOwnTiles][4]) {
     const int count = segment.count();
     const int bytes = rows(work) * Config::kRowPitch * static_cast<int>(sizeof(float));
     TransactionBarrier& full = shared_.share.scores;
     const int own = Layout::own_tiles(rank_, count);
-    if (threadIdx.x == 0) full.arrive_expecting((count - own) * bytes);
+    if (threadIdx.x == 0 && multiplies()) full.arrive_expecting((count - own) * bytes);
     for (int stage = 0; stage < own; ++stage) shared_.share.keys[stage].wait(phases_.keys(stage));
     // Sums wait for their last products, not for each other's; those of stages without keys are of nothing.
 #pragma unroll
@@ -171,7 +237,10 @@ class SharedRows : EightRowsOut<Config> {
     fence_async_proxy();
     computing_meet<Config>();
     if (warp_ == 0 && lane_ < own) {
-      copy_in_cluster(shared_.scores[rank_ + lane_ * kShare], 1 - rank_, bytes, full);
+#pragma unroll
+      for (int to = 0; to < Config::kMultiplying; ++to) {
+        if (to != rank_) copy_in_cluster(shared_.scores[rank_ + lane_ * kShare], first_rank_ + to, bytes, full);
+      }
     }
   }
 
@@ -265,7 +334,8 @@ class SharedRows : EightRowsOut<Config> {
     return uint64_t{2 * kBlock >> 4} << 32 | (kBlock >> 4 << 16 | (address & 0x3ffff) >> 4);
   }
 
-  const int rank_;
+  const int rank_;        // among those that share a segment
+  const int first_rank_;  // of these, in the cluster
   SharedPhases<Config> phases_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where two blocks share a segment: what of it lies where in a block, and the warps that copy it.
+// Where blocks share a segment: what of it lies where in a block, and the warps that copy it.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
@@ -12,8 +12,8 @@ template <class Config>
 struct SharedLayout {
   static constexpr int kShare = Config::kShare, kTiles = Config::kSegmentBlocks;
   static constexpr int kOwnTiles = kTiles / kShare;  // of K
-  static constexpr int kColumns = Config::kHeadDimV / kShare;
-  static_assert(kShare == 2 && kColumns == kSwizzledColumns && Config::kCopiers == 2);
+  static constexpr int kColumns = Config::kHeadDimV / Config::kMultiplying;
+  static_assert(kColumns == kSwizzledColumns && kOwnTiles % Config::kCopiers == 0 && Config::kCopiers == 2);
   using Values = uint16_t[Config::kKeys][kSwizzledColumns];  // of a key tile, swizzled
 
   // Half stages; both count key tiles from the segment's last.
@@ -72,7 +72,7 @@ class SharedCopier {
 #pragma unroll 1
     for (int n = 0; n < kCopies; ++n) {
       const Target to = target(n, segment);
-      if (to.i >= segment.count()) continue;
+      if (!has(to, segment)) continue;
       const BoxPlace from = place_of(segment, to);
       if (!to.reused) expect(to);
       if (!to.reused && is_settled(segment, to)) {
@@ -88,7 +88,7 @@ class SharedCopier {
 #pragma unroll
     for (int n = 0; n < kCopies; ++n) {
       const Target to = target(n, segment);
-      if (to.i >= segment.count()) continue;
+      if (!has(to, segment)) continue;
       const BoxPlace from = place_of(segment, to);
       if (to.reused) shared_.share.keys_read[to.stage].wait(phases.keys(to.stage));
       if (to.reused || later) expect(to);
@@ -116,6 +116,9 @@ class SharedCopier {
     const int i = own - kOwnTiles;
     const int stage = Layout::place_of_values(i) / 2;
     return {i, false, stage, stage < Layout::own_tiles(rank_, segment.count())};
+  }
+  __device__ bool has(const Target& to, const SegmentWalk<Config>& segment) const {
+    return to.i < segment.count() && (to.of_keys || rank_ < Config::kMultiplying);
   }
   // That of the lane's box, whichever lane has found it.
   __device__ BoxPlace place_of(const SegmentWalk<Config>& segment, const Target& to) const {

@@ -142,8 +142,9 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-using Config = Either<kSums == eight_rows || kSums == eight_shared,
-                      EightRowsConfig<kDim, kQuery, kSums == eight_shared ? 2 : 1>,
+using Config = Either<(kSums >= eight_rows && kSums <= eight_quarters),
+                      EightRowsConfig<kDim, kQuery, kSums == eight_rows ? 1 : kSums == eight_quarters ? 4 : 2,
+                                      kSums == eight_joined ? 4 : 1>,
                       PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>>;
 
 }  // namespace fovea::kernels::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order once per pass, prefill once per layer.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -14,10 +15,8 @@ using namespace prefill;
 
 constexpr int32_t kMinRowTile = 128;
 constexpr int32_t kEightRows = 8;  // as columns of a product of one warp
-// Blocks of a cluster that may share a segment of so few rows, and for how many row tiles of any
-// length: where a cluster goes alone, 8 requests of 4096 take 36.5 us instead of 35.8 (H200,
-// 2026-11-22).
-constexpr int32_t kShare = 2;
+// Of so few rows pairs of blocks share segments of any length for so many row tiles: where a pair
+// goes alone, 8 requests of 4096 take 36.5 us instead of 35.8 (H200, 2026-11-22).
 constexpr int32_t kMaxSharedTiles = 32;
 constexpr int32_t kMinSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
@@ -96,11 +95,14 @@ class HopperPrefill final : public AttentionKernel {
     load(few_plain_, variants.few_plain, kGroupRows);
     load(few_general_, variants.few_general, kGroupRows);
     load(eight_plain_, variants.eight_plain, kGroupRows);
-    load(eight_shared_, variants.eight_shared, kGroupRows);
     if (!SplitKeys::variants(setup).empty()) split_.emplace(setup, store);
-    if (eight_shared_) {
-      share_clusters_ =
-          std::min(eight_shared_->kernel().active_clusters(kShare), setup.multiprocessors / kShare);
+    load(sharing_[0].kernel, variants.eight_quarters, kGroupRows);
+    load(sharing_[1].kernel, variants.eight_joined, kGroupRows);
+    load(sharing_[2].kernel, variants.eight_shared, kGroupRows);
+    for (Sharing& sharing : sharing_) {
+      if (!sharing.kernel) continue;
+      sharing.clusters = std::min(sharing.kernel->kernel().active_clusters(sharing.blocks),
+                                  setup.multiprocessors / sharing.blocks);
     }
     for (const auto& [pairs, variant] : {std::pair(&pairs_, &variants.pairs),
                                          std::pair(&general_pairs_, &variants.general_pairs)}) {
@@ -140,12 +142,13 @@ class HopperPrefill final : public AttentionKernel {
     if (splits_) return;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
+    active_sharing_ = nullptr;
     if (sums_segments(setup_) && batch.max_q_len > 0 &&
         batch.max_q_len <= kGroupRows >> params_.heads_shift) {
       active_ = plain ? &*few_plain_ : &*few_general_;
       if (plain && batch.max_q_len << params_.heads_shift <= kEightRows) {
-        const int32_t tiles = batch.requests * (spec.q_heads >> params_.heads_shift);
-        active_ = shares(tiles) ? &*eight_shared_ : &*eight_plain_;
+        active_sharing_ = find_sharing(batch.requests);
+        active_ = active_sharing_ ? &*active_sharing_->kernel : &*eight_plain_;
       }
     }
     const std::optional<Prefill>& pairs = plain ? pairs_ : general_pairs_;
@@ -207,18 +210,32 @@ class HopperPrefill final : public AttentionKernel {
   bool in_use(const std::optional<Prefill>& kernel) const { return kernel && active_ == &*kernel; }
   int32_t cluster() const {
     if (in_use(pairs_) || in_use(general_pairs_)) return kPair;
-    return in_use(eight_shared_) ? kShare : 1;
+    return active_sharing_ ? active_sharing_->blocks : 1;
   }
   int32_t blocks() const {
-    if (in_use(eight_shared_)) return share_clusters_ * kShare;
+    if (active_sharing_) return active_sharing_->clusters * active_sharing_->blocks;
     return setup_.multiprocessors / cluster() * cluster();
   }
 
-  // Whether clusters may share the segments of so many row tiles.
-  bool shares(int32_t tiles) const {
-    if (!eight_shared_ || tiles > share_clusters_) return false;
-    const int64_t segments = (longest_ - 1) / eight_shared_->segment_keys() + 1;
-    return tiles <= kMaxSharedTiles || tiles * segments <= share_clusters_;
+  // Of requests of up to eight rows: clusters whose blocks share segments.
+  struct Sharing {
+    std::optional<Prefill> kernel;
+    int32_t blocks;         // of a cluster
+    int32_t most_segments;  // of the only request it serves; 0: it serves several
+    int32_t clusters = 0;   // that run at the same time
+  };
+  const Sharing* find_sharing(int32_t requests) const {
+    const int32_t tiles = requests * (setup_.spec.q_heads >> params_.heads_shift);
+    for (const Sharing& sharing : sharing_) {
+      if (!sharing.kernel || tiles > sharing.clusters) continue;
+      const int64_t segments = (longest_ - 1) / sharing.kernel->segment_keys() + 1;
+      if (sharing.most_segments > 0
+              ? requests == 1 && segments <= sharing.most_segments
+              : tiles <= kMaxSharedTiles || tiles * segments <= sharing.clusters) {
+        return &sharing;
+      }
+    }
+    return nullptr;
   }
 
   // Pairs are 3 to 4 % faster where q heads share keys. Else their rows are 256 tokens: 32/32 heads
@@ -250,15 +267,16 @@ class HopperPrefill final : public AttentionKernel {
 
   AttentionSetup setup_;
   Kernel order_;
-  std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, eight_shared_,
-      pairs_, general_pairs_;
+  std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, pairs_,
+      general_pairs_;
+  std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
   std::optional<SplitKeys> split_;
   Buffers buffers_{};
-  bool may_split_ = false;           // batches within the limits
-  bool splits_ = false;              // the planned one
-  int32_t share_clusters_ = 0;       // of kShare blocks, at the same time
-  const Prefill* active_ = nullptr;  // of the planned pass
-  int32_t tokens_ = 0;               // of the planned pass at most
+  bool may_split_ = false;                   // batches within the limits
+  bool splits_ = false;                      // the planned one
+  const Prefill* active_ = nullptr;          // of the planned pass
+  const Sharing* active_sharing_ = nullptr;  // which has it, or none
+  int32_t tokens_ = 0;                       // of the planned pass at most
   int32_t most_partials_ = 0;
   bool prefix_settled_ = false;
   int32_t max_kv_len_ = 1;

@@ -141,6 +141,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
   if (plain && segments && dims->first == 128 && spec.q_dtype == DType::bf16) {
     found.eight_shared = variant(loader, "plain", "eight_shared");
+    found.eight_joined = variant(loader, "plain", "eight_joined");
+    found.eight_quarters = variant(loader, "plain", "eight_quarters");
   }
   if (plain && paired) {
     found.pairs = variant(pairs_pass(setup) ? "passing" : "pairs", "plain", sums);
@@ -179,9 +181,9 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant :
-       {found->plain, found->general, found->few_plain, found->few_general, found->eight_plain,
-        found->eight_shared, found->pairs, found->general_pairs}) {
+  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
+                              found->eight_plain, found->eight_shared, found->eight_joined,
+                              found->eight_quarters, found->pairs, found->general_pairs}) {
     if (variant) list.push_back(*variant);
   }
   return list;

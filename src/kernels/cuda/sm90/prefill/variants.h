@@ -23,8 +23,9 @@ struct Variants {
   std::optional<gpu::KernelVariant> plain, general;
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
-  // For requests with up to eight rows; shared: and few row tiles.
-  std::optional<gpu::KernelVariant> eight_plain, eight_shared;
+  // For requests with up to eight rows; shared: and few row tiles; quarters, joined: a single
+  // request of one or of up to four segments.
+  std::optional<gpu::KernelVariant> eight_plain, eight_shared, eight_joined, eight_quarters;
   std::optional<gpu::KernelVariant> pairs, general_pairs;  // as plain and general
 };
 
