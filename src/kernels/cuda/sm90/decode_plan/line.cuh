@@ -50,13 +50,13 @@ struct Line {
 __device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line, bool at_ends,
                                   int least_ctas) {
   if (pairs == 0) return 0;
-  const int rounds = quotient(pairs + ctas - 1, ctas);
+  const int rounds = pairs <= ctas ? 1 : short_quotient(pairs + ctas - 1, ctas);
   // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
   const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.least_units));
   const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
   if (!at_ends) return useful;
   const int whole =
-      rounds > 1 ? quotient(pairs + rounds - 1, rounds) : pairs * max(quotient(useful, pairs), 1);
+      rounds > 1 ? short_quotient(pairs + rounds - 1, rounds) : pairs * max(short_quotient(useful, pairs), 1);
   return 4 * whole >= 3 * useful || whole >= least_ctas ? whole : useful;
 }
 
@@ -67,17 +67,18 @@ __device__ void cut_line(const Tile* tiles, int64_t line, int ranges, int parts,
   const int thread = static_cast<int>(threadIdx.x);
   if (parts > 1) {
     for (int i = thread; i <= ranges; i += kPlanThreads) {
-      const int pair = min(i, ranges - 1) / parts;
-      const Tile& tile = tiles[pair / groups];
-      bounds[i] =
-          tile.start * groups + pair % groups * tile.cost() + (i - pair * parts) * tile.units / parts;
+      const int pair = short_quotient(min(i, ranges - 1), parts);
+      const int number = short_quotient(pair, groups);
+      const Tile& tile = tiles[number];
+      bounds[i] = tile.start * groups + (pair - number * groups) * tile.cost() +
+                  short_quotient((i - pair * parts) * tile.units, parts);
     }
   } else if (ranges > 0) {
     // i * line / ranges, in numbers of 32 bits.
     const int64_t each = quotient(line, int64_t{ranges});
-    const auto more = static_cast<uint32_t>(line - each * ranges);
+    const auto more = static_cast<int>(line - each * ranges);
     for (int i = thread; i <= ranges; i += kPlanThreads) {
-      bounds[i] = i * each + static_cast<uint32_t>(i) * more / static_cast<uint32_t>(ranges);
+      bounds[i] = i * each + short_quotient(i * more, ranges);
     }
   }
 }

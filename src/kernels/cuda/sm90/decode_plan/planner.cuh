@@ -60,8 +60,8 @@ struct DecodePlanner {
     planned.view = view;
     planned.first_row = number * kRowTile;
     const int end_row = planned.first_row + kRowTile;
-    const int first = number == 0 ? 0 : quotient(planned.first_row, group);
-    const int last = end_row >= view.q_len * group ? view.q_len - 1 : quotient(end_row - 1, group);
+    const int first = number == 0 ? 0 : short_quotient(planned.first_row, group);
+    const int last = end_row >= view.q_len * group ? view.q_len - 1 : short_quotient(end_row - 1, group);
     const Interval keys = visible_keys(batch.mask, view, first, last);
     planned.first_key = keys.begin;
     planned.end_key = keys.end;
@@ -156,7 +156,7 @@ struct DecodePlanner {
     // The last unit of the pair before lies kOverhead + 1 before this pair.
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
-      work.ranges[range].cluster_units = line.in_cluster ? quotient(tile.units + line.parts - 1, line.parts) : 0;
+      work.ranges[range].cluster_units = line.in_cluster ? short_quotient(tile.units + line.parts - 1, line.parts) : 0;
       work.ranges[range].leaves_idle = line.leaves_idle;
       work.ranges[range].first = item;
     }
@@ -214,7 +214,7 @@ struct DecodePlanner {
     const BatchParams& batch = params.batch;
     const DecodeWork& work = params.list;
     const int thread = static_cast<int>(threadIdx.x);
-    const int group = quotient(batch.q_heads, batch.kv_heads);
+    const int group = short_quotient(batch.q_heads, batch.kv_heads);
     const int each = (batch.requests + kPlanThreads - 1) / kPlanThreads;
     // How long is the line?
     PlannedTile own = {};  // the last of this thread: in a batch of few decodes all it has
@@ -278,9 +278,9 @@ struct DecodePlanner {
     int ranges = range_count(work, ctas, pairs, line, at_ends, least_ctas);
     // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs or the
     // parts are short.
-    int parts = similar ? max(min(work.cluster, quotient(ranges, max(pairs, 1))), 1) : 1;
+    int parts = similar && work.cluster > 1 ? max(min(work.cluster, short_quotient(ranges, max(pairs, 1))), 1) : 1;
 #pragma unroll 1
-    while (parts > 1 && quotient(work.cluster, parts) * parts != work.cluster) --parts;
+    while (parts > 1 && short_quotient(work.cluster, parts) * parts != work.cluster) --parts;
     const bool leaves_idle = 4 * parts * pairs < 3 * ranges;
     const bool are_short = line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
     if (leaves_idle && !are_short) parts = 1;
@@ -292,7 +292,10 @@ struct DecodePlanner {
       ranges = parts * pairs;
     } else {
       if (spares) ranges = range_count(work, ctas - pairs, pairs, line, at_ends, least_ctas);
-      if (alike && !spares && ranges > pairs && ranges % pairs == 0) parts = ranges / pairs;
+      if (alike && !spares && ranges > pairs) {
+        const int each = short_quotient(ranges, pairs);
+        if (each * pairs == ranges) parts = each;
+      }
     }
     cut_line(shared.tiles, line, ranges, parts, groups, shared.bounds);
     const int step = kPlanThreads * blocks;
@@ -314,14 +317,13 @@ struct DecodePlanner {
       }
       const int count = min(kPlanTiles, all.tiles - at);
 #pragma unroll 1
-      for (int i = rank; i < count * groups + ranges; i += step) {
-        if (i < count * groups) {
-          const int tile = groups == 1 ? i : quotient(i, groups);
-          write_first(work, cut, find_pair(cut, shared.tiles[tile], i - tile * groups, at + tile));
-        } else {
-          write_rest(work, cut, i - count * groups, shared.tiles, count, at);
-        }
+      for (int i = rank; i < count * groups; i += step) {
+        const int tile = groups == 1 ? i : short_quotient(i, groups);
+        write_first(work, cut, find_pair(cut, shared.tiles[tile], i - tile * groups, at + tile));
       }
+      // By warps that have no first parts, if there are enough.
+#pragma unroll 1
+      for (int i = step - 1 - rank; i < ranges; i += step) write_rest(work, cut, i, shared.tiles, count, at);
     }
   }
 
