@@ -104,6 +104,15 @@ void add_more(std::vector<AttentionCase>& cases) {
   });
   add("dim_64", 64, [](AttentionCase&) {});
   add("dim_192_128", 192, [](AttentionCase& test) { test.spec.head_dim_v = 128; });
+  // Row tiles of 256 tokens in pairs, whose consumers do not see their last key tiles.
+  for (const int32_t head_dim_v : {128, 256}) {
+    const std::string name = "own_heads_" + std::to_string(head_dim_v);
+    add(name.c_str(), head_dim_v == 128 ? 192 : 256, [&](AttentionCase& test) {
+      test.spec.head_dim_v = head_dim_v;
+      test.spec.q_heads = test.spec.kv_heads = 2;
+      test.requests = {{1030, 1040}, {130, 400}, {60, 61}};
+    });
+  }
   add("custom", 128, [](AttentionCase& test) { test.spec.mask = MaskKind::custom; });
   add("tree", 128, [](AttentionCase& test) {
     test.spec.mask = MaskKind::tree;
@@ -122,6 +131,28 @@ void add_more(std::vector<AttentionCase>& cases) {
       test.requests = {{rows, 2300}, {5, 70}};
     });
   }
+  // Of one segment, by four blocks; of a single request, in a cluster.
+  for (const int32_t keys : {900, 1900, 2300, 3900}) {
+    const std::string name = "segments_of_one_" + std::to_string(keys);
+    add(name.c_str(), 128, [&](AttentionCase& test) {
+      test.spec.batch_invariant = true;
+      test.requests = {{7, keys}};
+    });
+  }
+  add("segments_of_one_heads", 128, [](AttentionCase& test) {
+    test.spec.batch_invariant = true;
+    test.spec.q_heads = 8;
+    test.requests = {{1, 3000}};
+  });
+  add("segments_of_one_growing", 128, [](AttentionCase& test) {
+    test.spec.batch_invariant = true;
+    test.growing_scores = true;
+    test.requests = {{8, 2000}};
+  });
+  add("segments_of_two", 128, [](AttentionCase& test) {
+    test.spec.batch_invariant = true;
+    test.requests = {{8, 1000}, {2, 300}};
+  });
 }
 
 std::vector<AttentionCase> cases() {
