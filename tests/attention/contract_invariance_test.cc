@@ -31,8 +31,8 @@ std::vector<AttentionCase> invariant_cases() {
   for (const char* name :
        {"mixed", "q_bf16_kv_bf16", "q_fp32_kv_fp8_e4m3_per_token_head", "window_16", "chunk_48",
         "sinks_window", "alibi", "logit_cap", "prefix_spans", "group_7", "group_28",
-        "head_dim_192_128", "q_fp8_per_head", "mla_fp8_rows", "mla_page_16", "mla_bf16",
-        "mla_weights"}) {
+        "head_dim_192_128", "q_fp8_per_head", "fp8_pages_scaled_64", "mla_fp8_rows", "mla_page_16",
+        "mla_bf16", "mla_weights"}) {
     AttentionCase test = test::attention_case(name);
     test.spec.batch_invariant = true;
     test.mode = ForwardMode::mixed;

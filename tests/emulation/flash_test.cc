@@ -98,6 +98,11 @@ void add_more(std::vector<AttentionCase>& cases) {
       test.cache.scale = scale;
     });
   }
+  add("fp8_boxes_parts", 128, [](AttentionCase& test) {
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_token_head;
+    test.requests = {{100, 4400}, {0, 0}};
+  });
   add("fp8_products", 128, [](AttentionCase& test) {
     test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
     test.cache.scale = KvScale::per_tensor;

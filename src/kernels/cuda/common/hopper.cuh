@@ -11,6 +11,13 @@ namespace fovea::kernels::cuda {
 
 constexpr int kWarpgroupThreads = 128;
 
+// gridDim.x, read where it stands.
+__device__ __forceinline__ int grid_blocks_anew() {
+  int blocks;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
+
 // True in one thread of the warp. Which one takes no register, as the number of the lane does.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t elected;

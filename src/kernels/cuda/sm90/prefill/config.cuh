@@ -101,6 +101,11 @@ struct PrefillConfig {
                                     : (kDim <= 64 || kNarrow) && !kMasked && !kRows && kSums == whole ? 3
                                                                                                    : 2;
   static constexpr bool kWeighsAhead = kConsumers == 3 && !kNarrow;
+  // fp8 values in boxes are widened, and multiplied by the scales of their keys, by a warpgroup of their own instead of
+  // the warps that widen keys: extends of 536 to 652 TFLOP/s (H200, 2026-11-23). Masks leave no registers for it.
+  static constexpr bool kWidensApart = kBoxes && !kMasked && kConsumers > 1;
+  static constexpr int kWarpgroups = kConsumers + (kWidensApart ? 2 : 1);
+  static constexpr int kValueWarps = kWidensApart ? 4 : 3;  // that widen values
   // A consumer without another weighs scores while its own values are multiplied.
   static constexpr bool kAlone = kSums == few_rows;
   // 3 to 6 % at head dim 128, nothing at 256.
@@ -140,6 +145,9 @@ struct PrefillConfig {
   static constexpr bool kOwnValueRing = kInPlace || kPairs;
   // fp8 rows as they lie in the cache, K or V of a key tile a piece: one is widened, two are on their way.
   static constexpr int kPieces = 3;
+  // Where different warps widen K and V, each place has barriers for either: of one that both completed the phase would
+  // tell neither whose copy has landed.
+  static constexpr int kPieceBarriers = kWidensApart ? 2 * kPieces : kPieces;
   static constexpr int kRawBytes = kDim > kDimV ? kDim : kDimV;
   // Scales of keys are copied when the tile kStages + 5 before is weighed for certain.
   static constexpr int kScaleSlots = kStages + 5;
@@ -158,7 +166,7 @@ struct PrefillConfig {
                       : (kDim == 192 && kDimV == 128 && !kMasked && !kWiden && !kRows ? 6 : 0);
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
-  // A block starts with 168 registers a thread, of three consumers with 128; the roles share the same total.
+  // A block of three warpgroups starts with 168 registers a thread, of four with 128; the roles share the same total.
   static constexpr int kProducerRegisters = kConsumers == 1                     ? 128
                                             : kWiden && kDim > 128             ? 72
                                             : kMasked                         ? (kFindsApart && kTransforms ? 56 : 72)
@@ -168,6 +176,7 @@ struct PrefillConfig {
   static constexpr int kConsumerRegisters =
       kConsumers == 3   ? (kNarrow ? 152 : 160)
       : kConsumers == 1 ? 240
+      : kWidensApart    ? 512 / 2 - kProducerRegisters
                         : 504 / 2 - kProducerRegisters / 2;
   // The compiler is told that a warp's threads are of one consumer, so it finds the addresses of the loop over key
   // tiles once a warp, in uniform registers: 1 to 5 %, 12 % at head dim 64 (H200, 2026-11-23). Parts of gathered rows
@@ -224,6 +233,7 @@ struct PrefillConfig {
     alignas(kBoxes ? 1024 : 16) uint8_t raw[kWiden ? kPieces : 1][kWiden ? kKeys : 1][kWiden ? kRawBytes : 16];
     // One a key, of K and of V.
     alignas(16) float scales[kWiden ? kScaleSlots : 1][2][kWiden ? kKeys : 4];
+    float value_units[kWidensApart ? kScaleSlots : 1];  // what values, times their scales, are relative to
     // What f16 queries are relative to.
     float q_unit[kWiden ? kConsumers : 1][kSegments || (kMasked && !kWiden) ? 1 : kGroupRows];
     // The rows of some key tiles in memory, null: not the request's.
@@ -235,7 +245,7 @@ struct PrefillConfig {
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
     TransactionBarrier v_full[kStages], v_empty[kStages];
-    TransactionBarrier raw_full[kPieces], raw_empty[kPieces];
+    TransactionBarrier raw_full[kPieceBarriers], raw_empty[kPieceBarriers];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     [[no_unique_address]] Either<kMasked, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
@@ -273,7 +283,7 @@ struct PrefillConfig {
   }
 
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {(kConsumers + 1) * kWarpgroupThreads,
+  static constexpr KernelTraits kTraits = {kWarpgroups * kWarpgroupThreads,
                                            sizeof(SharedMemory), kBlocks * kConsumers * kGroupRows, kKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ __forceinline__ static void run(const Params& params);

@@ -66,6 +66,10 @@ __device__ __forceinline__ float value_unit(const AttentionParams& attention, co
   return Config::kWiden && keys.scale_slot_stride ? acc.v_unit : shared_scale(keys, keys.v_scale, work.kv_head);
 }
 
+__device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
+  return params.attention.keys.scale_slot_stride != 0;
+}
+
 // Scales of two neighbouring keys.
 __device__ __forceinline__ float2 load_scales(const float* scales) {
   return load_here(*reinterpret_cast<const float2*>(scales));
@@ -113,6 +117,13 @@ __device__ __forceinline__ float values_unit(const float* scales, float before) 
   for (int i = threadIdx.x % 32; i < Config::kKeys; i += 32) most = fmaxf(most, scales[i]);
   for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
   return before == 0 || most >= 2 * before ? power_of_two_below(most) : before;
+}
+
+// That of the key tile whose scales of values are given, in `slot`.
+template <class Config>
+__device__ __forceinline__ float tile_unit(const typename Config::SharedMemory& shared, int slot, float before) {
+  if constexpr (Config::kWidensApart) return shared.value_units[slot];
+  return values_unit<Config>(shared.scales[slot][1], before);
 }
 
 // Packed weights by the scales of their values.

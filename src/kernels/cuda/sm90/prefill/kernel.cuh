@@ -41,12 +41,12 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
       shared.k_empty[i].init(4 * kConsumers * kBlocks);
     }
     for (int i = 0; i < kStages; ++i) {
-      shared.v_full[i].init(kRows ? kLoaderThreads : kNarrow ? kTransposers : 1);
+      shared.v_full[i].init(kRows ? 32 * kValueWarps : kNarrow ? kTransposers : 1);
       shared.v_empty[i].init(4 * kConsumers * kBlocks);
     }
-    for (int i = 0; i < kPieces; ++i) {
+    for (int i = 0; i < kPieceBarriers; ++i) {
       shared.raw_full[i].init(1);
-      shared.raw_empty[i].init(kNarrow ? kTransposers : kLoaderWarps);
+      shared.raw_empty[i].init(kNarrow ? kTransposers : i % 2 == 1 ? kValueWarps : kLoaderWarps);
     }
     for (int i = 0; i < kTileSlots; ++i) {
       shared.tile_full[i].init(kConsumers);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
     }
     for (int i = 0; i < kPlaceSlots; ++i) {
       shared.places_full[i].init(kWiden ? 64 : 32);  // with copies of scales
-      shared.places_empty[i].init(kLoaderWarps);
+      shared.places_empty[i].init(kWidensApart ? kLoaderWarps + kValueWarps : kLoaderWarps);
     }
     fence_barrier_init();
   }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
       if (warp == 1) {
         load_raw<Config>(params, shared);
       } else {
-        widen_boxes<Config>(params, shared);
+        widen_boxes<Config, true, !kWidensApart>(params, shared);
       }
     } else if constexpr (kTokens) {
       if (warp == 1) {
@@ -134,6 +134,9 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
     } else {
       gather_rows<Config>(params, shared);
     }
+  } else if (kWidensApart && warpgroup == kWarpgroups - 1) {
+    give_registers<kProducerRegisters>();
+    if constexpr (kWidensApart) widen_boxes<Config, false, true>(params, shared);
   } else {
     take_registers<kConsumerRegisters>();
     consume<Config>(params, shared, kUniform ? uniform(warpgroup - 1) : warpgroup - 1);

@@ -29,6 +29,19 @@ __device__ __forceinline__ void copy_scales(const PrefillParams& params, typenam
   }
 }
 
+// Where a piece lies, by the number of its barriers.
+template <class Config>
+__device__ __forceinline__ int piece_of(int barrier) {
+  return barrier < Config::kPieces ? barrier : barrier - Config::kPieces;
+}
+// The barriers of the piece that lay there before.
+template <class Config>
+__device__ __forceinline__ Ring<Config::kPieceBarriers> piece_before(const Ring<Config::kPieceBarriers>& at) {
+  const int stage = at.stage - Config::kPieces;
+  if (stage >= 0) return {stage, at.phase};
+  return {stage + Config::kPieceBarriers, at.phase ^ 1};
+}
+
 // Warp 1: takes tiles and starts their boxes.
 template <class Config>
 __device__ void load_raw(const PrefillParams& params, typename Config::SharedMemory& shared) {
@@ -37,11 +50,13 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
-  Ring<Config::kPieces> pieces;
+  Ring<Config::kPieceBarriers> pieces;
   [[maybe_unused]] uint32_t masks_phase = 0;
   const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block, const BoxPlace& place) {
-    shared.raw_empty[pieces.stage].wait(pieces.phase ^ 1);
-    auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(shared.raw[pieces.stage]);
+    const auto before = piece_before<Config>(pieces);
+    shared.raw_empty[before.stage].wait(before.phase);
+    auto& piece = shared.raw[piece_of<Config>(pieces.stage)];
+    auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(piece);
     load_key_tile<Config>(params, map, tile, block, place, lane, params.beside ? kEvictLast : kEvictNormal, to,
                           shared.raw_full[pieces.stage]);
     pieces.advance();
@@ -76,22 +91,25 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   taker.finish();
 }
 
-// The three other warps.
-template <class Config>
+// The producer's three warps beside load_raw, of the keys and, where no others do it, of the values; or those others.
+template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void widen_boxes(const PrefillParams& params, typename Config::SharedMemory& shared) {
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
-  Ring<Config::kPieces> pieces;
+  Ring<Config::kPieceBarriers> pieces;
   Ring<Config::kPlaceSlots> places;
+  Ring<Config::kScaleSlots> scales;
   Interval live = {};  // keys of the request, from the key tile's first
-  const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty) {
+  const bool scaled = Config::kWidensApart && keys_have_scales(params);
+  float unit = 1;
+  const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty, const float* factors) {
+    constexpr int kWarps = kOfKeys ? kLoaderWarps : Config::kValueWarps;
     shared.raw_full[pieces.stage].wait(pieces.phase);
     empty.wait(stages.phase ^ 1);
-    widen_piece<Config, Config::kHeadDim>(shared.raw[pieces.stage], to, live);
+    widen_piece<Config, Config::kHeadDim, kWarps>(shared.raw[piece_of<Config>(pieces.stage)], to, live, factors, unit);
     full.arrive();
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.raw_empty[pieces.stage].arrive();
-    pieces.advance();
   };
   while (true) {
     shared.places_full[places.stage].wait(places.phase);
@@ -106,11 +124,24 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
       const int first = (work.block_end - 1) * Config::kKeys;
       live = {work.key_begin - first, work.kv_len - first};
     }
-    widen_next(shared.k[stages.stage], shared.k_full[stages.stage], shared.k_empty[stages.stage]);
-    if (begun != kSameTile && threadIdx.x < 32) {
-      load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
+    const float* of_values = nullptr;
+    if (scaled) {
+      of_values = shared.scales[scales.stage][1];
+      unit = values_unit<Config>(of_values, begun == kSameTile ? unit : 0);
+      if (kOfKeys && threadIdx.x == 0) shared.value_units[scales.stage] = unit;
+      scales.advance();
     }
-    widen_next(shared.v[stages.stage], shared.v_full[stages.stage], shared.v_empty[stages.stage]);
+    if constexpr (kOfKeys) {
+      widen_next(shared.k[stages.stage], shared.k_full[stages.stage], shared.k_empty[stages.stage], nullptr);
+      if (begun != kSameTile && threadIdx.x < 32) {
+        load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
+      }
+    }
+    pieces.advance();
+    if constexpr (kOfValues) {
+      widen_next(shared.v[stages.stage], shared.v_full[stages.stage], shared.v_empty[stages.stage], of_values);
+    }
+    pieces.advance();
     stages.advance();
   }
 }

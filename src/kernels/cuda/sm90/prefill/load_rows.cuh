@@ -5,6 +5,7 @@
 // or have left its window, become zeros.
 #pragma once
 
+#include "kernels/cuda/sm90/prefill/fp8.cuh"
 #include "kernels/cuda/sm90/prefill/locate_rows.cuh"
 
 namespace fovea::kernels::cuda {
@@ -13,9 +14,10 @@ constexpr int kLoaderWarps = 3;
 constexpr int kLoaderThreads = 32 * kLoaderWarps;
 constexpr int kLoaderBarrier = 7;  // named
 
-// 0..95: warp 1 of the producer finds the rows.
+// 0..95: warp 1 of the producer finds the rows. Of a warpgroup that only widens 0..127.
 __device__ __forceinline__ int loader_thread() {
-  return threadIdx.x < 32 ? threadIdx.x : threadIdx.x - 32;
+  const int thread = threadIdx.x;
+  return thread < 32 ? thread : thread < kWarpgroupThreads ? thread - 32 : thread % kWarpgroupThreads;
 }
 __device__ __forceinline__ void loaders_meet() {
   named_barrier_wait(kLoaderBarrier, kLoaderThreads);
@@ -139,46 +141,83 @@ __device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes]
   return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
 }
 
-// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled, and rows outside of `live`
-// become zeros.
-template <class Config, int kBytes>
-__device__ __forceinline__ void widen_piece(
+// 16 values of a row to its swizzled places. kScaled: times `scale`, the same f16 twice.
+template <Type kFrom, bool kScaled>
+__device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uint16_t* first, uint16_t* second) {
+  const auto wide = [&](uint32_t low, uint32_t high) {
+    uint4 values = {widen<kFrom>(low), widen_upper<kFrom>(low), widen<kFrom>(high), widen_upper<kFrom>(high)};
+    if constexpr (kScaled) {
+      for (uint32_t* two : {&values.x, &values.y, &values.z, &values.w}) *two = multiply_f16(*two, scale);
+    }
+    return values;
+  };
+  *reinterpret_cast<uint4*>(first) = wide(raw.x, raw.y);
+  *reinterpret_cast<uint4*>(second) = wide(raw.z, raw.w);
+}
+
+// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled. kLive: all rows are, else
+// those outside of `live` become zeros. kScaled: values times their scales, over `unit`.
+template <class Config, int kBytes, int kWarps, bool kLive, bool kScaled>
+__device__ __forceinline__ void widen_rows_of_piece(
     uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
-    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live = {}) {
+    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live, const float* scales,
+    float unit) {
+  const float factor = 1 / unit;
   constexpr int kGroups = Config::kKeys / 8;
-  constexpr int kBatch = 3;  // loaded before the first is stored
+  constexpr bool kEven = kGroups % kWarps == 0;
+  constexpr int kBatch = kWarps;  // loaded before the first is stored
   const int lane = threadIdx.x % 32;
-  const int warp = loader_thread() / 32;
-  const int row = warp * 8 + (Config::kBoxes ? lane % 8 : lane / 4);
+  int warp = loader_thread() / 32;
 #pragma unroll 1
   for (int quad = 0; quad < kBytes / 64; ++quad) {
+    const int row = warp * 8 + (Config::kBoxes ? lane % 8 : lane / 4);
     const int chunk = quad * 4 + (Config::kBoxes ? lane / 8 : lane % 4);
     const uint8_t* from =
         Config::kBoxes ? &piece[row][(chunk ^ row % 8) * 16] : raw_chunk(piece, kBytes, row, chunk);
     uint16_t* first = swizzled(to, row, 2 * chunk);
     uint16_t* second = swizzled(to, row, 2 * chunk + 1);
 #pragma unroll
-    for (int group = 0; group < kGroups; group += kBatch * kLoaderWarps) {
+    for (int group = 0; group < kGroups; group += kBatch * kWarps) {
       uint4 words[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int at = group + i * kLoaderWarps;
-        if (at + warp < kGroups) words[i] = *reinterpret_cast<const uint4*>(from + at * 8 * kBytes);
+        const int at = group + i * kWarps;
+        if (kEven ? at < kGroups : at + warp < kGroups) words[i] = *reinterpret_cast<const uint4*>(from + at * 8 * kBytes);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int at = group + i * kLoaderWarps;
-        if (at + warp >= kGroups) break;
+        const int at = group + i * kWarps;
+        if (kEven ? at >= kGroups : at + warp >= kGroups) break;
         uint4 w = words[i];
-        if (Config::kBoxes && (row + at * 8 < live.begin || row + at * 8 >= live.end)) w = {};
-        *reinterpret_cast<uint4*>(first + at * 8 * kSwizzledColumns) = {
-            widen<Config::kKv>(w.x), widen<Config::kKv>(w.x >> 16), widen<Config::kKv>(w.y),
-            widen<Config::kKv>(w.y >> 16)};
-        *reinterpret_cast<uint4*>(second + at * 8 * kSwizzledColumns) = {
-            widen<Config::kKv>(w.z), widen<Config::kKv>(w.z >> 16), widen<Config::kKv>(w.w),
-            widen<Config::kKv>(w.w >> 16)};
+        if (!kLive && (row + at * 8 < live.begin || row + at * 8 >= live.end)) w = {};
+        uint32_t scale = 0;
+        if constexpr (kScaled) {
+          const float relative = scales[row + at * 8] * factor;
+          scale = pack<f16>(relative, relative);
+        }
+        store_wide<Config::kKv, kScaled>(w, scale, first + at * 8 * kSwizzledColumns,
+                                         second + at * 8 * kSwizzledColumns);
       }
     }
+    if constexpr (!kEven) warp = warp == 0 ? kWarps - 1 : warp - 1;  // the first warps have a group more
+  }
+}
+
+// scales: of the values, relative to `unit`; null: none.
+template <class Config, int kBytes, int kWarps = kLoaderWarps>
+__device__ __forceinline__ void widen_piece(
+    uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
+    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live = {},
+    const float* scales = nullptr, float unit = 1) {
+  const bool all_live = !Config::kBoxes || (live.begin <= 0 && live.end >= Config::kKeys);
+  if (scales && all_live) {
+    widen_rows_of_piece<Config, kBytes, kWarps, true, true>(piece, to, live, scales, unit);
+  } else if (scales) {
+    widen_rows_of_piece<Config, kBytes, kWarps, false, true>(piece, to, live, scales, unit);
+  } else if (all_live) {
+    widen_rows_of_piece<Config, kBytes, kWarps, true, false>(piece, to, live, scales, unit);
+  } else {
+    widen_rows_of_piece<Config, kBytes, kWarps, false, false>(piece, to, live, scales, unit);
   }
   fence_async_proxy();
 }

@@ -241,10 +241,6 @@ __device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
   }
 }
 
-__device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
-  return params.attention.keys.scale_slot_stride != 0;
-}
-
 // Landed scores of a key tile to weights: those of a row tile's first in place, the others packed.
 template <class Config, bool kFirst>
 __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
@@ -259,7 +255,7 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
   release_mask<Config>(params, shared, tile, consumer, block, acc);
   if constexpr (kFirst) {
     first_softmax<Config>(tile, acc);
-    if (scaled) acc.v_unit = values_unit<Config>(scales[1], 0);
+    if (scaled) acc.v_unit = tile_unit<Config>(shared, acc.scales.stage, 0);
   } else {
     if (Config::kAlone && uniform(tile.slot->work.q_len << params.heads_shift <= 8)) {
       softmax<Config, 1>(params, tile, inner, acc);
@@ -268,11 +264,11 @@ __device__ __forceinline__ void weigh_scores(const PrefillParams& params,
     }
     if constexpr (Config::kWiden) {
       if (scaled) {
-        const float unit = values_unit<Config>(scales[1], acc.v_unit);
+        const float unit = tile_unit<Config>(shared, acc.scales.stage, acc.v_unit);
         const float factor = acc.v_unit / unit;
         if (unit != acc.v_unit) shrink_out<Config>({factor, factor}, acc);
         acc.v_unit = unit;
-        scale_packed<Config>(scales[1], unit, acc.weights);
+        if constexpr (!Config::kWidensApart) scale_packed<Config>(scales[1], unit, acc.weights);
       }
     }
   }
@@ -292,7 +288,7 @@ __device__ __forceinline__ void pack_weights(const PrefillParams& params,
       acc.weights[i] = pack<Config::kMath>(acc.scores[2 * i], acc.scores[2 * i + 1]);
     }
   }
-  if constexpr (Config::kWiden) {
+  if constexpr (Config::kWiden && !Config::kWidensApart) {
     if (keys_have_scales(params)) {
       scale_packed<Config>(shared.scales[acc.scales.previous().stage][1], acc.v_unit, acc.weights);
     }

@@ -238,7 +238,9 @@ struct TileTaker {
     if constexpr (Config::kParts) {
       ++n;
     } else if (more && (!Config::kPairs || cluster_rank() == 0)) {
-      n = next() + (params.beside ? 0 : gridDim.x / Config::kBlocks);
+      // Kept, it takes a register from a warp that has none to spare.
+      const int blocks = Config::kBoxes && Config::kMasked ? grid_blocks_anew() : gridDim.x;
+      n = next() + (params.beside ? 0 : blocks / Config::kBlocks);
     }
     return slot.work;
   }

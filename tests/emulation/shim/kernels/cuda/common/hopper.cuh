@@ -11,6 +11,8 @@ namespace fovea::kernels::cuda {
 
 constexpr int kWarpgroupThreads = 128;
 
+inline int grid_blocks_anew() { return static_cast<int>(gridDim.x); }
+
 inline bool elect_lane() { return machine_of::lane() == 0; }
 inline const void* shared_pointer(uint32_t address) {
   return machine_of::machine.shared_pointer(address);
