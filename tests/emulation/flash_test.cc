@@ -103,10 +103,20 @@ void add_more(std::vector<AttentionCase>& cases) {
     test.cache.scale = KvScale::per_token_head;
     test.requests = {{100, 4400}, {0, 0}};
   });
-  add("fp8_products", 128, [](AttentionCase& test) {
-    test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
-    test.cache.scale = KvScale::per_tensor;
+  const auto add_products = [&](const char* name, auto&& change) {
+    add(name, 128, [&](AttentionCase& test) {
+      test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
+      test.cache.scale = KvScale::per_tensor;
+      change(test);
+    });
+  };
+  add_products("fp8_products", [](AttentionCase&) {});
+  add_products("fp8_products_growing", [](AttentionCase& test) {
+    test.growing_scores = true;
+    test.requests = {{70, 900}};
   });
+  add_products("fp8_products_invariant",
+               [](AttentionCase& test) { test.spec.batch_invariant = true; });
   add("dim_64", 64, [](AttentionCase&) {});
   add("dim_192_128", 192, [](AttentionCase& test) { test.spec.head_dim_v = 128; });
   // Row tiles of 256 tokens in pairs, whose consumers do not see their last key tiles.

@@ -179,6 +179,9 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
         continue;
       }
     }
+    if constexpr (Config::kExponents) {
+      if (!single) settle_weights<Config>(tile, acc);
+    }
     // Without a next tile these scores are of nothing, and nobody reads them.
     take_turn<Config>(consumer);
     products_begin();

@@ -34,6 +34,7 @@ struct RowTile {
   int row_begin;   // of all the row tile, as is `slot`
   int ends;        // flags below
   Interval open;  // keys that every row of the warpgroup sees
+  int first_plain, plain_blocks;  // key tiles: is_plain
   // From products of the thread's rows to scores in units of log2: ScoreUnits.
   float factor[2];
   float inner[2];
@@ -97,8 +98,11 @@ __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedS
     const int ahead = ((rows.columns - 1) & -Config::kKeys) / Config::kKeys;  // 0, or less if the rows see none of it
     last_block = uniform(slot->work.block_end + ahead) - 1;
   }
+  const Interval open = {uniform(rows.open_begin), uniform(rows.open_end)};
+  const int first_plain = (open.begin + Config::kKeys - 1) / Config::kKeys;
   return {slot, uniform(slot->work.block_begin), last_block, 0, 0,
-          {uniform(rows.open_begin), uniform(rows.open_end)},
+          open,
+          first_plain, max((open.end - 1) / Config::kKeys - first_plain, 0),
           {units.factor, units.factor},
           {units.inner, units.inner},
           is_bounded<Config>(params.attention)};
@@ -163,6 +167,7 @@ struct Accumulators {
   uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
   float base[2];  // power of two that weights are relative to
   float sum[2];   // of this thread's columns
+  float added[2];  // kExponents: what the weights made last will add to it
   // fp8 caches: scales of the next key tile to weigh, and what those of values are relative to.
   Ring<Config::kScaleSlots> scales;
   float v_unit;

@@ -30,6 +30,10 @@ constexpr float kNothing = -0x1p127f;
 template <class Config>
 __device__ __forceinline__ float first_base(const RowTile& tile, int half, const Accumulators<Config>& acc) {
   if (Config::kCaps && uniform(tile.bounded)) return 0;
+  if constexpr (Config::kExponents) {  // of nothing 0, so that the next exponents are the scores
+    const float base = largest_base<Config>(half, -infinity(), tile.factor[half], acc);
+    return base > -infinity() ? base : 0;
+  }
   return largest_base<Config>(half, kNothing, tile.factor[half], acc);
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
 #include "kernels/cuda/sm90/prefill/segments.cuh"
+#include "kernels/cuda/sm90/prefill/softmax_exponents.cuh"
 #include "kernels/cuda/sm90/prefill/softmax_in_place.cuh"
 
 namespace fovea::kernels::cuda {
@@ -124,8 +125,7 @@ __device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::k
   }
 }
 
-// The products of a step have landed: values and maybe queries go back, keys too unless their scores were weighed in
-// place.
+// The products of a step have landed: values and maybe queries go back, keys too unless they are looked after before.
 template <class Config>
 __device__ __forceinline__ void end_products(const PrefillParams& params, typename Config::SharedMemory& shared,
                                              int consumer, const RowTile& tile, int block, int q_stage,
@@ -135,7 +135,7 @@ __device__ __forceinline__ void end_products(const PrefillParams& params, typena
   if constexpr (Config::kInPlace) {
     values_landed<Config>(shared, v.stage, acc);
   } else {
-    release_stage<Config>(shared.k_empty[k.stage]);
+    if constexpr (!Config::kExponents) release_stage<Config>(shared.k_empty[k.stage]);
     if constexpr (!Config::kAlone) finish_values<Config>(shared, v.stage, acc);
     products_landed(acc.scores);
   }
@@ -154,7 +154,11 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
                                      Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
                                      Accumulators<Config>& acc) {
   const Ring<Config::kStages> v = due_values<Config>(k, values);
-  if constexpr (kFirst) pack_weights<Config>(params, shared, acc);
+  if constexpr (kFirst) {
+    pack_weights<Config>(params, shared, acc);
+  } else if constexpr (Config::kExponents) {
+    settle_weights<Config>(tile, acc);
+  }
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   await_mask<Config>(shared, tile, consumer, block, acc);
   take_turn<Config>(consumer);
@@ -186,9 +190,20 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
     products_wait<0>();  // for values, by the whole warpgroup: single warps may leave now
     if (!kept) return false;
   }
+  if constexpr (Config::kExponents) {
+    products_landed(acc.scores);
+    release_stage<Config>(shared.k_empty[k.stage]);
+    find_exponents<Config>(tile, acc);
+    if (!is_plain<Config>(tile, block)) {
+      mask_scores<Config>(params, shared, tile, consumer, block, acc);
+      move_bases<Config>({true, true}, acc);
+    }
+  }
   end_products<Config>(params, shared, consumer, tile, block, q_stage, k, values, acc);
   if constexpr (Config::kInPlace) {
     pack_weights<Config>(params, shared, acc);
+  } else if constexpr (Config::kExponents) {
+    weigh_exponents<Config>(acc);
   } else {
     weigh_scores<Config, false>(params, shared, tile, consumer, block, acc);
   }

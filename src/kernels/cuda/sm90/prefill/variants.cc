@@ -134,7 +134,12 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   Variants found{
       .order = make_variant(family(kOrderFolder), {"256", segments ? "cut" : "whole"}, setup.sm)};
   const char* loader = loader_of(setup);
-  if (plain) found.plain = variant(gathers_tokens(setup) ? "tokens" : loader, "plain", sums);
+  if (plain) {
+    // Exponents may give a row other bits in another batch.
+    const bool exponents = is_fp8(spec.q_dtype) && !spec.batch_invariant;
+    found.plain = variant(gathers_tokens(setup) ? "tokens" : loader,
+                          exponents ? "exponents" : "plain", sums);
+  }
   if (general) found.general = variant(loader, scores, sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, scores, "few_rows");
