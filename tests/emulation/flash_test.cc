@@ -51,6 +51,10 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.requests = {{1030, 1030}};
   });
   add("few_parts", [](AttentionCase& test) { test.requests = {{50, 3100}, {9, 700}}; });
+  // Rows of two of decode's tiles.
+  add("few_parts_of_drafts", [](AttentionCase& test) {
+    test.requests = {{20, 3100}, {0, 0}, {17, 300}, {1, 70}};
+  });
   add("parts", [](AttentionCase& test) { test.requests = {{100, 4400}, {0, 0}}; });
   add("cascade", [](AttentionCase& test) {
     test.requests = {{100, 356}, {30, 300}, {32, 290}, {20, 276}};

@@ -200,6 +200,29 @@ void long_split(Cases& cases) {
   }
 }
 
+// 17 to 32 packed rows of each request, whose keys are cut: the bounds allow that many.
+void long_drafts(Cases& cases) {
+  const auto add = [&](const char* name, auto&& change) {
+    add_long(cases, std::string("drafts_") + name, 8, 4, 128, [&](AttentionCase& test) {
+      test.mode = ForwardMode::target_verify;
+      test.cache.page_size = 64;
+      test.requests = {{12, 4400}, {12, 700}, {9, 300}, {3, 900},
+                       {1, 150},   {0, 0},    {12, 12}, {5, 1000}};
+      change(test);
+    });
+  };
+  add("causal", [](AttentionCase&) {});
+  add("tree", [](AttentionCase& test) { test.spec.mask = MaskKind::tree; });
+  add("growing_sinks",
+      [](AttentionCase& test) { test.growing_scores = test.spec.has_sinks = true; });
+  add("fp8_page_1", [](AttentionCase& test) {
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_token_head;
+    test.cache.page_size = 1;
+    for (RequestShape& request : test.requests) request.kv_len *= 2;  // of half the bytes
+  });
+}
+
 void long_masks(Cases& cases) {
   add_long(cases, "window", 8, 2, 128, [](AttentionCase& test) { test.spec.window = 500; });
   add_long(cases, "window_pool", 8, 2, 128, [](AttentionCase& test) {
@@ -396,6 +419,7 @@ void add_long_cases(std::vector<AttentionCase>& cases) {
   long_pages(cases);
   long_lengths(cases);
   long_split(cases);
+  long_drafts(cases);
   long_masks(cases);
   long_invariant(cases);
   long_fp8_caches(cases);

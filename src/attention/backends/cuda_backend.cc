@@ -176,6 +176,11 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
   active_ = longest <= most ? decode_.get() : prefill_.get();
   beside_ = nullptr;
   cuda::BatchParams all = params_.batch;
+  // Most requests of a mixed batch have one new token.
+  if (active_ == decode_.get() && batch.mode != ForwardMode::mixed && !pass.has_prefixes() &&
+      !decode_->reads_keys_once(all) && prefill_->outruns_repeated_reads(all)) {
+    active_ = prefill_.get();
+  }
   cuda::BatchParams few = all;
   if (batch.mode == ForwardMode::mixed && batch.requests > 1 && active_ == prefill_.get() &&
       most > 0) {

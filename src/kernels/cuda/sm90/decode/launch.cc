@@ -183,21 +183,24 @@ class HopperDecode final : public AttentionKernel {
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.
   void plan(const BatchParams& batch, int32_t, PassPlan& pass) override {
-    const int32_t tokens = batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
-    const int64_t rows = int64_t{tokens} * group_;
+    const int64_t most_rows = rows(batch);
     active_ = &loaded_.back();
     for (const Loaded& loaded : loaded_) {
-      if (rows > loaded.variant.row_tile) continue;
+      if (most_rows > loaded.variant.row_tile) continue;
       active_ = &loaded;
       break;
     }
     list_ = active_->list;
     list_settled_ = false;
-    if (rows <= active_->variant.row_tile) {
-      choose_cluster(*active_, batch.requests, most_keys(batch.mask, tokens));
+    if (most_rows <= active_->variant.row_tile) {
+      choose_cluster(*active_, batch.requests, most_keys(batch.mask, most_tokens(batch)));
     }
     pass.add(active_->plan, kPlanCtas,
              DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
+  }
+
+  bool reads_keys_once(const BatchParams& batch) const override {
+    return rows(batch) <= loaded_.back().variant.row_tile;
   }
 
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
@@ -224,6 +227,12 @@ class HopperDecode final : public AttentionKernel {
     DecodeWork list;
     std::vector<Clusters> clusters;  // by size
   };
+
+  // Of a request: new tokens, and packed rows.
+  int32_t most_tokens(const BatchParams& batch) const {
+    return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
+  }
+  int64_t rows(const BatchParams& batch) const { return int64_t{most_tokens(batch)} * group_; }
 
   // That so many new tokens of a request can see.
   int64_t most_keys(const MaskParams& mask, int32_t tokens) const {

@@ -132,6 +132,12 @@ class HopperPrefill final : public AttentionKernel {
     longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
   }
 
+  bool outruns_repeated_reads(const BatchParams& batch) const override {
+    // Of cross attention longest_ bounds the decoder's keys.
+    return may_split_ && setup_.spec.scope != AttentionScope::cross &&
+           split_->outruns_decode(batch, longest_);
+  }
+
   void plan(const BatchParams& given, int32_t tokens, PassPlan& pass) override {
     const AttentionSpec& spec = setup_.spec;
     const BatchParams batch = without_idle_positions(given);
