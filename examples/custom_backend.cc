@@ -117,6 +117,7 @@ std::vector<Reason> reject(const BackendRequest& request) {
   unless(spec.mask == MaskKind::none, RejectCode::mask, "no masks");
   unless(spec.window == 0, RejectCode::window, "no windows");
   unless(spec.chunk == 0, RejectCode::chunk, "no chunks");
+  unless(!spec.dual_chunk, RejectCode::dual_chunk, "no dual chunks");
   unless(spec.logit_cap == 0, RejectCode::logit_cap, "no logit cap");
   unless(spec.softmax_scale == 0, RejectCode::heads, "the default scale only");
   unless(!spec.has_sinks, RejectCode::sinks, "no sinks");

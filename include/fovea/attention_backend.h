@@ -33,10 +33,10 @@ struct MlaWeights {
 struct RotaryTensors {
   const float* cos = nullptr;  // [max_positions, rotary_dim / 2]
   const float* sin = nullptr;  // as cos
-  int32_t max_positions = 0;
+  int32_t max_positions = 0;   // with spec.dual_chunk above its chunk_size
   int32_t rotary_dim = 0;    // leading values of a head (mla: of its rotary part) that rotate, even
   bool interleaved = false;  // value 2i is paired with 2i + 1; else i with i + rotary_dim / 2
-  // [tokens], in [0, max_positions); on a GPU others count as 0.
+  // [tokens], in [0, max_positions), with spec.dual_chunk of any size; on a GPU others count as 0.
   const int32_t* positions = nullptr;
 };
 
@@ -64,10 +64,13 @@ struct LayerTensors {
   // [.., nope_dim + rope_dim]
   HeadRows q = {};
   HeadRows q_rope = {};  // mla: [tokens, q_heads, rope_dim] when q holds the rest only
-  HeadRows k = {};       // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
-  HeadRows v = {};       // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
-  HeadRows out = {};     // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
-  NaturalLse lse = {};   // [tokens, q_heads], without the sink; needs spec.needs_lse
+  // As q, with spec.dual_chunk but without has_rope: q as rotated for keys of the chunk before, and
+  // of older chunks. They share q_scale.
+  HeadRows q_succ = {}, q_inter = {};
+  HeadRows k = {};      // [tokens, kv_heads, head_dim]. mla: latent [tokens, 1, kv_lora_rank]
+  HeadRows v = {};      // [tokens, kv_heads, head_dim_v]. mla: rotary key [tokens, 1, rope_dim]
+  HeadRows out = {};    // [tokens, q_heads, head_dim_v]. mla with mla_weights: [.., v_dim]
+  NaturalLse lse = {};  // [tokens, q_heads], without the sink; needs spec.needs_lse
   // Scales of an fp8 q: its values are q * q_scale[token * q_scale_token_stride + head *
   // q_scale_head_stride]. Null: 1. A stride of 0 shares a scale.
   const float* q_scale = nullptr;

@@ -43,6 +43,25 @@ enum class MaskKind : uint8_t {
   multi_item,    // items see the common prefix and themselves (rerankers)
 };
 
+// Dual chunk attention (ChunkLlama, arXiv:2402.17463; Qwen2.5-1M, arXiv:2501.15383). Positions are
+// cut into chunks of length(), keys are rotated by their place in their chunk, and queries once for
+// each distance of chunks, so that no rotation turns by more than chunk_size. At position p
+//   k                                      is rotated to p % length(),
+//   q for keys of its own chunk            to p % length(),
+//   q for those of the one before (succ)   to min(p % length() + length(), chunk_size),
+//   q for those of older ones (inter)      to min(2 * length() - 1, chunk_size).
+// Keys of later chunks, which odd BatchView::positions may give, are hidden. The names are those of
+// checkpoints; the factor of theirs on the scores of long requests is for the caller to put on q
+// and k.
+struct DualChunk {
+  int32_t chunk_size = 0;  // 0: off
+  int32_t local_size = 0;  // below chunk_size
+
+  constexpr explicit operator bool() const { return chunk_size != 0; }
+  constexpr int32_t length() const { return chunk_size - local_size; }
+  bool operator==(const DualChunk&) const = default;
+};
+
 struct AttentionSpec {
   AttentionKind kind = AttentionKind::mha;
   AttentionScope scope = AttentionScope::decoder;
@@ -72,6 +91,8 @@ struct AttentionSpec {
   float logit_cap = 0;  // soft cap, s <- cap * tanh(s / cap) (arXiv:2408.00118); 0: off
   int32_t window = 0;   // a query sees the last `window` keys including itself; 0: off
   int32_t chunk = 0;    // a query sees keys of its own aligned chunk only (Llama 4); 0: off
+  // mha, scopes decoder and ragged; not with chunk or mask prefix_spans.
+  DualChunk dual_chunk = {};
   // One extra logit per head in the denominator (gpt-oss; after arXiv:2309.17453).
   bool has_sinks = false;
   bool has_alibi = false;  // s += slope[head] * (key position - query position) (arXiv:2108.12409)

@@ -85,8 +85,8 @@ struct BatchView {
   // the results are merged by LSE: cascade attention (arXiv:2501.01005, section 3.1).
   // - Neighbours of up to n = 32 * kv_heads / q_heads new tokens each, in passes of up to
   //   n * max_requests new tokens; a pass with more reads every prefix as often as it occurs.
-  // - Only where nothing but order hides keys: scope decoder, mask none or tree, no window, chunk
-  //   or ALiBi, not batch-invariant. Other layers ignore it.
+  // - Only where nothing but order hides keys: scope decoder, mask none or tree, no window, chunk,
+  //   dual chunk or ALiBi, not batch-invariant. Other layers ignore it.
   const int32_t* shared_prefix = nullptr;
 
   // A promise: keys and values of all tokens before the new ones were stored before plan() on its

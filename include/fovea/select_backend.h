@@ -30,6 +30,7 @@ enum class RejectCode : uint8_t {
   page_size,
   window,
   chunk,
+  dual_chunk,
   logit_cap,
   sinks,
   alibi,

@@ -71,6 +71,9 @@ void check_scores(const Capability& can, const AttentionSpec& spec, Reasons& rea
                  fmt::format("window is {}, accepted: 0", spec.window));
   reasons.unless(spec.chunk == 0 || can.chunk, RejectCode::chunk,
                  fmt::format("chunk is {}, accepted: 0", spec.chunk));
+  reasons.unless(
+      !spec.dual_chunk || can.dual_chunk, RejectCode::dual_chunk,
+      fmt::format("dual_chunk.chunk_size is {}, accepted: 0", spec.dual_chunk.chunk_size));
   reasons.unless(spec.logit_cap == 0 || can.logit_cap, RejectCode::logit_cap,
                  fmt::format("logit_cap is {}, accepted: 0", spec.logit_cap));
   reasons.unless(!spec.has_sinks || can.sinks, RejectCode::sinks, "has_sinks is not supported");
@@ -86,7 +89,7 @@ Capability every_feature() {
   can.scopes = kAllScopes;
   can.masks = kAllMasks;
   can.kv_scales = kAllKvScales;
-  can.window = can.chunk = can.logit_cap = true;
+  can.window = can.chunk = can.dual_chunk = can.logit_cap = true;
   can.sinks = can.alibi = can.rope = can.lse = true;
   return can;
 }

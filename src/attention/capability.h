@@ -27,7 +27,7 @@ struct Capability {
   int32_t max_head_dim = 0;             // of q, k and v
   int32_t max_group = 0;                // q heads per kv head
   int32_t max_kv_len = std::numeric_limits<int32_t>::max();
-  bool window = false, chunk = false, logit_cap = false;
+  bool window = false, chunk = false, dual_chunk = false, logit_cap = false;
   bool sinks = false, alibi = false, rope = false, lse = false, batch_invariant = false;
 };
 

@@ -42,6 +42,8 @@ void PassAddresses::add(const BatchView& batch) {
 void PassAddresses::add(const LayerTensors& layer) {
   add({{"q", layer.q.data},
        {"q_rope", layer.q_rope.data},
+       {"q_succ", layer.q_succ.data},
+       {"q_inter", layer.q_inter.data},
        {"new k", layer.k.data},
        {"new v", layer.v.data},
        {"out", layer.out.data},

@@ -87,7 +87,7 @@ class Grouping {
 bool shares_prefixes(const AttentionSpec& spec) {
   return spec.kind == AttentionKind::mha && spec.scope == AttentionScope::decoder &&
          (spec.mask == MaskKind::none || spec.mask == MaskKind::tree) && spec.window == 0 &&
-         spec.chunk == 0 && !spec.has_alibi && !spec.batch_invariant &&
+         spec.chunk == 0 && !spec.dual_chunk && !spec.has_alibi && !spec.batch_invariant &&
          spec.q_heads <= kMaxPrefixRows * spec.kv_heads;
 }
 

@@ -90,6 +90,8 @@ std::string_view reject_code_name(RejectCode code) {
       return "window";
     case RejectCode::chunk:
       return "chunk";
+    case RejectCode::dual_chunk:
+      return "dual_chunk";
     case RejectCode::logit_cap:
       return "logit_cap";
     case RejectCode::sinks:

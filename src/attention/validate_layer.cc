@@ -46,6 +46,9 @@ void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
   check_argument(rotary.positions != nullptr, "rotary.positions is null");
   check_argument(rotary.max_positions > 0, "rotary.max_positions is {}, must be positive",
                  rotary.max_positions);
+  check_argument(!spec.dual_chunk || rotary.max_positions > spec.dual_chunk.chunk_size,
+                 "rotary.max_positions is {}, must be above the dual_chunk.chunk_size of {}",
+                 rotary.max_positions, spec.dual_chunk.chunk_size);
   const int32_t most = spec.kind == AttentionKind::mla ? spec.rope_dim : spec.head_dim;
   check_argument(rotary.rotary_dim > 0 && rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= most,
                  "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, most);
@@ -59,6 +62,20 @@ void check_mla_weights(const MlaWeights& weights, const AttentionSpec& spec) {
                  : none ? "are null"
                         : "are half given",
                  spec.nope_dim);
+}
+
+// The queries of dual_chunk that has_rope would make of q.
+void check_dual_queries(const LayerTensors& layer, const AttentionSpec& spec) {
+  const bool wanted = spec.dual_chunk && !spec.has_rope;
+  for (const auto& [name, rows] : {std::pair{"q_succ", layer.q_succ}, {"q_inter", layer.q_inter}}) {
+    if (wanted) {
+      check_rows(rows, spec.q_dtype, name);
+    } else {
+      check_argument(!rows,
+                     "{} is given, but the spec's dual_chunk.chunk_size is {} and has_rope {}",
+                     name, spec.dual_chunk.chunk_size, spec.has_rope);
+    }
+  }
 }
 
 void refuse_given(bool given, std::string_view name, const AttentionSpec& spec) {
@@ -101,6 +118,7 @@ void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const 
   check_rotary(layer.rotary, spec);
   if (!layer.q) return;
   check_rows(layer.q, spec.q_dtype, "q");
+  check_dual_queries(layer, spec);
   check_argument(layer.q_scale == nullptr || is_fp8(spec.q_dtype),
                  "q_scale is given, but the spec's q_dtype is {}", dtype_name(spec.q_dtype));
   check_rows(layer.out, dtype, "out");

@@ -123,6 +123,26 @@ void validate_mask(const AttentionSpec& spec) {
                  "has_alibi: distances have no meaning in scope cross");
 }
 
+void validate_dual_chunk(const AttentionSpec& spec) {
+  const DualChunk& dual = spec.dual_chunk;
+  check_argument(dual.chunk_size >= 0, "dual_chunk.chunk_size is {}, must not be negative",
+                 dual.chunk_size);
+  check_argument(dual.local_size >= 0 && dual.local_size < std::max(dual.chunk_size, 1),
+                 "dual_chunk.local_size is {}, must be in [0, {}), below chunk_size",
+                 dual.local_size, std::max(dual.chunk_size, 1));
+  if (!dual) return;
+  check_argument(spec.kind == AttentionKind::mha, "kind is {}, dual_chunk needs mha",
+                 name_of(spec.kind));
+  check_argument(is_causal(spec.scope),
+                 "scope is {}, dual_chunk needs decoder or ragged: it looks back only",
+                 name_of(spec.scope));
+  check_argument(spec.chunk == 0, "chunk is {}, must be 0: dual_chunk has chunks of its own",
+                 spec.chunk);
+  check_argument(spec.mask != MaskKind::prefix_spans,
+                 "mask is {}, whose keys are seen across the chunks of dual_chunk",
+                 name_of(spec.mask));
+}
+
 }  // namespace
 
 float softmax_scale(const AttentionSpec& spec) {
@@ -137,6 +157,7 @@ void validate_spec(const AttentionSpec& spec) {
   validate_mla(spec);
   validate_linear(spec);
   validate_mask(spec);
+  validate_dual_chunk(spec);
   validate_rope(spec);
   validate_fp8_query(spec);
   check_argument(std::isfinite(spec.softmax_scale) && spec.softmax_scale >= 0,

@@ -21,15 +21,17 @@ namespace fovea::kernels {
 //   in_order:  cached or no tree: n <= kv_len - q_len + j (causal), or always;
 //              new key with a tree: its bit in tree[row]
 //   in_window: position(n) > position(j) - window
-//   in_chunk:  position(n) / chunk == position(j) / chunk
+//   in_chunk:  position(j) / chunk - position(n) / chunk in [nearest_chunk, farthest_chunk]
 //   in_item:   position(j) < prefix, or position(n) < prefix, or
 //              position(n) >= position(j) - token_pos_in_items[position(j) - prefix]
 //   same_span: one [begin, end) holds both positions; it overrides all others
 struct AttentionMask {
   bool causal = true;
-  const int32_t* first_keys = nullptr;     // [requests], or null: 0; not together with spans
-  int32_t window = 0;                      // 0: off
-  int32_t chunk = 0;                       // 0: off
+  const int32_t* first_keys = nullptr;  // [requests], or null: 0; not together with spans
+  int32_t window = 0;                   // 0: off
+  int32_t chunk = 0;                    // 0: off
+  // Counted back from the token's own.
+  int32_t nearest_chunk = 0, farthest_chunk = 0;
   const int32_t* positions = nullptr;      // [tokens] or null
   const uint64_t* tree = nullptr;          // [tokens] bits over the request's new tokens, or null
   const uint8_t* custom = nullptr;         // [q_len, kv_len] per request, or null

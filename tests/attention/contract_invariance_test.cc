@@ -31,8 +31,8 @@ std::vector<AttentionCase> invariant_cases() {
   for (const char* name :
        {"mixed", "q_bf16_kv_bf16", "q_fp32_kv_fp8_e4m3_per_token_head", "window_16", "chunk_48",
         "sinks_window", "alibi", "logit_cap", "prefix_spans", "group_7", "group_28",
-        "head_dim_192_128", "q_fp8_per_head", "fp8_pages_scaled_64", "mla_fp8_rows", "mla_page_16",
-        "mla_bf16", "mla_weights"}) {
+        "head_dim_192_128", "dual_chunk_sinks_cap_window", "q_fp8_per_head", "fp8_pages_scaled_64",
+        "mla_fp8_rows", "mla_page_16", "mla_bf16", "mla_weights"}) {
     AttentionCase test = test::attention_case(name);
     test.spec.batch_invariant = true;
     test.mode = ForwardMode::mixed;
@@ -194,11 +194,11 @@ TEST_P(BatchInvariance, CachedPrefixChangesNoBit) {
   tail.requests = {data.requests[0]};
   test::RequestData& request = tail.requests[0];
   request.q_len = 21;
-  const size_t q_row = request.q.size() / 130;
-  request.q.erase(request.q.begin(), request.q.begin() + static_cast<int64_t>(q_row * 109));
-  const size_t scales = request.q_scale.size() / 130;
-  request.q_scale.erase(request.q_scale.begin(),
-                        request.q_scale.begin() + static_cast<int64_t>(scales * 109));
+  for (std::vector<float>* rows :
+       {&request.q, &request.q_succ, &request.q_inter, &request.q_scale}) {
+    const size_t row = rows->size() / 130;
+    rows->erase(rows->begin(), rows->begin() + static_cast<int64_t>(row * 109));
+  }
   const Output hit = run_case(entry(), warm, tail, {.tables = test::Tables::pages});
 
   const std::vector<Piece> pieces = {{0, 0, 109}, {0, 109, 130}};

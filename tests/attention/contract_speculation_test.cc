@@ -55,6 +55,8 @@ RequestData path_request(const RequestData& tree, const std::vector<int32_t>& pa
   request.q_len = static_cast<int32_t>(path.size());
   request.kv_len = static_cast<int32_t>(keys.size());
   request.q = gather(tree.q, tree.q_len, path);
+  request.q_succ = gather(tree.q_succ, tree.q_len, path);
+  request.q_inter = gather(tree.q_inter, tree.q_len, path);
   request.k = gather(tree.k, tree.kv_len, keys);
   if (!tree.v.empty()) request.v = gather(tree.v, tree.kv_len, keys);
   return request;

@@ -81,6 +81,7 @@ TEST(Capability, EveryCodeHasItsReason) {
       {RejectCode::page_size, [](auto& r) { r.cache.page_size = 1; }},
       {RejectCode::window, [](auto& r) { r.spec.window = 8; }},
       {RejectCode::chunk, [](auto& r) { r.spec.chunk = 8; }},
+      {RejectCode::dual_chunk, [](auto& r) { r.spec.dual_chunk.chunk_size = 8; }},
       {RejectCode::logit_cap, [](auto& r) { r.spec.logit_cap = 30; }},
       {RejectCode::sinks, [](auto& r) { r.spec.has_sinks = true; }},
       {RejectCode::alibi, [](auto& r) { r.spec.has_alibi = true; }},

@@ -103,6 +103,10 @@ RequestData make_request(std::mt19937_64& random, const AttentionSpec& spec, Req
   data.k = normal(random, rows * k_width(spec), activation_dtype(spec));
   data.v = normal(random, rows * v_width(spec), activation_dtype(spec));
   make_mask(random, spec.mask, data);
+  if (spec.dual_chunk) {
+    data.q_succ = normal(random, data.q.size(), spec.q_dtype);
+    data.q_inter = normal(random, data.q.size(), spec.q_dtype);
+  }
   return data;
 }
 
@@ -152,6 +156,7 @@ RotaryTable make_rotary_table(const AttentionCase& test) {
   for (const RequestShape& shape : test.requests) {
     table.positions = std::max({table.positions, shape.kv_len, 1});
   }
+  if (test.spec.dual_chunk) table.positions = test.spec.dual_chunk.chunk_size + 1;
   for (int32_t position = 0; position < table.positions; ++position) {
     for (int32_t pair = 0; pair < table.rotary_dim / 2; ++pair) {
       const double angle = position * std::pow(1e4, -2.0 * pair / table.rotary_dim);
@@ -199,6 +204,19 @@ void rotate_request(const AttentionCase& test, const RotaryTable& table, Request
     if (data.cached() + token >= 0) of_keys[data.cached() + token] = of_queries.back();
   }
   const AttentionSpec& spec = test.spec;
+  if (const auto [size, local] = spec.dual_chunk; size > 0) {
+    const int32_t length = size - local;
+    for (int32_t& position : of_keys) position %= length;
+    std::vector<int32_t> of_succ;
+    for (int32_t& position : of_queries) {
+      position %= length;
+      of_succ.push_back(std::min(length + position, size));
+    }
+    const std::vector<int32_t> of_inter(of_succ.size(), std::min(2 * length - 1, size));
+    data.q_succ = data.q_inter = data.q;
+    rotate(test, table, spec.q_heads, q_width(spec), of_succ, data.q_succ);
+    rotate(test, table, spec.q_heads, q_width(spec), of_inter, data.q_inter);
+  }
   rotate(test, table, spec.kv_heads, rotary_width(spec), of_keys, is_mla(spec) ? data.v : data.k);
   rotate(test, table, spec.q_heads, q_width(spec), of_queries, data.q);
 }

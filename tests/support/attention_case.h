@@ -70,10 +70,11 @@ BatchLimits limits_of(const AttentionCase& test);
 // One request, contiguous, rounded to the dtypes of q, k and v.
 struct RequestData {
   int32_t q_len = 0, kv_len = 0;
-  std::vector<float> q;        // [q_len, q_heads, q_width]
-  std::vector<float> q_scale;  // fp8 q: [q_len, q_heads]
-  std::vector<float> k;        // [kv_len, kv_heads, k_width]
-  std::vector<float> v;        // [kv_len, kv_heads, v_width]
+  std::vector<float> q;                // [q_len, q_heads, q_width]
+  std::vector<float> q_succ, q_inter;  // dual_chunk: as q
+  std::vector<float> q_scale;          // fp8 q: [q_len, q_heads]
+  std::vector<float> k;                // [kv_len, kv_heads, k_width]
+  std::vector<float> v;                // [kv_len, kv_heads, v_width]
   // has_rope: what forward() is given, before rotation; mla turns v, the rotary key.
   std::vector<float> given_q, given_k, given_v;
   std::vector<int32_t> parents;                    // tree: [q_len], -1: follows the cached tokens

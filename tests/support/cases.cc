@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "support/cache_cases.h"
+#include "support/dual_chunk_cases.h"
 #include "support/latent_cases.h"
 #include "support/long_cases.h"
 #include "support/random_cases.h"
@@ -329,6 +330,7 @@ std::vector<AttentionCase> attention_cases() {
   add_cache_cases(cases);
   add_latent_cases(cases);
   scopes(cases);
+  add_dual_chunk_cases(cases);
   if (on_gpu()) add_long_cases(cases);
   random_shapes(cases);
   add_random_cases(kRandomCases * test_scale(), cases);

@@ -110,7 +110,8 @@ BatchView DeviceBatch::view() const {
 
 LayerTensors DeviceBatch::tensors() const {
   LayerTensors tensors = host_.tensors();
-  for (HeadRows* rows : {&tensors.q, &tensors.q_rope, &tensors.k, &tensors.v, &tensors.out}) {
+  for (HeadRows* rows : {&tensors.q, &tensors.q_rope, &tensors.q_succ, &tensors.q_inter, &tensors.k,
+                         &tensors.v, &tensors.out}) {
     rows->data = mirror_.translate(rows->data);
   }
   tensors.q_scale = mirror_.translate(tensors.q_scale);

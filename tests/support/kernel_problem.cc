@@ -8,7 +8,7 @@ namespace fovea::test {
 std::vector<AttentionCase> kernel_cases() {
   std::vector<AttentionCase> cases = attention_cases();
   std::erase_if(cases, [](const AttentionCase& test) {
-    return has_mla_weights(test.spec) || test.spec.has_rope;
+    return has_mla_weights(test.spec) || test.spec.has_rope || test.spec.dual_chunk;
   });
   return cases;
 }

@@ -25,6 +25,12 @@ int64_t position_of_key(const RequestData& request, int32_t key) {
   return key < request.cached() ? key : position_of_token(request, key - request.cached());
 }
 
+// Chunks of dual_chunk from the key to the query.
+int64_t chunks_back(const AttentionSpec& spec, int64_t query, int64_t key) {
+  const int32_t length = spec.dual_chunk.chunk_size - spec.dual_chunk.local_size;
+  return query / length - key / length;
+}
+
 // The request's keys and values as attention sees them, per q head group: [kv_len, heads, width].
 struct Keys {
   std::vector<double> k, v;
@@ -205,6 +211,13 @@ class Softmax {
     return sum;
   }
 
+  const std::vector<float>& queries_for(int32_t token, int32_t key) const {
+    if (!spec_.dual_chunk) return request_.q;
+    const int64_t back =
+        chunks_back(spec_, position_of_token(request_, token), position_of_key(request_, key));
+    return back == 0 ? request_.q : back == 1 ? request_.q_succ : request_.q_inter;
+  }
+
   // As products of fp8 take it: e4m3, the largest as 2^8.
   Real rounded_weight(Real weight) const {
     if (std::is_same_v<Real, double> || !is_fp8(spec_.q_dtype)) return weight;
@@ -215,17 +228,19 @@ class Softmax {
 
   void attend(int32_t token, int32_t head, const std::vector<int32_t>& keys, Expected& to) const {
     const size_t row = static_cast<size_t>(token) * spec_.q_heads + head;
-    const float* q = &request_.q[row * q_width(spec_)];
     const int32_t key_head = head / (spec_.q_heads / key_heads_);
     constexpr size_t kBlock = RowBlocks<Real>::kRows;
     std::vector<std::pair<int32_t, Real>> seen;
     Real largest = -std::numeric_limits<Real>::infinity();
     typename RowBlocks<Real>::Products products{};
     size_t block = SIZE_MAX;
+    const std::vector<float>* last = nullptr;
     for (const int32_t key : keys) {
-      if (key / kBlock != block) {
+      const std::vector<float>& queries = queries_for(token, key);
+      if (key / kBlock != block || &queries != last) {
         block = key / kBlock;
-        products = k_[key_head].products(q, block);
+        last = &queries;
+        products = k_[key_head].products(&queries[row * q_width(spec_)], block);
       }
       seen.emplace_back(key, score(token, head, key, products[key % kBlock]));
       largest = std::max(largest, seen.back().second);
@@ -283,6 +298,7 @@ std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& req
   }
   if (spec.window > 0) hide([&](int32_t key) { return here - at(key) >= spec.window; });
   if (spec.chunk > 0) hide([&](int32_t key) { return at(key) / spec.chunk != here / spec.chunk; });
+  if (spec.dual_chunk) hide([&](int32_t key) { return chunks_back(spec, here, at(key)) < 0; });
   if (spec.mask == MaskKind::custom) {
     const size_t row = static_cast<size_t>(token) * request.kv_len;
     hide([&](int32_t key) { return request.custom_mask[row + key] == 0; });

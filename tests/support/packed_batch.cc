@@ -195,6 +195,11 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
   };
   q_ = PackedRows(tokens_, spec.q_heads, q_size - rope, spec.q_dtype, test_.strided, fill_);
   if (rope > 0) q_rope_ = rows(spec.q_heads, rope);
+  const bool dual = spec.dual_chunk && !spec.has_rope;
+  if (dual) {
+    q_succ_ = PackedRows(tokens_, spec.q_heads, q_size, spec.q_dtype, test_.strided, fill_);
+    q_inter_ = PackedRows(tokens_, spec.q_heads, q_size, spec.q_dtype, test_.strided, fill_);
+  }
   k_ = rows(spec.kv_heads, k_width(spec));
   if (v_width(spec) > 0) v_ = rows(spec.kv_heads, v_width(spec));
   out_ = rows(spec.q_heads, out_width(spec));
@@ -218,6 +223,11 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
         back.insert(back.end(), q + q_size - rope, q + q_size);
       }
       q_.set_token(row, front.data());
+      if (dual) {
+        const size_t at = static_cast<size_t>(token) * spec.q_heads * q_size;
+        q_succ_.set_token(row, &request.q_succ[at]);
+        q_inter_.set_token(row, &request.q_inter[at]);
+      }
       if (!request.q_scale.empty()) {
         const auto scale = request.q_scale.begin() + static_cast<int64_t>(token) * spec.q_heads;
         q_scale_.insert(q_scale_.end(), scale, scale + spec.q_heads);
@@ -301,6 +311,8 @@ LayerTensors PackedBatch::tensors() {
   tensors.q_scale_token_stride = test_.spec.q_heads;
   tensors.q_scale_head_stride = 1;
   tensors.q_rope = q_rope_.rows();
+  tensors.q_succ = q_succ_.rows();
+  tensors.q_inter = q_inter_.rows();
   if (test_.spec.scope != AttentionScope::cross) {
     tensors.k = k_.rows();
     tensors.v = v_.rows();
@@ -341,7 +353,8 @@ std::vector<std::span<std::byte>> PackedBatch::memory() {
   add(q_indptr_, kv_lens_, request_rows_, shared_, encoder_lens_, positions_, decoder_slots_,
       out_slots_, tree_, custom_, custom_indptr_, spans_, span_indptr_, item_prefix_, pos_in_items_,
       lse_, w_uk_, w_uv_, q_scale_, sinks_, alibi_slopes_, cos_, sin_, rotary_positions_);
-  for (PackedRows* rows : {&q_, &q_rope_, &k_, &v_, &out_}) blocks.push_back(rows->memory());
+  for (PackedRows* rows : {&q_, &q_rope_, &q_succ_, &q_inter_, &k_, &v_, &out_})
+    blocks.push_back(rows->memory());
   return blocks;
 }
 

@@ -103,7 +103,7 @@ class PackedBatch {
   std::vector<uint32_t> item_prefix_;
   std::vector<uint16_t> pos_in_items_;
   int64_t pos_in_items_stride_ = 0;
-  PackedRows q_, q_rope_, k_, v_, out_;
+  PackedRows q_, q_rope_, q_succ_, q_inter_, k_, v_, out_;
   std::vector<float> lse_, q_scale_;
   std::vector<char> w_uk_, w_uv_;  // in q_dtype
   std::vector<float> sinks_, alibi_slopes_;

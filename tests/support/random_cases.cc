@@ -22,6 +22,14 @@ class Drawer {
  public:
   explicit Drawer(uint64_t seed) : random_(seed) {}
 
+  AttentionCase draw_dual_chunk(int number) {
+    AttentionCase test = draw(number);
+    test.name.replace(0, std::string_view("random").size(), "random_dual_chunk");
+    test.spec.dual_chunk.chunk_size = pick({1, 2, 17, 40, 64, 100});
+    test.spec.dual_chunk.local_size = between(0, test.spec.dual_chunk.chunk_size - 1);
+    return test;
+  }
+
   AttentionCase draw(int number) {
     const bool mla = one_in(5);
     test_ = mla ? mla_case("", pick({1, 2, 5, 16})) : mha_case("", 1, 1, 64);
@@ -183,12 +191,16 @@ bool contradictory(const AttentionCase& test) {
 
 void add_random_cases(int count, std::vector<AttentionCase>& cases) {
   Drawer drawer(2026);
-  for (int number = 0; number < count;) {
-    AttentionCase test = drawer.draw(number);
-    if (contradictory(test)) continue;
-    cases.push_back(std::move(test));
-    ++number;
-  }
+  const auto add = [&](int wanted, auto draw) {
+    for (int number = 0; number < wanted;) {
+      AttentionCase test = (drawer.*draw)(number);
+      if (contradictory(test)) continue;
+      cases.push_back(std::move(test));
+      ++number;
+    }
+  };
+  add(count, &Drawer::draw);
+  add(count / 4, &Drawer::draw_dual_chunk);
 }
 
 }  // namespace fovea::test

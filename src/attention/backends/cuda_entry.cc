@@ -114,6 +114,7 @@ Capability cuda_capability() {
   can.kv_dtypes = kKvDtypes;
   can.kv_layouts = kKvLayouts;
   can.max_group = 128;
+  can.dual_chunk = false;
   return can;
 }
 

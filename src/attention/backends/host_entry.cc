@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "attention/backends/entry.h"
+#include "attention/backends/host_dual_chunk.h"
 #include "attention/backends/host_linear.h"
 #include "attention/backends/host_mha.h"
 #include "attention/backends/host_mla.h"
@@ -64,9 +65,10 @@ BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
   };
   entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
   entry.notes = [](const BackendRequest& request) {
-    return request.spec.kind == AttentionKind::mla
-               ? describe_mla_forms(request.spec, kMlaChunkRows)
-               : describe_prefix_levels(request.spec, request.limits);
+    const AttentionSpec& spec = request.spec;
+    if (spec.kind == AttentionKind::mla) return describe_mla_forms(spec, kMlaChunkRows);
+    return spec.dual_chunk ? describe_dual_chunk(spec)
+                           : describe_prefix_levels(spec, request.limits);
   };
   return guarded(std::move(entry));
 }

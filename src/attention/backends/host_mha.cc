@@ -2,6 +2,7 @@
 #include "attention/backends/host_mha.h"
 
 #include "attention/backends/batch_mask.h"
+#include "attention/backends/host_dual_chunk.h"
 #include "attention/backends/host_pages.h"
 #include "attention/backends/host_prefixes.h"
 #include "attention/validate_layer.h"
@@ -16,6 +17,7 @@ struct MhaBuffers {
   HeadRows rotated_k;          // [max_tokens, kv_heads, head_dim], with has_rope
   std::span<std::byte> schedule;
   HostPrefixes prefixes;
+  HostDualChunk dual_chunk;  // replaces the schedule
 };
 
 HostKernels::Shape kernel_shape(const HostShape& shape) {
@@ -42,6 +44,10 @@ MhaBuffers carve_mha(WorkspaceCarver& workspace, const HostShape& shape,
   if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
     buffers.rotated_k =
         carve_rows(workspace, spec.q_dtype, limits.max_tokens, spec.kv_heads, spec.head_dim);
+  }
+  if (shape.spec.dual_chunk) {
+    buffers.dual_chunk.carve(workspace, shape, kernel_shape(shape), key_limits);
+    return buffers;
   }
   buffers.schedule = workspace.take_bytes(
       shape.kernels->attention_workspace_bytes(kernel_shape(shape), key_limits));
@@ -79,6 +85,7 @@ class HostMha final : public HostBackend {
     } else {
       plan_packed_keys(batch);
     }
+    if (spec().dual_chunk) return buffers_.dual_chunk.plan(params_);
     cascades_ = buffers_.prefixes.plan(batch, params_, shape().cache.page_size);
     if (cascades_) params_.mask.first_keys = buffers_.prefixes.first_keys();
     schedule_ = kernels().plan_attention(kernel_shape_, params_, buffers_.schedule);
@@ -103,6 +110,9 @@ class HostMha final : public HostBackend {
 
   // Rotates q in place; returns the layer with k rotated in the workspace.
   LayerTensors rotated(LayerTensors layer) {
+    if (spec().dual_chunk) {
+      return buffers_.dual_chunk.rotated(layer, batch().tokens, buffers_.rotated_k, threads());
+    }
     const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
       kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().head_dim},
                             threads());
@@ -133,7 +143,9 @@ class HostMha final : public HostBackend {
     params_.lse = layer.lse.data;
     params_.sinks = layer.sinks;
     params_.alibi_slopes = layer.alibi_slopes;
-    if (cascades_) {
+    if (spec().dual_chunk) {
+      buffers_.dual_chunk.run(params_, layer.q_succ, layer.q_inter, threads());
+    } else if (cascades_) {
       buffers_.prefixes.run(params_, schedule_, threads());
     } else {
       kernels().attention(kernel_shape_, params_, schedule_, threads());

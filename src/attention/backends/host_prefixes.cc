@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_prefixes.h"
 
-#include "attention/backends/row_copy.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -26,9 +25,7 @@ void HostPrefixes::carve(WorkspaceCarver& workspace, const HostShape& shape,
     level.workspace = workspace.take_bytes(bytes);
   }
   first_keys_ = workspace.take<int32_t>(requests);
-  const int64_t rows = (int64_t{reserved_} + 1) * most_tokens_ * shape_.q_heads;
-  out_ = workspace.take<float>(rows * shape_.head_dim_v);
-  lse_ = workspace.take<float>(rows);
+  states_.carve(workspace, shape, shape_, reserved_ + 1, most_tokens_);
 }
 
 void HostPrefixes::check_pages(const BatchView& batch, const kernels::AttentionParams& params,
@@ -80,34 +77,12 @@ bool HostPrefixes::plan(const BatchView& batch, const kernels::AttentionParams& 
 
 void HostPrefixes::run(const kernels::AttentionParams& params,
                        const HostKernels::Schedule& schedule, ThreadPool& threads) const {
-  const int64_t tokens = params.q_indptr[params.requests];
-  const int64_t lse_stride = tokens * params.q_heads, out_stride = lse_stride * params.head_dim_v;
-  for (int32_t pass = 0; pass <= used_; ++pass) {
-    kernels::AttentionParams part =
-        pass == 0 ? params : params_of(params, levels_[pass - 1].groups);
-    part.out = dense_rows(out_ + pass * out_stride, DType::f32, params.q_heads, params.head_dim_v);
-    part.lse = lse_ + pass * lse_stride;
-    part.sinks = nullptr;
-    kernels_->attention(shape_, part, pass == 0 ? schedule : levels_[pass - 1].schedule, threads);
+  states_.run(0, params, schedule, threads);
+  for (int32_t pass = 1; pass <= used_; ++pass) {
+    const Level& level = levels_[pass - 1];
+    states_.run(pass, params_of(params, level.groups), level.schedule, threads);
   }
-  kernels::MergeStatesParams merge;
-  merge.o = merge.out = out_;
-  merge.lse = lse_;
-  merge.o_part_stride = out_stride;
-  merge.lse_part_stride = lse_stride;
-  merge.parts = used_ + 1;
-  merge.rows = tokens;
-  merge.heads = params.q_heads;
-  merge.dim = params.head_dim_v;
-  merge.sinks = params.sinks;
-  merge.out_lse = params.lse;
-  kernels_->merge_states(merge, threads);
-  copy_rows({.from = dense_rows(out_, DType::f32, params.q_heads, params.head_dim_v),
-             .to = params.out,
-             .tokens = tokens,
-             .heads = params.q_heads,
-             .dim = params.head_dim_v},
-            threads);
+  states_.join(used_ + 1, params, threads);
 }
 
 }  // namespace fovea

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "attention/backends/host_backend.h"
+#include "attention/backends/host_pass_states.h"
 #include "attention/prefix_levels.h"
 
 namespace fovea {
@@ -44,10 +44,7 @@ class HostPrefixes {
   PrefixRule rule_;
   int32_t most_tokens_ = 0;        // of a pass with groups
   int32_t* first_keys_ = nullptr;  // [requests] of the last pass
-  // Of the passes, the last one first: [levels + 1, most_tokens, q_heads, head_dim_v], and without
-  // the last dimension.
-  float* out_ = nullptr;
-  float* lse_ = nullptr;
+  HostPassStates states_;          // of the last pass, then of the levels
 };
 
 }  // namespace fovea

@@ -68,11 +68,6 @@ std::vector<BackendEntry> missing_gpu_backends() {
        kHopper,
        kHopper},
       {"double_sparsity", "attention over heavy channels and tokens", {}, kAmpere, kAny},
-      {"dual_chunk",
-       "dual chunk attention for long contexts",
-       {"dual_chunk_flash_attn"},
-       kAmpere,
-       kAny},
       {"cudnn", "the GPU vendor's kernels", {}, kAmpere, kAny},
   };
   std::vector<BackendEntry> entries;
@@ -89,6 +84,8 @@ std::vector<BackendEntry> foreign_backends() {
       foreign_row("wave", {}, "AMD GPUs are not supported"),
       foreign_row("ascend", {}, "Ascend processors are not supported"),
       foreign_row("intel_xpu", {"xpu"}, "Intel GPUs are not supported"),
+      foreign_row("dual_chunk", {"dual_chunk_flash_attn"},
+                  "a rule of scores, not a backend: give the layers dual_chunk; on a CPU only"),
       foreign_row("tree_attn", {}, "a mask, not a backend: give the layers mask tree"),
       foreign_row("turboquant", {}, "rotated low-bit caches are not supported"),
   };

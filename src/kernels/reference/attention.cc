@@ -52,7 +52,7 @@ class Visibility {
     const int64_t at = key_position(key);
     if (mask_.spans && same_span(at, from)) return true;
     return in_order(key, token) && (mask_.window == 0 || at > from - mask_.window) &&
-           (mask_.chunk == 0 || at / mask_.chunk == from / mask_.chunk) &&
+           (mask_.chunk == 0 || in_chunk(at, from)) &&
            (!mask_.item_prefix_lens || in_item(at, from)) &&
            (!mask_.custom || custom_byte(key, token) != 0);
   }
@@ -63,6 +63,11 @@ class Visibility {
       return (mask_.tree[request_.first_row + token] >> (key - cached_)) & 1;
     }
     return !mask_.causal || key <= cached_ + token;
+  }
+
+  bool in_chunk(int64_t key_at, int64_t query_at) const {
+    const int64_t back = query_at / mask_.chunk - key_at / mask_.chunk;
+    return back >= mask_.nearest_chunk && back <= mask_.farthest_chunk;
   }
 
   bool in_item(int64_t key_at, int64_t query_at) const {

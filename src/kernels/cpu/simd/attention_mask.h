@@ -67,6 +67,11 @@ static inline int32_t tokens_of_item_before(const MaskView& view, int32_t positi
                                  static_cast<int32_t>(mask.item_prefix_lens[view.request])];
 }
 
+static inline bool in_chunk(const AttentionMask& mask, int32_t at, int32_t from) {
+  const int32_t back = from / mask.chunk - at / mask.chunk;
+  return back >= mask.nearest_chunk && back <= mask.farthest_chunk;
+}
+
 // The definition in kernels/attention.h.
 static inline bool key_visible(const MaskView& view, int32_t key, int32_t token) {
   const AttentionMask& mask = *view.mask;
@@ -75,7 +80,7 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
   if (mask.spans && same_span(view, at, from)) return true;
   if (!in_order(view, key, token)) return false;
   if (mask.window > 0 && at <= from - mask.window) return false;
-  if (mask.chunk > 0 && at / mask.chunk != from / mask.chunk) return false;
+  if (mask.chunk > 0 && !in_chunk(mask, at, from)) return false;
   if (mask.item_prefix_lens) {
     const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
     if (from >= prefix && at >= prefix && at < from - tokens_of_item_before(view, from)) {
@@ -89,10 +94,11 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
 static inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-// The first position that the window and the chunk of a token at `from` reach.
+// The first position that the window and the chunks of a token at `from` reach.
 static inline int32_t reach_begin(const AttentionMask& mask, int32_t from) {
   const int32_t begin = mask.window > 0 ? larger(0, from - mask.window + 1) : 0;
-  return mask.chunk > 0 ? larger(begin, from / mask.chunk * mask.chunk) : begin;
+  if (mask.chunk == 0) return begin;
+  return larger(begin, larger(0, from / mask.chunk - mask.farthest_chunk) * mask.chunk);
 }
 
 // Narrows [begin, end) by the masks on positions, for keys that stand at their own number.
@@ -100,9 +106,9 @@ static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
   const AttentionMask& mask = *view.mask;
   row.begin = larger(row.begin, reach_begin(mask, from));
   if (mask.chunk > 0) {
-    const int32_t chunk = from / mask.chunk;
-    const int64_t chunk_end = (static_cast<int64_t>(chunk) + 1) * mask.chunk;
-    if (chunk_end < row.end) row.end = static_cast<int32_t>(chunk_end);
+    const int32_t chunks = larger(0, from / mask.chunk - mask.nearest_chunk + 1);
+    const int64_t end = int64_t{chunks} * mask.chunk;
+    if (end < row.end) row.end = static_cast<int32_t>(end);
   }
   if (mask.item_prefix_lens) {
     const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
