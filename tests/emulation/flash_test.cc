@@ -150,8 +150,8 @@ void add_more(std::vector<AttentionCase>& cases) {
       test.requests = {{rows, 2300}, {5, 70}};
     });
   }
-  // Of one segment, by four blocks; of a single request, in a cluster.
-  for (const int32_t keys : {900, 1900, 2300, 3900}) {
+  // Of one segment, by four blocks; of a single request, in a cluster, or by pairs.
+  for (const int32_t keys : {900, 1900, 2300, 2900, 3900}) {
     const std::string name = "segments_of_one_" + std::to_string(keys);
     add(name.c_str(), 128, [&](AttentionCase& test) {
       test.spec.batch_invariant = true;
@@ -161,7 +161,7 @@ void add_more(std::vector<AttentionCase>& cases) {
   add("segments_of_one_heads", 128, [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.spec.q_heads = 8;
-    test.requests = {{1, 3000}};
+    test.requests = {{1, 2700}};
   });
   add("segments_of_one_growing", 128, [](AttentionCase& test) {
     test.spec.batch_invariant = true;
