@@ -98,6 +98,11 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
          "quantization_config is set; checkpoints with plain fp32, bf16 or fp16 weights are "
          "supported");
   }
+  // Passed over, it would change what the model says of long texts.
+  if (config.has("dual_chunk_attention_config")) {
+    fail(ErrorCode::unsupported,
+         "dual_chunk_attention_config is set; models are loaded with plain rotary positions only");
+  }
   DecoderParts parts;
   ModelInfo& info = parts.info;
   info.architecture = config.texts("architectures").at(0);

@@ -40,6 +40,8 @@ constexpr Refusal kRefusals[] = {
     {"NoArchitecture", "llama", R"({"architectures": []})", kUnsupported, "the architecture is ''"},
     {"Quantised", "gpt_oss", R"({"quantization_config": {"quant_method": "mxfp4"}})", kUnsupported,
      "quantization_config"},
+    {"DualChunk", "qwen3", R"({"dual_chunk_attention_config": {"chunk_size": 262144}})",
+     kUnsupported, "dual_chunk_attention_config is set"},
     {"Activation", "llama", R"({"hidden_act": "relu"})", kUnsupported,
      "hidden_act is 'relu'; supported is 'silu'"},
     {"RopeType", "qwen3", R"({"rope_parameters": {"rope_type": "longrope"}})", kUnsupported,
