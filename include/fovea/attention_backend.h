@@ -36,7 +36,7 @@ struct RotaryTensors {
   int32_t max_positions = 0;   // with spec.dual_chunk above its chunk_size
   int32_t rotary_dim = 0;    // leading values of a head (mla: of its rotary part) that rotate, even
   bool interleaved = false;  // value 2i is paired with 2i + 1; else i with i + rotary_dim / 2
-  // [tokens], in [0, max_positions), with spec.dual_chunk of any size; on a GPU others count as 0.
+  // [tokens], in [0, max_positions); on a GPU others count as 0. spec.dual_chunk: the batch's, any.
   const int32_t* positions = nullptr;
 };
 

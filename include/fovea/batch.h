@@ -75,8 +75,8 @@ struct BatchView {
   // row may exceed 2^31.
   const int64_t* out_slots = nullptr;
   // [tokens] logical positions. Null: kv_lens - q_len + j. Drafts of a tree share positions;
-  // window, chunk and ALiBi are measured on them. Given, they cost time: those of new keys are read
-  // for every tile.
+  // window, chunk, dual_chunk and ALiBi are measured on them. Given, they cost time: those of new
+  // keys are read for every tile.
   const int32_t* positions = nullptr;
 
   // [requests] leading tokens that request i has in the same slots as request i - 1; entry 0 is not

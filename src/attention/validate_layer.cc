@@ -98,6 +98,9 @@ void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
                  "out must be f32 with a head stride of head_dim_v = {}", spec.head_dim_v);
   check_apart(layer.out, batch.tokens, spec.kv_heads, spec.head_dim_v, "out");
   refuse_given(bool{layer.q}, "q", spec);
+  refuse_given(bool{layer.q_rope}, "q_rope", spec);
+  refuse_given(bool{layer.q_succ}, "q_succ", spec);
+  refuse_given(bool{layer.q_inter}, "q_inter", spec);
   refuse_given(bool{layer.k}, "k", spec);
   refuse_given(bool{layer.v}, "v", spec);
   refuse_given(bool{layer.lse}, "lse", spec);

@@ -127,10 +127,12 @@ void validate_dual_chunk(const AttentionSpec& spec) {
   const DualChunk& dual = spec.dual_chunk;
   check_argument(dual.chunk_size >= 0, "dual_chunk.chunk_size is {}, must not be negative",
                  dual.chunk_size);
-  check_argument(dual.local_size >= 0 && dual.local_size < std::max(dual.chunk_size, 1),
-                 "dual_chunk.local_size is {}, must be in [0, {}), below chunk_size",
-                 dual.local_size, std::max(dual.chunk_size, 1));
+  check_argument(dual || dual.local_size == 0,
+                 "dual_chunk.local_size is {}, must be 0 where chunk_size is 0", dual.local_size);
   if (!dual) return;
+  check_argument(dual.local_size >= 0 && dual.local_size < dual.chunk_size,
+                 "dual_chunk.local_size is {}, must be in [0, {}), below chunk_size",
+                 dual.local_size, dual.chunk_size);
   check_argument(spec.kind == AttentionKind::mha, "kind is {}, dual_chunk needs mha",
                  name_of(spec.kind));
   check_argument(is_causal(spec.scope),

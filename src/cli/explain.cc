@@ -276,7 +276,7 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
   command.add_option("--chunk", spec.chunk, "a query sees keys of its own aligned chunk; 0 is off");
   command.add_option("--dual-chunk", spec.dual_chunk.chunk_size,
                      "chunk_size of dual chunk attention; 0 is off");
-  command.add_option("--dual-local", spec.dual_chunk.local_size, "its local_size");
+  command.add_option("--dual-local", spec.dual_chunk.local_size, "its local_size, below that");
   command.add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
   command.add_flag("--sinks", spec.has_sinks, "an extra logit a head in the denominator");
   command.add_flag("--alibi", spec.has_alibi, "a slope a head on the distance of keys");

@@ -107,7 +107,7 @@ TEST(DualChunk, RefusesSpecsByName) {
        [](auto& s) { s.dual_chunk.local_size = -1; }},
       {"dual_chunk.local_size is 8, must be in [0, 8)",
        [](auto& s) { s.dual_chunk.local_size = 8; }},
-      {"dual_chunk.local_size is 7, must be in [0, 1)",
+      {"dual_chunk.local_size is 7, must be 0 where chunk_size is 0",
        [](auto& s) { s.dual_chunk.chunk_size = 0; }},
       {"kind is gated_delta_net, dual_chunk needs mha",
        [](auto& s) {
@@ -129,6 +129,7 @@ TEST(DualChunk, RefusesSpecsByName) {
 TEST(DualChunk, RefusesTensorsThatDoNotFit) {
   std::vector<float> values(5 * 2 * 8);
   const std::vector<int32_t> positions = {7, 8, 3, 4, 5}, negative = {7, -8, 3, 4, 5};
+  const std::vector<int32_t> shifted = {7, 8, 13, 14, 15};
   const HeadRows two = dense_rows(values.data(), DType::f32, 2, 8);
   const HeadRows one = dense_rows(values.data(), DType::f32, 1, 8);
   const LayerTensors plain{.q = two, .k = one, .v = one, .out = two};
@@ -166,7 +167,9 @@ TEST(DualChunk, RefusesTensorsThatDoNotFit) {
                        {"rotary.max_positions is 5, must be above the dual_chunk.chunk_size of 5",
                         [](auto& t) { t.rotary.max_positions = 5; }},
                        {"rotary.positions[1] is -8, must not be negative",
-                        [&](auto& t) { t.rotary.positions = negative.data(); }}});
+                        [&](auto& t) { t.rotary.positions = negative.data(); }},
+                       {"rotary.positions[2] is 13, with dual_chunk must be the batch's, 3",
+                        [&](auto& t) { t.rotary.positions = shifted.data(); }}});
 }
 
 }  // namespace

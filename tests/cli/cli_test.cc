@@ -320,6 +320,24 @@ TEST(Cli, ExplainsEveryScope) {
   expect_refused(fovea({"explain", "--prefix-levels", "9"}), {"prefix_levels is 9"});
 }
 
+TEST(Cli, ExplainsDualChunks) {
+  const std::vector<std::string> dual = {"explain", "--dual-chunk", "80", "--dual-local", "16"};
+  const auto with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), dual.begin(), dual.end());
+    return fovea(flags);
+  };
+  const ProgramResult cpu = with({"--json"});
+  ASSERT_EQ(cpu.exit_code, 0) << cpu.err;
+  const nlohmann::json report = nlohmann::json::parse(cpu.out);
+  EXPECT_EQ(report["chosen"], "cpu");
+  EXPECT_EQ(
+      report["notes"],
+      "keys of a token's chunk of 64, of the chunk before and of older ones are three passes");
+  expect_refused(with({"--backend", "flash"}), {"dual_chunk: dual_chunk.chunk_size is 80"});
+  expect_refused(with({"--backend", "dual_chunk"}), {"give the layers dual_chunk"});
+  expect_refused(with({"--chunk", "8"}), {"chunk is 8, must be 0"});
+}
+
 TEST(Cli, ChecksAModel) {
   const ProgramResult result = fovea({"check", kModels + "llama", "--backends", "cpu",
                                       "--kv-dtypes", "fp32,bf16", "--no-perplexity", "--json"});

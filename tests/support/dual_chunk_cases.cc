@@ -48,6 +48,10 @@ void add_dual_chunk_cases(std::vector<AttentionCase>& cases) {
     test.cache.scale = KvScale::per_token_head;
     test.cache.page_size = 1;
   });
+  add("_q_fp8", 40, 8, [](AttentionCase& test) {  // one q_scale for the three queries
+    test.spec.q_dtype = test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_head;
+  });
   add("_sinks_cap_window", 40, 8, [](AttentionCase& test) {
     test.spec.has_sinks = true;
     test.spec.logit_cap = 5;

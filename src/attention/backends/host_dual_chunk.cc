@@ -10,6 +10,26 @@
 #include "core/check.h"
 
 namespace fovea {
+namespace {
+
+// Chunks are counted by the batch's positions: rotations by others would be those of other
+// distances.
+void check_positions(const int32_t* rotary, const kernels::AttentionParams& batch) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t end = batch.q_indptr[request + 1], kv_len = batch.kv_lens[request];
+    for (int32_t token = batch.q_indptr[request]; token < end; ++token) {
+      check_argument(rotary[token] >= 0, "rotary.positions[{}] is {}, must not be negative", token,
+                     rotary[token]);
+      const int32_t position =
+          batch.mask.positions ? batch.mask.positions[token] : kv_len - end + token;
+      check_argument(kv_len == 0 || rotary[token] == position,  // of 0 keys it sees none
+                     "rotary.positions[{}] is {}, with dual_chunk must be the batch's, {}", token,
+                     rotary[token], position);
+    }
+  }
+}
+
+}  // namespace
 
 std::string describe_dual_chunk(const AttentionSpec& spec) {
   return fmt::format(
@@ -53,16 +73,17 @@ void HostDualChunk::plan(const kernels::AttentionParams& params) {
   }
 }
 
-LayerTensors HostDualChunk::rotated(const LayerTensors& layer, int32_t tokens,
+LayerTensors HostDualChunk::rotated(const LayerTensors& layer,
+                                    const kernels::AttentionParams& batch,
                                     const HeadRows& rotated_k, ThreadPool& threads) const {
+  check_positions(layer.rotary.positions, batch);
+  const int32_t tokens = batch.q_indptr[batch.requests];
   const int64_t length = chunks_.length(), most = chunks_.chunk_size;
   int32_t* const own = positions_;
   int32_t* const succ = own + tokens;
   int32_t* const inter = succ + tokens;
   for (int32_t token = 0; token < tokens; ++token) {
     const int32_t position = layer.rotary.positions[token];
-    check_argument(position >= 0, "rotary.positions[{}] is {}, must not be negative", token,
-                   position);
     own[token] = static_cast<int32_t>(position % length);
     succ[token] = static_cast<int32_t>(std::min(own[token] + length, most));
     inter[token] = static_cast<int32_t>(std::min(2 * length - 1, most));

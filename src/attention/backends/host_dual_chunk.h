@@ -22,8 +22,8 @@ class HostDualChunk {
   void plan(const kernels::AttentionParams& params);
 
   // What has_rope asks for: `layer` with q and k rotated, the latter into rotated_k.
-  LayerTensors rotated(const LayerTensors& layer, int32_t tokens, const HeadRows& rotated_k,
-                       ThreadPool& threads) const;
+  LayerTensors rotated(const LayerTensors& layer, const kernels::AttentionParams& batch,
+                       const HeadRows& rotated_k, ThreadPool& threads) const;
 
   // `params` of the batch and of a layer whose queries for other chunks are q_succ and q_inter.
   void run(const kernels::AttentionParams& params, const HeadRows& q_succ, const HeadRows& q_inter,

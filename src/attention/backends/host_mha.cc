@@ -111,7 +111,7 @@ class HostMha final : public HostBackend {
   // Rotates q in place; returns the layer with k rotated in the workspace.
   LayerTensors rotated(LayerTensors layer) {
     if (spec().dual_chunk) {
-      return buffers_.dual_chunk.rotated(layer, batch().tokens, buffers_.rotated_k, threads());
+      return buffers_.dual_chunk.rotated(layer, params_, buffers_.rotated_k, threads());
     }
     const auto rotate = [&](const HeadRows& from, const HeadRows& to, int32_t heads) {
       kernels::rotate_heads({layer.rotary, from, to, batch().tokens, heads, spec().head_dim},
