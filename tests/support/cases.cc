@@ -331,7 +331,10 @@ std::vector<AttentionCase> attention_cases() {
   add_latent_cases(cases);
   scopes(cases);
   add_dual_chunk_cases(cases);
-  if (on_gpu()) add_long_cases(cases);
+  if (on_gpu()) {
+    add_long_cases(cases);
+    add_long_latent_cases(cases);
+  }
   random_shapes(cases);
   add_random_cases(kRandomCases * test_scale(), cases);
   for (AttentionCase& test : cases) fit_test_device(test);

@@ -8,7 +8,8 @@
 
 namespace fovea::test {
 
-// Appends requests of several tiles and CTAs, MHA and MLA.
+// Append requests of several tiles and CTAs: MHA, and latent rows.
 void add_long_cases(std::vector<AttentionCase>& cases);
+void add_long_latent_cases(std::vector<AttentionCase>& cases);
 
 }  // namespace fovea::test
