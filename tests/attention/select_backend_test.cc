@@ -3,63 +3,23 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
 
-#include "attention/capability.h"
+#include "attention/narrow_backend.h"
 #include "support/deepseek_spec.h"
 #include "support/expect_error.h"
 
 namespace fovea {
 namespace {
 
+using test::entry_of;
 using test::error_of;
 using test::expect_error;
 using test::expect_invalid;
-
-BackendRequest gqa_request() {
-  BackendRequest request;
-  request.spec = {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
-  request.cache = {.layers = 1, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64, .page_size = 16};
-  request.limits = {.max_requests = 4, .max_tokens = 8, .max_q_len = 8, .max_kv_len = 64};
-  request.device = cpu_device();
-  return request;
-}
-
-constexpr AttentionKind kMhaOnly[] = {AttentionKind::mha};
-constexpr AttentionScope kDecoderOnly[] = {AttentionScope::decoder};
-constexpr MaskKind kNoMask[] = {MaskKind::none};
-constexpr DType kF32[] = {DType::f32};
-constexpr KvScale kNoScale[] = {KvScale::none};
-constexpr KvLayout kMhaLayout[] = {KvLayout::mha};
-constexpr int32_t kPage16[] = {16};
-
-// Serves gqa_request() and nothing beyond it.
-Capability narrow() {
-  Capability can;
-  can.kinds = kMhaOnly;
-  can.scopes = kDecoderOnly;
-  can.masks = kNoMask;
-  can.q_dtypes = can.kv_dtypes = kF32;
-  can.kv_scales = kNoScale;
-  can.kv_layouts = kMhaLayout;
-  can.page_sizes = kPage16;
-  can.max_head_dim = 64;
-  can.max_group = 2;
-  can.max_kv_len = 64;
-  return can;
-}
-
-BackendEntry entry_of(std::string name, const Capability& can) {
-  BackendEntry entry;
-  entry.name = std::move(name);
-  entry.reject = [can](const BackendRequest& request) { return capability_reasons(can, request); };
-  entry.workspace_bytes = [](const BackendRequest&) -> size_t { return 128; };
-  entry.create = [](const BackendContext&) { return std::unique_ptr<AttentionBackend>(); };
-  return entry;
-}
+using test::gqa_request;
+using test::narrow;
 
 TEST(Capability, AcceptsWhatItLists) {
   EXPECT_TRUE(capability_reasons(narrow(), gqa_request()).empty());
@@ -310,104 +270,6 @@ TEST(SelectBackend, RefusesContradictions) {
     BackendRequest request = gqa_request();
     change(request);
     expect_invalid(words, [&] { select_backend(registry, request); });
-  }
-}
-
-TEST(BackendRegistry, ResolvesTheNamesOfOtherEngines) {
-  const std::map<std::string, std::string> names = {
-      {"torch_native", "reference"},
-      {"fa3", "flash"},
-      {"FLASH_ATTN", "flash"},
-      {"flashinfer", "flash"},
-      {"trtllm_mha", "flash"},
-      {"triton", "portable"},
-      {"TRITON_ATTN", "portable"},
-      {"flex_attention", "portable"},
-      {"flashmla", "mla"},
-      {"cutlass_mla", "mla"},
-      {"CUTLASS_MLA", "mla"},
-      {"FLASH_ATTN_MLA", "mla"},
-      {"TRITON_MLA", "portable_mla"},
-      {"nsa", "sparse_mla"},
-      {"dsa", "sparse_mla"},
-      {"FLASHMLA_SPARSE", "sparse_mla"},
-      {"aiter", "aiter"},
-      {"wave", "wave"},
-      {"ascend", "ascend"},
-      {"intel_xpu", "intel_xpu"},
-      {"cudnn", "cudnn"},
-      {"CPU_ATTN", "cpu"},
-      {"intel_amx", "cpu"},
-      {"GDN_ATTN", "linear"},
-      {"Mamba2", "linear"},
-      {"dual_chunk_flash_attn", "dual_chunk"},
-  };
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const auto& [alias, name] : names) {
-    const BackendEntry* entry = registry.find(alias);
-    ASSERT_NE(entry, nullptr) << alias;
-    EXPECT_EQ(entry->name, name) << alias;
-  }
-  EXPECT_EQ(registry.find("no_such"), nullptr);
-}
-
-TEST(BackendRegistry, EveryRowAnswers) {
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    EXPECT_FALSE(entry.role.empty()) << entry.name;
-    const BackendRequest request = gqa_request();
-    const bool not_built = std::ranges::any_of(entry.reject(request), [](const Reason& reason) {
-      return reason.code == RejectCode::not_built;
-    });
-    EXPECT_EQ(not_built, !entry.why_not_built.empty()) << entry.name;
-    if (entry.reject(request).empty()) {
-      EXPECT_GT(entry.workspace_bytes(request), 0u) << entry.name;
-    } else {
-      const std::string name = "backend '" + entry.name + "'";
-      expect_error(ErrorCode::unsupported, name, [&] { entry.workspace_bytes(request); });
-      expect_error(ErrorCode::unsupported, name, [&] { entry.create({.spec = request.spec}); });
-    }
-  }
-}
-
-TEST(BackendRegistry, NamesAreTakenOnce) {
-  BackendRegistry registry = BackendRegistry::builtin();
-  for (const char* name : {"reference", "Reference", "torch_native"}) {
-    expect_invalid("is taken by 'reference'", [&] { registry.add(entry_of(name, narrow())); });
-  }
-  BackendEntry entry = entry_of("mine", narrow());
-  entry.aliases = {"FA3"};
-  expect_invalid("'FA3' is taken by 'flash'", [&] { registry.add(entry); });
-  registry.add(entry, TakenName::take_over);
-  EXPECT_EQ(registry.find("fa3")->name, "mine");
-  EXPECT_EQ(registry.find("flash_attn")->name, "flash");
-  EXPECT_EQ(registry.entries().front().name, "mine");
-  EXPECT_EQ(select_backend(registry, gqa_request()).chosen->name, "mine");
-
-  const size_t before = registry.entries().size();
-  registry.add(entry_of("reference", narrow()), TakenName::take_over);
-  EXPECT_EQ(registry.entries().size(), before);
-  EXPECT_EQ(registry.find("torch_native"), nullptr);
-}
-
-TEST(BackendRegistry, RefusesNamesNoWishCanSpell) {
-  BackendRegistry registry;
-  for (const char* name : {"", "auto", "AUTO", "a b", "prefer:x", "a,b"}) {
-    expect_invalid("must be non-empty, without", [&] { registry.add(entry_of(name, narrow())); });
-  }
-  BackendEntry half = entry_of("half", narrow());
-  half.create = nullptr;
-  expect_invalid("'half' needs reject", [&] { registry.add(half); });
-}
-
-TEST(BackendWish, Parses) {
-  EXPECT_EQ(parse_backend_wish("auto").policy, Policy::auto_);
-  EXPECT_EQ(parse_backend_wish("cpu").policy, Policy::require);
-  EXPECT_EQ(parse_backend_wish("cpu").name, "cpu");
-  EXPECT_EQ(parse_backend_wish("prefer:fa3").policy, Policy::prefer);
-  EXPECT_EQ(parse_backend_wish("prefer:fa3").name, "fa3");
-  for (const char* text : {"", "prefer:", "require:cpu", "prefer:a:b"}) {
-    expect_invalid("must be 'auto', a name or", [&] { parse_backend_wish(text); });
   }
 }
 
