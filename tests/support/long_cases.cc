@@ -57,8 +57,7 @@ void long_pages(Cases& cases) {
   add_long(cases, "hnd", 8, 2, 128, [](AttentionCase& test) { test.cache.order = KvOrder::hnd; });
 }
 
-// Decodes, prompts, groups and head dims.
-void long_lengths(Cases& cases) {
+void long_decodes(Cases& cases) {
   add_long(cases, "decode", 32, 8, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::decode;
     test.requests = {{1, 9000}, {1, 3}, {1, 2500}};
@@ -96,6 +95,10 @@ void long_lengths(Cases& cases) {
                });
     }
   }
+}
+
+// Prompts, groups and head dims.
+void long_prompts(Cases& cases) {
   add_long(cases, "prefill", 8, 2, 128, [](AttentionCase& test) {
     test.mode = ForwardMode::extend;
     test.requests = {{700, 700}, {1, 1}, {257, 900}};
@@ -335,7 +338,8 @@ void long_fp8_caches(Cases& cases) {
 
 void add_long_cases(std::vector<AttentionCase>& cases) {
   long_pages(cases);
-  long_lengths(cases);
+  long_decodes(cases);
+  long_prompts(cases);
   long_split(cases);
   long_drafts(cases);
   long_masks(cases);
