@@ -224,7 +224,7 @@ class CpuAttentionInvariance : public ::testing::TestWithParam<std::tuple<Isa, S
         }
       }
     };
-    for (const int threads : {1, 16}) {
+    for (const int threads : {1, 2, 16}) {
       for (const int32_t token : {0, 1, 15, 16, 127, 128, 511, 512, 513, 1024, 1300}) {
         expect_same({{token, token + 1}}, threads);  // decode, alone
       }

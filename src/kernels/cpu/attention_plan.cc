@@ -104,10 +104,11 @@ class Planner {
       tile.kv_begin = keys.begin;
       tile.kv_end = keys.end;
       const int32_t heads = heads_per_item(tile);
-      for (int32_t head = 0; head < shape_.kv_heads; head += heads) {
+      const int32_t together = alone(heads, tile) ? shape_.kv_heads : heads;
+      for (int32_t head = 0; head < shape_.kv_heads; head += together) {
         tile.head_begin = head;
-        tile.head_end = std::min(shape_.kv_heads, head + heads);
-        add_tile(tile);
+        tile.head_end = std::min(shape_.kv_heads, head + together);
+        add_tile(tile, heads);
       }
     }
   }
@@ -127,39 +128,72 @@ class Planner {
     return heads;
   }
 
-  void add_tile(const AttentionItem& tile) {
-    const int64_t cost = cost_of(tile);
-    const int32_t places =
-        (tile.head_end - tile.head_begin) * padded_rows(tile.row_end - tile.row_begin);
-    if (cost <= 2 * quantum_ || places > split_row_capacity(shape_) ||
+  // Whether all heads of the tile may share partial results although an item takes `heads` of them:
+  // those of one decoded token, which then reads whole pages where its pieces go round the threads.
+  bool alone(int32_t heads, const AttentionItem& tile) const {
+    const int32_t rows = tile.row_end - tile.row_begin;
+    return params_.requests == 1 && rows <= kBlockRows && shape_.kv_heads % heads == 0 &&
+           shape_.kv_heads * padded_rows(rows) <= split_row_capacity(shape_);
+  }
+
+  // Items of `heads` of the tile's heads each. Where their keys are cut into pieces, as many pieces
+  // as go round the threads take all heads at once: a lone request of 1024 keys so takes 5 % (f32)
+  // to 10 % (bf16) less time with two threads (Zen 5, 2026-11-23).
+  void add_tile(const AttentionItem& tile, int32_t heads) {
+    AttentionItem part = tile;
+    part.head_end = std::min(tile.head_end, tile.head_begin + heads);
+    const int32_t rows = padded_rows(tile.row_end - tile.row_begin);
+    const int64_t cost = cost_of(part);
+    if (cost <= 2 * quantum_ || rows * heads > split_row_capacity(shape_) ||
         tile.kv_begin / kChunkKeys == (tile.kv_end - 1) / kChunkKeys) {
-      add_item(tile);
-      return;
+      return add_items(tile, heads);
     }
     const int64_t key_cost = cost / (tile.kv_end - tile.kv_begin);
     int64_t piece_keys = kChunkKeys;
     while (piece_keys * key_cost < quantum_) piece_keys *= 2;
     const int64_t first = tile.kv_begin / piece_keys;
     const int64_t last = (tile.kv_end - 1) / piece_keys;
-    if (first == last) {
-      add_item(tile);
-      return;
-    }
+    if (first == last) return add_items(tile, heads);
+
+    const int64_t whole = tile.kv_end / piece_keys - (tile.kv_begin + piece_keys - 1) / piece_keys;
+    int64_t rounds = whole / shape_.threads * shape_.threads;
     AttentionMerge merge;
     merge.tile = tile;
     merge.tile.partial = partial_floats_;
-    merge.partial_stride = int64_t{places} * (padded_dim_v() + 2);
+    merge.tile.partial_head = tile.head_begin;
+    merge.tile.partial_heads = tile.head_end - tile.head_begin;
+    merge.partial_stride = int64_t{rows} * merge.tile.partial_heads * (padded_dim_v() + 2);
     merge.first_piece = static_cast<int32_t>(first);
     merge.pieces = static_cast<int32_t>(last - first + 1);
     for (int64_t piece = first; piece <= last; ++piece) {
-      AttentionItem part = tile;
+      part = merge.tile;
       part.kv_begin = static_cast<int32_t>(std::max<int64_t>(tile.kv_begin, piece * piece_keys));
       part.kv_end = static_cast<int32_t>(std::min<int64_t>(tile.kv_end, (piece + 1) * piece_keys));
       part.partial = partial_floats_;
       partial_floats_ += merge.partial_stride;
-      add_item(part);
+      if (rounds > 0 && part.kv_end - part.kv_begin == piece_keys) {
+        add_item(part);
+        --rounds;
+      } else {
+        add_items(part, heads);
+      }
     }
-    merges_[merge_count_++] = merge;
+    for_each_part(merge.tile, heads, [&](const AttentionItem& heads_of_tile) {
+      merge.tile = heads_of_tile;
+      merges_[merge_count_++] = merge;
+    });
+  }
+
+  template <class Function>
+  static void for_each_part(AttentionItem tile, int32_t heads, const Function& function) {
+    for (const int32_t end = tile.head_end; tile.head_begin < end; tile.head_begin += heads) {
+      tile.head_end = std::min(end, tile.head_begin + heads);
+      function(tile);
+    }
+  }
+
+  void add_items(const AttentionItem& tile, int32_t heads) {
+    for_each_part(tile, heads, [&](const AttentionItem& part) { add_item(part); });
   }
 
   void add_item(const AttentionItem& item) { items_[item_count_++] = item; }

@@ -78,7 +78,7 @@ class ItemRunner {
     if (view_.item.partial < 0) {
       return write_rows(view_.params, view_.item, shape, first, last, state);
     }
-    const RowStates to = states_from(shape, partial_state(call, shape, view_.item.partial), first);
+    const RowStates to = states_from(shape, partial_state(call, shape, view_.item), first);
     const auto places = static_cast<size_t>(last - first);
     memcpy(to.o, state.o, places * shape.o_stride * sizeof(float));
     memcpy(to.m, state.m, places * sizeof(float));
@@ -295,8 +295,9 @@ void attention_merge(const AttentionCall& call, const AttentionMerge& merge) {
   const RowShape shape(*call.params, merge.tile);
   RowStates states[kLevels] = {};
   StateTree tree(shape, states);
-  for (int32_t piece = 0; piece < merge.pieces; ++piece) {
-    RowStates state = partial_state(call, shape, merge.tile.partial + piece * merge.partial_stride);
+  AttentionItem part = merge.tile;
+  for (int32_t piece = 0; piece < merge.pieces; ++piece, part.partial += merge.partial_stride) {
+    RowStates state = partial_state(call, shape, part);
     tree.add(static_cast<uint32_t>(merge.first_piece + piece), state);
   }
   write_rows(*call.params, merge.tile, shape, 0, shape.total(), tree.result());

@@ -342,13 +342,15 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
   }
 }
 
-// Where the partial result at `offset` lies.
-inline RowStates partial_state(const AttentionCall& call, const RowShape& shape, int64_t offset) {
+// Where the item's part of a partial result lies.
+inline RowStates partial_state(const AttentionCall& call, const RowShape& shape,
+                               const AttentionItem& item) {
+  const int32_t places = item.partial_heads * shape.head_rows;
   RowStates state;
-  state.o = call.partials + offset;
-  state.m = state.o + static_cast<int64_t>(shape.total()) * shape.o_stride;
-  state.l = state.m + shape.total();
-  return state;
+  state.o = call.partials + item.partial;
+  state.m = state.o + int64_t{places} * shape.o_stride;
+  state.l = state.m + places;
+  return states_from(shape, state, (item.head_begin - item.partial_head) * shape.head_rows);
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ inline constexpr int32_t kPadFloats = 16;
 // which start at a chunk or at the first visible key.
 struct AttentionItem {
   int64_t partial = -1;  // offset of the state to leave in the partials, floats; -1: write the rows
+  int32_t partial_head = 0, partial_heads = 0;  // the kv heads of that state; the item's among them
   int32_t request = 0;
   int32_t head_begin = 0, head_end = 0;
   int32_t row_begin = 0, row_end = 0;
