@@ -33,9 +33,10 @@ class StateMerger {
  public:
   virtual ~StateMerger() = default;
   // `into` becomes the state over the keys of both; rows of `part` with an LSE of -inf are not
-  // read. The two share no memory; for 0 tokens they may be absent. On a GPU both are device memory, rows begin at multiples of 4
-  // bytes, and the call enqueues one kernel, also in a capture, and leaves the device current.
-  // Throws Error{invalid_argument} naming what is absent, negative, misaligned or of another dtype.
+  // read. The two share no memory; for 0 tokens they may be absent. On a GPU both are device
+  // memory, rows begin at multiples of 4 bytes, and the call enqueues one kernel, also in a
+  // capture, and leaves the device current. Throws Error{invalid_argument} naming what is absent,
+  // negative, misaligned or of another dtype.
   virtual void merge(const AttentionState& into, const AttentionState& part, int64_t tokens,
                      Stream stream = nullptr) = 0;
 };
