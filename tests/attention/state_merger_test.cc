@@ -180,6 +180,7 @@ TEST_F(StateMergers, ReplaysMerge) {
   part.attend(keys, 20, 40);
   const AttentionState other = part.view();
   merge->merge(eager.view(), other, kTokens);
+  gpu::synchronize(nullptr);  // the other stream does not wait for what this one uploads
   const AttentionState into = replayed.view();
   const gpu::OwnedStream stream;
   const gpu::Graph graph = gpu::Graph::capture(
