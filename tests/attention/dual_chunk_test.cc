@@ -66,6 +66,25 @@ TEST(DualChunk, RopeGivesTheBitsOfRotatedQueries) {
   });
 }
 
+// As cross attention fills its cache, and as layers read another's keys.
+TEST(DualChunk, KeysAreStoredWithoutQueriesAndSeenWithoutNewKeys) {
+  const AttentionCase test = test::attention_case("dual_chunk_rope");
+  const CaseData data = make_data(test);
+  ThreadPool threads(2);
+  for_each_backend(test, [&](const BackendEntry& entry) {
+    test::PagedStore store(test, data, test::Fill::zero);
+    test::BackendUnderTest under_test(entry, test, &store, threads);
+    test::PackedBatch batch(test, data, &store, whole_case(test), test::Fill::zero);
+    LayerTensors stored = batch.tensors(), seen = stored;
+    stored.q = {};
+    seen.k = seen.v = {};
+    under_test.backend().plan(batch.view());
+    under_test.backend().forward(stored);
+    under_test.backend().forward(seen);
+    EXPECT_TRUE(same_bits(batch.output(), run_case(entry, test, data)));
+  });
+}
+
 // Chunks of 6: values tell the weights of the keys, which tell the distances.
 TEST(DualChunk, RotationsTurnNoFurtherThanAChunk) {
   AttentionCase test = test::mha_case("distances", 1, 1, 2);
@@ -109,6 +128,8 @@ TEST(DualChunk, RefusesSpecsByName) {
        [](auto& s) { s.dual_chunk.local_size = 8; }},
       {"dual_chunk.local_size is 7, must be 0 where chunk_size is 0",
        [](auto& s) { s.dual_chunk.chunk_size = 0; }},
+      {"dual_chunk.local_size is -1, must be 0 where chunk_size is 0",
+       [](auto& s) { s.dual_chunk = {.chunk_size = 0, .local_size = -1}; }},
       {"kind is gated_delta_net, dual_chunk needs mha",
        [](auto& s) {
          s.kind = AttentionKind::gated_delta_net;
