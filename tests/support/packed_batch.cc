@@ -358,6 +358,17 @@ std::vector<std::span<std::byte>> PackedBatch::memory() {
   return blocks;
 }
 
+std::vector<std::byte> PackedBatch::inputs() {
+  std::vector<const void*> written = {lse_.data(), out_.rows().data};
+  if (test_.spec.has_rope) written.insert(written.end(), {q_.rows().data, q_rope_.rows().data});
+  std::vector<std::byte> bytes;
+  for (const std::span<std::byte> block : memory()) {
+    if (std::ranges::find(written, block.data()) != written.end()) continue;
+    bytes.insert(bytes.end(), block.begin(), block.end());
+  }
+  return bytes;
+}
+
 bool PackedBatch::untouched_outside() const { return out_.untouched_outside(tokens_); }
 
 }  // namespace fovea::test

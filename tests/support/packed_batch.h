@@ -74,6 +74,8 @@ class PackedBatch {
   // Every array that view() and tensors() point into, but for the store's tables; always the same
   // number of blocks in the same order.
   std::vector<std::span<std::byte>> memory();
+  // The bytes of those that a pass only reads: not results, nor q where it is rotated in place.
+  std::vector<std::byte> inputs();
   const int32_t* own_table() const { return decoder_slots_.data(); }
 
  private:

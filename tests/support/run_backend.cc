@@ -100,8 +100,10 @@ std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& 
   for (const std::vector<Piece>& pieces : batches) {
     PackedBatch batch(test, data, pages, pieces, options.fill);
     batch.give(options.tables);
+    const std::vector<std::byte> inputs = batch.inputs();
     under_test.run(batch);
     outputs.push_back(batch.output());
+    EXPECT_TRUE(batch.inputs() == inputs) << "what was handed in is not as it was";
     EXPECT_TRUE(batch.untouched_outside()) << "rows of no token were written";
   }
   EXPECT_TRUE(under_test.guards_intact());
