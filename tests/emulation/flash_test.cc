@@ -78,6 +78,12 @@ void add_decode(std::vector<AttentionCase>& cases) {
   add("decode_16_rows", 26, 2, Requests{{1, 257}, {1, 64}});
   add("decode_parts", 7, 1, Requests{{1, 900}, {1, 30}, {1, 350}});
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
+  // Positions given: which new keys a token sees is asked key by key, in the last key tiles alone.
+  AttentionCase moved = test::mha_case("decode_moved", 3, 1, 128);
+  moved.mode = ForwardMode::extend;
+  moved.moved_tokens = true;
+  moved.requests = {{5, 608}, {2, 35}, {4, 4}};
+  cases.push_back(moved);
 }
 
 // What the build emulates with FOVEA_EMULATE_MORE.
@@ -138,6 +144,17 @@ void add_more(std::vector<AttentionCase>& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{40, 700}, {64, 470}, {40, 40}};
   });
+  // By decode: one and two of its row tiles, new keys at a key tile's end and on both sides of it.
+  for (const int32_t drafts : {2, 4, 7}) {
+    const std::string name = "tree_of_" + std::to_string(drafts);
+    add(name.c_str(), 128, [&](AttentionCase& test) {
+      test.spec.q_heads = 4;
+      test.spec.mask = MaskKind::tree;
+      test.mode = ForwardMode::target_verify;
+      test.requests = {
+          {drafts, 608}, {drafts, 336 + drafts / 2}, {0, 0}, {1, 70}, {drafts, drafts}};
+    });
+  }
   // Segments of 1024 keys, cut between blocks; few rows; eight, alone and by pairs of blocks.
   add("segments", 128, [](AttentionCase& test) {
     test.spec.batch_invariant = true;

@@ -56,6 +56,34 @@ void add_tile_cases(std::vector<AttentionCase>& cases) {
     test.spec.mask = MaskKind::multi_item;
     test.spec.window = 300;
   });
+  // As many drafts as fill decode's row tiles: only the last key tiles of a request hide any.
+  for (const int32_t drafts : {2, 4, 7}) {
+    const auto add_tree = [&](const std::string& name, auto&& change) {
+      add(fmt::format("tree_of_{}_{}", drafts, name), 128, [&](AttentionCase& test) {
+        test.spec.mask = MaskKind::tree;
+        test.mode = ForwardMode::target_verify;
+        test.growing_scores = false;  // else the last keys have nearly all weight
+        test.requests = {
+            {drafts, 6000}, {drafts, 1600 + drafts / 2}, {1, 350}, {0, 0}, {drafts, drafts}};
+        change(test);
+      });
+    };
+    for (const int32_t page_size : {1, 64}) {
+      add_tree(fmt::format("page_{}", page_size),
+               [&](AttentionCase& test) { test.cache.page_size = page_size; });
+    }
+    add_tree("fp8", [](AttentionCase& test) {
+      test.cache.dtype = DType::f8e4m3;
+      test.cache.scale = KvScale::per_token_head;
+    });
+    add_tree("alike", [&](AttentionCase& test) { test.requests.assign(7, {drafts, 530}); });
+  }
+  add("tree_of_4_window", 128, [](AttentionCase& test) {
+    test.spec.mask = MaskKind::tree;
+    test.spec.window = 500;
+    test.mode = ForwardMode::target_verify;
+    test.requests = {{4, 2000}, {4, 502}, {1, 350}};
+  });
   // Products of thousands of caps.
   add("cap_steep", 128, [](AttentionCase& test) {
     test.spec.logit_cap = 0.002f;

@@ -18,6 +18,13 @@
 
 namespace fovea::kernels::cuda {
 
+// Whether the predicate may hide keys that were there before the pass: trees hide new ones only,
+// and positions nothing by themselves.
+__device__ inline bool hides_old_keys(const MaskParams& mask) {
+  const bool by_position = mask.positions && (mask.window > 0 || mask.chunk > 0);
+  return by_position || mask.custom || mask.spans || mask.item_prefix_lens;
+}
+
 template <class C>
 __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int head) {
   const MaskParams& mask = params.batch.mask;
@@ -25,8 +32,11 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
   const int last = tile.token_of(tile.rows - 1);
   const int first_key = Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);  // of the step
   return {max(tile.item.key_begin, visible_keys(mask, tile.view, last, last).begin),
-          min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end), needs_predicate(mask),
-          params.logit_cap > 0 || params.alibi_slopes != nullptr, head,
+          min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end),
+          hides_old_keys(mask),
+          needs_predicate(mask),
+          params.logit_cap > 0 || params.alibi_slopes != nullptr,
+          head,
           place_of_scale(params.batch, tile.item, first_key, head)};
 }
 
