@@ -108,6 +108,16 @@ void add_more(std::vector<AttentionCase>& cases) {
       test.cache.scale = scale;
     });
   }
+  add("fp8_boxes_page_48", 128, [](AttentionCase& test) {
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_token_head;
+    test.cache.page_size = 48;
+  });
+  add("fp8_dim_256", 256, [](AttentionCase& test) {
+    test.cache.dtype = DType::f8e4m3;
+    test.cache.scale = KvScale::per_token_head;
+    test.requests = {{70, 300}, {0, 0}, {33, 61}};
+  });
   add("fp8_boxes_parts", 128, [](AttentionCase& test) {
     test.cache.dtype = DType::f8e4m3;
     test.cache.scale = KvScale::per_token_head;

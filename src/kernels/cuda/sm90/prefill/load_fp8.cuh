@@ -8,24 +8,34 @@
 
 namespace fovea::kernels::cuda {
 
-// Starts to copy the scales that each key has; `place` is that of the lane's box.
+// Of the keys of a key tile whose scales a lane copies the first: with the three that are 4, 8 and 12 behind it, it lies
+// in one box, as these have multiples of 16 keys.
+__device__ __forceinline__ int scales_key() {
+  const int lane = threadIdx.x % 32;
+  return lane / 4 * 16 + lane % 4;
+}
+
+// Starts to copy the scales that each key has; `place` is that of the lane's box, `box` that of scales_key().
 template <class Config>
 __device__ __forceinline__ void copy_scales(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                            const WorkTile& tile, int block, const BoxPlace& place, int slot) {
+                                            const WorkTile& tile, int block, const BoxPlace& place, int box,
+                                            int slot) {
   const KeyParams& keys = params.attention.keys;
   if (keys.scale_slot_stride == 0) return;
+  const int n = scales_key();
+  const int64_t page = __shfl_sync(~0u, place.page, box);
+  const int within = __shfl_sync(~0u, place.place, box) + n - box * params.box_keys;
+  if (n >= Config::kKeys) return;
+  const int64_t at =
+      (page * keys.page_size + within) * keys.scale_slot_stride + tile.kv_head * keys.scale_head_stride;
+  const int begin = max(tile.key_begin, tile.block_begin * Config::kKeys);
 #pragma unroll
-  for (int n = static_cast<int>(threadIdx.x) % 32; n < Config::kKeys; n += 32) {
-    const int box = n / params.box_keys;
-    const int64_t page = __shfl_sync(~0u, place.page, box);
-    const int within = __shfl_sync(~0u, place.place, box) + n - box * params.box_keys;
-    const int key = block * Config::kKeys + n;
-    const bool live = key >= max(tile.key_begin, tile.block_begin * Config::kKeys) && key < tile.kv_len;
-    const int64_t at = live ? (page * keys.page_size + within) * keys.scale_slot_stride +
-                                  tile.kv_head * keys.scale_head_stride
-                            : 0;
-    copy_word_async(&shared.scales[slot][0][n], keys.k_scale + at, live ? 4 : 0);
-    copy_word_async(&shared.scales[slot][1][n], keys.v_scale + at, live ? 4 : 0);
+  for (int i = 0; i < 16; i += 4) {
+    const int key = block * Config::kKeys + n + i;
+    const int bytes = key >= begin && key < tile.kv_len ? 4 : 0;  // 0: not read
+    const int64_t further = int64_t{i} * keys.scale_slot_stride;
+    copy_word_async(&shared.scales[slot][0][n + i], keys.k_scale + at + further, bytes);
+    copy_word_async(&shared.scales[slot][1][n + i], keys.v_scale + at + further, bytes);
   }
 }
 
@@ -45,8 +55,9 @@ __device__ __forceinline__ Ring<Config::kPieceBarriers> piece_before(const Ring<
 // Warp 1: takes tiles and starts their boxes.
 template <class Config>
 __device__ void load_raw(const PrefillParams& params, typename Config::SharedMemory& shared) {
-  static_assert(Config::kKeys <= 32 * 16 && Config::kKeys % 32 == 0);
+  static_assert(Config::kKeys <= 32 / 4 * 16 && Config::kKeys % 16 == 0);
   const int lane = threadIdx.x % 32;
+  const int scales_box = scales_key() / params.box_keys;  // once: divisions take many of the warp's few turns
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
@@ -71,7 +82,9 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
     if (begun != kNoMoreTiles) place = box_place<Config>(params, tile, block, lane);
     do {
       shared.places_empty[places.stage].wait(places.phase ^ 1);
-      if (begun != kNoMoreTiles) copy_scales<Config>(params, shared, tile, block, place, scales.stage);
+      if (begun != kNoMoreTiles) {
+        copy_scales<Config>(params, shared, tile, block, place, scales_box, scales.stage);
+      }
       if (lane == 0) shared.begun[places.stage] = begun;
       shared.places_full[places.stage].arrive_after_copies();
       shared.places_full[places.stage].arrive();
