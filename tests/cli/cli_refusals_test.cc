@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -36,33 +38,61 @@ class DamagedModel {
   void write(const std::string& name, const std::string& bytes) const {
     std::ofstream(file(name), std::ios::binary) << bytes;
   }
-  // Replaces text of the safetensors header by text of the same length.
-  void edit_header(const std::string& from, const std::string& to) const {
-    ASSERT_EQ(from.size(), to.size());
-    std::string bytes = read("model.safetensors");
-    const size_t at = bytes.find(from);
-    ASSERT_NE(at, std::string::npos) << from;
-    bytes.replace(at, from.size(), to);
-    write("model.safetensors", bytes);
+  // Changes what the header of model.safetensors says of a tensor.
+  void edit_header(const std::string& tensor, const char* field, const nlohmann::json& value) const {
+    const std::string bytes = read("model.safetensors");
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    nlohmann::json header = nlohmann::json::parse(bytes.substr(sizeof(length), length));
+    header.at(tensor)[field] = value;
+    const std::string text = header.dump();
+    const uint64_t new_length = text.size();
+    std::string edited(sizeof(new_length), 0);
+    std::memcpy(edited.data(), &new_length, sizeof(new_length));
+    write("model.safetensors", edited + text + bytes.substr(sizeof(length) + length));
   }
 
  private:
   fs::path path_;
 };
 
-TEST(Cli, NamesTheDamagedTensor) {
+TEST(Cli, NamesTheTruncatedTensor) {
   const DamagedModel model;
   const uintmax_t size = fs::file_size(model.file("model.safetensors"));
   fs::resize_file(model.file("model.safetensors"), size - 1000);
-  const ProgramResult truncated = fovea({"generate", model.folder(), "-p", "x"});
-  expect_refused(truncated, {"model.safetensors", "model.", "bytes"});
-  expect_one_line(truncated);
+  const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
+  // The last of the file, and where its bytes end.
+  expect_refused(result, {"'model.layers.3.self_attn.v_proj.weight'", "[2361344, 2394112]",
+                          "2393368 bytes"});
+  expect_one_line(result);
+}
+
+TEST(Cli, NamesTheOverlappingTensor) {
+  const DamagedModel model;
+  model.edit_header("model.layers.0.mlp.gate_proj.weight", "data_offsets", {614144, 704256});
+  const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
+  expect_refused(result, {"'model.layers.0.mlp.gate_proj.weight'", "byte 614144", "overlap",
+                          "'model.layers.0.mlp.down_proj.weight'", "byte 614656"});
+  expect_one_line(result);
 }
 
 TEST(Cli, NamesTheOverflowingTensor) {
-  const DamagedModel model;
-  model.edit_header("[2048,128]", "[2e9,2e99]");
-  expect_refused(fovea({"generate", model.folder(), "-p", "x"}), {"model.embed_tokens.weight"});
+  struct Edit {
+    const char* field;
+    nlohmann::json value;
+    std::string bytes;
+  };
+  for (const auto& [field, value, bytes] : std::vector<Edit>{
+           {"shape", {4096, 128}, "needs 1048576 bytes, data_offsets [0, 524288] hold 524288"},
+           {"shape", {uint64_t{1} << 32, uint64_t{1} << 32}, "no countable number of bytes"},
+           {"shape", {2048, 1e99}, "1e+99"},
+           {"data_offsets", {0, UINT64_MAX}, "reach past the 2394368 bytes of data"}}) {
+    const DamagedModel model;
+    model.edit_header("model.embed_tokens.weight", field, value);
+    const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
+    expect_refused(result, {"'model.embed_tokens.weight'", bytes});
+    expect_one_line(result);
+  }
 }
 
 TEST(Cli, ListsTheKnownArchitectures) {
@@ -71,7 +101,9 @@ TEST(Cli, ListsTheKnownArchitectures) {
   config["architectures"] = {"MambaForCausalLM"};
   model.write("config.json", config.dump());
   const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
-  expect_refused(result, {"MambaForCausalLM", "LlamaForCausalLM", "DeepseekV3ForCausalLM"});
+  expect_refused(result, {"MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM",
+                          "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV3ForCausalLM",
+                          "Llama4ForCausalLM", "Qwen3NextForCausalLM"});
   expect_one_line(result);
 }
 
@@ -85,8 +117,15 @@ TEST(Cli, SaysBothLengthsOfATooLongPrompt) {
 }
 
 TEST(Cli, PrintsAllReasonsOfARequiredBackend) {
-  expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--backend", "flash"}),
-                 {"flash"});
+  for (const std::string name : {"flash", "fa3"}) {
+    const ProgramResult result =
+        fovea({"generate", kModels + "llama", "-p", "x", "--backend", name});
+    expect_refused(result, {"'" + name + "' was required", "flash: rejected",
+                            "device is the CPU, accepted: NVIDIA GPUs of sm_90",
+                            "q_dtype is fp32, accepted: fp16", "cache dtype is fp32, accepted: fp16",
+                            "accepted by: cpu, reference"});
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 6) << result.err;
+  }
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--backend", "nonsense"}),
                  {"nonsense", "cpu", "reference", "flash"});
 }
