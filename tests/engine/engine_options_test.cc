@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/available_memory.h"
 #include "engine/small_engine.h"
 #include "support/expect_error.h"
 
@@ -100,6 +101,19 @@ TEST(EngineOptions, TheContextShrinksToTheBudget) {
   test::expect_error(ErrorCode::invalid_argument, {"the KV budget holds of 8192"},
                      [&] { engine->add(request); });
   expect_no_leak(*engine);
+}
+
+// More requests than that holds. Other programs take and give memory meanwhile.
+TEST(EngineOptions, TheBudgetIsHalfOfTheFreeMemory) {
+  EngineOptions options = small_options();
+  options.kv_memory_bytes = 0;
+  options.max_context = 8192;
+  options.max_requests = options.max_batch_tokens = 4096;  // of 64 MB each
+  const size_t before = available_memory();
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  const size_t free = std::max(before, available_memory());
+  EXPECT_LE(engine->stats().kv_bytes, free / 2 + free / 8);
+  EXPECT_GE(engine->stats().kv_bytes, std::min(free / 4, size_t{200} << 30));
 }
 
 TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {
