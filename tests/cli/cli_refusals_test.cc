@@ -39,7 +39,8 @@ class DamagedModel {
     std::ofstream(file(name), std::ios::binary) << bytes;
   }
   // Changes what the header of model.safetensors says of a tensor.
-  void edit_header(const std::string& tensor, const char* field, const nlohmann::json& value) const {
+  void edit_header(const std::string& tensor, const char* field,
+                   const nlohmann::json& value) const {
     const std::string bytes = read("model.safetensors");
     uint64_t length = 0;
     std::memcpy(&length, bytes.data(), sizeof(length));
@@ -62,8 +63,8 @@ TEST(Cli, NamesTheTruncatedTensor) {
   fs::resize_file(model.file("model.safetensors"), size - 1000);
   const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
   // The last of the file, and where its bytes end.
-  expect_refused(result, {"'model.layers.3.self_attn.v_proj.weight'", "[2361344, 2394112]",
-                          "2393368 bytes"});
+  expect_refused(
+      result, {"'model.layers.3.self_attn.v_proj.weight'", "[2361344, 2394112]", "2393368 bytes"});
   expect_one_line(result);
 }
 
@@ -122,8 +123,8 @@ TEST(Cli, PrintsAllReasonsOfARequiredBackend) {
         fovea({"generate", kModels + "llama", "-p", "x", "--backend", name});
     expect_refused(result, {"'" + name + "' was required", "flash: rejected",
                             "device is the CPU, accepted: NVIDIA GPUs of sm_90",
-                            "q_dtype is fp32, accepted: fp16", "cache dtype is fp32, accepted: fp16",
-                            "accepted by: cpu, reference"});
+                            "q_dtype is fp32, accepted: fp16",
+                            "cache dtype is fp32, accepted: fp16", "accepted by: cpu, reference"});
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 6) << result.err;
   }
   expect_refused(fovea({"generate", kModels + "llama", "-p", "x", "--backend", "nonsense"}),
