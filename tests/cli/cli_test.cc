@@ -7,12 +7,15 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "cli/run_fovea.h"
+#include "fovea/engine.h"
 
 namespace fovea::test {
 namespace {
@@ -32,6 +35,48 @@ TEST(Cli, GeneratesTheReferenceText) {
                                       "--max-new-tokens", "64", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["text"], prompt["greedy_64"]);
+}
+
+// Each flag alone changes the text, as the engine's parameter of that name does.
+TEST(Cli, SamplingFlagsAreTheEnginesParameters) {
+  EngineOptions options;
+  options.model_path = kModels + "llama";
+  options.kv_memory_bytes = size_t{32} << 20;
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  GenerateRequest request{.prompt = "And God said"};
+  request.sampling.temperature = 1.5F;
+  request.sampling.max_new_tokens = 32;
+  request.sampling.seed = 3;
+  const std::vector<std::string> base = {"generate", options.model_path, "-p",  request.prompt,
+                                         "--json",   "--temperature",    "1.5", "-n",
+                                         "32",       "--seed",           "3"};
+  const std::string usual = engine->generate({&request, 1}).front().text;
+  struct Flag {
+    std::vector<std::string> words;
+    std::function<void(SamplingParams&)> set;
+  };
+  for (const Flag& flag : std::vector<Flag>{
+           {{}, [](auto&) {}},
+           {{"--top-k", "5"}, [](auto& s) { s.top_k = 5; }},
+           {{"--top-p", "0.5"}, [](auto& s) { s.top_p = 0.5F; }},
+           {{"--min-p", "0.2"}, [](auto& s) { s.min_p = 0.2F; }},
+           {{"--stop", usual.substr(20, 3)}, [&](auto& s) { s.stop = {usual.substr(20, 3)}; }}}) {
+    SCOPED_TRACE(flag.words.empty() ? "no flag" : flag.words[0]);
+    std::vector<std::string> command = base;
+    command.insert(command.end(), flag.words.begin(), flag.words.end());
+    GenerateRequest same = request;
+    flag.set(same.sampling);
+    const GenerateResult want = engine->generate({&same, 1}).front();
+    const nlohmann::json got = nlohmann::json::parse(fovea(command).out);
+    EXPECT_EQ(got["tokens"], want.tokens);
+    EXPECT_EQ(got["text"], want.text);
+    EXPECT_EQ(want.text == usual, flag.words.empty());
+  }
+  request.sampling.seed = 4;
+  std::vector<std::string> other = base;
+  other.back() = "4";
+  EXPECT_EQ(nlohmann::json::parse(fovea(other).out)["text"],
+            engine->generate({&request, 1}).front().text);
 }
 
 TEST(Cli, StreamsTextToStdoutAndStatsToStderr) {

@@ -197,6 +197,14 @@ std::vector<LinearCase> linear_cases() {
   test.name = "mamba2_no_conv";
   test.spec.conv_width = 0;
   cases.push_back(test);
+
+  // More than a chunk of other kernels: 64 tokens of the delta rule, 256 of mamba2.
+  for (const AttentionKind kind : {AttentionKind::gated_delta_net, AttentionKind::mamba2}) {
+    const bool delta = kind == AttentionKind::gated_delta_net;
+    test = linear_case(delta ? "delta_long" : "mamba2_long", kind, 1, 2);
+    test.lengths = {257, 600, 1};
+    cases.push_back(test);
+  }
   return cases;
 }
 
