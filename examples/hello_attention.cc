@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // One decode step of one request of 20 tokens through a paged cache.
-#include <algorithm>
 #include <iostream>
 #include <vector>
 
@@ -8,10 +7,10 @@
 
 int main() {
   using namespace fovea;
-  KvCacheSpec cache{.layers = 1, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
-  cache.page_size = 16;
+  const KvCacheSpec cache{
+      .layers = 1, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64, .page_size = 16};
   const AttentionSpec spec{.q_heads = 8, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
-  const BatchLimits limits{.max_requests = 4, .max_tokens = 4, .max_kv_len = 1024};
+  const BatchLimits limits{.max_kv_len = 32};
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection selection = select_backend(registry, {spec, cache, limits, cpu_device()});
   std::cout << selection.explain();
@@ -22,19 +21,15 @@ int main() {
       selection.chosen->create({.spec = spec, .kv = pool.get(), .threads = &threads});
   backend->reserve(limits);
 
-  // The table lists the slot of each token; the last one is new.
-  RequestTable table(limits.max_requests, limits.max_kv_len);
-  PageAllocator pages(pool->pages(), cache.page_size);
-  const int32_t row = *table.allocate(), q_indptr[] = {0, 1}, kv_lens[] = {20};
-  std::vector<int64_t> slots;
-  if (!pages.extend(/*prefix=*/0, /*length=*/20, /*last_slot=*/-1, slots)) return 1;
-  std::copy(slots.begin(), slots.end(), table.row(row).begin());
+  // The tokens are in pages 5 and 9; the last one is new.
+  const int32_t row = 0, page_table[] = {5, 9}, q_indptr[] = {0, 1}, kv_len = 20;
   BatchView batch{.mode = ForwardMode::decode, .requests = 1, .tokens = 1, .q_indptr = q_indptr};
-  batch.kv_lens = kv_lens;
+  batch.kv_lens = &kv_len;
   batch.request_rows = &row;
-  batch.request_slots = table.data();
-  batch.request_slots_stride = table.row_stride();
-  batch.out_slots = &slots.back();
+  batch.page_table = page_table;
+  batch.page_table_stride = 2;
+  const int64_t out_slot = 9 * 16 + 3;
+  batch.out_slots = &out_slot;
   backend->plan(batch);
 
   std::vector<float> q(8 * 64, 1), k(2 * 64, 1), v(2 * 64, 1), out(8 * 64);
