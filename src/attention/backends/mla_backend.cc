@@ -221,7 +221,7 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
             batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
         prefill_->plan(batch, longest, most_keys, stream);
       }
-      kernel.plan(params, {longest, batch.max_kv_len},
+      kernel.plan(params, {longest, batch.max_kv_len, batch.prefix_settled},
                   {cache_.page_table(batch, batch.kv_lens, buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
     });

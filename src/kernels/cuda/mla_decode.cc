@@ -187,6 +187,7 @@ void MlaDecode::plan(const BatchParams& batch, const MlaBounds& bounds, const Pl
   check_argument(reserved_.items != nullptr, "plan() before reserve()");
   batch_ = batch;
   choose_joins(batch, bounds);
+  prefix_settled_ = bounds.prefix_settled;
   list_settled_ = false;
   launch_plan(joins_ == MlaJoins::clusters ? plan_clusters_ : plan_, 1,
               MlaPlanParams{batch, skip, work_, setup_.batch_invariant, joins_}, company, stream);
@@ -198,7 +199,9 @@ void MlaDecode::decode(const MlaDecodeTensors& tensors, Stream stream) const {
   const Kernel& kernel = joins_ == MlaJoins::clusters ? decode_clusters_
                          : joins_ == MlaJoins::pairs  ? decode_pairs_
                                                       : decode_;
-  setup_.family->attend({setup_, tensors, batch_, work_, list_settled_, maps_}, kernel, stream);
+  setup_.family->attend(
+      {setup_, tensors, batch_, work_, list_settled_, list_settled_ && prefix_settled_, maps_},
+      kernel, stream);
   list_settled_ = true;
   if (setup_.batch_invariant || joins_ == MlaJoins::clusters || joins_ == MlaJoins::blocks) return;
   const MlaMergeParams merge{

@@ -91,13 +91,15 @@ struct MlaPass {
   const BatchParams& batch;
   const MlaWorkList& work;
   bool list_settled;  // not the first layer of the plan
+  bool keys_settled;  // and MlaBounds::prefix_settled
   MlaDecodeMaps& maps;
 };
 
-// What the host knows of a batch and chooses kernels by, so that a captured pass keeps them; 0:
-// what the limits say.
+// What the host knows of a batch, so that a captured pass keeps it. Lengths choose kernels; 0: what
+// the limits say.
 struct MlaBounds {
   int32_t max_q_len = 0, max_kv_len = 0;
+  bool prefix_settled = false;  // BatchView::prefix_settled
 };
 
 // An attention kernel between portable/mla_plan and portable/mla_merge; its folder defines it.
@@ -157,6 +159,7 @@ class MlaDecode {
   MlaWorkList work_{};
   MlaJoins joins_ = MlaJoins::merge;
   BatchParams batch_{};
+  bool prefix_settled_ = false;
   mutable bool list_settled_ = false;  // a layer of the planned batch has been enqueued
   mutable MlaDecodeMaps maps_;
 };

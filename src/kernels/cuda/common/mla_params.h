@@ -118,6 +118,8 @@ struct alignas(64) MlaDecodeParams {
   // The list and the page table are complete when the kernel starts: an attention launched before
   // this one has waited for them.
   int32_t list_settled;
+  // So are the keys of the tokens before a request's new ones.
+  int32_t keys_settled;
   int32_t tile_pages, tile_page_keys;  // 64 / page_size and the rest
   float scale;
   // The cache, innermost first: [64 columns, 8 keys, column blocks, groups of 8 keys, pages],

@@ -234,9 +234,10 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if constexpr (kClusters) cluster_arrive_relaxed();  // barriers are ready for the other blocks
   if constexpr (kNarrow) touch_constants(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
-  // attention waited for list and page table before it let any: later ones find both complete. What
-  // others write (q, keys) is promised only after the wait. The warps of the producer wait when they
-  // know what to copy.
+  // attention waited for list and page table before it let any: later ones find both complete, and
+  // keys that the caller calls settled (boxes of them are copied at once). What others write (q, the
+  // pass's own keys) is promised only after the wait. The warps of the producer wait when they know
+  // what to copy.
   if (kFp8 || !params.list_settled || threadIdx.x >= kEarlyThreads) {
     wait_for_previous_kernel();
     allow_next_kernel();

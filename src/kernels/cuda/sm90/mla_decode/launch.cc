@@ -172,6 +172,7 @@ void attend(const MlaPass& pass, const Kernel& kernel, Stream stream) {
   params.ranges = pass.work.ranges;
   params.q_heads = pass.batch.q_heads;
   params.list_settled = pass.list_settled;
+  params.keys_settled = pass.keys_settled;
   params.join_patience = setup.join_patience;
   const auto blocks = static_cast<uint32_t>(pass.work.workers * (clusters ? 1 : row_blocks(setup)));
   // Two blocks over the same keys: fp8 ones convert for each other; pairs have the same rows
