@@ -31,6 +31,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128;
+constexpr int32_t kLatent = 512, kRow = 576;  // of MLA, with its RoPE columns
 constexpr int32_t kLayers = 6;
 constexpr int32_t kMaxKeys = 1300;
 
@@ -41,6 +42,7 @@ struct Shape {
   int32_t new_tokens;  // of a request
   std::vector<int32_t> lens;
   bool batch_invariant = false;
+  int32_t latent_heads = 0;  // > 0: MLA with so many
 };
 
 // How failures show a shape.
@@ -48,6 +50,7 @@ void PrintTo(const Shape& shape, std::ostream* to) {
   *to << shape.backend << ", " << dtype_name(shape.cache) << ", pages of " << shape.page_size
       << ", " << shape.new_tokens << " new tokens, " << shape.lens.size() << " requests"
       << (shape.batch_invariant ? ", batch-invariant" : "");
+  if (shape.latent_heads > 0) *to << ", " << shape.latent_heads << " latent heads";
 }
 
 // A graph of one pass over all layers whose new tokens held NaN before it; each layer stores its
@@ -55,7 +58,8 @@ void PrintTo(const Shape& shape, std::ostream* to) {
 class Passes {
  public:
   Passes(const BackendEntry& entry, const Shape& shape) : shape_(shape) {
-    test::AttentionCase test = test::mha_case("settled", kHeads, kKvHeads, kDim);
+    test::AttentionCase test = latent() ? test::mla_case("settled", shape.latent_heads)
+                                        : test::mha_case("settled", kHeads, kKvHeads, kDim);
     test.spec.q_dtype = DType::bf16;
     test.spec.batch_invariant = shape.batch_invariant;
     test.cache.dtype = shape.cache;
@@ -96,10 +100,11 @@ class Passes {
     earlier_ = to_device(earlier);
     fresh_ = to_device(fresh);
     const size_t most = std::max(earlier_slots.size(), new_slots.size());
-    k_ = noise(most * kKvHeads * kDim * kLayers, 1);
-    v_ = noise(most * kKvHeads * kDim * kLayers, 2);
-    q_ = noise(new_slots.size() * kHeads * kDim * kLayers, 3);
-    nan_ = to_device(std::vector<uint16_t>(new_slots.size() * kKvHeads * kDim, 0x7fff));
+    const auto kv = static_cast<size_t>(kv_values());
+    k_ = noise(most * kv * kLayers, 1);
+    if (!latent()) v_ = noise(most * kv * kLayers, 2);
+    q_ = noise(new_slots.size() * static_cast<size_t>(q_values()) * kLayers, 3);
+    nan_ = to_device(std::vector<uint16_t>(new_slots.size() * kv, 0x7fff));
     out_ = gpu::DeviceBuffer(static_cast<size_t>(2 * out_elements()) * sizeof(uint16_t));
     store(earlier_tokens_, earlier_, earlier_slots_, false, nullptr);
     gpu::synchronize(nullptr);
@@ -169,15 +174,26 @@ class Passes {
   }
 
  private:
-  int64_t out_elements() const { return int64_t{kLayers} * tokens_ * kHeads * kDim; }
+  bool latent() const { return shape_.latent_heads > 0; }
+  // Of a token: of K, of Q, of the output.
+  int64_t kv_values() const { return latent() ? kRow : int64_t{kKvHeads} * kDim; }
+  int64_t q_values() const {
+    return latent() ? int64_t{shape_.latent_heads} * kRow : int64_t{kHeads} * kDim;
+  }
+  int64_t out_values() const {
+    return latent() ? int64_t{shape_.latent_heads} * kLatent : int64_t{kHeads} * kDim;
+  }
+  int64_t out_elements() const { return int64_t{kLayers} * tokens_ * out_values(); }
   static gpu::DeviceBuffer noise(size_t count, uint32_t seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
+    constexpr size_t kPeriod = 65537;  // a prime: rows differ
     std::vector<uint16_t> values(count);
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < std::min(count, kPeriod); ++i) {
       store_float(reinterpret_cast<char*>(values.data()), DType::bf16, static_cast<int64_t>(i),
                   normal(random));
     }
+    for (size_t i = kPeriod; i < count; ++i) values[i] = values[i - kPeriod];
     return to_device(values);
   }
   BatchView view(int32_t tokens, const gpu::DeviceBuffer& indptr,
@@ -212,18 +228,29 @@ class Passes {
   };
   CacheBytes cache_bytes(int32_t number) const {
     const KvLayerView layer = pool_->layer(number);  // V behind K
-    return {layer.k, v_address(layer, layer.slots - 1, kKvHeads) - layer.k};
+    const char* end = latent() ? k_address(layer, layer.slots - 1, 0)
+                               : v_address(layer, layer.slots - 1, kKvHeads);
+    return {layer.k, end - layer.k};
   }
   LayerTensors tensors(int32_t number) {
     LayerTensors layer;
     layer.layer = number;
     // Other rows for each layer; those of earlier tokens overlap.
-    const int64_t kv = int64_t{number} * tokens_ * kKvHeads * kDim;
-    const int64_t q = int64_t{number} * tokens_ * kHeads * kDim;
-    layer.k = dense_rows(k_.data<uint16_t>() + kv, DType::bf16, kKvHeads, kDim);
-    layer.v = dense_rows(v_.data<uint16_t>() + kv, DType::bf16, kKvHeads, kDim);
-    layer.q = dense_rows(q_.data<uint16_t>() + q, DType::bf16, kHeads, kDim);
-    layer.out = dense_rows(out_.data<uint16_t>() + q, DType::bf16, kHeads, kDim);
+    const int64_t before = int64_t{number} * tokens_;
+    uint16_t* k = k_.data<uint16_t>() + before * kv_values();
+    uint16_t* q = q_.data<uint16_t>() + before * q_values();
+    uint16_t* out = out_.data<uint16_t>() + before * out_values();
+    if (latent()) {
+      layer.k = {k, DType::bf16, kRow, kRow};
+      layer.v = {k + kLatent, DType::bf16, kRow, kRow};
+      layer.q = dense_rows(q, DType::bf16, shape_.latent_heads, kRow);
+      layer.out = dense_rows(out, DType::bf16, shape_.latent_heads, kLatent);
+    } else {
+      layer.k = dense_rows(k, DType::bf16, kKvHeads, kDim);
+      layer.v = dense_rows(v_.data<uint16_t>() + before * kv_values(), DType::bf16, kKvHeads, kDim);
+      layer.q = dense_rows(q, DType::bf16, kHeads, kDim);
+      layer.out = dense_rows(out, DType::bf16, kHeads, kDim);
+    }
     return layer;
   }
 
@@ -275,6 +302,22 @@ std::vector<Shape> shapes() {
     const std::vector<int32_t> some(30, 257);
     all.push_back({entry.name, DType::bf16, 16, 1, some, true});
     all.push_back({entry.name, DType::bf16, 64, 2, some, true});
+  }
+  // MLA of one to four blocks of rows, joined in clusters, by blocks, in pairs and by the merge. Of
+  // three new tokens of 1025, two are in a key tile of earlier ones.
+  for (const BackendEntry& entry : test::gpu_backends()) {
+    if (!test::serves(entry, "mla_page_16")) continue;
+    for (const std::vector<int32_t>& lens : {std::vector<int32_t>{1090},
+                                             {3, 17, 130, 1000, 1024, 1025, 515},
+                                             std::vector<int32_t>(30, 257)}) {
+      for (const int32_t page : {1, 16, 64}) {
+        for (const int32_t heads : {16, 128}) {
+          for (const int32_t tokens : {1, 3}) {
+            all.push_back({entry.name, DType::bf16, page, tokens, lens, false, heads});
+          }
+        }
+      }
+    }
   }
   return all;
 }
