@@ -15,7 +15,6 @@
 #include "engine/small_engine.h"
 #include "fovea/engine.h"
 #include "fovea/error.h"
-#include "support/cases.h"
 
 namespace fovea {
 namespace {
@@ -37,21 +36,11 @@ class EndToEnd : public ::testing::TestWithParam<std::tuple<const char*, const c
   std::string model() const { return std::get<0>(GetParam()); }
   std::string backend() const { return std::get<1>(GetParam()); }
   std::unique_ptr<Engine> load() const { return Engine::load(options_for(model(), backend())); }
-
-  // The reference backend computes in fp64 loops: it gets the prompts that are cheap.
-  std::vector<ReferencePrompt> prompts() const {
-    std::vector<ReferencePrompt> all = read_reference(model());
-    if (backend() == "reference" && test::test_scale() == 1) {
-      all.resize(3);
-      for (ReferencePrompt& prompt : all) prompt.greedy.resize(12);
-    }
-    return all;
-  }
 };
 
 TEST_P(EndToEnd, LogitsMatchTheReference) {
   const std::unique_ptr<Engine> engine = load();
-  for (const ReferencePrompt& prompt : prompts()) {
+  for (const ReferencePrompt& prompt : read_reference(model())) {
     const std::vector<float> logits = engine->logits(prompt.tokens);
     const size_t width = static_cast<size_t>(engine->vocabulary());
     ASSERT_EQ(logits.size(), prompt.tokens.size() * width);
@@ -65,7 +54,7 @@ TEST_P(EndToEnd, LogitsMatchTheReference) {
 
 TEST_P(EndToEnd, GreedyTextAloneColdAndWarm) {
   const std::unique_ptr<Engine> engine = load();
-  for (const ReferencePrompt& prompt : prompts()) {
+  for (const ReferencePrompt& prompt : read_reference(model())) {
     const GenerateRequest request = greedy_request(prompt);
     for (const bool warm : {false, true}) {
       const GenerateResult result = engine->generate({&request, 1}).front();
@@ -83,7 +72,7 @@ TEST_P(EndToEnd, GreedyTextAloneColdAndWarm) {
 
 TEST_P(EndToEnd, GreedyTextBatched) {
   const std::unique_ptr<Engine> engine = load();
-  const std::vector<ReferencePrompt> all = prompts();
+  const std::vector<ReferencePrompt> all = read_reference(model());
   std::vector<GenerateRequest> requests;
   for (const ReferencePrompt& prompt : all) requests.push_back(greedy_request(prompt));
   for (const bool warm : {false, true}) {
