@@ -87,6 +87,16 @@ TEST_P(Grid, MatchesTheOracle) {
   EXPECT_EQ(got.lse.size(), row);
 }
 
+TEST_P(Grid, WithoutLseTheOutputHasTheSameBits) {
+  const auto& [entry, asked] = GetParam();
+  AttentionCase test = asked;
+  test.spec.needs_lse = false;
+  const test::CaseData data = make_data(test);
+  const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
+  EXPECT_TRUE(got.lse.empty());
+  EXPECT_EQ(got.out, run_case(entry, asked, data).out);
+}
+
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Grid);
 INSTANTIATE_TEST_SUITE_P(Builtin, Grid, ::testing::ValuesIn(test::served_cases(grid())),
                          test::served_case_name);
