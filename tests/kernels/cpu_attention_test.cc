@@ -52,60 +52,51 @@ test::Output run(const AttentionCase& test, const test::CaseData& data, test::Fi
   return problem.output();
 }
 
-class CpuAttention : public ::testing::TestWithParam<std::tuple<Isa, AttentionCase>> {
+class CpuAttention : public ::testing::TestWithParam<AttentionCase> {
  protected:
-  void SetUp() override {
-    if (!has_isa(isa())) GTEST_SKIP() << "this processor lacks " << isa_name(isa());
+  static void expect_close(const AttentionCase& test, const std::vector<test::OracleResult>& want,
+                           const test::Output& got) {
+    size_t out_at = 0, lse_at = 0;
+    for (size_t request = 0; request < want.size(); ++request) {
+      const test::Expected& exact = want[request].exact;
+      const std::span<const float> out(got.out.data() + out_at, exact.out.size());
+      const std::span<const float> lse(got.lse.data() + lse_at,
+                                       got.lse.empty() ? 0 : exact.lse.size());
+      out_at += out.size();
+      lse_at += lse.size();
+      EXPECT_TRUE(is_close(test.spec, want[request], out, lse)) << "request " << request;
+    }
+    EXPECT_EQ(out_at, got.out.size());
   }
-  static Isa isa() { return std::get<0>(GetParam()); }
-  static const AttentionCase& test_case() { return std::get<1>(GetParam()); }
 };
 
-TEST_P(CpuAttention, MatchesTheOracle) {
-  const AttentionCase& test = test_case();
+TEST_P(CpuAttention, MatchesTheOracleWhateverIsAroundAndForAnyThreads) {
+  const AttentionCase& test = GetParam();
   const test::CaseData data = make_data(test);
-  const test::Output got = run(test, data, test::Fill::poison, isa(), 2);
-  size_t out_at = 0, lse_at = 0;
-  for (size_t request = 0; request < data.requests.size(); ++request) {
-    const test::OracleResult want = oracle(test, data, request);
-    const std::span<const float> out(got.out.data() + out_at, want.exact.out.size());
-    const std::span<const float> lse(got.lse.data() + lse_at,
-                                     got.lse.empty() ? 0 : want.exact.lse.size());
-    out_at += out.size();
-    lse_at += lse.size();
-    EXPECT_TRUE(is_close(test.spec, want, out, lse)) << "request " << request;
+  std::vector<test::OracleResult> want;
+  for (size_t i = 0; i < data.requests.size(); ++i) want.push_back(oracle(test, data, i));
+  for (const Isa isa : {Isa::avx2, Isa::avx512}) {
+    if (!has_isa(isa)) continue;
+    SCOPED_TRACE(isa_name(isa));
+    const test::Output got = run(test, data, test::Fill::poison, isa, 2);
+    expect_close(test, want, got);
+    EXPECT_TRUE(same_bits(got, run(test, data, test::Fill::zero, isa, 1)));
+    EXPECT_TRUE(same_bits(got, run(test, data, test::Fill::zero, isa, 7)));
   }
-  EXPECT_EQ(out_at, got.out.size());
 }
 
-TEST_P(CpuAttention, PoisonChangesNoBit) {
-  const AttentionCase& test = test_case();
-  const test::CaseData data = make_data(test);
-  EXPECT_TRUE(same_bits(run(test, data, test::Fill::zero, isa(), 2),
-                        run(test, data, test::Fill::poison, isa(), 2)));
-}
-
-TEST_P(CpuAttention, ThreadsChangeNoBit) {
-  const AttentionCase& test = test_case();
-  const test::CaseData data = make_data(test);
-  const test::Output alone = run(test, data, test::Fill::zero, isa(), 1);
-  EXPECT_TRUE(same_bits(alone, run(test, data, test::Fill::zero, isa(), 16)));
-}
-
-// Those of queries that the CPU backend takes.
+// Those of queries that the CPU backend takes. Cases that cut a GPU's tiles took half of the time;
+// the contract has them.
 std::vector<AttentionCase> cpu_cases() {
   std::vector<AttentionCase> cases = test::kernel_cases();
-  std::erase_if(cases, [](const AttentionCase& test) { return is_fp8(test.spec.q_dtype); });
+  std::erase_if(cases, [](const AttentionCase& test) {
+    return is_fp8(test.spec.q_dtype) || test.name.starts_with("tiles_");
+  });
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CpuAttention,
-                         ::testing::Combine(::testing::Values(Isa::avx2, Isa::avx512),
-                                            ::testing::ValuesIn(cpu_cases())),
-                         [](const auto& param) {
-                           return std::string(isa_name(std::get<0>(param.param))) + "_" +
-                                  std::get<1>(param.param).name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Cases, CpuAttention, ::testing::ValuesIn(cpu_cases()),
+                         [](const auto& param) { return param.param.name; });
 
 struct StoredHeads {
   DType dtype;
@@ -224,10 +215,11 @@ class CpuAttentionInvariance : public ::testing::TestWithParam<std::tuple<Isa, S
         }
       }
     };
-    for (const int threads : {1, 2, 16}) {
+    for (const int threads : {2, 7}) {
       for (const int32_t token : {0, 1, 15, 16, 127, 128, 511, 512, 513, 1024, 1300}) {
         expect_same({{token, token + 1}}, threads);  // decode, alone
       }
+      if (threads == 2) continue;
       expect_same({{512, 513}, {1300, 1301}, {3, 4}, {1023, 1024}}, threads);  // decode, together
       expect_same({{0, 300}, {300, 301}, {301, 900}, {900, 1301}}, threads);   // chunked prompt
       expect_same({{1297, 1301}, {510, 517}}, threads);                        // verify
