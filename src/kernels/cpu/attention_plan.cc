@@ -129,7 +129,8 @@ class Planner {
   }
 
   // Whether all heads of the tile may share partial results although an item takes `heads` of them:
-  // those of one decoded token, which then reads whole pages where its pieces go round the threads.
+  // those of a lone request of few rows, which then reads whole pages where its pieces go round the
+  // threads.
   bool alone(int32_t heads, const AttentionItem& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
     return params_.requests == 1 && rows <= kBlockRows && shape_.kv_heads % heads == 0 &&
