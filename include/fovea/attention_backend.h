@@ -94,6 +94,9 @@ class AttentionBackend {
   virtual ~AttentionBackend() = default;
   virtual std::string_view name() const = 0;
   virtual Device device() const { return {}; }  // where it runs
+  // What it was created over, for who composes backends; null: neither, or it does not say.
+  virtual const KvPool* kv() const { return nullptr; }
+  virtual const StatePool* state() const { return nullptr; }
 
   // Exact upper bound over every batch within the limits. Throws Error{invalid_argument} naming a
   // limit that is out of range.

@@ -158,15 +158,17 @@ Selection select_backend(const BackendRegistry&&, const BackendRequest&,
 // The parts of a composition by phase.
 enum class Phase : uint8_t { prefill, decode };
 
-// Composition. Both parts were created over the same pool.
-// Decode batches go to `decode`, target_verify to the part that `verify` names, the rest to
-// `prefill`. forward() follows the last plan().
+// Composition: decode batches go to `decode`, target_verify to the part that `verify` names, the
+// rest to `prefill`. forward() follows the last plan(). Throws Error{invalid_argument} for a part
+// that is null, and for parts on two devices or over two pools (AttentionBackend::kv() and state();
+// where a part does not say its own, that is for the caller to see to).
 std::unique_ptr<AttentionBackend> compose_by_phase(std::unique_ptr<AttentionBackend> prefill,
                                                    std::unique_ptr<AttentionBackend> decode,
                                                    Phase verify = Phase::prefill);
 
 // Layer i of the model goes to parts[part_of_layer[i]], as layer layer_in_part[i] of its pool. All
-// parts plan the same batch.
+// parts plan the same batch. Throws Error{invalid_argument} for a part that is null, parts on two
+// devices, or an entry that names no part or a negative layer.
 std::unique_ptr<AttentionBackend> compose_by_layer(
     std::vector<std::unique_ptr<AttentionBackend>> parts, std::vector<int32_t> part_of_layer,
     std::vector<int32_t> layer_in_part);

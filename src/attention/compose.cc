@@ -15,6 +15,17 @@ void check_same_device(const AttentionBackend& a, const AttentionBackend& b) {
                  device_name(a.device()), b.name(), device_name(b.device()));
 }
 
+// What one part stores the other reads.
+void check_same_storage(const AttentionBackend& a, const AttentionBackend& b) {
+  const auto check = [&](const void* one, const void* other, const char* name) {
+    check_argument(one == nullptr || other == nullptr || one == other,
+                   "'{}' was created over the {} at {}, '{}' over that at {}: both need the same",
+                   a.name(), name, one, b.name(), other);
+  };
+  check(a.kv(), b.kv(), "KvPool");
+  check(a.state(), b.state(), "StatePool");
+}
+
 class ByPhase final : public AttentionBackend {
  public:
   ByPhase(std::unique_ptr<AttentionBackend> prefill, std::unique_ptr<AttentionBackend> decode,
@@ -22,11 +33,14 @@ class ByPhase final : public AttentionBackend {
       : prefill_(std::move(prefill)), decode_(std::move(decode)), verify_(verify) {
     check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
     check_same_device(*prefill_, *decode_);
+    check_same_storage(*prefill_, *decode_);
     name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());
   }
 
   std::string_view name() const override { return name_; }
   Device device() const override { return prefill_->device(); }
+  const KvPool* kv() const override { return one_of(prefill_->kv(), decode_->kv()); }
+  const StatePool* state() const override { return one_of(prefill_->state(), decode_->state()); }
 
   // A plan holds until the next one, so the parts take turns in the same bytes.
   size_t workspace_bytes(const BatchLimits& limits) const override {
@@ -35,10 +49,10 @@ class ByPhase final : public AttentionBackend {
 
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
     const size_t needed = workspace_bytes(limits);
+    active_ = nullptr;
     workspace = own_memory_.given_or_own(workspace, needed, device(), name_);
     prefill_->reserve(limits, workspace);
     decode_->reserve(limits, workspace);
-    active_ = nullptr;
   }
 
   void plan(const BatchView& batch, Stream stream) override {
@@ -56,6 +70,11 @@ class ByPhase final : public AttentionBackend {
   }
 
  private:
+  template <typename Pool>
+  static const Pool* one_of(const Pool* a, const Pool* b) {
+    return a != nullptr ? a : b;
+  }
+
   std::unique_ptr<AttentionBackend> prefill_;
   std::unique_ptr<AttentionBackend> decode_;
   Phase verify_;

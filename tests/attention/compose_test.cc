@@ -25,6 +25,8 @@ class Recorder : public AttentionBackend {
     log_.push_back(name_ + " reserve " + std::to_string(workspace.size()));
   }
   Device device() const override { return device_; }
+  const KvPool* kv() const override { return kv_; }
+  const StatePool* state() const override { return state_; }
   void plan(const BatchView& batch, Stream) override {
     if (batch.requests < 0) throw Error(ErrorCode::invalid_argument, "refused");
     log_.push_back(name_ + " plan");
@@ -35,6 +37,8 @@ class Recorder : public AttentionBackend {
 
   std::span<std::byte> workspace_;
   Device device_;
+  const KvPool* kv_ = nullptr;
+  const StatePool* state_ = nullptr;
 
  private:
   std::string name_;
@@ -91,6 +95,47 @@ TEST(ComposeByPhase, PartsTakeTurnsInOneWorkspace) {
   both->reserve({});
   EXPECT_EQ(first.workspace_.data(), second.workspace_.data());
   EXPECT_EQ(first.workspace_.size(), 300u);
+}
+
+// What one part stores the other would not find.
+TEST(ComposeByPhase, RefusesPartsOverTwoPools) {
+  const KvCacheSpec cache{
+      .layers = 1, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 4};
+  const StateCacheSpec states{.layers = 1, .conv_width = 1, .heads = 1, .rows = 1, .columns = 1};
+  const auto kv = make_kv_pool(cache, 2), other_kv = make_kv_pool(cache, 2);
+  const auto state = make_state_pool(states, 2), other_state = make_state_pool(states, 2);
+  Log log;
+  const auto part = [&](const char* name, const KvPool* kv_pool, const StatePool* state_pool) {
+    auto recorder = std::make_unique<Recorder>(name, 1, log);
+    recorder->kv_ = kv_pool;
+    recorder->state_ = state_pool;
+    return recorder;
+  };
+  test::expect_invalid("'a' was created over the KvPool at", [&] {
+    compose_by_phase(part("a", kv.get(), nullptr), part("b", other_kv.get(), nullptr));
+  });
+  test::expect_invalid("'a' was created over the StatePool at", [&] {
+    compose_by_phase(part("a", nullptr, state.get()), part("b", nullptr, other_state.get()));
+  });
+  const auto both = compose_by_phase(part("a", nullptr, state.get()), part("b", kv.get(), nullptr));
+  EXPECT_EQ(both->kv(), kv.get());
+  EXPECT_EQ(both->state(), state.get());
+}
+
+// The library's own backends say what they were created over.
+TEST(ComposeByPhase, RefusesBackendsOverTwoPools) {
+  const KvCacheSpec cache{
+      .layers = 1, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 4};
+  const AttentionSpec spec{.q_heads = 2, .kv_heads = 1, .head_dim = 8, .head_dim_v = 8};
+  const auto pool = make_kv_pool(cache, 2), other = make_kv_pool(cache, 2);
+  ThreadPool threads(1);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  const auto create = [&](KvPool& kv) {
+    return registry.find("reference")->create({.spec = spec, .kv = &kv, .threads = &threads});
+  };
+  EXPECT_NO_THROW(compose_by_phase(create(*pool), create(*pool)));
+  test::expect_invalid("'reference' was created over the KvPool at",
+                       [&] { compose_by_phase(create(*pool), create(*other)); });
 }
 
 TEST(ComposeByLayer, RoutesLayersAndPlansAll) {

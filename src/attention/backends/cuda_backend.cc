@@ -80,6 +80,7 @@ class CudaBackend final : public AttentionBackend {
 
   std::string_view name() const override { return table_.name; }
   Device device() const override { return context_.info().device(); }
+  const KvPool* kv() const override { return pool_; }
   size_t workspace_bytes(const BatchLimits& limits) const override;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
   void plan(const BatchView& batch, Stream stream) override;

@@ -40,6 +40,8 @@ HeadRows carve_rows(WorkspaceCarver& workspace, DType dtype, int64_t tokens, int
 class HostBackend : public AttentionBackend {
  public:
   std::string_view name() const final { return shape_.kernels->name; }
+  const KvPool* kv() const final { return pool_; }
+  const StatePool* state() const final { return states_; }
   size_t workspace_bytes(const BatchLimits& limits) const final;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) final;
   void plan(const BatchView& batch, Stream stream) final;

@@ -82,6 +82,7 @@ class MlaBackend final : public AttentionBackend {
 
   std::string_view name() const override { return setup_.kernels->name; }
   Device device() const override { return context_.info().device(); }
+  const KvPool* kv() const override { return pool_; }
   size_t workspace_bytes(const BatchLimits& limits) const override;
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override;
   void plan(const BatchView& batch, Stream stream) override;
@@ -102,6 +103,7 @@ class MlaBackend final : public AttentionBackend {
   void project(const LayerTensors& tensors, Stream stream) const;
 
   gpu::Context context_;
+  const KvPool* pool_;
   Setup setup_;
   BatchRules rules_;
   CudaCache cache_;
@@ -124,14 +126,14 @@ class MlaBackend final : public AttentionBackend {
 
 MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
                        int32_t context_rows)
-    : context_(context.device.index) {
+    : context_(context.device.index), pool_(context.kv) {
   setup_.kernels = &kernels;
   setup_.context_rows = context_rows;
   setup_.spec = context.spec;
   setup_.device = context_.info();
   validate_spec(spec());
   validate_pool(context);
-  const KvPool& pool = *context.kv;
+  const KvPool& pool = *pool_;
   setup_.cache = pool.spec();
   rules_.spec = spec();
   rules_.page_size = setup_.cache.page_size;
