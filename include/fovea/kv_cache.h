@@ -190,9 +190,10 @@ class StatePool {
  public:
   virtual ~StatePool() = default;
   virtual const StateCacheSpec& spec() const = 0;
-  // All throw Error{invalid_argument} naming an index the pool does not have or a slot that is not
-  // in use.
-  virtual int32_t slots() const = 0;  // including slot 0
+  // All but in_use() throw Error{invalid_argument} naming an index the pool does not have or a slot
+  // that is not in use.
+  virtual int32_t slots() const = 0;            // including slot 0
+  virtual bool in_use(int32_t slot) const = 0;  // allocated; false for slots the pool lacks
   virtual StateLayerView layer(int32_t index) const = 0;
   virtual int32_t free_slots() const = 0;
   virtual std::optional<int32_t> allocate() = 0;  // zeroed; nullopt: full

@@ -61,8 +61,9 @@ class PrefixCache {
   // Offers the full pages of `tokens`; where the tree already has a page, its own stays and the
   // offered one is ignored. The caller keeps its own references. state_slot >= 0: a snapshot after
   // all `tokens` (a multiple of the page size), whose ownership moves to the cache; -1: none, and a
-  // later insert may still bring one. Throws Error{invalid_argument} for pages nobody owns and for
-  // a snapshot at another length; then nothing has changed hands.
+  // later insert may still bring one. Throws Error{invalid_argument} for pages and snapshots nobody
+  // owns, a snapshot the cache has already and one at another length; then nothing has changed
+  // hands.
   void insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
               std::span<const int64_t> pages, int32_t state_slot = -1);
 

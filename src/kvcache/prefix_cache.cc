@@ -11,11 +11,14 @@ namespace fovea {
 
 struct PrefixCache::Tree {
   Tree(PageAllocator& page_allocator, StatePool* state_pool)
-      : pages(page_allocator), state(state_pool), tree(page_allocator.page_size()) {}
+      : pages(page_allocator), state(state_pool), tree(page_allocator.page_size()) {
+    if (state != nullptr) has_slot.resize(static_cast<size_t>(state->slots()));
+  }
 
   PageAllocator& pages;
   StatePool* state;
   PrefixTree tree;
+  std::vector<bool> has_slot;  // [slots of the state pool] a snapshot in the tree
   PrefixCacheStats stats;
   std::vector<int32_t> path;  // of the last walk, the root not included
 
@@ -40,8 +43,26 @@ struct PrefixCache::Tree {
     while (!path.empty() && tree.node(path.back()).state_slot < 0) path.pop_back();
   }
 
+  // What is taken here is released later, in the destructor at the latest, where nothing may throw.
+  void check_snapshot(int32_t slot) const {
+    check_argument(state != nullptr, "state_slot is {}, the cache was built without a pool", slot);
+    check_argument(state->in_use(slot), "state_slot is {}, must be in use in [1, {})", slot,
+                   state->slots());
+    check_argument(!has_slot[static_cast<size_t>(slot)],
+                   "state_slot is {}, which the cache has already, of [1, {})", slot,
+                   state->slots());
+  }
+
+  void add_state(int32_t node, int32_t slot) {
+    tree.set_state(node, slot);
+    has_slot[static_cast<size_t>(slot)] = true;
+    ++stats.snapshots;
+  }
+
   void drop_state(int32_t node) {
-    state->release(tree.node(node).state_slot);
+    const int32_t slot = tree.node(node).state_slot;
+    state->release(slot);
+    has_slot[static_cast<size_t>(slot)] = false;
     tree.set_state(node, -1);
     --stats.snapshots;
   }
@@ -103,8 +124,7 @@ void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> to
                  tokens.size(), full_pages);
   for (const int64_t page : pages.first(full_pages)) cache.pages.check_owned(page);
   if (state_slot >= 0) {
-    check_argument(cache.state != nullptr, "state_slot is {}, the cache was built without a pool",
-                   state_slot);
+    cache.check_snapshot(state_slot);
     check_argument(full_pages > 0 && tokens.size() % page_size == 0,
                    "a snapshot after {} tokens, must be a positive multiple of the page size {}",
                    tokens.size(), page_size);
@@ -130,8 +150,7 @@ void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> to
     if (node >= 0) cache.tree.touch_state(node);
     return;
   }
-  cache.tree.set_state(node, state_slot);
-  ++cache.stats.snapshots;
+  cache.add_state(node, state_slot);
 }
 
 std::vector<int64_t> PrefixCache::evict(int64_t pages) {

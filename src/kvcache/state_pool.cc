@@ -46,6 +46,10 @@ class CpuStatePool final : public StatePool {
   int32_t slots() const override { return slots_; }
   int32_t free_slots() const override { return static_cast<int32_t>(free_.size()); }
 
+  bool in_use(int32_t slot) const override {
+    return slot > 0 && slot < slots_ && in_use_[static_cast<size_t>(slot)];
+  }
+
   StateLayerView layer(int32_t index) const override {
     check_argument(index >= 0 && index < spec_.layers, "layer is {}, the state pool has {}", index,
                    spec_.layers);
@@ -108,8 +112,7 @@ class CpuStatePool final : public StatePool {
   }
 
   void check_in_use(int32_t slot) const {
-    check_argument(slot > 0 && slot < slots_ && in_use_[static_cast<size_t>(slot)],
-                   "state slot {} of [1, {}) is not in use", slot, slots_);
+    check_argument(in_use(slot), "state slot {} of [1, {}) is not in use", slot, slots_);
   }
 
   StateCacheSpec spec_;

@@ -344,7 +344,9 @@ TEST(StatePool, SlotsAreDisjointZeroedAndCopied) {
 TEST(StatePool, MisuseIsAnError) {
   const auto pool = make_state_pool(state_spec(), 3);
   const int32_t slot = pool->allocate().value();
+  EXPECT_TRUE(pool->in_use(slot));
   pool->release(slot);
+  for (const int32_t other : {slot, 0, 3, -1}) EXPECT_FALSE(pool->in_use(other)) << other;
   expect_invalid("state slot " + std::to_string(slot), [&] { pool->release(slot); });
   expect_invalid("state slot 0", [&] { pool->release(0); });
   expect_invalid("state slot 3", [&] { pool->copy(3, 3); });

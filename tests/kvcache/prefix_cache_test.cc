@@ -306,6 +306,29 @@ TEST_F(PrefixCacheWithState, SnapshotsBelongAtPageEnds) {
   states->release(slot);  // still the caller's
 }
 
+// What the cache took it would release when it ends: a slot of nobody's, or one twice.
+TEST_F(PrefixCacheWithState, SnapshotsAreOwnedAndGivenOnce) {
+  std::vector<int64_t> pages;
+  ASSERT_TRUE(allocator.allocate(2, pages));
+  const int32_t slot = states->allocate().value();
+  for (const int32_t nobodys : {99, 8, slot + 1, 0}) {
+    expect_invalid("state_slot is " + std::to_string(nobodys) + ", must be in use in [1, 8)",
+                   [&] { cache.insert(kDomain, sequence(0, 4), pages, nobodys); });
+  }
+  EXPECT_EQ(cache.stats().pages, 0) << "something changed hands";
+  cache.insert(kDomain, sequence(0, 4), pages, slot);
+  for (const int32_t length : {4, 8}) {  // the page that has it, and another
+    expect_invalid("state_slot is " + std::to_string(slot) + ", which the cache has",
+                   [&] { cache.insert(kDomain, sequence(0, length), pages, slot); });
+  }
+  EXPECT_EQ(cache.stats().pages, 1);
+  EXPECT_EQ(match_state(sequence(0, 8), 4), slot);
+  ASSERT_TRUE(cache.evict_state());
+  ASSERT_EQ(states->allocate(), slot);
+  cache.insert(kDomain, sequence(0, 8), pages, slot);  // again the caller's to give
+  EXPECT_EQ(match_state(sequence(0, 8), 8), slot);
+}
+
 // One page of a large tree must not cost a walk over it.
 TEST(PrefixCache, EvictionScalesWithWhatItEvicts) {
   const auto seconds_per_page = [](int64_t leaves) {
