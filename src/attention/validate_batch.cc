@@ -50,13 +50,18 @@ void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
   }
 }
 
+// Packed keys are as many as the queries; cross attention sees the encoder's.
+bool looks_at_kv_lens(const AttentionSpec& spec) {
+  return !is_packed(spec.scope) && spec.scope != AttentionScope::cross;
+}
+
 // A GPU cannot look, and would choose a kernel for shorter requests.
 void check_bounds(const BatchView& batch, const AttentionSpec& spec) {
   for (int32_t request = 0; request < batch.requests; ++request) {
     check_argument(batch.max_q_len == 0 || q_len_of(batch, request) <= batch.max_q_len,
                    "request {}: q_len is {}, above the batch's max_q_len of {}", request,
                    q_len_of(batch, request), batch.max_q_len);
-    if (is_packed(spec.scope) || batch.max_kv_len == 0) continue;
+    if (!looks_at_kv_lens(spec) || batch.max_kv_len == 0) continue;
     check_argument(batch.kv_lens[request] <= batch.max_kv_len,
                    "request {}: kv_len is {}, above the batch's max_kv_len of {}", request,
                    batch.kv_lens[request], batch.max_kv_len);
@@ -227,7 +232,7 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   const BatchLimits& limits = rules.limits;
   check_query_lengths(batch, limits);
   const AttentionSpec& spec = rules.spec;
-  if (!is_packed(spec.scope)) check_kv_lengths(batch, rules);
+  if (looks_at_kv_lens(spec)) check_kv_lengths(batch, rules);
   if (spec.scope == AttentionScope::cross) check_encoder(batch, limits);
   if (uses_kv_cache(spec)) {
     check_table(batch, rules);

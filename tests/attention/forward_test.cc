@@ -279,12 +279,12 @@ TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
   Fixture fixture;
   fixture.spec.scope = AttentionScope::cross;
   fixture.create();
-  const int32_t q_indptr[] = {0, 3, 3}, no_keys[] = {0, 0};
+  const int32_t q_indptr[] = {0, 3, 3};
   fixture.encoder_lens = {3, 0};
   BatchView fill = fixture.batch;
   fill.tokens = 3;
   fill.q_indptr = q_indptr;
-  fill.kv_lens = no_keys;
+  fill.kv_lens = nullptr;
   fill.encoder_lens = fixture.encoder_lens.data();
   const std::vector<int64_t> out_slots(fixture.slots.begin() + kContext,
                                        fixture.slots.begin() + kContext + 3);

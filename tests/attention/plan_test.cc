@@ -227,6 +227,16 @@ TEST(Plan, TakesWhatIsJustInside) {
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
 }
 
+TEST(Plan, CrossAttentionDoesNotLookAtTheDecodersLengths) {
+  Fixture fixture;
+  fixture.spec.scope = AttentionScope::cross;
+  fixture.kv_lens = {99, -1};
+  fixture.create();
+  EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
+  fixture.batch.kv_lens = nullptr;
+  EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
+}
+
 // Check 6 for every array at once: whatever one entry becomes, the plan is refused or the pass runs
 // inside its memory (the sanitizer build watches).
 TEST(Plan, OneWildEntryIsAnErrorOrHarmless) {

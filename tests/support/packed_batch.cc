@@ -256,7 +256,7 @@ BatchView PackedBatch::view() const {
   view.tokens = tokens_;
   view.max_kv_len = max_kv_len_;
   view.q_indptr = q_indptr_.data();
-  view.kv_lens = kv_lens_.data();
+  if (test_.spec.scope != AttentionScope::cross) view.kv_lens = kv_lens_.data();
   if (store_) {
     add_tables(view);
     view.request_rows = request_rows_.data();
