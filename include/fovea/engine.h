@@ -156,8 +156,10 @@ class Engine {
   virtual bool idle() const = 0;
 
   // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
-  // Throws when a request's logits are not numbers, or memory ends: that request is gone (its last
-  // event says cancelled), the others continue with the next call, which returns their events.
+  // Throws when a request's logits are not numbers, or memory ends at its token: that request is
+  // gone (its last event says cancelled), the others continue with the next call, which returns
+  // their events. Throws too when the whole pass fails: all that run are preempted and computed
+  // anew.
   virtual std::vector<TokenEvent> step() = 0;
 
   // Forgets every cached prefix that no running request uses.

@@ -93,9 +93,12 @@ void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
   check_argument((linear.conv_weight != nullptr) == (spec.conv_width > 0),
                  "linear.conv_weight is {}, but the spec's conv_width is {}",
                  linear.conv_weight != nullptr ? "given" : "null", spec.conv_width);
-  check_argument(layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
-                     layer.out.head_stride == spec.head_dim_v,
-                 "out must be f32 with a head stride of head_dim_v = {}", spec.head_dim_v);
+  check_argument(
+      layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
+          layer.out.head_stride == spec.head_dim_v,
+      "out is {} with a head stride of {}, must be f32 with a head stride of head_dim_v = {}",
+      layer.out.data == nullptr ? "null" : dtype_name(layer.out.dtype), layer.out.head_stride,
+      spec.head_dim_v);
   check_apart(layer.out, batch.tokens, spec.kv_heads, spec.head_dim_v, "out");
   refuse_given(bool{layer.q}, "q", spec);
   refuse_given(bool{layer.q_rope}, "q_rope", spec);
