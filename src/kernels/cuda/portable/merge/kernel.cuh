@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Joins the partial results of row tiles that several CTAs shared, in ascending order of keys. CTAs
-// (c, any) share the rows of merges[c]; a warp takes a row, its lanes the columns.
+// (c, any) share the rows of merges[c]; a warp takes a row, its lanes four columns each.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -9,11 +9,13 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kMergeWarps = 8;
+constexpr int kColumns = 4;  // that a lane has at a time
+constexpr int kAhead = 8;    // parts whose values it asks for at once
 
 template <int kRowTile, Type kOut>
 struct MergeConfig {
   using Params = MergeParams;
-  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kBlocksPerSm = 3;
   static constexpr KernelTraits kTraits = {kMergeWarps * 32, 0, kRowTile, kBlockKeys};
 
   __device__ static int64_t partial_row(const MergeItem& item, int part, int row) {
@@ -27,49 +29,83 @@ struct MergeConfig {
     return value;
   }
 
+  // Values of a row in kAhead parts from `part` on; of none 0.
+  __device__ static void load(const Params& params, const MergeItem& item, int row, int part, int column,
+                              float4 (&values)[kAhead]) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      values[i] = {};
+      if (part + i < item.count && column < params.head_dim_v) {
+        values[i] = *reinterpret_cast<const float4*>(
+            params.work.partial_out + partial_row(item, part + i, row) * params.head_dim_v + column);
+      }
+    }
+  }
+
+  __device__ static void store(const Params& params, int64_t token, int head, int column, const float4& sum) {
+    if (params.f32_out) {
+      const int64_t at = (token * params.batch.q_heads + head) * params.head_dim_v + column;
+      *reinterpret_cast<float4*>(static_cast<float*>(params.out) + at) = sum;
+    } else {
+      auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                  head * params.out_head_stride + column;
+      *reinterpret_cast<uint2*>(out) = {pack<kOut>(sum.x, sum.y), pack<kOut>(sum.z, sum.w)};
+    }
+  }
+
   __device__ static void merge_row(const Params& params, const MergeItem& item,
                                    const RequestView& view, int row) {
     const int lane = threadIdx.x % 32;
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int head = item.kv_head * group + (item.first_row + row) % group;
     const int64_t token = view.q_begin + (item.first_row + row) / group;
+    // These are on their way while weights are found.
+    float4 values[kAhead];
+    load(params, item, row, 0, kColumns * lane, values);
     // A lane looks at a part.
-    float most = -infinity();
-    for (int part = lane; part < item.count; part += 32) {
+    float lse_of_lane = -infinity();
+    if (lane < item.count) lse_of_lane = params.work.partial_lse[partial_row(item, lane, row)];
+    float most = lse_of_lane;
+#pragma unroll 1
+    for (int part = lane + 32; part < item.count; part += 32) {
       most = fmaxf(most, params.work.partial_lse[partial_row(item, part, row)]);
     }
     most = warp_max(most);
-    float total = 0;
-    for (int part = lane; part < item.count && most != -infinity(); part += 32) {
+    const bool empty = most == -infinity();
+    float total = empty ? 0 : __expf(lse_of_lane - most);
+#pragma unroll 1
+    for (int part = lane + 32; part < item.count && !empty; part += 32) {
       total += __expf(params.work.partial_lse[partial_row(item, part, row)] - most);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
-    const bool empty = total == 0;
     const float lse = empty ? -infinity() : most + logf(total);
     if (params.lse && lane == 0) params.lse[token * params.batch.q_heads + head] = lse;
     const float base = params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
-    const int parts = empty ? 0 : item.count;
-    auto* out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                head * params.out_head_stride;
-    for (int column = 2 * lane; column < params.head_dim_v; column += 64) {
-      float low = 0;
-      float high = 0;
-#pragma unroll 8
-      for (int part = 0; part < parts; ++part) {
-        const int64_t at = partial_row(item, part, row);
-        const float weight = __expf(params.work.partial_lse[at] - base);
-        const float2 value =
-            *reinterpret_cast<const float2*>(params.work.partial_out + at * params.head_dim_v + column);
-        low += weight * value.x;
-        high += weight * value.y;
+#pragma unroll 1
+    for (int first = 0; first < params.head_dim_v; first += 32 * kColumns) {
+      const int column = first + kColumns * lane;
+      float4 sum = {};
+      float weight = 0;  // of part `lane` of 32
+#pragma unroll 1
+      for (int part = 0; part < item.count && !empty; part += kAhead) {
+        if (first + part > 0) load(params, item, row, part, column, values);
+        if (part % 32 == 0) {
+          weight = 0;
+          if (part + lane < item.count) {
+            weight = __expf(params.work.partial_lse[partial_row(item, part + lane, row)] - base);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const float of_part = __shfl_sync(~0u, weight, (part + i) % 32);
+          sum.x += of_part * values[i].x;
+          sum.y += of_part * values[i].y;
+          sum.z += of_part * values[i].z;
+          sum.w += of_part * values[i].w;
+        }
       }
-      if (params.f32_out) {
-        const int64_t at = (token * params.batch.q_heads + head) * params.head_dim_v + column;
-        *reinterpret_cast<float2*>(static_cast<float*>(params.out) + at) = {low, high};
-      } else {
-        *reinterpret_cast<uint32_t*>(out + column) = pack<kOut>(low, high);
-      }
+      if (column < params.head_dim_v) store(params, token, head, column, sum);
     }
   }
 
@@ -78,11 +114,14 @@ struct MergeConfig {
     const MergeItem item = params.work.merges[blockIdx.x];
     RequestView view = {};
     if (item.count > 0) view = request_view(params.batch, item.request);
+    // One stays to wait for the attention: who waits for this kernel thereby waits for that.
+    if (item.count == 0 && blockIdx.x + blockIdx.y > 0) return;
     wait_and_allow_next();
     if (item.count == 0) return;
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int rows = min(kRowTile, view.q_len * group - item.first_row);
     const int first = static_cast<int>(blockIdx.y) * kMergeWarps + static_cast<int>(threadIdx.x) / 32;
+#pragma unroll 1
     for (int row = first; row < rows; row += static_cast<int>(gridDim.y) * kMergeWarps) {
       merge_row(params, item, view, row);
     }
