@@ -179,7 +179,7 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
   cuda::BatchParams all = params_.batch;
   // Most requests of a mixed batch have one new token.
   if (active_ == decode_.get() && batch.mode != ForwardMode::mixed && !pass.has_prefixes() &&
-      !decode_->reads_keys_once(all) && prefill_->outruns_repeated_reads(all)) {
+      prefill_->outruns_decode(all)) {
     active_ = prefill_.get();
   }
   cuda::BatchParams few = all;

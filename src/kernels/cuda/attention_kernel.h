@@ -55,11 +55,9 @@ class AttentionKernel {
   // the pass with one of another family: those for few new tokens attend first, directly before
   // those for many.
   virtual void plan(const BatchParams& batch, int32_t tokens, PassPlan& pass) = 0;
-  // By bounds that hold for every replay, as plan(): whether it reads each key of a request once.
-  virtual bool reads_keys_once(const BatchParams& /*batch*/) const { return true; }
-  // Whether batches without shared prefixes are faster here than by the kernel for few new tokens,
-  // which could serve them but reads keys more than once.
-  virtual bool outruns_repeated_reads(const BatchParams& /*batch*/) const { return false; }
+  // By bounds that hold for every replay, as plan(): whether a batch without shared prefixes is
+  // faster here than by the kernel for few new tokens, which could serve it.
+  virtual bool outruns_decode(const BatchParams& /*batch*/) const { return false; }
   // Works through the planned batch: out and lse are complete afterwards. params.keys are those of
   // `layer`; packed ones are one page, whose strides say how many rows it has (0: as many as new
   // tokens). params.work is the kernel's own business.

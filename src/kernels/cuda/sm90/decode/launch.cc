@@ -199,10 +199,6 @@ class HopperDecode final : public AttentionKernel {
              DecodePlanParams{batch, list_, setup_.multiprocessors / 2, pairs_per_unit_});
   }
 
-  bool reads_keys_once(const BatchParams& batch) const override {
-    return rows(batch) <= loaded_.back().variant.row_tile;
-  }
-
   // In a mixed batch prefill begins as soon as every block here has waited for what came before.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
     DecodeParams params{

@@ -46,14 +46,6 @@ int64_t most_partials(const AttentionSetup& setup, const BatchLimits& limits) {
   return std::min(segments * limits.max_tokens, kMaxPartials);
 }
 
-// Shorter keys are never split.
-constexpr int32_t kMinSplitKeys = 1024;
-
-bool may_split(const AttentionSetup& setup, const BatchLimits& limits) {
-  return std::max(limits.max_kv_len, limits.max_encoder_len) > kMinSplitKeys &&
-         !SplitKeys::variants(setup).empty();
-}
-
 Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const BatchLimits& limits) {
   // Every request with tokens adds less than one tile to the batch's tokens / tokens_per_tile.
   const int64_t tokens = kMinRowTile >> heads_shift(setup.spec);
@@ -63,7 +55,8 @@ Buffers carve(WorkspaceCarver& workspace, const AttentionSetup& setup, const Bat
   const int64_t partials = most_partials(setup, limits);
   const int64_t tiles = (limits.max_tokens + filled * (tokens - 1)) / tokens + partials;
   buffers.tiles = workspace.take<PrefillTile>(tiles);
-  if (may_split(setup, limits)) buffers.split = SplitKeys::carve(workspace, setup, limits);
+  if (!SplitKeys::variants(setup).empty())
+    buffers.split = SplitKeys::carve(workspace, setup, limits);
   if (!sums_segments(setup)) return buffers;
   const AttentionSpec& spec = setup.spec;
   const int64_t width = spec.head_dim_v <= 64 && spec.head_dim <= 64 ? 64 : 128;  // of the variant
@@ -121,8 +114,7 @@ class HopperPrefill final : public AttentionKernel {
     buffers_ = carve(carver, setup_, limits);
     most_partials_ = static_cast<int32_t>(most_partials(setup_, limits));
     max_kv_len_ = longest_ = limits.max_kv_len;
-    may_split_ = may_split(setup_, limits);
-    if (may_split_) split_->reserve(buffers_.split, limits);
+    if (split_) split_->reserve(buffers_.split, limits);
     params_.order = buffers_.order;
     params_.segments = buffers_.segments;
   }
@@ -132,10 +124,8 @@ class HopperPrefill final : public AttentionKernel {
     longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
   }
 
-  bool outruns_repeated_reads(const BatchParams& batch) const override {
-    // Of cross attention longest_ bounds the decoder's keys.
-    return may_split_ && setup_.spec.scope != AttentionScope::cross &&
-           split_->outruns_decode(batch, longest_);
+  bool outruns_decode(const BatchParams& batch) const override {
+    return split_ && split_->outruns_decode(batch);
   }
 
   void plan(const BatchParams& given, int32_t tokens, PassPlan& pass) override {
@@ -144,7 +134,7 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     params_.list_settled = params_.keys_settled = 0;
     params_.beside = batch.most_q_len > 0;
-    splits_ = may_split_ && !pass.has_prefixes() && split_->plan(batch, tokens, longest_, pass);
+    splits_ = split_ && !pass.has_prefixes() && split_->plan(batch, tokens, longest_, pass);
     if (splits_) return;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
@@ -284,7 +274,6 @@ class HopperPrefill final : public AttentionKernel {
   std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
   std::optional<SplitKeys> split_;
   Buffers buffers_{};
-  bool may_split_ = false;                   // batches within the limits
   bool splits_ = false;                      // the planned one
   const Prefill* active_ = nullptr;          // of the planned pass
   const Sharing* active_sharing_ = nullptr;  // which has it, or none

@@ -14,10 +14,12 @@ namespace {
 // 2026-11-23).
 constexpr float kLeastIdleKeys = 2048;
 
-// Bytes of keys for each multiprocessor from which on batches that sm90/decode reads twice are
-// faster here: 8 x 8 over 2k, 497 KB, takes 27.0 us instead of 28.5, 1 x 8 over 16k 28.2 of 37.5
-// (H200, 2026-11-23).
-constexpr int64_t kLeastTwiceRead = 480 << 10;
+// Packed rows of a request up to which sm90/decode is faster. Its tiles of 16 rows take long to
+// join where lengths differ or leave multiprocessors idle, and more rows read their keys twice. 8 x
+// 4 and 8 x 8 over 512, 16 and 32 rows: 15.5 and 15.2 us here, decode 12.1 and 13.7; over 128 to
+// 896 15.2 and 15.3 of 30.5 and 37.0; fp8 24 x 1 over 2048 65.7 of 36.7 (H200, 2026-11-24).
+constexpr int32_t kMostDecodeRows = 8;
+constexpr int32_t kMostDecodeRowsFp8 = 16;
 
 struct FormVariants {
   int32_t rows;
@@ -82,7 +84,7 @@ WorkList SplitKeys::carve(WorkspaceCarver& workspace, const AttentionSetup& setu
 }
 
 SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
-    : key_bytes_(bytes_of(setup.spec.head_dim + setup.spec.head_dim_v, stored(setup))),
+    : most_decode_rows_(dtype_bytes(stored(setup)) == 1 ? kMostDecodeRowsFp8 : kMostDecodeRows),
       blocks_(setup.multiprocessors) {
   for (const FormVariants& form : find_forms(setup)) {
     forms_.push_back({form.rows, form.over_whole, Kernel(form.plan, store),
@@ -90,12 +92,10 @@ SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
   }
 }
 
-// Passes of one new token are often captured by bounds that their contexts do not reach.
-bool SplitKeys::outruns_decode(const BatchParams& batch, int32_t keys) const {
+bool SplitKeys::outruns_decode(const BatchParams& batch) const {
   const int64_t rows = longest(batch) * (batch.q_heads / batch.kv_heads);
-  if (longest(batch) < 2 || rows > hopper_decode().row_tile) return false;
-  if (forms_.front().rows != kFewPartRows) return false;
-  return int64_t{batch.requests} * batch.kv_heads * keys * key_bytes_ >= blocks_ * kLeastTwiceRead;
+  return forms_.front().rows == kFewPartRows && rows > most_decode_rows_ &&
+         rows <= hopper_decode().row_tile;
 }
 
 // Not by the tokens: they may be fewer in a captured pass, whose bits are those of an eager one.
@@ -111,7 +111,7 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t keys, Pas
     const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));
     const float share = static_cast<float>(tiles) / static_cast<float>(blocks_);
     const float idle_keys = (turns - form.over_whole * share) * static_cast<float>(keys);
-    if (idle_keys <= kLeastIdleKeys && !outruns_decode(batch, keys)) return false;
+    if (idle_keys <= kLeastIdleKeys && !outruns_decode(batch)) return false;
     active_ = &form;
     tokens_ = tokens;
     pass.add(form.plan, PlanParams{batch, work_, 0});

@@ -39,11 +39,10 @@ class SplitKeys {
     work_ = work;
     max_q_len_ = limits.max_q_len;
   }
-  // Whether a batch is faster here than by sm90/decode, which would take it and read its keys
-  // twice. `keys`: of a request at most.
-  bool outruns_decode(const BatchParams& batch, int32_t keys) const;
-  // Whether it takes the batch: that, and where blocks that take whole row tiles would leave others
-  // idle for long, or wait for memory.
+  // Whether a batch is faster here than by sm90/decode, which could serve it.
+  bool outruns_decode(const BatchParams& batch) const;
+  // Whether it takes the batch: such a one, or where blocks that take whole row tiles would leave
+  // others idle for long, or wait for memory. `keys`: of a request at most.
   bool plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass);
   void attend(const AttentionParams& given, int32_t layer, Stream stream);
 
@@ -59,7 +58,7 @@ class SplitKeys {
     return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
   }
 
-  int64_t key_bytes_;  // of a head
+  int32_t most_decode_rows_;
   int32_t blocks_;
   std::vector<Form> forms_;  // by rows
   Form* active_ = nullptr;   // of the planned batch

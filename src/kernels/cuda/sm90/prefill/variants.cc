@@ -137,8 +137,8 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   if (plain) {
     // Exponents may give a row other bits in another batch.
     const bool exponents = is_fp8(spec.q_dtype) && !spec.batch_invariant;
-    found.plain = variant(gathers_tokens(setup) ? "tokens" : loader,
-                          exponents ? "exponents" : "plain", sums);
+    found.plain =
+        variant(gathers_tokens(setup) ? "tokens" : loader, exponents ? "exponents" : "plain", sums);
   }
   if (general) found.general = variant(loader, scores, sums);
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
