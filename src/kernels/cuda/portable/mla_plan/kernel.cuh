@@ -16,11 +16,10 @@
 #include "kernels/cuda/common/mla_params.h"
 #include "kernels/cuda/common/plan_launch.cuh"
 #include "kernels/cuda/common/scan.cuh"
-#include "kernels/cuda/common/visibility.cuh"
+#include "kernels/cuda/portable/mla_plan/tiles.cuh"
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 1024;
 // What an item costs besides its keys, in blocks of 64 keys: queries, a first tile without overlap,
 // output.
 constexpr int kItemBlocks = 2;
@@ -38,93 +37,26 @@ constexpr int kFewBlocks = 32;
 // keys are no cluster, so they drift apart: 2 % of the time (2026-11-23).
 constexpr int kMaxPairBlocks = 96;
 
-struct PlannedTile {
-  RequestView view;
-  int first_row;
-  int key_end;
-  __device__ int blocks() const { return (key_end + kBlockKeys - 1) / kBlockKeys; }
-};
-
 template <int kRowTile>
-struct MlaPlanConfig {
+struct MlaPlanConfig : MlaTiles<kRowTile> {
+  using Tiles = MlaTiles<kRowTile>;
+  using Visited = typename Tiles::Visited;
+  using Totals = typename Tiles::Totals;
+  using Tiles::divided;
   using Params = PlanLaunch<MlaPlanParams>;
   static constexpr int kBlocksPerSm = 1;
 
-  struct SharedMemory {
-    ScanMemory<int> counts;
+  struct SharedMemory : MlaTiles<kRowTile>::Memory {
     ScanMemory<int64_t> blocks;
-    int tile_begin[kPlanThreads];  // of 1024 requests at a time
-    RequestView views[kPlanThreads];
     PlannedTile tiles[kMlaMaxWorkers];
     // Of workers that have the first piece of a tile, one bit each in begins.
     int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
     unsigned begins[kMlaMaxWorkers / 32];
     int enough[32];  // candidates for which the workers suffice
-    int most_blocks;
     int begin[kMlaMaxWorkers], end[kMlaMaxWorkers];  // of the workers' ranges
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
                                            kBlockKeys};
-
-  // A thread's tile of one round.
-  struct Visited {
-    PlannedTile tile;
-    int number;
-    int64_t before;  // blocks of the tiles before it
-    bool exists;
-  };
-  struct Totals {
-    int tiles;
-    int64_t blocks;
-  };
-
-  // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
-  // too, so that visit may synchronise.
-  template <typename Visit>
-  __device__ static Totals for_tiles(const MlaPlanParams& params, SharedMemory& shared,
-                                     Visit visit) {
-    const BatchParams& batch = params.batch;
-    Totals done = {};
-    for (int base = 0; base < batch.requests; base += kPlanThreads) {
-      const int request = base + static_cast<int>(threadIdx.x);
-      RequestView view = {};
-      if (request < batch.requests && !(params.skip && params.skip[request])) {
-        view = request_view(batch, request);
-      }
-      int count;
-      const int before = exclusive_scan((view.q_len * batch.q_heads + kRowTile - 1) / kRowTile,
-                                        count, shared.counts);
-      shared.views[threadIdx.x] = view;
-      shared.tile_begin[threadIdx.x] = before;
-      __syncthreads();
-      for (int first = 0; first < count; first += kPlanThreads) {
-        const int number = first + static_cast<int>(threadIdx.x);
-        Visited at = {{}, done.tiles + number, 0, number < count};
-        if (at.exists) {
-          int low = 0;
-          int high = min(kPlanThreads, batch.requests - base);
-          while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            (shared.tile_begin[middle] <= number ? low : high) = middle;
-          }
-          PlannedTile& tile = at.tile;
-          tile.view = shared.views[low];
-          tile.first_row = (number - shared.tile_begin[low]) * kRowTile;
-          const int last =
-              (min(tile.first_row + kRowTile, tile.view.q_len * batch.q_heads) - 1) / batch.q_heads;
-          tile.key_end = max(visible_keys(batch.mask, tile.view, last, last).end, 0);
-        }
-        int64_t sum;
-        at.before = done.blocks +
-                    exclusive_scan(static_cast<int64_t>(at.tile.blocks()), sum, shared.blocks);
-        done.blocks += sum;
-        visit(at);
-      }
-      done.tiles += count;
-      __syncthreads();
-    }
-    return done;
-  }
 
   // Whether mla_decode joins the parts of all row tiles.
   __device__ static bool in_decode(const MlaPlanParams& params) {
@@ -161,9 +93,9 @@ struct MlaPlanConfig {
 
   // Pieces of a tile that have at most `piece` blocks: in clusters a power of two, or whole
   // clusters, for a part of a cluster joins more rows a block.
-  __device__ static int pieces_of(const MlaPlanParams& params, const PlannedTile& tile, int piece) {
+  __device__ static int pieces_of(const MlaPlanParams& params, int blocks, int piece) {
     const int cluster = cluster_workers(params);
-    const int count = max((tile.blocks() + piece - 1) / piece, 1);
+    const int count = max(divided(blocks + piece - 1, piece), 1);
     return count < cluster ? 1 << (32 - __clz(count - 1)) : (count + cluster - 1) & -cluster;
   }
   __device__ static int cluster_workers(const MlaPlanParams& params) {
@@ -171,21 +103,25 @@ struct MlaPlanConfig {
   }
 
   // The least blocks of a piece for which the workers suffice; no more tiles than workers, all in
-  // shared.tiles.
+  // shared.tiles. Where tiles are alike, each warp for itself, a candidate a lane: no barrier.
   __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals,
                                    SharedMemory& shared) {
     const MlaWorkList& work = params.work;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int least =
-        max(static_cast<int>(quotient(totals.blocks + work.workers - 1, int64_t{work.workers})),
+        max(static_cast<int>(divided(totals.blocks + work.workers - 1, work.workers)),
             kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
     const auto size = [&](int candidate) {
-      return candidate == 31 ? max(shared.most_blocks, 1) : least + (least * candidate + 15) / 16;
+      return candidate == 31 ? max(totals.most, 1) : least + (least * candidate + 15) / 16;
     };
+    if (totals.alike()) {
+      const int all = totals.tiles * pieces_of(params, totals.most, size(lane));
+      return size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, all <= work.workers)) - 1);
+    }
     int pieces = 0;
     for (int i = lane; i < totals.tiles; i += 32) {
-      pieces += pieces_of(params, shared.tiles[i], size(warp));
+      pieces += pieces_of(params, shared.tiles[i].blocks(), size(warp));
     }
     pieces = __reduce_add_sync(~0u, pieces);
     if (lane == 0) shared.enough[warp] = pieces <= work.workers;
@@ -193,13 +129,25 @@ struct MlaPlanConfig {
     return size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
   }
 
-  __device__ static void plan_pieces(const MlaPlanParams& params, const Totals& totals, int piece,
-                                     SharedMemory& shared) {
-    const MlaWorkList& work = params.work;
+  // Where a worker's piece is.
+  struct Piece {
+    int tile;   // -1: nowhere
+    int first;  // worker of the tile
+    int count;  // of the tile
+  };
+  __device__ static Piece piece_of_worker(const MlaPlanParams& params, const Totals& totals,
+                                          int piece, SharedMemory& shared) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int number = threadIdx.x;
-    const int own = number < totals.tiles ? pieces_of(params, shared.tiles[number], piece) : 0;
+    if (totals.alike()) {
+      if (number >= params.work.workers) return {-1, 0, 0};
+      const int count = pieces_of(params, totals.most, piece);
+      const int tile = divided(number, count);
+      return {tile < totals.tiles ? tile : -1, tile * count, count};
+    }
+    const int own =
+        number < totals.tiles ? pieces_of(params, shared.tiles[number].blocks(), piece) : 0;
     // Tiles with more pieces come first, whole clusters before all: no tile lies across two
     // clusters without need. Sums of all sizes in one scan: of 2^k pieces, or clusters of so many
     // blocks, in units of 2^k, for which 8 - k bits are enough.
@@ -226,14 +174,21 @@ struct MlaPlanConfig {
       atomicOr(&shared.begins[begin / 32], 1u << begin % 32);
     }
     __syncthreads();
-    const int worker = threadIdx.x;
-    if (worker >= total) return;
+    if (number >= total) return {-1, 0, 0};
     int word = warp;
     unsigned begins = shared.begins[word] & (2u << lane) - 1;
     while (begins == 0) begins = shared.begins[--word];
     const int first = 32 * word + 31 - __clz(begins);
-    const PlannedTile tile = shared.tiles[shared.tile_at[first]];
-    const int count = shared.pieces[first];
+    return {shared.tile_at[first], first, shared.pieces[first]};
+  }
+
+  __device__ static void plan_pieces(const MlaPlanParams& params, const Totals& totals, int piece,
+                                     SharedMemory& shared) {
+    const MlaWorkList& work = params.work;
+    const int worker = threadIdx.x;
+    const auto [tile_number, first, count] = piece_of_worker(params, totals, piece, shared);
+    if (tile_number < 0) return;
+    const PlannedTile tile = shared.tiles[tile_number];
     const int n = worker - first;
     const bool pairs = params.joins == MlaJoins::pairs && piece <= kMaxPairBlocks;
     const bool paired = pairs && count == 2;
@@ -241,8 +196,8 @@ struct MlaPlanConfig {
                      : in_decode(params) ? parts_of_workers(first, count)
                      : paired            ? kPaired
                                          : slot_of_worker(worker, first);
-    const MlaItem item =
-        item_of(tile, tile.blocks() * n / count, tile.blocks() * (n + 1) / count, slot);
+    const auto from = [&](int part) { return divided(tile.blocks() * part, count); };
+    const MlaItem item = item_of(tile, from(n), from(n + 1), slot);
     work.items[worker] = item;
     write_range(params, worker, {worker, worker + 1, 1, 0, item}, pairs);
     if (n == 0 && count > 1 && !paired && !in_decode(params)) {
@@ -311,6 +266,8 @@ struct MlaPlanConfig {
     extern __shared__ __align__(16) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     const MlaWorkList& work = params.work;
+    // Lengths are on their way while the list is cleared.
+    const RequestView view = Tiles::view_of(params, static_cast<int>(threadIdx.x));
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
       write_range(params, worker, {}, false);
       work.merges[worker].count = 0;
@@ -319,21 +276,26 @@ struct MlaPlanConfig {
     }
     const int counters = work.workers * (work.cluster > 1 ? kRowTile : 1);
     for (int i = threadIdx.x; i < counters; i += kPlanThreads) work.arrivals[i] = 0;
-    if (threadIdx.x == 0) shared.most_blocks = 0;
     if (threadIdx.x < kMlaMaxWorkers / 32) shared.begins[threadIdx.x] = 0;
     Visited own;
     int rounds = 0;
-    const Totals totals = for_tiles(params, shared, [&](const Visited& at) {
+    int64_t own_blocks = 0;
+    int own_most = 0;
+    int own_least = 0x7fffffff;
+    const int tiles = Tiles::for_tiles(params, view, shared, [&](const Visited& at) {
       own = at;
       ++rounds;
-      const int most = __reduce_max_sync(~0u, at.tile.blocks());
-      if (threadIdx.x % 32 == 0) atomicMax(&shared.most_blocks, most);
-      if (at.exists && at.number < kMlaMaxWorkers) shared.tiles[at.number] = at.tile;
+      if (!at.exists) return;
+      const int blocks = at.tile.blocks();
+      own_blocks += blocks;
+      own_most = max(own_most, blocks);
+      own_least = min(own_least, blocks);
+      if (at.number < kMlaMaxWorkers) shared.tiles[at.number] = at.tile;
     });
-    __syncthreads();
-    if (totals.tiles == 0) return;
+    if (tiles == 0) return;
+    const Totals totals = Tiles::totals_of(tiles, own_blocks, own_most, own_least, shared);
     const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
-    const int64_t share = quotient(cost + work.workers - 1, int64_t{work.workers});
+    const int64_t share = divided(cost + work.workers - 1, work.workers);
     const auto balanced = [&](int64_t most, int slack_part) {
       return params.whole_tiles || work.cluster > 1 ||
              most <= share + max(static_cast<int64_t>(kWholeSlack), share / slack_part);
@@ -350,22 +312,38 @@ struct MlaPlanConfig {
       if (rounds == 1) {
         visit(own);
       } else {
-        for_tiles(params, shared, visit);
+        Tiles::for_tiles(params, Tiles::view_of(params, static_cast<int>(threadIdx.x)), shared,
+                         visit);
       }
     };
-    const int64_t dealt = quotient(totals.tiles + work.workers - 1, work.workers);
-    if (balanced(dealt * (shared.most_blocks + kItemBlocks), kWholeSlackPart)) {
+    const int64_t dealt = divided(totals.tiles + work.workers - 1, work.workers);
+    if (balanced(dealt * (totals.most + kItemBlocks), kWholeSlackPart)) {
       revisit([&](const Visited& at) { deal_whole(params, at, totals.tiles); });
       return;
     }
-    revisit([&](const Visited& at) {
+    int64_t passed = 0;  // blocks of the rounds before
+    const auto place = [&](Visited& at) {
+      int64_t sum;
+      at.before =
+          passed + exclusive_scan(static_cast<int64_t>(at.tile.blocks()), sum, shared.blocks);
+      passed += sum;
+    };
+    if (rounds == 1) place(own);
+    const auto in_line = [&](auto visit) {
+      passed = 0;
+      revisit([&](Visited at) {
+        if (rounds > 1) place(at);
+        visit(at);
+      });
+    };
+    in_line([&](const Visited& at) {
       for_stretches(at, share, [&](int worker, int, int) {
         atomicMin(&shared.begin[worker], at.number + worker);
         atomicMax(&shared.end[worker], at.number + worker + 1);
       });
     });
     __syncthreads();
-    revisit([&](const Visited& at) { write_stretches(params, at, share, shared); });
+    in_line([&](const Visited& at) { write_stretches(params, at, share, shared); });
   }
 
   __device__ static void run(const Params& params) {
