@@ -52,7 +52,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     // Of workers that have the first piece of a tile, one bit each in begins.
     int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
     unsigned begins[kMlaMaxWorkers / 32];
-    int enough[32];  // candidates for which the workers suffice
+    int enough[32];                                  // candidates for which the workers suffice
     int begin[kMlaMaxWorkers], end[kMlaMaxWorkers];  // of the workers' ranges
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
@@ -109,9 +109,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     const MlaWorkList& work = params.work;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    const int least =
-        max(static_cast<int>(divided(totals.blocks + work.workers - 1, work.workers)),
-            kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
+    const int least = max(static_cast<int>(divided(totals.blocks + work.workers - 1, work.workers)),
+                          kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(totals.most, 1) : least + (least * candidate + 15) / 16;
     };

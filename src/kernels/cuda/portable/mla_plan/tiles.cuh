@@ -59,14 +59,16 @@ struct MlaTiles {
   }
 
   // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
-  // too, so that visit may synchronise. `view` is that of request threadIdx.x. Returns the tiles. Who
-  // calls it again synchronises in between.
+  // too, so that visit may synchronise. `view` is that of request threadIdx.x. Returns the tiles.
+  // Who calls it again synchronises in between.
   template <typename Visit>
-  __device__ static int for_tiles(const MlaPlanParams& params, RequestView view,
-                                  Memory& shared, Visit visit) {
+  __device__ static int for_tiles(const MlaPlanParams& params, RequestView view, Memory& shared,
+                                  Visit visit) {
     const BatchParams& batch = params.batch;
-    // Where all requests have as many tiles as the first, as in decode, nothing is summed or looked for.
-    const int usual = tiles_of(batch, batch.requests > 0 ? batch.q_indptr[1] - batch.q_indptr[0] : 0);
+    // Where all requests have as many tiles as the first, as in decode, nothing is summed or looked
+    // for.
+    const int usual =
+        tiles_of(batch, batch.requests > 0 ? batch.q_indptr[1] - batch.q_indptr[0] : 0);
     int done = 0;
     for (int base = 0; base < batch.requests; base += kPlanThreads) {
       const int requests = min(kPlanThreads, batch.requests - base);
@@ -132,7 +134,8 @@ struct MlaTiles {
       shared.warp_least[warp] = least;
     }
     __syncthreads();
-    return {tiles, warp_sum(shared.warp_blocks[lane]), __reduce_max_sync(~0u, shared.warp_most[lane]),
+    return {tiles, warp_sum(shared.warp_blocks[lane]),
+            __reduce_max_sync(~0u, shared.warp_most[lane]),
             __reduce_min_sync(~0u, shared.warp_least[lane])};
   }
 };
