@@ -19,7 +19,7 @@ namespace fovea {
 
 // Rows of latents that are up-projected at a time in batches within the limits: all new tokens of a
 // pass, and of context `context_rows` or, for 0, 4096 or as many as keep keys and values within
-// 256 MB.
+// 640 MB.
 int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
                          int32_t context_rows = 0);
 // Whether requests within the limits can be up-projected.

@@ -28,8 +28,8 @@ struct MlaProjectTensors {
   int64_t keys_token_stride = 0, keys_head_stride = 0;
   void* values = nullptr;  // [rows, heads, v_dim]
   int64_t values_token_stride = 0, values_head_stride = 0;
-  const int32_t* live_rows = nullptr;  // [1]: rows from here on stay untouched
-  int32_t rows = 0;                    // at most
+  const int32_t* live_rows = nullptr;  // [1]: row tiles of 64 from here on stay untouched
+  int32_t rows = 0;                    // at most, and of keys and values
 };
 
 class MlaProject {
@@ -47,7 +47,7 @@ class MlaProject {
  private:
   MlaProjectSetup setup_;
   Kernel kernel_;
-  mutable struct { gpu::RepeatedTensorMap latents, w_uk, w_uv; } maps_;
+  mutable struct { gpu::RepeatedTensorMap latents, w_uk, w_uv, keys, values; } maps_;
 };
 
 }  // namespace fovea::kernels::cuda

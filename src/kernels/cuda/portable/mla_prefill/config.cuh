@@ -16,8 +16,11 @@ enum Op { forms, gather, add, join };
 constexpr int kRowWarps = 8;  // rows of a CTA
 constexpr int kChunk = 8;     // elements of 16 bytes
 
-__device__ inline int64_t warp_row() {
-  return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+// Each warp takes every so manieth row.
+template <typename Visit>
+__device__ inline void for_each_row(int64_t rows, Visit visit) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
+  for (int64_t row = first; row < rows; row += gridDim.x * kRowWarps) visit(row);
 }
 
 // By one warp; count is a multiple of kChunk.

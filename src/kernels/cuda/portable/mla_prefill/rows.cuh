@@ -80,8 +80,11 @@ struct GatherConfig {
     const int total = params.row_indptr[params.requests];
     const int rows = min(max(total - params.first_row, 0), params.most_rows);
     if (params.is_context && blockIdx.x == 0) describe_chunk(params, rows);
-    const int64_t row = warp_row();
-    if (row >= rows) return;
+    for_each_row(rows, [&](int64_t row) { gather_row(params, row); });
+  }
+
+ private:
+  __device__ static void gather_row(const Params& params, int64_t row) {
     const int at = params.first_row + static_cast<int>(row);
     const int request = find_request(params.row_indptr, params.requests, at);
     if (!params.up_requests[request]) return;
@@ -120,10 +123,15 @@ struct AddConfig {
 
   __device__ static void run(const Params& params) {
     if (params.live_rows && *params.live_rows == 0) return;
-    const int64_t row = warp_row();
+    const int tokens = params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
+    const int64_t rows = static_cast<int64_t>(tokens) * params.heads;
+    for_each_row(rows, [&](int64_t row) { add_row(params, row); });
+  }
+
+ private:
+  __device__ static void add_row(const Params& params, int64_t row) {
     const int64_t token = row / params.heads;
     const int64_t head = row % params.heads;
-    if (token >= params.tokens || (params.q_indptr && token >= params.q_indptr[params.requests])) return;
     const float part_lse = params.part_lse[row];
     if (part_lse == -infinity()) return;
     const float lse = params.lse[row];
@@ -153,20 +161,20 @@ struct JoinConfig {
   static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
 
   __device__ static void run(const Params& params) {
-    const int64_t row = warp_row();
-    const int64_t token = row / params.heads;
-    const int64_t head = row % params.heads;
-    if (token >= params.tokens) return;
-    uint16_t* const out =
-        static_cast<uint16_t*>(params.out) + row * (params.nope_dim + params.rope_dim);
-    copy_row(out,
-             static_cast<const uint16_t*>(params.nope) + token * params.nope_token_stride +
-                 head * params.nope_head_stride,
-             params.nope_dim);
-    copy_row(out + params.nope_dim,
-             static_cast<const uint16_t*>(params.rope) + token * params.rope_token_stride +
-                 head * params.rope_head_stride,
-             params.rope_dim);
+    for_each_row(static_cast<int64_t>(params.tokens) * params.heads, [&](int64_t row) {
+      const int64_t token = row / params.heads;
+      const int64_t head = row % params.heads;
+      uint16_t* const out =
+          static_cast<uint16_t*>(params.out) + row * (params.nope_dim + params.rope_dim);
+      copy_row(out,
+               static_cast<const uint16_t*>(params.nope) + token * params.nope_token_stride +
+                   head * params.nope_head_stride,
+               params.nope_dim);
+      copy_row(out + params.nope_dim,
+               static_cast<const uint16_t*>(params.rope) + token * params.rope_token_stride +
+                   head * params.rope_head_stride,
+               params.rope_dim);
+    });
   }
 };
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA's up-projection: keys and values of every head from latents. Persistent blocks; how many rows
-// there are is known on the device only.
+// MLA's up-projection: keys and values of every head from latents. Persistent pairs of blocks; how many rows there are
+// is known on the device only.
 //
-//   warp 8         producer   | L, Wk, Wv [k] | ... of the next tile while this one is stored
-//   warpgroups 0-1 64 rows:   | L Wk^T, L Wv^T  [k], one step ahead of the wait | store |
+//   warp 8         producer   | L, half of W [k] | ... of the next tile while this one is stored
+//   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the copy engine
 //
-// Barriers: full (producer -> all), empty (8 warps -> producer).
+// Barriers: full (producer and the pair's copies -> all), empty (8 warps of each block -> producer).
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/epilogue.cuh"
 #include "kernels/cuda/sm90/mla_project/load.cuh"
+#include "kernels/cuda/sm90/mla_project/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -17,7 +18,7 @@ template <Type kType>
 struct MlaProjectConfig {
   using Params = MlaProjectParams;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kColumns};
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kSideColumns};
   static_assert(sizeof(SharedMemory) <= 232448);
 
   __device__ static void run(const Params& params) {
@@ -26,31 +27,32 @@ struct MlaProjectConfig {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
         shared.full[i].init(1);
-        shared.empty[i].init(kConsumers * 4);
+        shared.empty[i].init(kBlocks * kConsumers * 4);
       }
       fence_barrier_init();
     }
-    __syncthreads();
+    cluster_arrive();
+    cluster_wait();
     const int rows = min(*params.live_rows, params.rows);
-    const int tiles = (rows + kRows - 1) / kRows * params.heads;
+    const int tiles = (rows + kBlocks * kRows - 1) / (kBlocks * kRows) * params.heads;
+    const int first = blockIdx.x / kBlocks;
+    const int pairs = gridDim.x / kBlocks;
     const int consumer = threadIdx.x / kWarpgroupThreads;
     if (consumer == kConsumers) {
-      if (threadIdx.x % 32 == 0) produce(params, shared, tiles);
-      return;
+      if (threadIdx.x % 32 == 0) produce(params, shared, first, tiles, pairs);
+      __syncwarp();
+    } else {
+      Ring ring;
+      for (int n = first; n < tiles; n += pairs) {
+        float sums[kColumns / 2];
+        multiply<kType>(params, shared, consumer, ring, sums);
+        store<kType>(params, shared, consumer, tile_at(params, n), rows, sums);
+      }
+      if (threadIdx.x % kWarpgroupThreads == 0) wait_stores_read();
     }
-    Ring ring;
-    for (int n = blockIdx.x; n < tiles; n += gridDim.x) {
-      const ProjectTile tile = tile_at(params, n);
-      Sums sums;
-      multiply<kType>(params, shared, consumer, ring, sums);
-      const int row = tile.row + consumer * 64;
-      store<kType>(sums.of[0],
-                   static_cast<uint16_t*>(params.keys) + tile.head * params.keys_head_stride,
-                   params.keys_token_stride, params.nope_dim, row, rows);
-      store<kType>(sums.of[1],
-                   static_cast<uint16_t*>(params.values) + tile.head * params.values_head_stride,
-                   params.values_token_stride, params.v_dim, row, rows);
-    }
+    // The other block may still bring weights here, and give stages back.
+    cluster_arrive();
+    cluster_wait();
   }
 };
 

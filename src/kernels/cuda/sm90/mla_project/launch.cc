@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "core/rounding.h"
 #include "gpu/tensor_map.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
@@ -9,16 +10,18 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kColumns = 128;  // of keys, of values
-constexpr uint32_t kDepth = 64;    // of a box
+constexpr int32_t kSideColumns = 128;  // of keys, of values
+constexpr uint32_t kBoxColumns = 64;   // of every box
+constexpr uint32_t kStoredRows = 64;   // of a warpgroup
+constexpr uint32_t kPair = 2;          // blocks of a cluster
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
 }  // namespace
 
 bool MlaProject::serves(const MlaProjectSetup& setup) {
-  return setup.sm == 90 && setup.nope_dim <= kColumns && setup.v_dim <= kColumns &&
-         setup.rank % static_cast<int32_t>(kDepth) == 0;
+  return setup.sm == 90 && setup.nope_dim <= kSideColumns && setup.v_dim <= kSideColumns &&
+         setup.rank % static_cast<int32_t>(kBoxColumns) == 0;
 }
 
 gpu::KernelVariant MlaProject::variant(const MlaProjectSetup& setup) {
@@ -30,41 +33,50 @@ MlaProject::MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store)
 
 void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const auto row_tile = static_cast<uint32_t>(kernel_.row_tile());
-  const auto rank = static_cast<uint64_t>(setup_.rank);
+  const auto rank = static_cast<uint64_t>(setup_.rank), heads = static_cast<uint64_t>(setup_.heads),
+             rows = static_cast<uint64_t>(tensors.rows);
   MlaProjectParams params{};
   maps_.latents.encode({.data = tensors.latents,
                         .rank = 2,
-                        .sizes = {rank, static_cast<uint64_t>(tensors.rows)},
+                        .sizes = {rank, rows},
                         .strides = {bytes(setup_.rank)},
-                        .box = {kDepth, row_tile}},
+                        .box = {kBoxColumns, row_tile}},
                        &params.latents);
-  const auto encode = [&](const void* data, int32_t width, int64_t head_stride,
-                          gpu::RepeatedTensorMap& repeated, TensorMap& map) {
-    repeated.encode(
-        {.data = data,
-         .rank = 3,
-         .sizes = {rank, static_cast<uint64_t>(width), static_cast<uint64_t>(setup_.heads)},
-         .strides = {bytes(setup_.rank), bytes(head_stride)},
-         .box = {kDepth, kColumns, 1}},
-        &map);
+  // Of four dimensions, as boxes for a pair have.
+  const auto encode_weights = [&](const void* data, int32_t width, int64_t head_stride,
+                                  gpu::RepeatedTensorMap& repeated, TensorMap& map) {
+    repeated.encode({.data = data,
+                     .rank = 4,
+                     .sizes = {rank, static_cast<uint64_t>(width), heads, 1},
+                     .strides = {bytes(setup_.rank), bytes(head_stride), bytes(head_stride)},
+                     .box = {kBoxColumns, kSideColumns, 1, 1}},
+                    &map);
   };
-  encode(tensors.w_uk, setup_.nope_dim, tensors.w_uk_head_stride, maps_.w_uk, params.w_uk);
-  encode(tensors.w_uv, setup_.v_dim, tensors.w_uv_head_stride, maps_.w_uv, params.w_uv);
-  params.keys = tensors.keys;
-  params.values = tensors.values;
-  params.keys_token_stride = tensors.keys_token_stride;
-  params.keys_head_stride = tensors.keys_head_stride;
-  params.values_token_stride = tensors.values_token_stride;
-  params.values_head_stride = tensors.values_head_stride;
+  encode_weights(tensors.w_uk, setup_.nope_dim, tensors.w_uk_head_stride, maps_.w_uk, params.w_uk);
+  encode_weights(tensors.w_uv, setup_.v_dim, tensors.w_uv_head_stride, maps_.w_uv, params.w_uv);
+  const auto encode_out = [&](const void* data, int32_t width, int64_t head_stride,
+                              int64_t token_stride, gpu::RepeatedTensorMap& repeated,
+                              TensorMap& map) {
+    repeated.encode({.data = data,
+                     .rank = 3,
+                     .sizes = {static_cast<uint64_t>(width), heads, rows},
+                     .strides = {bytes(head_stride), bytes(token_stride)},
+                     .box = {kBoxColumns, 1, kStoredRows}},
+                    &map);
+  };
+  encode_out(tensors.keys, setup_.nope_dim, tensors.keys_head_stride, tensors.keys_token_stride,
+             maps_.keys, params.keys);
+  encode_out(tensors.values, setup_.v_dim, tensors.values_head_stride, tensors.values_token_stride,
+             maps_.values, params.values);
   params.live_rows = tensors.live_rows;
   params.rows = tensors.rows;
   params.heads = setup_.heads;
   params.rank = setup_.rank;
   params.nope_dim = setup_.nope_dim;
   params.v_dim = setup_.v_dim;
-  const int64_t tiles = (tensors.rows + row_tile - 1) / row_tile * int64_t{setup_.heads};
-  kernel_.launch({static_cast<uint32_t>(std::min<int64_t>(tiles, setup_.multiprocessors))}, params,
-                 stream);
+  const int64_t pairs = ceil_div(int64_t{tensors.rows}, int64_t{kPair * row_tile}) * setup_.heads;
+  const auto most = static_cast<int64_t>(setup_.multiprocessors / static_cast<int32_t>(kPair));
+  kernel_.launch({kPair * static_cast<uint32_t>(std::min(pairs, most))}, params, stream, kPair);
 }
 
 }  // namespace fovea::kernels::cuda

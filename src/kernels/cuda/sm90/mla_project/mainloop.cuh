@@ -6,34 +6,27 @@
 
 namespace fovea::kernels::cuda {
 
-// Keys, values.
-struct Sums {
-  float of[2][kColumns / 2];
-};
-
+// A stage is free when the consumers of both blocks have read it.
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) empty.arrive();
+  const int lane = threadIdx.x % 32;
+  if (lane < kBlocks) arrive_in_cluster(empty, lane);
 }
 
-// One group of products stays unfinished while the next begins.
+// sums: keys, values. One group of products stays unfinished while the next begins.
 template <Type kType>
-__device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared,
-                                         int consumer, Ring& ring, Sums& sums) {
+__device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared, int consumer,
+                                         Ring& ring, float (&sums)[kColumns / 2]) {
   int before = -1;
   for (int k = 0; k < params.rank; k += kDepth) {
     Stage& stage = shared.stages[ring.stage];
     shared.full[ring.stage].wait(ring.phase);
-    const uint64_t rows = rows_descriptor(shared_address(stage.latents[consumer * 64]));
+    const uint64_t rows = rows_descriptor(shared_address(stage.latents[consumer * kGroupRows]));
+    const uint64_t weights = rows_descriptor(shared_address(stage.weights));
     products_begin();
 #pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      const uint64_t weights = rows_descriptor(shared_address(stage.weights[which]));
-#pragma unroll
-      for (int step = 0; step < kDepth / 16; ++step) {
-        Product<kColumns>::run<kType, false>(sums.of[which], rows + step * 2, weights + step * 2,
-                                             k > 0 || step > 0);
-      }
+    for (int step = 0; step < kDepth / 16; ++step) {
+      Product<kColumns>::run<kType, false>(sums, rows + step * 2, weights + step * 2, k > 0 || step > 0);
     }
     products_commit();
     products_wait<1>();
@@ -42,8 +35,7 @@ __device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedM
     ring.advance();
   }
   products_wait<0>();
-  products_landed(sums.of[0]);
-  products_landed(sums.of[1]);
+  products_landed(sums);
   release(shared.empty[before]);
 }
 
