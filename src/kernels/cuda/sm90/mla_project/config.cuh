@@ -15,10 +15,11 @@ constexpr int kRows = 128;     // of latents: two warpgroups of 64
 constexpr int kSideColumns = 128;  // of keys, and of values
 constexpr int kColumns = 2 * kSideColumns;
 constexpr int kDepth = 64;     // of the rank in a stage: rows of 128 bytes
-constexpr int kStages = 3;     // 48 KB each
+constexpr int kStages = 4;     // 48 KB each
 constexpr int kConsumers = 2;
 constexpr int kGroupRows = kRows / kConsumers;
 constexpr int kBoxColumns = 64;  // of staged sums: rows of 128 bytes
+constexpr int kOutBoxes = 2;     // of a consumer, by turns
 constexpr int kThreads = kConsumers * kWarpgroupThreads + 32;  // and a producer warp
 
 struct Stage {
@@ -28,7 +29,7 @@ struct Stage {
 
 struct SharedMemory {
   alignas(1024) Stage stages[kStages];
-  alignas(1024) uint16_t out[kConsumers][kColumns / kBoxColumns][kGroupRows][kBoxColumns];
+  alignas(1024) uint16_t out[kConsumers][kOutBoxes][kGroupRows][kBoxColumns];
   TransactionBarrier full[kStages], empty[kStages];
 };
 
