@@ -230,6 +230,14 @@ GpuCase mla_extend(int32_t q_heads, int32_t batch, int32_t q_len, int32_t contex
   return config;
 }
 
+// A decode step with its projections.
+GpuCase projected_decode(int32_t q_heads, int32_t batch, int32_t length) {
+  GpuCase config = mla_extend(q_heads, batch, 1, length - 1);
+  config.phase = "mla-decode-projected";
+  config.work = fmt::format("{}x{}", batch, length_name(length));
+  return config;
+}
+
 void append(std::vector<GpuCase>& cases, std::vector<GpuCase> more) {
   cases.insert(cases.end(), more.begin(), more.end());
 }
@@ -311,6 +319,15 @@ std::vector<GpuCase> mla_table() {
                    mla_extend(heads, batch, tokens * kKilo, 0)});
   }
   append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo)});
+  for (const auto& [heads, batch, length] : {std::tuple{128, 1, 1},
+                                             {128, 8, 4},
+                                             {128, 32, 4},
+                                             {128, 128, 4},
+                                             {16, 1, 1},
+                                             {16, 32, 4},
+                                             {16, 128, 1}}) {
+    cases.push_back(projected_decode(heads, batch, length * kKilo));
+  }
   for (const int32_t page_size : {1, 16, 128}) {
     append(cases, {mla_decode(128, 1, 8, 4 * kKilo, page_size),
                    mla_decode(128, 1, 32, 4 * kKilo, page_size)});

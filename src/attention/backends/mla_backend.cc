@@ -280,7 +280,8 @@ void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams param
   params.live_tokens = batch_.q_indptr + batch_.requests;
   params.skip = up_projects_ ? prefill_->tokens() : nullptr;
   params.tokens = batch_.tokens;
-  gemm.run(params, spec().q_heads, stream);
+  params.heads = spec().q_heads;
+  gemm.run(params, stream);
 }
 
 // queries = q_nope W_UK

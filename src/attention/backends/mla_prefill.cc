@@ -186,7 +186,7 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
   params.context_indptr = buffers_.context_indptr;
-  forms_.launch({}, params, stream);
+  forms_.launch_overlapped({}, params, stream);
 }
 
 void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
@@ -214,7 +214,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.heads = spec_.q_heads;
   rows.latents = buffers_.latents;
   rows.keys = buffers_.keys;
-  gather_.launch({blocks(rows.most_rows, gather_)}, rows, stream);
+  gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
   project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
   float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
   run({batch_.q_indptr, batch_.q_indptr, buffers_.new_lens, true}, q, tensors.out, lse,
@@ -245,11 +245,11 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.v_dim = spec_.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * buffers_.rows;
-    gather_.launch({blocks(rows.most_rows, gather_)}, rows, stream);
+    gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
     project(tensors.mla_weights, buffers_.live_rows, buffers_.rows, stream);
     run({buffers_.chunk_indptr, buffers_.chunk_begin, buffers_.chunk_lens, false}, q, part,
         buffers_.part_lse, buffers_.rows, stream);
-    add_.launch({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
+    add_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
   }
 }
 
@@ -268,7 +268,7 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   params.heads = spec_.q_heads;
   params.nope_dim = spec_.nope_dim;
   params.rope_dim = spec_.rope_dim;
-  join_.launch({blocks(int64_t{batch_.tokens} * spec_.q_heads, join_)}, params, stream);
+  join_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, join_)}, params, stream);
   return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
 }
 
@@ -298,20 +298,21 @@ void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int3
   params.live_tokens = live_rows;
   params.tokens = rows;
   params.k = rank;
+  params.heads = heads;
   params.weight = tensors.w_uk;
   params.weight_head_stride = tensors.w_uk_head_stride;
   params.n = spec_.nope_dim;
   params.out = tensors.keys;
   params.out_token_stride = tensors.keys_token_stride;
   params.out_head_stride = tensors.keys_head_stride;
-  head_gemm_.run(params, heads, stream);
+  head_gemm_.run(params, stream);
   params.weight = tensors.w_uv;
   params.weight_head_stride = tensors.w_uv_head_stride;
   params.n = spec_.v_dim;
   params.out = tensors.values;
   params.out_token_stride = tensors.values_token_stride;
   params.out_head_stride = tensors.values_head_stride;
-  head_gemm_.run(params, heads, stream);
+  head_gemm_.run(params, stream);
 }
 
 void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,

@@ -24,11 +24,12 @@ class HeadGemm {
   // What the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(WeightOrder order, DType dtype, int sm);
 
-  // Enqueues params, whose row_tiles are set here; legal in a capture.
-  void run(HeadGemmParams params, int32_t heads, Stream stream) const;
+  // Enqueues params, whose row_tiles and groups are set here; legal in a capture. Weights may be
+  // read before what is ahead in the stream has ended.
+  void run(HeadGemmParams params, Stream stream) const;
 
  private:
-  Kernel few_, many_;
+  Kernel few_, many_, several_tiles_;
 };
 
 }  // namespace fovea::kernels::cuda

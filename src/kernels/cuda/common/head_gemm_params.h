@@ -13,8 +13,8 @@ namespace fovea::kernels::cuda {
 
 // out[t, h, :] = x[t, h, :] weight[h], elements of one 16-bit type, summed in f32 over k in
 // ascending order whatever the tile. Rows of a head are contiguous and, as those of the weights,
-// 16-byte aligned; n and k are multiples of 8. Grid: x counts row tiles times column tiles, y
-// heads.
+// 16-byte aligned; n and k are multiples of 8. Grid: row tiles times `groups`, which share the
+// column tiles of all heads.
 struct HeadGemmParams {
   const void* x;  // [tokens, heads, k]
   int64_t x_token_stride, x_head_stride;
@@ -26,7 +26,8 @@ struct HeadGemmParams {
   const uint8_t* skip;         // [tokens] 1: this row too; or null
   int32_t tokens;              // at most
   int32_t n, k;
-  int32_t row_tiles;
+  int32_t heads;
+  int32_t row_tiles, groups;
 };
 
 }  // namespace fovea::kernels::cuda

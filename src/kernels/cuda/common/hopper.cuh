@@ -186,9 +186,10 @@ __device__ inline void store_box(const TensorMap& map, const void* shared, int c
       : "memory");
 }
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the shared memory of all stores may be written again.
+// Until the shared memory of all stores, or of all but the last kPending groups of them, may be written again.
+template <int kPending = 0>
 __device__ inline void wait_stores_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 // Registers of each thread of the warpgroup: taken from or given back to the block's pool.

@@ -10,17 +10,21 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kDepth = 64;  // of k in one stage
-constexpr int kStages = 3;
 constexpr int kChunk = 8;  // elements of one 16-byte copy
 
 template <int kRowTile, bool kIsKn>
 struct Tiles {
   static_assert(kRowTile == 16 || kRowTile == 128);
-  static constexpr int kColumnTile = kRowTile == 16 ? 64 : 128;
+  static constexpr bool kFewRows = kRowTile == 16;
+  // Few rows are a matter of reading weights: all that a CTA needs are on their way at once, of 512 values of k, or 128
+  // where they are [k, n].
+  static constexpr int kStages = !kFewRows ? 3 : kIsKn ? 2 : 8;
+  static constexpr int kAhead = kFewRows ? kStages : kStages - 1;  // stages asked for before the first products
+  static constexpr int kColumnTile = !kFewRows ? 128 : kIsKn ? 64 : 32;
   // Warps stand side by side over the columns of a small tile, four by two over a large one.
-  static constexpr int kWarps = kRowTile == 16 ? 4 : 8;
-  static constexpr int kWarpRows = kRowTile == 16 ? 16 : 32;
-  static constexpr int kWarpColumns = kRowTile == 16 ? 16 : 64;
+  static constexpr int kWarpColumns = kFewRows ? 16 : 64;
+  static constexpr int kWarps = kFewRows ? kColumnTile / kWarpColumns : 8;
+  static constexpr int kWarpRows = kFewRows ? 16 : 32;
   static constexpr int kRowWarps = kRowTile / kWarpRows;
 
   // The weights of a stage as they lie in memory.

@@ -2,72 +2,112 @@
 // Every head's rows times its own matrix. How many tokens there are is known on the device only:
 // the grid covers the most there can be, and CTAs without rows leave at once.
 //
-//   x -------cp.async--> [stage 0|1|2] --ldmatrix--> mma.sync --> out
+//   x -------cp.async--> [stage 0|1|...] --ldmatrix--> mma.sync --> out
 //   weights -cp.async-->
+//
+// For few rows weights, which no kernel of a pass writes, are asked for before the wait for the kernel ahead: 16 heads
+// with their decode at 1x1k 16.3 to 13.0 us, 128 heads 21.0 to 18.8 (H100, 2026-11-27).
 #pragma once
 
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/portable/head_gemm/epilogue.cuh"
 
 namespace fovea::kernels::cuda {
 
-template <int kRowTile, bool kIsKn, Type kType>
+// kSeveral: of its rows' tiles a CTA takes every `groups`th. Where all of them are to be skipped, as in a pass of
+// prompts, 65,536 CTAs of a tile each took 150 us (128 heads, 4x4k; H100, 2026-11-27).
+template <int kRowTile, bool kIsKn, bool kSeveral, Type kType>
 struct HeadGemmConfig {
   using Params = HeadGemmParams;
   using Shape = Tiles<kRowTile, kIsKn>;
-#if __CUDA_ARCH__ >= 900
-  static constexpr int kBlocksPerSm = kRowTile == 16 ? 4 : 2;
-#else  // one wide tile is all that fits into shared memory: no limit on its registers then
-  static constexpr int kBlocksPerSm = kRowTile == 16 ? 4 : 1;
-#endif
+  // One wide tile is all that fits into the shared memory of most GPUs: no limit on its registers then.
+  static constexpr bool kFitsTwice = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000;
+  static constexpr int kBlocksPerSm = Shape::kFewRows ? (kIsKn ? 8 : 4) : kFitsTwice ? 2 : 1;
   static constexpr KernelTraits kTraits = {Shape::kWarps * 32, Shape::kSharedBytes, kRowTile,
                                            Shape::kColumnTile};
 
-  // False: this CTA has no rows.
-  __device__ static bool find_tile(const Params& params, HeadTile& tile) {
-    tile.row = blockIdx.x % params.row_tiles * kRowTile;
-    tile.rows = min(min(params.tokens, *params.live_tokens) - tile.row, kRowTile);
-    if (tile.rows <= 0) return false;
-    tile.skip = params.skip ? params.skip + tile.row : nullptr;
-    if (tile.skip && !__syncthreads_or(threadIdx.x < kRowTile && tile.has(threadIdx.x))) {
-      return false;
-    }
-    tile.column = blockIdx.x / params.row_tiles * Shape::kColumnTile;
-    tile.head = blockIdx.y;
+  __device__ static int column_tiles(const Params& params) {
+    return (params.n + Shape::kColumnTile - 1) / Shape::kColumnTile;
+  }
+  // The `number`th of the heads' column tiles.
+  __device__ static void place(const Params& params, int number, HeadTile& tile) {
+    tile.head = number / column_tiles(params);
+    tile.column = (number - tile.head * column_tiles(params)) * Shape::kColumnTile;
     tile.x = static_cast<const uint16_t*>(params.x) + tile.row * params.x_token_stride +
              tile.head * params.x_head_stride;
     tile.weight =
         static_cast<const uint16_t*>(params.weight) + tile.head * params.weight_head_stride;
-    return true;
+    tile.thread = thread_anew();
   }
+
+  __device__ static uint16_t* stage(int step) {
+    extern __shared__ __align__(128) uint16_t stages[];
+    return stages + step % Shape::kStages * Shape::kStageElements;
+  }
+  __device__ static int steps(const Params& params) { return (params.k + kDepth - 1) / kDepth; }
 
   __device__ static void run(const Params& params) {
-    extern __shared__ __align__(128) uint16_t stages[];
-    HeadTile tile;
-    if (!find_tile(params, tile)) return;
-    const int steps = (params.k + kDepth - 1) / kDepth;
-    for (int step = 0; step < kStages - 1; ++step) {
-      if (step < steps) load(params, tile, stages, step);
-      commit_copies();
+    HeadTile tile = {};
+    tile.row = blockIdx.x % params.row_tiles * kRowTile;
+    tile.rows = min(params.tokens - tile.row, kRowTile);
+    int number = blockIdx.x / params.row_tiles;
+    place(params, number, tile);
+    if constexpr (Shape::kFewRows) {
+      for (int step = 0; step < min(steps(params), Shape::kAhead); ++step) {
+        load_weights<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
+      }
     }
-    WarpSums<kRowTile, kIsKn> sums = {};
-    for (int step = 0; step < steps; ++step) {
-      wait_copies<kStages - 2>();
-      __syncthreads();
-      if (step + kStages - 1 < steps) load(params, tile, stages, step + kStages - 1);
-      commit_copies();
-      multiply_stage<kRowTile, kIsKn, kType>(stages + step % kStages * Shape::kStageElements, sums);
+    wait_and_allow_next();
+    const int live = *params.live_tokens - tile.row;
+    tile.skip = params.skip ? params.skip + tile.row : nullptr;
+    if constexpr (!Shape::kFewRows) {  // few rows do not wait to know which are alive
+      tile.rows = min(tile.rows, live);
+      if (tile.rows <= 0) return;
+      if (tile.skip && !__syncthreads_or(threadIdx.x < kRowTile && tile.has(threadIdx.x))) return;
     }
-    write_sums<kRowTile, kIsKn, kType>(params, tile, sums);
+    while (true) {
+      WarpSums<kRowTile, kIsKn> sums = {};
+      multiply(params, tile, sums);
+      tile.rows = min(tile.rows, live);
+      write_sums<kRowTile, kIsKn, kType>(params, tile, sums);
+      if constexpr (!kSeveral) return;
+      number += params.groups;
+      if (number >= params.heads * column_tiles(params)) return;
+      place(params, number, tile);
+      __syncthreads();  // all stages have been read
+    }
   }
 
-  __device__ static void load(const Params& params, const HeadTile& tile, uint16_t* stages,
-                              int step) {
-    load_stage<kRowTile, kIsKn>(params, tile, stages + step % kStages * Shape::kStageElements,
-                                step * kDepth);
+  // Of few rows the first weights are on their way.
+  __device__ static void multiply(const Params& params, const HeadTile& tile, WarpSums<kRowTile, kIsKn>& sums) {
+    const int end = steps(params);
+    for (int step = 0; step < Shape::kAhead; ++step) {
+      if (step < end) {
+        load_rows<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
+        if (!Shape::kFewRows) load_weights<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
+      }
+      commit_copies();
+    }
+    for (int step = 0; step < end; ++step) {
+      if (Shape::kAhead < Shape::kStages || end > Shape::kStages) {
+        wait_copies<Shape::kStages - 2>();  // steps asked for in this loop are a group later
+      } else {
+        wait_copies<Shape::kAhead - 1>();
+      }
+      __syncthreads();
+      const int next = step + Shape::kStages - 1;  // in the place of the last step
+      if ((Shape::kAhead < Shape::kStages || step > 0) && next < end) {
+        load_rows<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
+        load_weights<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
+      }
+      commit_copies();
+      // All four steps spill registers, more than one does in a loop over tiles.
+      multiply_stage<kRowTile, kIsKn, kType, kSeveral ? 1 : 2>(stage(step), tile.thread, sums);
+    }
   }
 };
 
-template <int kRowTile, bool kIsKn, Type kType>
-using Config = HeadGemmConfig<kRowTile, kIsKn, kType>;
+template <int kRowTile, bool kIsKn, bool kSeveral, Type kType>
+using Config = HeadGemmConfig<kRowTile, kIsKn, kSeveral, kType>;
 
 }  // namespace fovea::kernels::cuda

@@ -6,35 +6,40 @@
 
 namespace fovea::kernels::cuda {
 
-// The tile a CTA computes.
+// The tile that a CTA computes.
 struct HeadTile {
   const uint16_t* x;  // of its first row
   const uint16_t* weight;
   const uint8_t* skip;  // of its rows, or null
   int row;              // the first token
-  int rows;    // of live tokens
+  int rows;    // of the tokens there can be, then of live ones
   int column;  // the first
   int head;
+  int thread;  // anew for each tile: what is found from it would take registers from tile to tile
 
   __device__ bool has(int r) const { return r < rows && !(skip && skip[r]); }
 };
 
 template <int kRowTile, bool kIsKn>
-__device__ inline void load_stage(const HeadGemmParams& params, const HeadTile& tile,
-                                  uint16_t* stage, int k) {
-  using Shape = Tiles<kRowTile, kIsKn>;
-  constexpr int kThreads = Shape::kWarps * 32;
+__device__ inline void load_rows(const HeadGemmParams& params, const HeadTile& tile, uint16_t* stage, int k) {
+  constexpr int kThreads = Tiles<kRowTile, kIsKn>::kWarps * 32;
   constexpr int kChunks = kDepth / kChunk;
-  for (int i = threadIdx.x; i < kRowTile * kChunks; i += kThreads) {
+  for (int i = tile.thread; i < kRowTile * kChunks; i += kThreads) {
     const int row = i / kChunks;
     const int at = k + i % kChunks * kChunk;
     const bool inside = row < tile.rows && at < params.k;
     const uint16_t* const from = tile.x + (inside ? row * params.x_token_stride + at : 0);
     copy_async(stage + swizzled<kDepth>(row, i % kChunks), from, inside ? 16 : 0);
   }
+}
+
+template <int kRowTile, bool kIsKn>
+__device__ inline void load_weights(const HeadGemmParams& params, const HeadTile& tile, uint16_t* stage, int k) {
+  using Shape = Tiles<kRowTile, kIsKn>;
+  constexpr int kThreads = Shape::kWarps * 32;
   uint16_t* const weights = stage + kRowTile * kDepth;
   constexpr int kWeightChunks = Shape::kWeightWidth / kChunk;
-  for (int i = threadIdx.x; i < Shape::kWeightRows * kWeightChunks; i += kThreads) {
+  for (int i = tile.thread; i < Shape::kWeightRows * kWeightChunks; i += kThreads) {
     const int row = i / kWeightChunks;
     const int chunk = i % kWeightChunks * kChunk;
     const int n = tile.column + (kIsKn ? chunk : row);

@@ -12,24 +12,24 @@ using WarpSums = float[Tiles<kRowTile, kIsKn>::kWarpRows / 16]
                       [Tiles<kRowTile, kIsKn>::kWarpColumns / 8][4];
 
 template <int kRowTile, bool kIsKn>
-__device__ inline int warp_row() {
+__device__ inline int warp_row(int thread) {
   using Shape = Tiles<kRowTile, kIsKn>;
-  return threadIdx.x / 32 % Shape::kRowWarps * Shape::kWarpRows;
+  return thread / 32 % Shape::kRowWarps * Shape::kWarpRows;
 }
 template <int kRowTile, bool kIsKn>
-__device__ inline int warp_column() {
+__device__ inline int warp_column(int thread) {
   using Shape = Tiles<kRowTile, kIsKn>;
-  return threadIdx.x / 32 / Shape::kRowWarps * Shape::kWarpColumns;
+  return thread / 32 / Shape::kRowWarps * Shape::kWarpColumns;
 }
 
-template <int kRowTile, bool kIsKn, Type kType>
-__device__ inline void multiply_stage(const uint16_t* stage, WarpSums<kRowTile, kIsKn>& sums) {
+template <int kRowTile, bool kIsKn, Type kType, int kAtOnce>
+__device__ inline void multiply_stage(const uint16_t* stage, int thread, WarpSums<kRowTile, kIsKn>& sums) {
   using Shape = Tiles<kRowTile, kIsKn>;
   const uint16_t* const weights = stage + kRowTile * kDepth;
-  const int lane = threadIdx.x % 32;
-  const int first_row = warp_row<kRowTile, kIsKn>();
-  const int first_column = warp_column<kRowTile, kIsKn>();
-#pragma unroll 2  // all four spill registers
+  const int lane = thread % 32;
+  const int first_row = warp_row<kRowTile, kIsKn>(thread);
+  const int first_column = warp_column<kRowTile, kIsKn>(thread);
+#pragma unroll kAtOnce
   for (int step = 0; step < kDepth / 16; ++step) {
     uint32_t a[Shape::kWarpRows / 16][4];
 #pragma unroll

@@ -5,6 +5,7 @@
 #include "kernels/cuda/common/bf16_as.cuh"
 #include "kernels/cuda/common/fp8_values.cuh"
 #include "kernels/cuda/common/mla_prefill_params.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/scan.cuh"
 #include "kernels/mla_row.h"

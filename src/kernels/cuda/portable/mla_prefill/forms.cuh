@@ -25,6 +25,7 @@ struct FormsConfig {
 
   __device__ static void run(const Params& params) {
     __shared__ ScanMemory<int64_t> memory;
+    wait_and_allow_next();
     int64_t wanted_before = 0;
     int64_t taken_before = 0;
     for (int base = 0; base < params.requests; base += kThreads) {

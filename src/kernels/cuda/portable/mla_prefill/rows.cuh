@@ -77,6 +77,7 @@ struct GatherConfig {
   }
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     const int total = params.row_indptr[params.requests];
     const int rows = min(max(total - params.first_row, 0), params.most_rows);
     if (params.is_context && blockIdx.x == 0) describe_chunk(params, rows);
@@ -122,6 +123,7 @@ struct AddConfig {
   static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     if (params.live_rows && *params.live_rows == 0) return;
     const int tokens = params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
     const int64_t rows = static_cast<int64_t>(tokens) * params.heads;
@@ -161,6 +163,7 @@ struct JoinConfig {
   static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
 
   __device__ static void run(const Params& params) {
+    wait_and_allow_next();
     for_each_row(static_cast<int64_t>(params.tokens) * params.heads, [&](int64_t row) {
       const int64_t token = row / params.heads;
       const int64_t head = row % params.heads;

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mla_project_params.h"
+#include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
 namespace fovea::kernels::cuda {

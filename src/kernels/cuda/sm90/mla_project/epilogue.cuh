@@ -6,11 +6,6 @@
 
 namespace fovea::kernels::cuda {
 
-// Until the shared memory of all stores of this thread but the last group's may be written again.
-__device__ __forceinline__ void wait_stores_but_last_read() {
-  asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-}
-
 // A consumer. Nothing is written behind the tensors' rows and columns, nor where all rows lie behind the live ones.
 template <Type kType>
 __device__ __forceinline__ void store(const MlaProjectParams& params, SharedMemory& shared, int consumer,
@@ -23,7 +18,7 @@ __device__ __forceinline__ void store(const MlaProjectParams& params, SharedMemo
 #pragma unroll
   for (int b = 0; b < kColumns / kBoxColumns; ++b) {
     auto& box = shared.out[consumer][b % kOutBoxes];
-    if (stores) wait_stores_but_last_read();
+    if (stores) wait_stores_read<kOutBoxes - 1>();
     named_barrier_wait(barrier, kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < kBoxColumns / 8; j += 2) {

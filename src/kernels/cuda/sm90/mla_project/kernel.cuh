@@ -33,6 +33,7 @@ struct MlaProjectConfig {
     }
     cluster_arrive();
     cluster_wait();
+    wait_and_allow_next();
     const int rows = min(*params.live_rows, params.rows);
     const int tiles = (rows + kBlocks * kRows - 1) / (kBlocks * kRows) * params.heads;
     const int first = blockIdx.x / kBlocks;

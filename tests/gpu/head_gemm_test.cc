@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// portable/head_gemm alone: right by fp64, with the same bits in every tile, and nothing written
+// for rows that are to be skipped or not alive.
+#include "kernels/cuda/head_gemm.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "support/device_array.h"
+#include "support/gpu_kernel_test.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+using test::to_device;
+using test::to_host;
+
+constexpr uint16_t kUntouched = 0xABCD;
+
+struct Shape {
+  WeightOrder order;
+  int32_t heads, n, k, tokens;
+};
+
+class HeadGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>> {
+ protected:
+  void SetUp() override {
+    GpuKernelTest::SetUp();
+    if (IsSkipped()) return;
+    const Shape& shape = GetParam();
+    gemm_ = HeadGemm(shape.order, DType::bf16, context->info().sm, *store);
+    std::mt19937 random(7);
+    const auto noise = [&](size_t count) {
+      std::vector<uint16_t> values(count);
+      for (uint16_t& value : values) {
+        value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
+      }
+      return values;
+    };
+    x_ = noise(size(shape.tokens, shape.k));
+    weights_ = noise(size(shape.n, shape.k));
+    x_device_ = to_device(x_);
+    weights_device_ = to_device(weights_);
+  }
+
+  // Elements of `rows` rows of each head.
+  static size_t size(int32_t rows, int32_t width) {
+    return static_cast<size_t>(rows) * static_cast<size_t>(GetParam().heads) *
+           static_cast<size_t>(width);
+  }
+
+  // Tokens [first, first + count), of which `live` are alive.
+  std::vector<uint16_t> run(int32_t first, int32_t count, int32_t live,
+                            const std::vector<uint8_t>& skip = {}) {
+    const Shape& shape = GetParam();
+    const auto out = to_device(std::vector<uint16_t>(size(count, shape.n), kUntouched));
+    const auto alive = to_device(std::vector<int32_t>{live});
+    const auto skipped = to_device(skip.empty() ? std::vector<uint8_t>{0} : skip);
+    HeadGemmParams params{};
+    params.x = x_device_.data<uint16_t>() + size(first, shape.k);
+    params.x_token_stride = int64_t{shape.heads} * shape.k;
+    params.x_head_stride = shape.k;
+    params.weight = weights_device_.data();
+    params.weight_head_stride = int64_t{shape.n} * shape.k;
+    params.weight_row_stride = shape.order == WeightOrder::kn ? shape.n : shape.k;
+    params.out = out.data();
+    params.out_token_stride = int64_t{shape.heads} * shape.n;
+    params.out_head_stride = shape.n;
+    params.live_tokens = alive.data<int32_t>();
+    params.skip = skip.empty() ? nullptr : skipped.data<uint8_t>();
+    params.tokens = count;
+    params.n = shape.n;
+    params.k = shape.k;
+    params.heads = shape.heads;
+    gemm_.run(params, nullptr);
+    gpu::synchronize(nullptr);
+    return to_host<uint16_t>(out, size(count, shape.n));
+  }
+
+  double exact(int32_t token, int32_t head, int32_t column) const {
+    const Shape& shape = GetParam();
+    const uint16_t* const x = x_.data() + size(token, shape.k) + int64_t{head} * shape.k;
+    const uint16_t* const weight = weights_.data() + int64_t{head} * shape.n * shape.k;
+    double sum = 0;
+    for (int32_t i = 0; i < shape.k; ++i) {
+      const int64_t at = shape.order == WeightOrder::kn ? int64_t{i} * shape.n + column
+                                                        : int64_t{column} * shape.k + i;
+      sum += double{bf16_to_float(x[i])} * bf16_to_float(weight[at]);
+    }
+    return sum;
+  }
+
+  HeadGemm gemm_;
+  std::vector<uint16_t> x_, weights_;
+  gpu::DeviceBuffer x_device_, weights_device_;
+};
+
+TEST_P(HeadGemmTest, AnyTileGivesTheSameBits) {
+  const Shape& shape = GetParam();
+  const int32_t live = shape.tokens - 45;
+  // Requests of 37 tokens, of which every third is to be skipped, and a stretch of whole tiles.
+  std::vector<uint8_t> skip(static_cast<size_t>(shape.tokens));
+  for (int32_t t = 0; t < shape.tokens; ++t) {
+    skip[static_cast<size_t>(t)] = t / 37 % 3 == 1 || (t >= 256 && t < 640);
+  }
+  const std::vector<uint16_t> all = run(0, shape.tokens, live, skip);
+  const size_t width = size(1, shape.n);
+  const auto row = [&](const std::vector<uint16_t>& out, int32_t t) {
+    const auto begin = out.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(t) * width);
+    return std::vector<uint16_t>(begin, begin + static_cast<std::ptrdiff_t>(width));
+  };
+  const std::vector<uint16_t> untouched(width, kUntouched);
+  for (int32_t t = 0; t < shape.tokens; ++t) {
+    if (t < live && !skip[static_cast<size_t>(t)]) continue;
+    ASSERT_EQ(row(all, t), untouched) << "token " << t;
+  }
+  for (const int32_t t : {0, 15, 127, 128, 700, live - 1}) {
+    if (t >= live || skip[static_cast<size_t>(t)]) continue;
+    EXPECT_EQ(row(all, t), row(run(t, 1, 1), 0)) << "token " << t << " alone";
+    const int32_t count = std::min(shape.tokens - t, 100);
+    EXPECT_EQ(row(all, t), row(run(t, count, count), 0)) << "token " << t << " among " << count;
+    for (const int32_t head : {0, shape.heads - 1}) {
+      for (const int32_t column : {0, shape.n / 2, shape.n - 1}) {
+        const double expected = exact(t, head, column);
+        const auto at =
+            static_cast<size_t>(head) * static_cast<size_t>(shape.n) + static_cast<size_t>(column);
+        EXPECT_NEAR(bf16_to_float(row(all, t)[at]), expected, std::abs(expected) / 256 + 1e-3)
+            << "token " << t << " head " << head << " column " << column;
+      }
+    }
+  }
+  EXPECT_EQ(row(run(3, 20, 0), 0), untouched);
+}
+
+// The first two take several tiles a CTA where rows are to be skipped.
+INSTANTIATE_TEST_SUITE_P(Shapes, HeadGemmTest,
+                         ::testing::Values(Shape{WeightOrder::kn, 64, 512, 128, 900},
+                                           Shape{WeightOrder::nk, 64, 128, 512, 2200},
+                                           Shape{WeightOrder::kn, 5, 200, 72, 300},
+                                           Shape{WeightOrder::nk, 3, 72, 600, 300},
+                                           Shape{WeightOrder::kn, 16, 256, 192, 1000}),
+                         [](const auto& test) {
+                           const Shape& shape = test.param;
+                           return std::string(shape.order == WeightOrder::kn ? "kn_" : "nk_") +
+                                  std::to_string(shape.heads) + "_" + std::to_string(shape.n) +
+                                  "_" + std::to_string(shape.k) + "_" +
+                                  std::to_string(shape.tokens);
+                         });
+
+}  // namespace
+}  // namespace fovea::kernels::cuda
