@@ -168,21 +168,19 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
     if (tiles == 0) continue;
     const auto query = QueryPlace::of<C>(params, item, rank, 0);
     const Ring<C::kStages> first = ring;
+    // First, since by then the stages are a phase behind at most.
+    shared.q_empty.wait(phase ^ 1);
 #pragma unroll
     for (int t = 0; t < C::kQueryStages; ++t) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);
+      // Nobody waits for this, but phases stay in step. Behind the loads it could come late enough to count among those
+      // of the keys that follow.
+      shared.full[ring.stage].arrive();
       ring.advance();
     }
-    shared.q_empty.wait(phase ^ 1);
     wait_for_previous_kernel();
     load_queries<C>(params, shared, item, rank, query, first);
     phase ^= 1;
-    ring = first;
-#pragma unroll
-    for (int t = 0; t < C::kQueryStages; ++t) {
-      shared.full[ring.stage].arrive();  // nobody waits for these, but phases stay in step
-      ring.advance();
-    }
     ring.advance(2 * C::kHalfStages * tiles);
   }
   announce_tile<C>(params, shared, nullptr, slot, rank);
