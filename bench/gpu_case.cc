@@ -93,18 +93,32 @@ double GpuCase::bytes() const {
   const double out_bytes = 2;
   const double row =
       q_width() * static_cast<double>(dtype_bytes(spec.q_dtype)) + out_width() * out_bytes;
-  return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row;
+  const double weights =
+      projection() * spec.q_heads * static_cast<double>(dtype_bytes(spec.q_dtype));
+  return kv_bytes() + static_cast<double>(tokens()) * spec.q_heads * row + weights;
 }
 
 double GpuCase::flops() const {
-  double pairs = 0;
+  double sum = 0;  // multiply-adds of a head
   for (const RequestLengths& request : requests) {
+    double pairs = 0;
     for (int32_t token = 0; token < request.q_len; ++token) {
       const auto [begin, end] = visible(request, token);
       pairs += end - begin;
     }
+    double own = pairs * (q_width() + out_width()) + request.kv_len * projection();
+    if (has_mla_weights()) {
+      const double absorbed =
+          pairs * (spec.head_dim + spec.head_dim_v) + request.q_len * projection();
+      own = std::min(own, absorbed);
+    }
+    sum += own;
   }
-  return 2 * pairs * spec.q_heads * (q_width() + out_width());
+  return 2 * sum * spec.q_heads;
+}
+
+double GpuCase::projection() const {
+  return has_mla_weights() ? double{1} * spec.kv_lora_rank * (spec.nope_dim + spec.v_dim) : 0;
 }
 
 }  // namespace fovea::bench

@@ -58,8 +58,13 @@ struct GpuCase {
   // Whether the request is the first of those that have a prefix in common.
   bool begins_group(size_t request) const;
   double kv_bytes() const;  // of keys and values, read once
-  double bytes() const;     // with q and out
-  double flops() const;     // two products over visible (query, key) pairs
+  double bytes() const;     // with q, out and MLA's weights
+  // Two products over visible (query, key) pairs; of MLA from latents the form with fewer, with its
+  // projections.
+  double flops() const;
+
+ private:
+  double projection() const;  // elements of a head's two weight matrices
 };
 
 enum class GpuSuite {

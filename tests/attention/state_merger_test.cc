@@ -178,10 +178,9 @@ TEST_F(StateMergers, ReplaysMerge) {
   eager.attend(keys, 0, 20);
   replayed.attend(keys, 0, 20);
   part.attend(keys, 20, 40);
-  const AttentionState other = part.view();
+  const AttentionState other = part.view(), into = replayed.view();
   merge->merge(eager.view(), other, kTokens);
   gpu::synchronize(nullptr);  // the other stream does not wait for what this one uploads
-  const AttentionState into = replayed.view();
   const gpu::OwnedStream stream;
   const gpu::Graph graph = gpu::Graph::capture(
       stream.get(), [&](Stream capturing) { merge->merge(into, other, kTokens, capturing); });

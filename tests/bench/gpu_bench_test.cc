@@ -75,6 +75,11 @@ TEST(GpuCases, CountWork) {
   const GpuCase& mla = case_named(cases, "mla-decode 8x4k h128/1 d576 p64");
   EXPECT_EQ(mla.kv_bytes(), 8.0 * 4096 * 576 * 2);
   EXPECT_EQ(mla.flops(), 2.0 * 8 * 4096 * 128 * (576 + 512));
+  const GpuCase& projected = case_named(cases, "mla-decode-projected 8x4k h128/1 d576 p64");
+  EXPECT_EQ(projected.flops(), mla.flops() + 2.0 * 8 * 128 * 512 * 256);
+  EXPECT_EQ(projected.bytes(), mla.kv_bytes() + 2.0 * 128 * (8 * (192 + 128) + 512 * 256));
+  const GpuCase& latent = case_named(cases, "mla-prefill 8x2k h16/1 d576 p64");
+  EXPECT_EQ(latent.flops(), 2.0 * 8 * 16 * (2048.0 * 2049 / 2 * (192 + 128) + 2048.0 * 512 * 256));
   const GpuCase& window = case_named(cases, "prefill-window-1k 4x4k h32/8 d128 p64");
   EXPECT_EQ(window.flops(), 4.0 * 4 * 32 * 128 * (1024.0 * 1025 / 2 + 3072.0 * 1024));
   const GpuCase& chunk = case_named(cases, "prefill-chunk-8k 1x32k h32/8 d128 p64");
