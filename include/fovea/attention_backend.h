@@ -18,8 +18,8 @@
 
 namespace fovea {
 
-// Up-projection weights of one MLA layer, dense within a head. On a GPU they may be read before what
-// is ahead in the stream has ended: whatever writes them is to be complete when forward() is called.
+// Up-projection weights of one MLA layer, dense within a head. A GPU may read them before what is
+// ahead in the stream has ended: what writes them is to be complete when forward() is called.
 struct MlaWeights {
   DType dtype = DType::f32;    // of both
   const void* w_uk = nullptr;  // [q_heads, nope_dim, kv_lora_rank]: k_nope = w_uk * latent
