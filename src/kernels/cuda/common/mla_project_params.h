@@ -7,7 +7,7 @@
 namespace fovea::kernels::cuda {
 
 // keys[t, h, :nope_dim] = w_uk[h] latents[t], values[t, h, :] = w_uv[h] latents[t], elements of one
-// 16-bit type.
+// 16-bit type; nope_dim and v_dim at most 128, multiples of 8.
 struct alignas(64) MlaProjectParams {
   TensorMap latents;         // [rows, rank], boxes [128, 64]
   TensorMap w_uk, w_uv;      // [1, heads, nope_dim or v_dim, rank], boxes [1, 1, 128, 64]
@@ -15,8 +15,7 @@ struct alignas(64) MlaProjectParams {
   const int32_t* live_rows;  // [1], on the device: row tiles from here on stay untouched
   int32_t rows;              // at most
   int32_t heads;
-  int32_t rank;             // a multiple of 64
-  int32_t nope_dim, v_dim;  // at most 128, multiples of 8
+  int32_t rank;  // a multiple of 64
 };
 
 }  // namespace fovea::kernels::cuda

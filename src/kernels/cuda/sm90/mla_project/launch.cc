@@ -72,8 +72,6 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   params.rows = tensors.rows;
   params.heads = setup_.heads;
   params.rank = setup_.rank;
-  params.nope_dim = setup_.nope_dim;
-  params.v_dim = setup_.v_dim;
   const int64_t pairs = ceil_div(int64_t{tensors.rows}, int64_t{kPair * row_tile}) * setup_.heads;
   const auto most = static_cast<int64_t>(setup_.multiprocessors / static_cast<int32_t>(kPair));
   kernel_.launch_overlapped({kPair * static_cast<uint32_t>(std::min(pairs, most))}, params, stream,
