@@ -41,8 +41,8 @@ struct HeadGemmConfig {
   }
 
   __device__ static uint16_t* stage(int step) {
-    extern __shared__ __align__(128) uint16_t stages[];
-    return stages + step % Shape::kStages * Shape::kStageElements;
+    extern __shared__ __align__(128) char dynamic_shared[];
+    return reinterpret_cast<uint16_t*>(dynamic_shared) + step % Shape::kStages * Shape::kStageElements;
   }
   __device__ static int steps(const Params& params) { return (params.k + kDepth - 1) / kDepth; }
 

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// sm90/mla_project alone: keys and values of every head by fp64, and nothing else written.
+#include "kernels/cuda/mla_project.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "core/float_types.h"
+#include "core/rounding.h"
+#include "support/device_array.h"
+#include "support/gpu_kernel_test.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+using test::to_device;
+using test::to_host;
+
+constexpr uint16_t kUntouched = 0xABCD;
+constexpr int32_t kRope = 8;         // columns behind a head's keys that are another kernel's
+constexpr int32_t kStoredRows = 64;  // up to a multiple of these rows are written
+
+struct Shape {
+  int32_t heads, rank, nope_dim, v_dim, rows, live;
+};
+
+class MlaProjectTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>, 90> {};
+
+TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
+  const Shape& shape = GetParam();
+  const auto heads = static_cast<size_t>(shape.heads), rank = static_cast<size_t>(shape.rank),
+             nope = static_cast<size_t>(shape.nope_dim), v_dim = static_cast<size_t>(shape.v_dim),
+             rows = static_cast<size_t>(shape.rows), width = nope + kRope;
+  std::mt19937 random(11);
+  const auto noise = [&](size_t count) {
+    std::vector<uint16_t> values(count);
+    for (uint16_t& value : values) {
+      value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
+    }
+    return values;
+  };
+  const auto latents = noise(rows * rank), w_uk = noise(heads * nope * rank),
+             w_uv = noise(heads * v_dim * rank);
+  const auto latents_device = to_device(latents), w_uk_device = to_device(w_uk),
+             w_uv_device = to_device(w_uv);
+  const auto keys = to_device(std::vector<uint16_t>(rows * heads * width, kUntouched));
+  const auto values = to_device(std::vector<uint16_t>(rows * heads * v_dim, kUntouched));
+  const auto live = to_device(std::vector<int32_t>{shape.live});
+  const MlaProject project({.heads = shape.heads,
+                            .rank = shape.rank,
+                            .nope_dim = shape.nope_dim,
+                            .v_dim = shape.v_dim,
+                            .sm = context->info().sm,
+                            .multiprocessors = context->info().cores},
+                           *store);
+  project.run({.latents = latents_device.data(),
+               .w_uk = w_uk_device.data(),
+               .w_uv = w_uv_device.data(),
+               .w_uk_head_stride = int64_t{shape.nope_dim} * shape.rank,
+               .w_uv_head_stride = int64_t{shape.v_dim} * shape.rank,
+               .keys = keys.data(),
+               .keys_token_stride = static_cast<int64_t>(heads * width),
+               .keys_head_stride = static_cast<int64_t>(width),
+               .values = values.data(),
+               .values_token_stride = static_cast<int64_t>(heads * v_dim),
+               .values_head_stride = static_cast<int64_t>(v_dim),
+               .live_rows = live.data<int32_t>(),
+               .rows = shape.rows},
+              nullptr);
+  gpu::synchronize(nullptr);
+  const auto got_keys = to_host<uint16_t>(keys, rows * heads * width);
+  const auto got_values = to_host<uint16_t>(values, rows * heads * v_dim);
+
+  const auto expect_product = [&](uint16_t got, size_t row, const uint16_t* weights) {
+    double sum = 0;
+    for (size_t i = 0; i < rank; ++i) {
+      sum += double{bf16_to_float(latents[row * rank + i])} * bf16_to_float(weights[i]);
+    }
+    ASSERT_NEAR(bf16_to_float(got), sum, std::abs(sum) / 256 + 1e-3);
+  };
+  const size_t last_written = round_up(static_cast<size_t>(shape.live), size_t{kStoredRows});
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t head = 0; head < heads; ++head) {
+      const size_t at = row * heads + head;
+      for (size_t column = 0; column < width; ++column) {
+        if (row < last_written && column < nope) continue;
+        ASSERT_EQ(got_keys[at * width + column], kUntouched) << row << ", " << head;
+      }
+      ASSERT_EQ(row >= last_written, got_values[at * v_dim] == kUntouched) << row;
+      // Every column of some rows.
+      if (row >= static_cast<size_t>(shape.live) || row % 37 != 5) continue;
+      SCOPED_TRACE("row " + std::to_string(row) + " head " + std::to_string(head));
+      for (size_t column = 0; column < nope; ++column) {
+        expect_product(got_keys[at * width + column], row, &w_uk[(head * nope + column) * rank]);
+      }
+      for (size_t column = 0; column < v_dim; ++column) {
+        expect_product(got_values[at * v_dim + column], row, &w_uv[(head * v_dim + column) * rank]);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
+                         ::testing::Values(Shape{3, 512, 128, 128, 300, 170},
+                                           Shape{2, 192, 72, 24, 130, 130},
+                                           Shape{16, 512, 128, 128, 3000, 2777},
+                                           Shape{5, 256, 64, 128, 700, 1}),
+                         [](const auto& test) {
+                           return (test.param.rows <= 300 ? "small_" : "large_") +
+                                  std::to_string(test.param.rank) + "_" +
+                                  std::to_string(test.param.nope_dim);
+                         });
+
+}  // namespace
+}  // namespace fovea::kernels::cuda
