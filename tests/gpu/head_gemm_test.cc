@@ -7,17 +7,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/float_types.h"
+#include "support/bf16_noise.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
 
 namespace fovea::kernels::cuda {
 namespace {
 
+using test::bf16_noise;
 using test::to_device;
 using test::to_host;
 
@@ -35,16 +36,8 @@ class HeadGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>>
     if (IsSkipped()) return;
     const Shape& shape = GetParam();
     gemm_ = HeadGemm(shape.order, DType::bf16, context->info().sm, *store);
-    std::mt19937 random(7);
-    const auto noise = [&](size_t count) {
-      std::vector<uint16_t> values(count);
-      for (uint16_t& value : values) {
-        value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
-      }
-      return values;
-    };
-    x_ = noise(size(shape.tokens, shape.k));
-    weights_ = noise(size(shape.n, shape.k));
+    x_ = bf16_noise(size(shape.tokens, shape.k), 7);
+    weights_ = bf16_noise(size(shape.n, shape.k), 8);
     x_device_ = to_device(x_);
     weights_device_ = to_device(weights_);
   }

@@ -14,7 +14,6 @@
 
 #include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_prefill.h"
-#include "core/float_types.h"
 #include "fovea/gpu.h"
 #include "fovea/select_backend.h"
 #include "gpu/gpu.h"
@@ -22,6 +21,7 @@
 #include "kernels/cuda/family.h"
 #include "kernels/cuda/kernel.h"
 #include "kernels/cuda/store.h"
+#include "support/bf16_noise.h"
 #include "support/cases.h"
 #include "support/device_array.h"
 #include "support/expect_close.h"
@@ -31,6 +31,7 @@
 namespace fovea {
 namespace {
 
+using test::bf16_noise;
 using test::to_device;
 using test::to_host;
 
@@ -43,15 +44,6 @@ struct Result {
   std::vector<float> lse;
   bool operator==(const Result&) const = default;
 };
-
-std::vector<uint16_t> noise(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<uint16_t> values(count);
-  for (uint16_t& value : values) {
-    value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
-  }
-  return values;
-}
 
 class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
  protected:
@@ -103,8 +95,8 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
     const auto request_slots = to_device(table);
     const auto request_rows = to_device(std::vector<int32_t>{0});
     const auto kv_lens = to_device(std::vector<int32_t>{kv_len});
-    const auto rows = to_device(noise(static_cast<size_t>(kv_len) * kRow, 3));
-    const auto q = to_device(noise(size_t{kHeads} * kRow, 5));
+    const auto rows = to_device(bf16_noise(static_cast<size_t>(kv_len) * kRow, 3));
+    const auto q = to_device(bf16_noise(size_t{kHeads} * kRow, 5));
     const gpu::DeviceBuffer out(size_t{kHeads} * kRank * 2), lse(size_t{kHeads} * 4);
 
     BatchView batch{.mode = ForwardMode::extend,
@@ -174,7 +166,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
   const auto q_indptr = to_device(std::vector<int32_t>{0, 1, 2});
   const auto kv_lens = to_device(std::vector<int32_t>{kLength, kLength});
   const auto rows = to_device(std::vector<int32_t>{0, 1});
-  const auto q = to_device(noise(size_t{2} * kHeads * kRow, 5));
+  const auto q = to_device(bf16_noise(size_t{2} * kHeads * kRow, 5));
   const gpu::DeviceBuffer out(size_t{2} * kHeads * kRank * 2);
   // The first request's results beside one with a table of `entries`.
   const auto beside = [&](const std::vector<int32_t>& entries) {

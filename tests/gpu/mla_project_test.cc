@@ -5,18 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "core/float_types.h"
 #include "core/rounding.h"
+#include "support/bf16_noise.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
 
 namespace fovea::kernels::cuda {
 namespace {
 
+using test::bf16_noise;
 using test::to_device;
 using test::to_host;
 
@@ -35,16 +36,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const auto heads = static_cast<size_t>(shape.heads), rank = static_cast<size_t>(shape.rank),
              nope = static_cast<size_t>(shape.nope_dim), v_dim = static_cast<size_t>(shape.v_dim),
              rows = static_cast<size_t>(shape.rows), width = nope + kRope;
-  std::mt19937 random(11);
-  const auto noise = [&](size_t count) {
-    std::vector<uint16_t> values(count);
-    for (uint16_t& value : values) {
-      value = float_to_bf16(static_cast<float>(random() % 2048) / 1024.0f - 1.0f);
-    }
-    return values;
-  };
-  const auto latents = noise(rows * rank), w_uk = noise(heads * nope * rank),
-             w_uv = noise(heads * v_dim * rank);
+  const auto latents = bf16_noise(rows * rank, 11), w_uk = bf16_noise(heads * nope * rank, 12),
+             w_uv = bf16_noise(heads * v_dim * rank, 13);
   const auto latents_device = to_device(latents), w_uk_device = to_device(w_uk),
              w_uv_device = to_device(w_uv);
   const auto keys = to_device(std::vector<uint16_t>(rows * heads * width, kUntouched));

@@ -74,8 +74,8 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
                          int32_t context_rows) {
   // Few heads have few row tiles, and chunks of more requests fill the GPU more evenly: 16 heads,
-  // 8x512 over 8k take 1894 us with 256 MB, 1655 with 512, 1270 with 640 and more (H100,
-  // 2026-11-27).
+  // 8x512 over 8k take 1894 us with 256 MB, 1655 with 512, 1270 where all fits one chunk, of 640
+  // (H100, 2026-11-27).
   constexpr int64_t kMinRows = 4096, kMaxRows = 65536, kBytes = int64_t{640} << 20;
   const int64_t row_bytes = int64_t{spec.q_heads} * (key_dim(spec) + spec.v_dim) *
                             static_cast<int64_t>(dtype_bytes(spec.q_dtype));

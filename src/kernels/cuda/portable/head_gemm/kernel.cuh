@@ -6,7 +6,7 @@
 //   weights -cp.async-->
 //
 // For few rows weights, which no kernel of a pass writes, are asked for before the wait for the kernel ahead: 16 heads
-// with their decode at 1x1k 16.3 to 12.5 us, 128 heads 21.0 to 18.6 (H100, 2026-11-27).
+// with their decode at 1x1k 16.1 to 12.5 us, 128 heads 21.0 to 18.6 (H100, 2026-11-27).
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -15,7 +15,8 @@
 namespace fovea::kernels::cuda {
 
 // kSeveral: of its rows' tiles a CTA takes every `groups`th. Where all of them are to be skipped, as in a pass of
-// prompts, 65,536 CTAs of a tile each took 150 us (128 heads, 4x4k; H100, 2026-11-27).
+// prompts, 8192 CTAs of a tile each took 18 us (16 heads, 8x2k), and 128 heads have eight times as many: 4x4k from
+// latents 5095 to 4882 us (H100, 2026-11-27).
 template <int kRowTile, bool kIsKn, bool kSeveral, Type kType>
 struct HeadGemmConfig {
   using Params = HeadGemmParams;
