@@ -324,8 +324,12 @@ std::vector<GpuCase> mla_table() {
                                              {128, 32, 4},
                                              {128, 128, 4},
                                              {16, 1, 1},
+                                             {64, 64, 1},
+                                             {32, 64, 4},
                                              {16, 32, 4},
-                                             {16, 128, 1}}) {
+                                             {16, 64, 4},
+                                             {16, 128, 1},
+                                             {16, 256, 1}}) {
     cases.push_back(projected_decode(heads, batch, length * kKilo));
   }
   for (const int32_t page_size : {1, 16, 128}) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// portable/head_gemm alone: right by fp64, with the same bits in every tile, and nothing written
-// for rows that are to be skipped or not alive.
+// Products of heads alone: right by fp64, and nothing written for rows that are to be skipped or
+// not alive. portable/head_gemm gives the same bits in every tile.
 #include "kernels/cuda/head_gemm.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,13 +30,22 @@ struct Shape {
   int32_t heads, n, k, tokens;
 };
 
-class HeadGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>> {
+// Gemm: HeadGemm or HopperHeadGemm, for which kSm is 90.
+template <typename Gemm, int kSm = 0>
+class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>, kSm> {
  protected:
+  using Base = test::GpuKernelTest<::testing::TestWithParam<Shape>, kSm>;
+  using Base::context;
+  using Base::GetParam;
+  using Base::store;
+
   void SetUp() override {
-    GpuKernelTest::SetUp();
-    if (IsSkipped()) return;
+    Base::SetUp();
+    if (this->IsSkipped()) return;
     const Shape& shape = GetParam();
-    gemm_ = HeadGemm(shape.order, DType::bf16, context->info().sm, *store);
+    const HeadGemmSetup setup = {
+        .order = shape.order, .sm = context->info().sm, .multiprocessors = context->info().cores};
+    gemm_.emplace(setup, *store);
     x_ = bf16_noise(size(shape.tokens, shape.k), 7);
     weights_ = bf16_noise(size(shape.n, shape.k), 8);
     x_device_ = to_device(x_);
@@ -71,7 +81,7 @@ class HeadGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>>
     params.n = shape.n;
     params.k = shape.k;
     params.heads = shape.heads;
-    gemm_.run(params, nullptr);
+    gemm_->run(params, nullptr);
     gpu::synchronize(nullptr);
     return to_host<uint16_t>(out, size(count, shape.n));
   }
@@ -89,10 +99,45 @@ class HeadGemmTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>>
     return sum;
   }
 
-  HeadGemm gemm_;
+  std::vector<uint16_t> row(const std::vector<uint16_t>& out, int32_t token) const {
+    const size_t width = size(1, GetParam().n);
+    const auto begin =
+        out.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(token) * width);
+    return {begin, begin + static_cast<std::ptrdiff_t>(width)};
+  }
+  std::vector<uint16_t> untouched() const {
+    return std::vector<uint16_t>(size(1, GetParam().n), kUntouched);
+  }
+
+  // Some elements of all heads' products of a token.
+  void expect_right(const std::vector<uint16_t>& row, int32_t token) const {
+    const Shape& shape = GetParam();
+    for (const int32_t head : {0, shape.heads - 1}) {
+      for (const int32_t column : {0, shape.n / 2, shape.n - 1}) {
+        const double expected = exact(token, head, column);
+        const auto at =
+            static_cast<size_t>(head) * static_cast<size_t>(shape.n) + static_cast<size_t>(column);
+        EXPECT_NEAR(bf16_to_float(row[at]), expected, std::abs(expected) / 256 + 1e-3)
+            << "token " << token << " head " << head << " column " << column;
+      }
+    }
+  }
+
+  std::optional<Gemm> gemm_;
   std::vector<uint16_t> x_, weights_;
   gpu::DeviceBuffer x_device_, weights_device_;
 };
+
+std::string name_of(const ::testing::TestParamInfo<Shape>& test) {
+  const Shape& shape = test.param;
+  return std::string(shape.tokens <= 100 ? "small_" : "large_") +
+         (shape.order == WeightOrder::kn ? "kn_" : "nk_") + std::to_string(shape.heads) + "_" +
+         std::to_string(shape.n) + "_" + std::to_string(shape.k) + "_" +
+         std::to_string(shape.tokens);
+}
+
+using HeadGemmTest = ProductsTest<HeadGemm>;
+using HopperHeadGemmTest = ProductsTest<HopperHeadGemm, 90>;
 
 TEST_P(HeadGemmTest, AnyTileGivesTheSameBits) {
   const Shape& shape = GetParam();
@@ -103,32 +148,34 @@ TEST_P(HeadGemmTest, AnyTileGivesTheSameBits) {
     skip[static_cast<size_t>(t)] = t / 37 % 3 == 1 || (t >= 256 && t < 640);
   }
   const std::vector<uint16_t> all = run(0, shape.tokens, live, skip);
-  const size_t width = size(1, shape.n);
-  const auto row = [&](const std::vector<uint16_t>& out, int32_t t) {
-    const auto begin = out.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(t) * width);
-    return std::vector<uint16_t>(begin, begin + static_cast<std::ptrdiff_t>(width));
-  };
-  const std::vector<uint16_t> untouched(width, kUntouched);
   for (int32_t t = 0; t < shape.tokens; ++t) {
     if (t < live && !skip[static_cast<size_t>(t)]) continue;
-    ASSERT_EQ(row(all, t), untouched) << "token " << t;
+    ASSERT_EQ(row(all, t), untouched()) << "token " << t;
   }
   for (const int32_t t : {0, 15, 127, 128, 700, live - 1}) {
     if (t >= live || skip[static_cast<size_t>(t)]) continue;
     EXPECT_EQ(row(all, t), row(run(t, 1, 1), 0)) << "token " << t << " alone";
-    const int32_t count = std::min(shape.tokens - t, 100);
-    EXPECT_EQ(row(all, t), row(run(t, count, count), 0)) << "token " << t << " among " << count;
-    for (const int32_t head : {0, shape.heads - 1}) {
-      for (const int32_t column : {0, shape.n / 2, shape.n - 1}) {
-        const double expected = exact(t, head, column);
-        const auto at =
-            static_cast<size_t>(head) * static_cast<size_t>(shape.n) + static_cast<size_t>(column);
-        EXPECT_NEAR(bf16_to_float(row(all, t)[at]), expected, std::abs(expected) / 256 + 1e-3)
-            << "token " << t << " head " << head << " column " << column;
+    for (const int32_t among : {20, 100}) {
+      const int32_t count = std::min(shape.tokens - t, among);
+      EXPECT_EQ(row(all, t), row(run(t, count, count), 0)) << "token " << t << " among " << count;
+    }
+    expect_right(row(all, t), t);
+  }
+  EXPECT_EQ(row(run(3, 10, 0), 0), untouched());
+}
+
+TEST_P(HopperHeadGemmTest, LiveRows) {
+  const Shape& shape = GetParam();
+  for (const int32_t live : {shape.tokens, shape.tokens - 15, 1, 0}) {
+    const std::vector<uint16_t> out = run(0, shape.tokens, live);
+    for (int32_t t = 0; t < shape.tokens; ++t) {
+      if (t >= live) {
+        ASSERT_EQ(row(out, t), untouched()) << "token " << t << " of " << live;
+      } else if (t % 7 == 0 || t == live - 1) {
+        expect_right(row(out, t), t);
       }
     }
   }
-  EXPECT_EQ(row(run(3, 10, 0), 0), untouched);
 }
 
 // The first two take several tiles a CTA where rows are to be skipped.
@@ -141,14 +188,19 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HeadGemmTest,
                                            Shape{WeightOrder::kn, 3, 72, 192, 70},
                                            Shape{WeightOrder::nk, 2, 40, 600, 60},
                                            Shape{WeightOrder::nk, 2, 136, 72, 100}),
-                         [](const auto& test) {
-                           const Shape& shape = test.param;
-                           return std::string(shape.tokens <= 100 ? "small_" : "large_") +
-                                  (shape.order == WeightOrder::kn ? "kn_" : "nk_") +
-                                  std::to_string(shape.heads) + "_" + std::to_string(shape.n) +
-                                  "_" + std::to_string(shape.k) + "_" +
-                                  std::to_string(shape.tokens);
-                         });
+                         name_of);
+
+// More tiles than multiprocessors, tiles that end outside, stages that come round.
+INSTANTIATE_TEST_SUITE_P(Shapes, HopperHeadGemmTest,
+                         ::testing::Values(Shape{WeightOrder::kn, 128, 512, 128, 130},
+                                           Shape{WeightOrder::nk, 128, 128, 512, 257},
+                                           Shape{WeightOrder::kn, 16, 256, 192, 600},
+                                           Shape{WeightOrder::nk, 150, 72, 200, 64},
+                                           Shape{WeightOrder::kn, 3, 200, 72, 40},
+                                           Shape{WeightOrder::nk, 2, 136, 600, 60},
+                                           Shape{WeightOrder::kn, 2, 264, 136, 90},
+                                           Shape{WeightOrder::nk, 3, 136, 72, 100}),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea::kernels::cuda

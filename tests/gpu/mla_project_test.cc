@@ -35,8 +35,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const Shape& shape = GetParam();
   const auto heads = static_cast<size_t>(shape.heads), rank = static_cast<size_t>(shape.rank),
              nope = static_cast<size_t>(shape.nope_dim), v_dim = static_cast<size_t>(shape.v_dim),
-             rows = static_cast<size_t>(shape.rows), width = nope + kRope;
-  const auto latents = bf16_noise(rows * rank, 11), w_uk = bf16_noise(heads * nope * rank, 12),
+             rows = static_cast<size_t>(shape.rows), width = nope + kRope, row_dim = rank + kRope;
+  const auto latents = bf16_noise(rows * row_dim, 11), w_uk = bf16_noise(heads * nope * rank, 12),
              w_uv = bf16_noise(heads * v_dim * rank, 13);
   const auto latents_device = to_device(latents), w_uk_device = to_device(w_uk),
              w_uv_device = to_device(w_uv);
@@ -51,6 +51,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
                             .multiprocessors = context->info().cores},
                            *store);
   project.run({.latents = latents_device.data(),
+               .latents_row_stride = static_cast<int64_t>(row_dim),
                .w_uk = w_uk_device.data(),
                .w_uv = w_uv_device.data(),
                .w_uk_head_stride = int64_t{shape.nope_dim} * shape.rank,
@@ -71,7 +72,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const auto expect_product = [&](uint16_t got, size_t row, const uint16_t* weights) {
     double sum = 0;
     for (size_t i = 0; i < rank; ++i) {
-      sum += double{bf16_to_float(latents[row * rank + i])} * bf16_to_float(weights[i]);
+      sum += double{bf16_to_float(latents[row * row_dim + i])} * bf16_to_float(weights[i]);
     }
     ASSERT_NEAR(bf16_to_float(got), sum, std::abs(sum) / 256 + 1e-3);
   };

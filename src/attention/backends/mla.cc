@@ -134,7 +134,7 @@ const MlaKernels& mla_kernels() {
   static const MlaKernels kernels = {.name = "mla",
                                      .absorbed = &kernels::cuda::hopper_mla(),
                                      .attention = &kernels::cuda::hopper_prefill(),
-                                     .projects = true};
+                                     .hopper_projections = true};
   return kernels;
 }
 

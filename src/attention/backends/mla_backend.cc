@@ -149,8 +149,11 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
     row_tiles_.push_back(cuda::MlaDecode::row_tile(decode));
   }
   if (spec().nope_dim > 0) {
-    into_latent_ = cuda::HeadGemm(cuda::WeightOrder::kn, spec().q_dtype, setup_.device.sm, store);
-    out_of_latent_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec().q_dtype, setup_.device.sm, store);
+    const auto load = [&](cuda::WeightOrder order) {
+      return cuda::HeadGemm(mla_weights_setup(order, kernels, spec(), setup_.device), store);
+    };
+    into_latent_ = load(cuda::WeightOrder::kn);
+    out_of_latent_ = load(cuda::WeightOrder::nk);
   }
   if (can_up_project(spec())) {
     prefill_.emplace(kernels, spec(), setup_.cache, setup_.device, store);

@@ -15,8 +15,8 @@ struct MlaKernels {
   const kernels::cuda::MlaFamily* absorbed = nullptr;
   // Up-projected: attention over keys and values of every head, packed.
   const kernels::cuda::AttentionFamily* attention = nullptr;
-  // Whether sm90/mla_project makes those where it serves the dims; portable/head_gemm otherwise.
-  bool projects = false;
+  // Whether kernels of sm90 multiply by the weights where they serve; portable/head_gemm otherwise.
+  bool hopper_projections = false;
 };
 
 // The tables, defined beside the rows that use them.

@@ -75,6 +75,15 @@ std::vector<cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& kernels,
   return setups;
 }
 
+cuda::HeadGemmSetup mla_weights_setup(cuda::WeightOrder order, const MlaKernels& kernels,
+                                      const AttentionSpec& spec, const DeviceInfo& device) {
+  return {.order = order,
+          .dtype = spec.q_dtype,
+          .sm = device.sm,
+          .multiprocessors = device.cores,
+          .hopper = kernels.hopper_projections && !spec.batch_invariant};
+}
+
 std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,
                                              const KvCacheSpec& cache, const DeviceInfo& device) {
   std::vector<gpu::KernelVariant> needed;
@@ -86,8 +95,9 @@ std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const At
     add(cuda::MlaDecode::variants(setup));
   }
   if (spec.nope_dim > 0) {
-    add(cuda::HeadGemm::variants(cuda::WeightOrder::kn, spec.q_dtype, device.sm));
-    add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
+    for (const cuda::WeightOrder order : {cuda::WeightOrder::kn, cuda::WeightOrder::nk}) {
+      add(cuda::HeadGemm::variants(mla_weights_setup(order, kernels, spec, device)));
+    }
   }
   if (can_up_project(spec)) add(MlaPrefill::variants(kernels, spec, cache.dtype, device));
   return needed;

@@ -7,6 +7,7 @@
 #include "attention/backends/cuda_layer.h"
 #include "attention/backends/mla_kernels.h"
 #include "fovea/select_backend.h"
+#include "kernels/cuda/head_gemm.h"
 
 namespace fovea {
 
@@ -16,6 +17,11 @@ std::vector<kernels::cuda::MlaDecodeSetup> mla_decode_setups(const MlaKernels& k
                                                              const AttentionSpec& spec,
                                                              const KvCacheSpec& cache,
                                                              const DeviceInfo& device);
+
+// The products with W_UK (kn: queries into the latent space) and W_UV (nk).
+kernels::cuda::HeadGemmSetup mla_weights_setup(kernels::cuda::WeightOrder order,
+                                               const MlaKernels& kernels, const AttentionSpec& spec,
+                                               const DeviceInfo& device);
 
 // What a backend over such a cache takes from the store.
 std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/backends/mla_layer.h"
 #include "attention/validate_spec.h"
 #include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
@@ -20,8 +21,10 @@ constexpr int32_t kMaxChunks = 256;
 
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
 
-// Attention over keys and values of every head, packed.
-cuda::AttentionSetup attention_setup(const AttentionSpec& spec, const DeviceInfo& device) {
+// Attention over keys and values of every head, packed; the rotary key once for all heads where it
+// can read it so.
+cuda::AttentionSetup attention_setup(const MlaKernels& kernels, const AttentionSpec& spec,
+                                     const DeviceInfo& device) {
   cuda::AttentionSetup setup;
   setup.spec.kind = AttentionKind::mha;
   setup.spec.scope = AttentionScope::encoder;
@@ -31,6 +34,8 @@ cuda::AttentionSetup attention_setup(const AttentionSpec& spec, const DeviceInfo
   setup.spec.q_dtype = spec.q_dtype;
   setup.sm = device.sm;
   setup.multiprocessors = device.cores;
+  setup.shared_key_dims = spec.rope_dim;
+  if (kernels.attention->variants(setup).empty()) setup.shared_key_dims = 0;
   return setup;
 }
 
@@ -99,12 +104,12 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
     needed.insert(needed.end(), list.begin(), list.end());
   };
   const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (kernels.projects && cuda::MlaProject::serves(setup)) {
+  if (kernels.hopper_projections && cuda::MlaProject::serves(setup)) {
     needed.push_back(cuda::MlaProject::variant(setup));
   } else {
-    add(cuda::HeadGemm::variants(cuda::WeightOrder::nk, spec.q_dtype, device.sm));
+    add(cuda::HeadGemm::variants(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device)));
   }
-  add(kernels.attention->variants(attention_setup(spec, device)));
+  add(kernels.attention->variants(attention_setup(kernels, spec, device)));
   return needed;
 }
 
@@ -117,14 +122,14 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
     return workspace.take<std::byte>(buffers.rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
   };
-  buffers.latents = rows_of(spec.kv_lora_rank);
-  buffers.keys = rows_of(int64_t{spec.q_heads} * key_dim(spec));
+  const cuda::AttentionSetup setup = attention_setup(kernels, spec, device);
+  buffers.latents = rows_of(spec.head_dim);
+  buffers.keys = rows_of(int64_t{spec.q_heads} * (key_dim(spec) - setup.shared_key_dims));
   buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
-  const size_t attention =
-      kernels.attention->workspace_bytes(attention_setup(spec, device), limits);
-  buffers.attention = workspace.take_bytes(attention).data();
+  buffers.attention =
+      workspace.take_bytes(kernels.attention->workspace_bytes(setup, limits)).data();
   buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
   buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
   buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
@@ -141,17 +146,20 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
     : spec_(spec), cache_(cache) {
   const DType stored = cache.dtype;
   const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (kernels.projects && cuda::MlaProject::serves(setup)) {
+  if (kernels.hopper_projections && cuda::MlaProject::serves(setup)) {
     project_.emplace(setup, store);
   } else {
-    head_gemm_ = cuda::HeadGemm(cuda::WeightOrder::nk, spec.q_dtype, device.sm, store);
+    head_gemm_ =
+        cuda::HeadGemm(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device), store);
   }
   const std::vector<gpu::KernelVariant> own = own_variants(spec, stored, device.sm);
   forms_ = cuda::Kernel(own[0], store);
   gather_ = cuda::Kernel(own[1], store);
   add_ = cuda::Kernel(own[2], store);
   join_ = cuda::Kernel(own[3], store);
-  attention_ = kernels.attention->load(attention_setup(spec, device), store);
+  const cuda::AttentionSetup attention = attention_setup(kernels, spec, device);
+  shared_key_dims_ = attention.shared_key_dims;
+  attention_ = kernels.attention->load(attention, store);
 }
 
 void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
@@ -160,6 +168,8 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   buffers_ = buffers;
   scratch_ = scratch;
   attention_->reserve(limits, buffers.attention);
+  const auto rotary = spec_.kv_lora_rank * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
+  attention_->share_keys(buffers.latents + rotary, spec_.head_dim);
 }
 
 void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len,
@@ -212,8 +222,8 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.rope_dim = spec_.rope_dim;
   rows.nope_dim = spec_.nope_dim;
   rows.heads = spec_.q_heads;
-  rows.latents = buffers_.latents;
-  rows.keys = buffers_.keys;
+  rows.rows = buffers_.latents;
+  rows.keys = shared_key_dims_ > 0 ? nullptr : buffers_.keys;
   gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
   project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
   float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
@@ -272,19 +282,21 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
 }
 
-// keys = latents W_UK (the rotary part is there already), values = latents W_UV
+// keys = latents W_UK, values = latents W_UV; rotary keys are there already
 void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
                          Stream stream) const {
   const MlaWeights weights = with_head_strides(given, spec_);
   const int32_t rank = spec_.kv_lora_rank, heads = spec_.q_heads;
+  const int64_t key_width = key_dim(spec_) - shared_key_dims_;
   const cuda::MlaProjectTensors tensors = {.latents = buffers_.latents,
+                                           .latents_row_stride = spec_.head_dim,
                                            .w_uk = weights.w_uk,
                                            .w_uv = weights.w_uv,
                                            .w_uk_head_stride = weights.w_uk_head_stride,
                                            .w_uv_head_stride = weights.w_uv_head_stride,
                                            .keys = buffers_.keys,
-                                           .keys_token_stride = int64_t{key_dim(spec_)} * heads,
-                                           .keys_head_stride = key_dim(spec_),
+                                           .keys_token_stride = key_width * heads,
+                                           .keys_head_stride = key_width,
                                            .values = buffers_.values,
                                            .values_token_stride = int64_t{spec_.v_dim} * heads,
                                            .values_head_stride = spec_.v_dim,
@@ -293,7 +305,7 @@ void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int3
   if (project_) return project_->run(tensors, stream);
   cuda::HeadGemmParams params{};
   params.x = tensors.latents;
-  params.x_token_stride = rank;
+  params.x_token_stride = tensors.latents_row_stride;
   params.weight_row_stride = rank;
   params.live_tokens = live_rows;
   params.tokens = rows;
@@ -326,8 +338,8 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, f
   params.batch.mask.causal = part.causal;
   params.keys.k = buffers_.keys;
   params.keys.v = buffers_.values;
-  params.keys.k_head_stride = key_dim(spec_);
-  params.keys.k_token_stride = int64_t{key_dim(spec_)} * spec_.q_heads;
+  params.keys.k_head_stride = key_dim(spec_) - shared_key_dims_;
+  params.keys.k_token_stride = params.keys.k_head_stride * spec_.q_heads;
   params.keys.v_head_stride = spec_.v_dim;
   params.keys.v_token_stride = int64_t{spec_.v_dim} * spec_.q_heads;
   params.keys.k_page_stride = rows * params.keys.k_token_stride;

@@ -27,8 +27,8 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
 struct MlaPrefillBuffers {
   int32_t rows = 0;                   // of latents, keys and values
-  std::byte* latents = nullptr;       // [rows, kv_lora_rank]
-  std::byte* keys = nullptr;          // [rows, q_heads, nope_dim + rope_dim]
+  std::byte* latents = nullptr;       // [rows, kv_lora_rank + rope_dim]: with rotary keys
+  std::byte* keys = nullptr;          // [rows, q_heads, nope_dim], or with a rotary key for each
   std::byte* values = nullptr;        // [rows, q_heads, v_dim]
   float* lse = nullptr;               // [max_tokens, q_heads]
   float* part_lse = nullptr;          // [max_tokens, q_heads]
@@ -98,6 +98,7 @@ class MlaPrefill {
   std::optional<kernels::cuda::MlaProject> project_;
   kernels::cuda::HeadGemm head_gemm_;
   std::unique_ptr<kernels::cuda::AttentionKernel> attention_;
+  int32_t shared_key_dims_ = 0;  // as it reads them
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchLimits limits_;

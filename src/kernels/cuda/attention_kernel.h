@@ -27,6 +27,9 @@ struct AttentionSetup {
   KvCacheSpec cache;   // of scopes with a cache
   int sm = 0;
   int32_t multiprocessors = 0;
+  // Of packed keys: so many columns, the last ones, are the same for all heads and lie apart, as
+  // AttentionKernel::share_keys() says.
+  int32_t shared_key_dims = 0;
   // Of every layer of the pool, for tensor maps; empty while only variants or bytes are asked for,
   // and for packed keys. Valid as long as the loaded kernel.
   std::vector<KvLayerView> layers;
@@ -42,6 +45,9 @@ class AttentionKernel {
   // aligned. The bytes are the kernel's from a plan() to the last attend() of its pass; before a
   // plan() they may be anything.
   virtual void reserve(const BatchLimits& limits, std::byte* workspace) = 0;
+  // With AttentionSetup::shared_key_dims, before the first attend(): the rows of these columns on
+  // the device, as many and in the order of those of params.keys.k; the stride is in elements.
+  virtual void share_keys(const void* /*rows*/, int64_t /*row_stride*/) {}
   // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and a
   // bound of keys, 0: that of the limits.
   virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}

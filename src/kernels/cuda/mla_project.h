@@ -18,11 +18,12 @@ struct MlaProjectSetup {
   int32_t multiprocessors = 0;
 };
 
-// Device memory, dense but for the outputs and the weights' heads; strides in elements.
+// Device memory; what has no stride is dense, strides are in elements.
 struct MlaProjectTensors {
   const void* latents = nullptr;  // [rows, rank]
-  const void* w_uk = nullptr;     // [heads, nope_dim, rank]
-  const void* w_uv = nullptr;     // [heads, v_dim, rank]
+  int64_t latents_row_stride = 0;
+  const void* w_uk = nullptr;  // [heads, nope_dim, rank]
+  const void* w_uv = nullptr;  // [heads, v_dim, rank]
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
   void* keys = nullptr;  // [rows, heads, nope_dim]
   int64_t keys_token_stride = 0, keys_head_stride = 0;

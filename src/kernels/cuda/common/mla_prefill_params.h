@@ -47,8 +47,8 @@ struct MlaGatherParams {
   int32_t is_context;
   int32_t first_row, most_rows;
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
-  void* latents;  // [most_rows, kv_lora_rank]
-  void* keys;     // [most_rows, heads, nope_dim + rope_dim]
+  void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
+  void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
   // Of a context chunk: rows in it, and by request where its rows begin, how many they are, and
   // q_indptr once more, all zero where the chunk is empty.
   int32_t* live_rows;     // [1]

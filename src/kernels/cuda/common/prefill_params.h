@@ -77,6 +77,7 @@ struct alignas(64) PrefillParams {
   // page.
   TensorMap k;
   TensorMap v;
+  TensorMap shared_k;  // as k, of one head: the last columns, where all heads share them
   TensorMap out;  // as q, head_dim_v columns
   AttentionParams attention;
   PrefillOrder* order;
@@ -90,6 +91,7 @@ struct alignas(64) PrefillParams {
   int32_t list_settled;
   // So are the keys of tokens before the pass's own.
   int32_t keys_settled;
+  int32_t shared_blocks;  // of 64 columns that shared_k has
   int32_t box_keys;  // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
   NearCap cap;  // of capped scores

@@ -33,7 +33,10 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const auto kv = variant_type(stored);
   const auto out = variant_type(activation_dtype(spec));
   const bool types = q && kv && out && (stored == spec.q_dtype || is_fp8(stored));
-  if (!types || std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim) return std::nullopt;
+  if (!types || setup.shared_key_dims > 0 ||
+      std::max(spec.head_dim, spec.head_dim_v) > kMaxHeadDim) {
+    return std::nullopt;
+  }
   const std::string tile = std::to_string(row_tile<kDecode>(spec));
   const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv, tile});
   return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the product. 16 rows for decode, where a head's matrix is read once for all its rows; 128
+// Tiles of the product. 16 to 64 rows for decode, where reading a head's matrix is most of the work; 128
 // for prefill. Either way an output element sums over k in steps of 16 from the first to the last,
 // so the tile moves no bit.
 #pragma once
@@ -14,18 +14,18 @@ constexpr int kChunk = 8;  // elements of one 16-byte copy
 
 template <int kRowTile, bool kIsKn>
 struct Tiles {
-  static_assert(kRowTile == 16 || kRowTile == 128);
-  static constexpr bool kFewRows = kRowTile == 16;
+  static_assert(kRowTile == 16 || kRowTile == 32 || kRowTile == 64 || kRowTile == 128);
+  static constexpr bool kFewRows = kRowTile < 128;
   // Few rows are a matter of reading weights: all that a CTA needs are on their way at once, of 512 values of k, or 128
   // where they are [k, n].
   static constexpr int kStages = !kFewRows ? 3 : kIsKn ? 2 : 8;
   static constexpr int kAhead = kFewRows ? kStages : kStages - 1;  // stages asked for before the first products
   static constexpr int kColumnTile = !kFewRows ? 128 : kIsKn ? 64 : 32;
-  // Warps stand side by side over the columns of a small tile, four by two over a large one.
+  // What a warp computes.
+  static constexpr int kWarpRows = kRowTile == 16 ? 16 : 32;
   static constexpr int kWarpColumns = kFewRows ? 16 : 64;
-  static constexpr int kWarps = kFewRows ? kColumnTile / kWarpColumns : 8;
-  static constexpr int kWarpRows = kFewRows ? 16 : 32;
   static constexpr int kRowWarps = kRowTile / kWarpRows;
+  static constexpr int kWarps = kRowWarps * (kColumnTile / kWarpColumns);
 
   // The weights of a stage as they lie in memory.
   static constexpr int kWeightRows = kIsKn ? kDepth : kColumnTile;

@@ -23,8 +23,13 @@ struct HeadGemmConfig {
   using Shape = Tiles<kRowTile, kIsKn>;
   // One wide tile is all that fits into the shared memory of most GPUs: no limit on its registers then.
   static constexpr bool kFitsTwice = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000;
-  static constexpr int kBlocksPerSm = Shape::kFewRows ? (kIsKn ? 8 : 4) : kFitsTwice ? 2 : 1;
-  static constexpr KernelTraits kTraits = {Shape::kWarps * 32, Shape::kSharedBytes, kRowTile,
+  static constexpr int kThreads = Shape::kWarps * 32;
+  // As many small ones as 192 KB of shared memory hold, with 64 registers a thread.
+  static constexpr int kByBytes = (192 << 10) / Shape::kSharedBytes;
+  static constexpr int kByThreads = 1024 / kThreads;
+  static constexpr int kFewPerSm = kByBytes < kByThreads ? kByBytes : kByThreads;
+  static constexpr int kBlocksPerSm = Shape::kFewRows ? kFewPerSm : kFitsTwice ? 2 : 1;
+  static constexpr KernelTraits kTraits = {kThreads, Shape::kSharedBytes, kRowTile,
                                            Shape::kColumnTile};
 
   __device__ static int column_tiles(const Params& params) {

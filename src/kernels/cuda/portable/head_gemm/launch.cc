@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 
 #include "core/check.h"
 #include "core/rounding.h"
@@ -10,38 +11,55 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-// The small tile reads the weights once for 16 tokens. It is used for up to so many of them, or so
-// many weights: with 16 heads 128 tokens, whose decode with its projections takes 68.5 instead
-// of 75.5 us at 128x1k, but not with 128 heads (323 and 277 at 128x4k; H100, 2026-11-27).
-constexpr int32_t kFewTokens = 32;
-constexpr int64_t kFewWeights = 8 << 20;
+// The least tile that holds all tokens reads the weights once; from 8192 rows of 512 by 128 on, in
+// products and columns, the large one is as fast (H100, 2026-11-27).
+constexpr std::array<int32_t, 3> kFewRows = {16, 32, 64};
+constexpr int64_t kManyProducts = int64_t{8192} * 512 * 128;
 // CTAs that fill any GPU several times over.
 constexpr int32_t kManyCtas = 1024;
 
 }  // namespace
 
-std::vector<gpu::KernelVariant> HeadGemm::variants(WeightOrder order, DType dtype, int sm) {
-  const auto type = variant_type(dtype);
-  check_argument(type && !is_fp8(dtype), "dtype is {}, accepted: bf16, f16", dtype_name(dtype));
-  const std::string is_kn = order == WeightOrder::kn ? "true" : "false";
+std::vector<gpu::KernelVariant> HeadGemm::variants(const HeadGemmSetup& setup) {
+  const auto type = variant_type(setup.dtype);
+  check_argument(type && !is_fp8(setup.dtype), "dtype is {}, accepted: bf16, f16",
+                 dtype_name(setup.dtype));
+  const std::string is_kn = setup.order == WeightOrder::kn ? "true" : "false";
   const Family& gemm = family("portable/head_gemm");
-  return {make_variant(gemm, {"16", is_kn, "false", *type}, sm),
-          make_variant(gemm, {"128", is_kn, "false", *type}, sm),
-          make_variant(gemm, {"128", is_kn, "true", *type}, sm)};
+  std::vector<gpu::KernelVariant> needed;
+  for (const int32_t rows : kFewRows) {
+    needed.push_back(make_variant(gemm, {std::to_string(rows), is_kn, "false", *type}, setup.sm));
+  }
+  for (const char* several : {"false", "true"}) {
+    needed.push_back(make_variant(gemm, {"128", is_kn, several, *type}, setup.sm));
+  }
+  if (setup.hopper && setup.sm == 90) {
+    for (const gpu::KernelVariant& variant : HopperHeadGemm::variants(setup)) {
+      needed.push_back(variant);
+    }
+  }
+  return needed;
 }
 
-HeadGemm::HeadGemm(WeightOrder order, DType dtype, int sm, gpu::KernelStore& store) {
-  const std::vector<gpu::KernelVariant> needed = variants(order, dtype, sm);
-  few_ = Kernel(needed[0], store);
-  many_ = Kernel(needed[1], store);
-  several_tiles_ = Kernel(needed[2], store);
+HeadGemm::HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store) {
+  const std::vector<gpu::KernelVariant> needed = variants(setup);
+  for (size_t i = 0; i < few_.size(); ++i) few_[i] = Kernel(needed[i], store);
+  many_ = Kernel(needed[few_.size()], store);
+  several_tiles_ = Kernel(needed[few_.size() + 1], store);
+  if (setup.hopper && setup.sm == 90) hopper_.emplace(setup, store);
 }
 
 void HeadGemm::run(HeadGemmParams params, Stream stream) const {
-  const int64_t weights = int64_t{params.heads} * params.n * params.k;
-  const bool few = params.tokens <= kFewTokens ||
-                   ceil_div(params.tokens, few_.row_tile()) * weights <= kFewWeights;
-  const Kernel& shape = few ? few_ : many_;
+  const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
+  if (hopper_ && !params.skip && params.tokens > kFewRows[1] && products > kManyProducts / 2) {
+    return hopper_->run(params, stream);
+  }
+  const auto fitting = std::ranges::find_if(
+      kFewRows, [&](int32_t rows) { return params.tokens <= rows || rows == kFewRows.back(); });
+  // Small tiles do not look whether all of their rows are to be skipped.
+  const int64_t most_products = params.skip ? kManyProducts / 4 : kManyProducts;
+  const bool few = params.tokens <= kFewRows[1] || products <= most_products;
+  const Kernel& shape = few ? few_[static_cast<size_t>(fitting - kFewRows.begin())] : many_;
   params.row_tiles = ceil_div(params.tokens, shape.row_tile());
   params.groups = params.heads * ceil_div(params.n, shape.key_tile());
   const bool several = !few && params.skip && params.row_tiles * params.groups > kManyCtas;
@@ -50,7 +68,7 @@ void HeadGemm::run(HeadGemmParams params, Stream stream) const {
   // CTAs that begin early gather on the multiprocessors that fall free first. That is no matter
   // where they wait for weights, but products take longer there: 8x64 tokens over 8k with 16 heads
   // 297 instead of 290 us (H100, 2026-11-27).
-  if (few) return few_.launch_overlapped(grid, params, stream);
+  if (few) return shape.launch_overlapped(grid, params, stream);
   (several ? several_tiles_ : many_).launch(grid, params, stream);
 }
 

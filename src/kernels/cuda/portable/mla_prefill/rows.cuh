@@ -101,15 +101,16 @@ struct GatherConfig {
     const CacheRow<kCache, kTo> from = {
         static_cast<const char*>(params.cache) + element * type_bytes(kCache), params,
         params.scale ? params.scale[slot * params.scale_slot_stride] : 1.0f};
-    auto* const latents = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.latents) +
-                                                   row * params.kv_lora_rank);
-    for (int i = threadIdx.x % 32; i < params.kv_lora_rank / kChunk; i += 32) {
-      latents[i] = from.latent(i);
-    }
+    const int latents = params.kv_lora_rank / kChunk;
+    const int chunks = params.rope_dim / kChunk;
+    auto* const to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.rows) +
+                                              row * (params.kv_lora_rank + params.rope_dim));
+    for (int i = threadIdx.x % 32; i < latents; i += 32) to[i] = from.latent(i);
+    for (int i = threadIdx.x % 32; i < chunks; i += 32) to[latents + i] = from.rope(i);
+    if (!params.keys) return;
     const int dim = params.nope_dim + params.rope_dim;
     uint16_t* const keys =
         static_cast<uint16_t*>(params.keys) + row * params.heads * dim + params.nope_dim;
-    const int chunks = params.rope_dim / kChunk;
     for (int i = threadIdx.x % 32; i < params.heads * chunks; i += 32) {
       reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] = from.rope(i % chunks);
     }

@@ -39,7 +39,7 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   maps_.latents.encode({.data = tensors.latents,
                         .rank = 2,
                         .sizes = {rank, rows},
-                        .strides = {bytes(setup_.rank)},
+                        .strides = {bytes(tensors.latents_row_stride)},
                         .box = {kBoxColumns, row_tile}},
                        &params.latents);
   // Of four dimensions, as boxes for a pair have.

@@ -106,6 +106,7 @@ class HopperPrefill final : public AttentionKernel {
       }
     }
     params_.heads_shift = heads_shift(setup.spec);
+    params_.shared_blocks = setup.shared_key_dims / kColumnBlock;
     if (setup.spec.logit_cap > 0) params_.cap = near_cap(setup.spec.logit_cap);
   }
 
@@ -117,6 +118,10 @@ class HopperPrefill final : public AttentionKernel {
     if (split_) split_->reserve(buffers_.split, limits);
     params_.order = buffers_.order;
     params_.segments = buffers_.segments;
+  }
+
+  void share_keys(const void* rows, int64_t row_stride) override {
+    shared_keys_ = {rows, row_stride};
   }
 
   void expect_keys(bool prefix_settled, int32_t max_kv_len) override {
@@ -184,7 +189,8 @@ class HopperPrefill final : public AttentionKernel {
       const KeyParams& keys = given.keys;
       const int64_t rows =
           keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
-      maps_.k.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim, spec.kv_heads, rows, 1},
+      const int32_t shared = setup_.shared_key_dims;
+      maps_.k.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim - shared, spec.kv_heads, rows, 1},
                              {keys.k_head_stride, keys.k_token_stride, rows * keys.k_token_stride},
                              params_.box_keys),
                      &params_.k);
@@ -192,6 +198,12 @@ class HopperPrefill final : public AttentionKernel {
                              {keys.v_head_stride, keys.v_token_stride, rows * keys.v_token_stride},
                              params_.box_keys),
                      &params_.v);
+      if (shared > 0) {
+        const int64_t stride = shared_keys_.row_stride;
+        maps_.shared_k.encode(key_map(shared_keys_.rows, spec.q_dtype, {shared, 1, rows, 1},
+                                      {stride, stride, rows * stride}, params_.box_keys),
+                              &params_.shared_k);
+      }
     }
     const GridSize grid{static_cast<uint32_t>(blocks())};
     const auto cluster_size = static_cast<uint32_t>(cluster());
@@ -274,6 +286,10 @@ class HopperPrefill final : public AttentionKernel {
   std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
   std::optional<SplitKeys> split_;
   Buffers buffers_{};
+  struct {
+    const void* rows = nullptr;
+    int64_t row_stride = 0;  // elements
+  } shared_keys_;
   bool splits_ = false;                      // the planned one
   const Prefill* active_ = nullptr;          // of the planned pass
   const Sharing* active_sharing_ = nullptr;  // which has it, or none
@@ -284,7 +300,7 @@ class HopperPrefill final : public AttentionKernel {
   int32_t longest_ = 1;     // keys of a request of the planned batch, at most
   PrefillParams params_{};  // what layers share; attend() adds the rest
   struct {
-    gpu::RepeatedTensorMap q, out, k, v;
+    gpu::RepeatedTensorMap q, out, k, v, shared_k;
   } maps_;
 };
 

@@ -84,7 +84,8 @@ __device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const
           key % keys.page_size};
 }
 
-// `place` is that of the lane's first box.
+// `place` is that of the lane's first box. Of head dims 192/128 K's last columns may be one row for all heads, as MLA's
+// rotary keys are.
 template <class Config, int kColumnBlocks>
 __device__ __forceinline__ void load_key_tile(
     const PrefillParams& params, const TensorMap& map, const WorkTile& tile, int block,
@@ -92,6 +93,10 @@ __device__ __forceinline__ void load_key_tile(
     uint16_t (&to)[kColumnBlocks][Config::kKeys][kSwizzledColumns], TransactionBarrier& full) {
   if (lane == 0) full.arrive_expecting(sizeof(to));
   __syncwarp();
+  const auto own_blocks = [&] {
+    constexpr bool kMayShare = kColumnBlocks == 3 && Config::kHeadDimV == 128;
+    return kMayShare ? kColumnBlocks - params.shared_blocks : kColumnBlocks;
+  };
 #pragma unroll 1
   for (int box = lane; box * params.box_keys < Config::kKeys; box += 32) {
     if (box >= 32) place = box_place<Config>(params, tile, block, box);
@@ -101,12 +106,17 @@ __device__ __forceinline__ void load_key_tile(
       for (int i = 0; i < kColumnBlocks; i += 2) {
         const int c = i + cluster_rank();
         if (c >= kColumnBlocks) break;
-        load_box_to_pair(&to[c][row], map, full, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+        const bool own = c < own_blocks();
+        load_box_to_pair(&to[c][row], own ? map : params.shared_k, full,
+                         (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0, place.place,
+                         place.page);
       }
     } else {
 #pragma unroll
       for (int c = 0; c < kColumnBlocks; ++c) {
-        load_box(&to[c][row], map, full, policy, c * kSwizzledColumns, tile.kv_head, place.place, place.page);
+        const bool own = c < own_blocks();
+        load_box(&to[c][row], own ? map : params.shared_k, full, policy,
+                 (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0, place.place, place.page);
       }
     }
   }

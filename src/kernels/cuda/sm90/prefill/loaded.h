@@ -14,7 +14,7 @@
 namespace fovea::kernels::cuda::prefill {
 
 inline constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two
-inline constexpr uint32_t kBoxColumns = 64;
+inline constexpr uint32_t kBoxColumns = kColumnBlock;
 
 inline uint64_t bytes_of(int64_t elements, DType dtype) {
   return static_cast<uint64_t>(elements) * dtype_bytes(dtype);

@@ -18,6 +18,8 @@ constexpr int kHopper = 90;
 // Head dims of the variants, least work first; others are padded with zeros by the copy engine.
 constexpr std::pair<int32_t, int32_t> kHeadDims[] = {
     {64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+// Of these the last columns of K may lie apart, one row for all heads.
+constexpr std::pair<int32_t, int32_t> kSharesKeys = {192, 128};
 
 // Pages of multiples of this many keys are copied in boxes, others gathered row by row: over pages
 // of 16 boxes are 14 % faster at head dim 128, 23 % at 64, 5 % at 256; over pages of 8 5 % slower
@@ -116,6 +118,10 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const auto dims = padded_dims(spec);
   if (setup.sm != kHopper || !q || !kv || !dims ||
       (stored(setup) != spec.q_dtype && !is_fp8(stored(setup)))) {
+    return std::nullopt;
+  }
+  if (setup.shared_key_dims > 0 && !(*dims == kSharesKeys && spec.head_dim == dims->first &&
+                                     setup.shared_key_dims % kColumnBlock == 0)) {
     return std::nullopt;
   }
   const auto variant = [&](const char* loader, const char* scores, const char* sums) {

@@ -11,7 +11,8 @@
 namespace fovea::kernels::cuda::prefill {
 
 constexpr std::string_view kFolder = "sm90/prefill";
-inline constexpr int32_t kGroupRows = 64;  // of a warpgroup
+inline constexpr int32_t kGroupRows = 64;    // of a warpgroup
+inline constexpr int32_t kColumnBlock = 64;  // of a box
 
 // q heads of a tile, as a power of two: the largest that divides the group, so that a tile's rows
 // share keys and no row is wasted.

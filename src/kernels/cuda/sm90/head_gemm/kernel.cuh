@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every head's rows times its own matrix, for as many rows as make it worth a warpgroup's products. Persistent blocks.
+//
+//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | ... of the next tile while this one is stored
+//   warpgroups 0-1          | x W   [k], one step ahead of the wait | staged | stored
+//
+// Barriers: full (producer and copies -> all), empty (8 warps -> producer).
+#pragma once
+
+#include "kernels/cuda/sm90/head_gemm/epilogue.cuh"
+#include "kernels/cuda/sm90/head_gemm/load.cuh"
+#include "kernels/cuda/sm90/head_gemm/mainloop.cuh"
+
+namespace fovea::kernels::cuda {
+
+template <int kRows, bool kIsKn, Type kType>
+struct HopperHeadGemmConfig {
+  using Params = HopperHeadGemmParams;
+  using Shape = Tiles<kRows, kIsKn>;
+  using SharedMemory = typename Shape::SharedMemory;
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kTileColumns};
+  static_assert(sizeof(SharedMemory) <= 232448);
+
+  __device__ static void run(const Params& params) {
+    extern __shared__ __align__(1024) char dynamic_shared[];
+    auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Shape::kStages; ++i) {
+        shared.full[i].init(1);
+        shared.empty[i].init(kConsumers * 4);
+      }
+      fence_barrier_init();
+    }
+    __syncthreads();
+    const int consumer = threadIdx.x / kWarpgroupThreads;
+    const auto tiles = [&](int live) { return tiles_of_block<kRows, Shape::kStages>(params, live); };
+    if (consumer == kConsumers) {
+      if (threadIdx.x % 32 == 0) {
+        const Producer<kRows, kIsKn> producer{params, shared};
+        const int early = producer.begin(tiles(0));
+        wait_and_allow_next();
+        producer.run(tiles(min(*params.live_tokens, params.tokens)), early);
+      }
+      return;
+    }
+    wait_and_allow_next();
+    const int live = min(*params.live_tokens, params.tokens);
+    const int count = tiles(live);
+    Ring<Shape::kStages> ring;
+    for (int n = 0; n < count; ++n) {
+      float sums[Shape::kColumns / 2];
+      multiply<kRows, kIsKn, kType>(params, shared, consumer, ring, sums);
+      const int number = static_cast<int>(blockIdx.x + n * gridDim.x);
+      store<kRows, kIsKn, kType>(params, shared, consumer, tile_at<kRows>(params, number), live, sums);
+    }
+  }
+};
+
+template <int kRows, bool kIsKn, Type kType>
+using Config = HopperHeadGemmConfig<kRows, kIsKn, kType>;
+
+}  // namespace fovea::kernels::cuda

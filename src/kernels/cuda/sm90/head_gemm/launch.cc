@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "core/rounding.h"
+#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/head_gemm.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+constexpr uint32_t kBoxColumns = 64;  // of every box
+constexpr uint32_t kBoxDepth = 64;    // of weights [k, n]
+constexpr int32_t kSmallRows = 64;    // of the smaller tile
+
+uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
+
+}  // namespace
+
+std::vector<gpu::KernelVariant> HopperHeadGemm::variants(const HeadGemmSetup& setup) {
+  const Family& gemm = family("sm90/head_gemm");
+  const std::string is_kn = setup.order == WeightOrder::kn ? "true" : "false";
+  const std::string type = *variant_type(setup.dtype);
+  return {make_variant(gemm, {"64", is_kn, type}, setup.sm),
+          make_variant(gemm, {"128", is_kn, type}, setup.sm)};
+}
+
+HopperHeadGemm::HopperHeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store)
+    : order_(setup.order), multiprocessors_(setup.multiprocessors) {
+  const std::vector<gpu::KernelVariant> needed = variants(setup);
+  small_ = Kernel(needed[0], store);
+  large_ = Kernel(needed[1], store);
+}
+
+void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
+  const Kernel& kernel = given.tokens <= kSmallRows ? small_ : large_;
+  const auto size = [](int32_t value) { return static_cast<uint64_t>(value); };
+  HopperHeadGemmParams params{};
+  maps_.x.encode({.data = given.x,
+                  .rank = 3,
+                  .sizes = {size(given.k), size(given.heads), size(given.tokens)},
+                  .strides = {bytes(given.x_head_stride), bytes(given.x_token_stride)},
+                  .box = {kBoxColumns, 1, static_cast<uint32_t>(kernel.row_tile())}},
+                 &params.x);
+  const bool is_kn = order_ == WeightOrder::kn;
+  maps_.weight.encode(
+      {.data = given.weight,
+       .rank = 3,
+       .sizes = {size(is_kn ? given.n : given.k), size(is_kn ? given.k : given.n),
+                 size(given.heads)},
+       .strides = {bytes(given.weight_row_stride), bytes(given.weight_head_stride)},
+       .box = {kBoxColumns, is_kn ? kBoxDepth : static_cast<uint32_t>(kernel.key_tile()), 1}},
+      &params.weight);
+  params.out = given.out;
+  params.out_token_stride = given.out_token_stride;
+  params.out_head_stride = given.out_head_stride;
+  params.live_tokens = given.live_tokens;
+  params.tokens = given.tokens;
+  params.n = given.n;
+  params.k = given.k;
+  params.row_tiles = ceil_div(given.tokens, kernel.row_tile());
+  params.column_tiles = ceil_div(given.n, kernel.key_tile());
+  params.groups = given.heads * params.column_tiles;
+  const int32_t blocks = std::min(params.row_tiles * params.groups, multiprocessors_);
+  kernel.launch_overlapped({static_cast<uint32_t>(blocks)}, params, stream);
+}
+
+}  // namespace fovea::kernels::cuda
