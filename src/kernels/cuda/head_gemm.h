@@ -34,7 +34,9 @@ class HopperHeadGemm {
   HopperHeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store);
   static std::vector<gpu::KernelVariant> variants(const HeadGemmSetup& setup);
 
-  // As HeadGemm::run, of params without rows to skip.
+  // Whether it is faster than portable/head_gemm.
+  bool serves(const HeadGemmParams& params) const;
+  // As HeadGemm::run.
   void run(const HeadGemmParams& params, Stream stream) const;
 
  private:

@@ -23,7 +23,7 @@ struct HeadGemmParams {
   void* out;  // [tokens, heads, n]
   int64_t out_token_stride, out_head_stride;
   const int32_t* live_tokens;  // [1], on the device: rows from here on stay untouched
-  const uint8_t* skip;         // [tokens] 1: this row too; or null
+  const uint8_t* skip;         // [tokens] 1: this row too; or null. 16-byte aligned
   int32_t tokens;              // at most
   int32_t n, k;
   int32_t heads;

@@ -57,7 +57,7 @@ struct MlaGatherParams {
   int32_t* chunk_indptr;  // [requests + 1]
 };
 
-// Adds the part of a context chunk, or any state, to the result so far. A warp a (token, head) row.
+// Adds the part of a context chunk, or any state, to the result so far.
 struct MlaAddParams {
   void* out;         // [tokens, heads, v_dim]
   const void* part;  // [tokens, heads, v_dim]

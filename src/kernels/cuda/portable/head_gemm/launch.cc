@@ -11,10 +11,13 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-// The least tile that holds all tokens reads the weights once; from 8192 rows of 512 by 128 on, in
-// products and columns, the large one is as fast (H100, 2026-11-27).
+// Tiles that suit so few products, in rows of 512 by 128 of them (H100, 2026-11-27): up to 1024
+// rows as many small blocks as there can be, then the least tile that holds all tokens and so reads
+// the weights once, from 8192 on the large one.
 constexpr std::array<int32_t, 3> kFewRows = {16, 32, 64};
-constexpr int64_t kManyProducts = int64_t{8192} * 512 * 128;
+constexpr int64_t kRowProducts = int64_t{512} * 128;
+constexpr int64_t kFewestProducts = 1024 * kRowProducts;
+constexpr int64_t kManyProducts = 8192 * kRowProducts;
 // CTAs that fill any GPU several times over.
 constexpr int32_t kManyCtas = 1024;
 
@@ -50,16 +53,17 @@ HeadGemm::HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store) {
 }
 
 void HeadGemm::run(HeadGemmParams params, Stream stream) const {
+  if (hopper_ && hopper_->serves(params)) return hopper_->run(params, stream);
   const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
-  if (hopper_ && !params.skip && params.tokens > kFewRows[1] && products > kManyProducts / 2) {
-    return hopper_->run(params, stream);
-  }
-  const auto fitting = std::ranges::find_if(
-      kFewRows, [&](int32_t rows) { return params.tokens <= rows || rows == kFewRows.back(); });
   // Small tiles do not look whether all of their rows are to be skipped.
   const int64_t most_products = params.skip ? kManyProducts / 4 : kManyProducts;
   const bool few = params.tokens <= kFewRows[1] || products <= most_products;
-  const Kernel& shape = few ? few_[static_cast<size_t>(fitting - kFewRows.begin())] : many_;
+  size_t fitting = 0;
+  while (products > kFewestProducts && fitting + 1 < kFewRows.size() &&
+         params.tokens > kFewRows[fitting]) {
+    ++fitting;
+  }
+  const Kernel& shape = few ? few_[fitting] : many_;
   params.row_tiles = ceil_div(params.tokens, shape.row_tile());
   params.groups = params.heads * ceil_div(params.n, shape.key_tile());
   const bool several = !few && params.skip && params.row_tiles * params.groups > kManyCtas;

@@ -121,40 +121,75 @@ template <Type kType>
 struct AddConfig {
   using Params = MlaAddParams;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
+  // Rows that a warp has on their way at once, else it waits for one after the other.
+  static constexpr int kAtOnce = 4;
+  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps * kAtOnce, 0};
 
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     if (params.live_rows && *params.live_rows == 0) return;
     const int tokens = params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
     const int64_t rows = static_cast<int64_t>(tokens) * params.heads;
-    for_each_row(rows, [&](int64_t row) { add_row(params, row); });
+    const auto groups = (rows + kAtOnce - 1) / kAtOnce;
+    for_each_row(groups, [&](int64_t group) { add_rows(params, group * kAtOnce, rows); });
   }
 
  private:
-  __device__ static void add_row(const Params& params, int64_t row) {
+  struct Row {
+    uint32_t* out;  // null: there is nothing to add
+    const uint32_t* part;
+    float own_weight, added_weight;
+    float lse;
+  };
+
+  __device__ static Row row_at(const Params& params, int64_t row, float lse, float part_lse) {
+    if (part_lse == -infinity()) return {};
     const int64_t token = row / params.heads;
     const int64_t head = row % params.heads;
-    const float part_lse = params.part_lse[row];
-    if (part_lse == -infinity()) return;
-    const float lse = params.lse[row];
     const float most = fmaxf(lse, part_lse);
     const float own = __expf(lse - most);
     const float added = __expf(part_lse - most);
-    const float own_weight = own / (own + added);
-    const float added_weight = added / (own + added);
-    uint16_t* const out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                          head * params.out_head_stride;
-    const uint16_t* const part = static_cast<const uint16_t*>(params.part) +
-                                 token * params.part_token_stride + head * params.part_head_stride;
-    for (int i = threadIdx.x % 32; i < params.v_dim / 2; i += 32) {
-      const float2 a = unpack<kType>(reinterpret_cast<const uint32_t*>(out)[i]);
-      const float2 b = unpack<kType>(reinterpret_cast<const uint32_t*>(part)[i]);
-      reinterpret_cast<uint32_t*>(out)[i] = pack<kType>(own_weight * a.x + added_weight * b.x,
-                                                        own_weight * a.y + added_weight * b.y);
+    return {reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+                                        head * params.out_head_stride),
+            reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(params.part) +
+                                              token * params.part_token_stride + head * params.part_head_stride),
+            own / (own + added), added / (own + added), most + logf(own + added)};
+  }
+
+  __device__ static void add_rows(const Params& params, int64_t first, int64_t end) {
+    const int lane = threadIdx.x % 32;
+    float lse[kAtOnce], part_lse[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool exists = first + i < end;
+      lse[i] = exists ? params.lse[first + i] : 0;
+      part_lse[i] = exists ? params.part_lse[first + i] : -infinity();
+    }
+    Row rows[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) rows[i] = row_at(params, first + i, lse[i], part_lse[i]);
+    for (int word = lane; word < params.v_dim / 2; word += 32) {
+      uint32_t own[kAtOnce], added[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        own[i] = rows[i].out ? rows[i].out[word] : 0;
+        added[i] = rows[i].out ? rows[i].part[word] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!rows[i].out) continue;
+        const float2 a = unpack<kType>(own[i]);
+        const float2 b = unpack<kType>(added[i]);
+        rows[i].out[word] = pack<kType>(rows[i].own_weight * a.x + rows[i].added_weight * b.x,
+                                        rows[i].own_weight * a.y + rows[i].added_weight * b.y);
+      }
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) params.lse[row] = most + logf(own + added);
+    if (lane != 0) return;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (rows[i].out) params.lse[first + i] = rows[i].lse;
+    }
   }
 };
 

@@ -6,6 +6,7 @@
 #include "kernels/cuda/common/hopper_head_gemm_params.h"
 #include "kernels/cuda/common/overlap.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
+#include "kernels/cuda/sm90/head_gemm/live_tiles.cuh"
 
 namespace fovea::kernels::cuda {
 
@@ -33,6 +34,7 @@ struct Tiles {
     alignas(1024) Stage stages[kStages];
     alignas(1024) uint16_t out[kConsumers][kColumns / kBoxColumns][kGroupRows][kBoxColumns];
     TransactionBarrier full[kStages], empty[kStages];
+    LiveTiles<kRows> live;
   };
 
   __device__ __forceinline__ static int first_row(int consumer) { return kSideBySide ? 0 : consumer * kGroupRows; }
@@ -52,29 +54,30 @@ struct Ring {
   }
 };
 
-// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th.
+// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. Its n-th:
 struct Tile {
-  int row, head, column;
+  int row_tile;  // of those with a live row
+  int head, column;
 };
-template <int kRows>
-__device__ __forceinline__ Tile tile_at(const HopperHeadGemmParams& params, int n) {
-  const int group = n % params.groups;
-  return {n / params.groups * kRows, group / params.column_tiles, group % params.column_tiles * kTileColumns};
+__device__ __forceinline__ Tile tile_of_block(const HopperHeadGemmParams& params, int n) {
+  const int number = static_cast<int>(blockIdx.x + n * gridDim.x);
+  const int group = number % params.groups;
+  return {number / params.groups, group / params.column_tiles, group % params.column_tiles * kTileColumns};
 }
 
 __device__ __forceinline__ int steps(const HopperHeadGemmParams& params) { return (params.k + kDepth - 1) / kDepth; }
 
-// How many tiles of the block, of `all` there are: those with a live row, and those whose weights are asked for before
-// it is known which rows are alive.
-template <int kRows, int kStages>
-__device__ __forceinline__ int tiles_of_block(const HopperHeadGemmParams& params, int live) {
-  const auto of_block = [&](int tiles) {
-    const int behind = tiles - static_cast<int>(blockIdx.x);
-    return behind > 0 ? (behind + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) : 0;
-  };
-  const int all = of_block(params.row_tiles * params.groups);
-  const int early = (kStages + steps(params) - 1) / steps(params);
-  return max(of_block((live + kRows - 1) / kRows * params.groups), min(all, early));
+// How many tiles a block has of so many row tiles.
+__device__ __forceinline__ int tiles_of_block(const HopperHeadGemmParams& params, int row_tiles) {
+  const int behind = row_tiles * params.groups - static_cast<int>(blockIdx.x);
+  return behind > 0 ? (behind + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) : 0;
+}
+
+// Stages that are asked for before it is known which rows are alive: all that a block has use for, but none where that
+// decides which row tiles there are.
+template <int kStages>
+__device__ __forceinline__ int early_steps(const HopperHeadGemmParams& params) {
+  return params.skip ? 0 : min(tiles_of_block(params, params.row_tiles) * steps(params), kStages);
 }
 
 }  // namespace fovea::kernels::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every head's rows times its own matrix, for as many rows as make it worth a warpgroup's products. Persistent blocks.
 //
-//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | ... of the next tile while this one is stored
-//   warpgroups 0-1          | x W   [k], one step ahead of the wait | staged | stored
+//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | x, W [k] of the next tile ...
+//   warpgroups 0-1                                               | x W   [k], one step ahead of the wait | stored | ...
 //
 // Barriers: full (producer and copies -> all), empty (8 warps -> producer).
 #pragma once
@@ -25,34 +25,33 @@ struct HopperHeadGemmConfig {
   __device__ static void run(const Params& params) {
     extern __shared__ __align__(1024) char dynamic_shared[];
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
-    if (threadIdx.x == 0) {
+    const int consumer = threadIdx.x / kWarpgroupThreads;
+    const bool produces = consumer == kConsumers && threadIdx.x % 32 == 0;
+    const Producer<kRows, kIsKn> producer{params, shared};
+    if (produces) {
       for (int i = 0; i < Shape::kStages; ++i) {
         shared.full[i].init(1);
         shared.empty[i].init(kConsumers * 4);
       }
       fence_barrier_init();
-    }
-    __syncthreads();
-    const int consumer = threadIdx.x / kWarpgroupThreads;
-    const auto tiles = [&](int live) { return tiles_of_block<kRows, Shape::kStages>(params, live); };
-    if (consumer == kConsumers) {
-      if (threadIdx.x % 32 == 0) {
-        const Producer<kRows, kIsKn> producer{params, shared};
-        const int early = producer.begin(tiles(0));
-        wait_and_allow_next();
-        producer.run(tiles(min(*params.live_tokens, params.tokens)), early);
-      }
-      return;
+      producer.load_early_weights();
     }
     wait_and_allow_next();
+    typename Producer<kRows, kIsKn>::Step next(params);
+    if (produces) next = producer.load_early_rows();
+    shared.live.find(params);
+    const int early = (early_steps<Shape::kStages>(params) + steps(params) - 1) / steps(params);
+    const int tiles = max(tiles_of_block(params, shared.live.count), early);
+    if (consumer == kConsumers) {
+      if (produces) producer.load_others(next, tiles);
+      return;
+    }
     const int live = min(*params.live_tokens, params.tokens);
-    const int count = tiles(live);
     Ring<Shape::kStages> ring;
-    for (int n = 0; n < count; ++n) {
+    for (int n = 0; n < tiles; ++n) {
       float sums[Shape::kColumns / 2];
       multiply<kRows, kIsKn, kType>(params, shared, consumer, ring, sums);
-      const int number = static_cast<int>(blockIdx.x + n * gridDim.x);
-      store<kRows, kIsKn, kType>(params, shared, consumer, tile_at<kRows>(params, number), live, sums);
+      store<kRows, kIsKn, kType>(params, shared, consumer, tile_of_block(params, n), live, sums);
     }
   }
 };

@@ -11,7 +11,6 @@ namespace {
 
 constexpr uint32_t kBoxColumns = 64;  // of every box
 constexpr uint32_t kBoxDepth = 64;    // of weights [k, n]
-constexpr int32_t kSmallRows = 64;    // of the smaller tile
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
@@ -32,8 +31,21 @@ HopperHeadGemm::HopperHeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& sto
   large_ = Kernel(needed[1], store);
 }
 
+bool HopperHeadGemm::serves(const HeadGemmParams& params) const {
+  // Fewer products are a matter of weights alone, and many small blocks ask for them sooner.
+  const int32_t few_tokens = order_ == WeightOrder::kn ? 32 : 16;
+  constexpr int64_t kFewProducts = int64_t{2048} * 512 * 128;
+  const int64_t products = int64_t{params.tokens} * params.heads * params.n * params.k;
+  return params.tokens > few_tokens && products > kFewProducts &&
+         (!params.skip || ceil_div(params.tokens, large_.row_tile()) <= kMostSkippingTiles);
+}
+
 void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
-  const Kernel& kernel = given.tokens <= kSmallRows ? small_ : large_;
+  // Small tiles where the next launch finds room beside all of them, for its weights.
+  const int32_t small_tiles = ceil_div(given.tokens, small_.row_tile()) * given.heads *
+                              ceil_div(given.n, small_.key_tile());
+  const bool small = given.tokens <= small_.row_tile() || 2 * small_tiles <= multiprocessors_;
+  const Kernel& kernel = small ? small_ : large_;
   const auto size = [](int32_t value) { return static_cast<uint64_t>(value); };
   HopperHeadGemmParams params{};
   maps_.x.encode({.data = given.x,
@@ -55,6 +67,7 @@ void HopperHeadGemm::run(const HeadGemmParams& given, Stream stream) const {
   params.out_token_stride = given.out_token_stride;
   params.out_head_stride = given.out_head_stride;
   params.live_tokens = given.live_tokens;
+  params.skip = given.skip;
   params.tokens = given.tokens;
   params.n = given.n;
   params.k = given.k;

@@ -6,54 +6,65 @@
 
 namespace fovea::kernels::cuda {
 
+// One thread.
 template <int kRows, bool kIsKn>
 struct Producer {
   using Shape = Tiles<kRows, kIsKn>;
-  using Stage = typename Shape::Stage;
 
   const HopperHeadGemmParams& params;
   typename Shape::SharedMemory& shared;
 
-  __device__ __forceinline__ Tile tile(int n) const {
-    return tile_at<kRows>(params, static_cast<int>(blockIdx.x + n * gridDim.x));
-  }
-  __device__ __forceinline__ void load_weights(int stage, const Tile& tile, int k) const {
-    TransactionBarrier& full = shared.full[stage];
-    full.arrive_expecting(sizeof(Stage));
-    auto& to = shared.stages[stage].weights;
-    if constexpr (kIsKn) {
-      load_box(to[0], params.weight, full, tile.column, k, tile.head);
-      load_box(to[1], params.weight, full, tile.column + kBoxColumns, k, tile.head);
-    } else {
-      load_box(to, params.weight, full, k, tile.column, tile.head);
-    }
-  }
-
-  // One thread, before it waits for the kernel ahead: weights for as many stages as there are. Returns how many.
-  __device__ __forceinline__ int begin(int tiles) const {
-    int stage = 0;
-    for (int n = 0; n < tiles; ++n) {
-      for (int k = 0; k < params.k; k += kDepth) {
-        if (stage == Shape::kStages) return stage;
-        load_weights(stage++, tile(n), k);
-      }
-    }
-    return stage;
-  }
-
-  // The same thread, behind the wait.
-  __device__ __forceinline__ void run(int tiles, int early) const {
+  // A step of k of one of the block's tiles.
+  struct Step {
+    int number = 0;
+    Tile tile;
+    int k = 0;
     Ring<Shape::kStages> ring;
-    for (int n = 0; n < tiles; ++n) {
-      const Tile tile = this->tile(n);
-      for (int k = 0; k < params.k; k += kDepth, --early) {
-        if (early <= 0) {
-          shared.empty[ring.stage].wait(ring.phase ^ 1);
-          load_weights(ring.stage, tile, k);
-        }
-        load_box(shared.stages[ring.stage].rows, params.x, shared.full[ring.stage], k, tile.head, tile.row);
-        ring.advance();
-      }
+
+    __device__ __forceinline__ explicit Step(const HopperHeadGemmParams& params) : tile(tile_of_block(params, 0)) {}
+    __device__ __forceinline__ void advance(const HopperHeadGemmParams& params) {
+      ring.advance();
+      k += kDepth;
+      if (k < params.k) return;
+      k = 0;
+      tile = tile_of_block(params, ++number);
+    }
+  };
+
+  __device__ __forceinline__ void load_weights(const Step& at) const {
+    TransactionBarrier& full = shared.full[at.ring.stage];
+    full.arrive_expecting(sizeof(typename Shape::Stage));
+    auto& to = shared.stages[at.ring.stage].weights;
+    if constexpr (kIsKn) {
+      load_box(to[0], params.weight, full, at.tile.column, at.k, at.tile.head);
+      load_box(to[1], params.weight, full, at.tile.column + kBoxColumns, at.k, at.tile.head);
+    } else {
+      load_box(to, params.weight, full, at.k, at.tile.column, at.tile.head);
+    }
+  }
+  // `row` is the tile's first.
+  __device__ __forceinline__ void load_rows(const Step& at, int row) const {
+    load_box(shared.stages[at.ring.stage].rows, params.x, shared.full[at.ring.stage], at.k, at.tile.head, row);
+  }
+
+  // Weights before the wait for the kernel ahead.
+  __device__ __forceinline__ void load_early_weights() const {
+    Step at(params);
+    for (int i = early_steps<Shape::kStages>(params); i > 0; --i, at.advance(params)) load_weights(at);
+  }
+  // Their rows behind it, before it is known which are alive. Returns what comes next.
+  __device__ __forceinline__ Step load_early_rows() const {
+    Step at(params);
+    for (int i = early_steps<Shape::kStages>(params); i > 0; --i, at.advance(params)) {
+      load_rows(at, at.tile.row_tile * kRows);
+    }
+    return at;
+  }
+  __device__ __forceinline__ void load_others(Step at, int tiles) const {
+    for (; at.number < tiles; at.advance(params)) {
+      shared.empty[at.ring.stage].wait(at.ring.phase ^ 1);
+      load_weights(at);
+      load_rows(at, shared.live.row(params, at.tile.row_tile));
     }
   }
 };

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which row tiles have a row that is alive and not to be skipped.
+#pragma once
+
+#include "kernels/cuda/common/hopper_head_gemm_params.h"
+
+namespace fovea::kernels::cuda {
+
+template <int kRows>
+struct LiveTiles {
+  static constexpr int kFlags = sizeof(uint4);  // of rows, a load
+  static constexpr int kTilesOfWarp = 32 * kFlags / kRows;
+
+  int count;
+  uint16_t numbers[kMostSkippingTiles];  // of the live ones, ascending; only where rows are skipped
+  uint8_t alive[kMostSkippingTiles];
+
+  // All threads; a barrier at its end, and one within where rows are skipped.
+  __device__ __forceinline__ void find(const HopperHeadGemmParams& params) {
+    const int live = min(*params.live_tokens, params.tokens);
+    const int tiles = (live + kRows - 1) / kRows;
+    const int lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32;
+    if (params.skip) {
+      const int warps = static_cast<int>(blockDim.x / 32);
+      for (int base = warp * kTilesOfWarp; base < tiles; base += warps * kTilesOfWarp) {
+        const int row = base * kRows + lane * kFlags;
+        const unsigned any = __ballot_sync(~0u, any_row(params.skip + row, live - row));
+        const int tile = base + lane;
+        if (lane < kTilesOfWarp && tile < tiles) {
+          constexpr int kLoads = kRows / kFlags;  // of a tile
+          alive[tile] = (any >> lane * kLoads & ((1u << kLoads) - 1)) != 0;
+        }
+      }
+      __syncthreads();
+      if (warp == 0) list(tiles);
+    } else if (threadIdx.x == 0) {
+      count = tiles;
+    }
+    __syncthreads();
+  }
+
+  // The first row of the n-th.
+  __device__ __forceinline__ int row(const HopperHeadGemmParams& params, int n) const {
+    return (params.skip ? numbers[n] : n) * kRows;
+  }
+
+ private:
+  __device__ __forceinline__ void list(int tiles) {
+    const int lane = threadIdx.x % 32;
+    int found = 0;
+    for (int base = 0; base < tiles; base += 32) {
+      const int tile = base + lane;
+      const bool lives = tile < tiles && alive[tile];
+      const unsigned all = __ballot_sync(~0u, lives);
+      if (lives) numbers[found + __popc(all & ((1u << lane) - 1))] = static_cast<uint16_t>(tile);
+      found += __popc(all);
+    }
+    if (lane == 0) count = found;
+  }
+
+  // Whether one of kFlags rows, of which there are `rows`, is not to be skipped.
+  __device__ __forceinline__ static bool any_row(const uint8_t* skip, int rows) {
+    constexpr uint32_t kSkipped = 0x01010101;
+    if (rows >= kFlags) {
+      const uint4 flags = *reinterpret_cast<const uint4*>(skip);
+      return (flags.x & flags.y & flags.z & flags.w) != kSkipped;
+    }
+    for (int i = 0; i < rows; ++i) {
+      if (!skip[i]) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace fovea::kernels::cuda
