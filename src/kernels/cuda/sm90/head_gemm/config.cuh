@@ -2,6 +2,7 @@
 // Tiles of the products of every head: 64 or 128 rows by 128 columns of one head's matrix.
 #pragma once
 
+#include "kernels/cuda/common/division.cuh"
 #include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/hopper_head_gemm_params.h"
 #include "kernels/cuda/common/overlap.cuh"
@@ -54,30 +55,40 @@ struct Ring {
   }
 };
 
-// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. Its n-th:
-struct Tile {
-  int row_tile;  // of those with a live row
-  int head, column;
-};
-__device__ __forceinline__ Tile tile_of_block(const HopperHeadGemmParams& params, int n) {
-  const int number = static_cast<int>(blockIdx.x + n * gridDim.x);
-  const int group = number % params.groups;
-  return {number / params.groups, group / params.column_tiles, group % params.column_tiles * kTileColumns};
-}
-
 __device__ __forceinline__ int steps(const HopperHeadGemmParams& params) { return (params.k + kDepth - 1) / kDepth; }
 
-// How many tiles a block has of so many row tiles.
-__device__ __forceinline__ int tiles_of_block(const HopperHeadGemmParams& params, int row_tiles) {
-  const int behind = row_tiles * params.groups - static_cast<int>(blockIdx.x);
-  return behind > 0 ? (behind + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x) : 0;
-}
+// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. Divisions and loops laid out
+// cost what they hide: 0.4 to 0.9 us of a launch (H100, 2026-11-27).
+struct Tile {
+  int number = 0;  // of the block's
+  int row_tile = 0;  // of those with a live row
+  int group = 0;
+  int head = 0, column = 0;
 
-// Stages that are asked for before it is known which rows are alive: all that a block has use for, but none where that
-// decides which row tiles there are.
-template <int kStages>
-__device__ __forceinline__ int early_steps(const HopperHeadGemmParams& params) {
-  return params.skip ? 0 : min(tiles_of_block(params, params.row_tiles) * steps(params), kStages);
-}
+  __device__ __forceinline__ explicit Tile(const HopperHeadGemmParams& params) { move(params, blockIdx.x); }
+  __device__ __forceinline__ void advance(const HopperHeadGemmParams& params) {
+    ++number;
+    move(params, gridDim.x);
+  }
+  // Whether there is one. Weights for all stages are asked for before it is known which rows are alive, but not where
+  // that decides which row tiles there are: their tiles are computed in any case.
+  template <int kStages>
+  __device__ __forceinline__ bool early(const HopperHeadGemmParams& params) const {
+    return !params.skip && number * steps(params) < kStages && row_tile < params.row_tiles;
+  }
+  template <int kStages>
+  __device__ __forceinline__ bool exists(const HopperHeadGemmParams& params, int live_row_tiles) const {
+    return row_tile < live_row_tiles || early<kStages>(params);
+  }
+
+ private:
+  __device__ __forceinline__ void move(const HopperHeadGemmParams& params, int groups) {
+    group += groups;
+#pragma unroll 1
+    for (; group >= params.groups; group -= params.groups) ++row_tile;
+    head = short_quotient(group, params.column_tiles);
+    column = (group - head * params.column_tiles) * kTileColumns;
+  }
+};
 
 }  // namespace fovea::kernels::cuda

@@ -29,25 +29,25 @@ __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
   }
   named_barrier_wait(barrier, kWarpgroupThreads);
   constexpr int kRowChunks = Shape::kColumns / kChunk;
-  constexpr int kRowsAtOnce = kWarpgroupThreads / kRowChunks;
   const int chunk = thread % kRowChunks;
   const int column = tile.column + Shape::first_column(consumer) + chunk * kChunk;
-  const int row = thread / kRowChunks;  // and every kRowsAtOnce-th
-  const int token = shared.live.row(params, tile.row_tile) + Shape::first_row(consumer) + row;
-  unsigned stored = 0;  // a bit for each
+  if (column >= params.n) return;
+  const int first_row = shared.live.row(params, tile.row_tile) + Shape::first_row(consumer);
+  uint16_t* const out = static_cast<uint16_t*>(params.out) + tile.head * params.out_head_stride + column;
+  const auto store_rows = [&](auto skips) {
 #pragma unroll
-  for (int i = 0; i < kGroupRows / kRowsAtOnce; ++i) {
-    const int at = token + i * kRowsAtOnce;
-    const bool alive = column < params.n && at < live && !(params.skip && params.skip[at]);
-    stored |= alive ? 1u << i : 0;
-  }
-  uint16_t* const out = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
-                        tile.head * params.out_head_stride + column;
-#pragma unroll
-  for (int i = 0; i < kGroupRows / kRowsAtOnce; ++i) {
-    const int at = row + i * kRowsAtOnce;
-    const uint4 values = *reinterpret_cast<const uint4*>(&staged[chunk / 8][at][(chunk % 8 ^ at % 8) * kChunk]);
-    if (stored >> i & 1) *reinterpret_cast<uint4*>(out + i * kRowsAtOnce * params.out_token_stride) = values;
+    for (int row = thread / kRowChunks; row < kGroupRows; row += kWarpgroupThreads / kRowChunks) {
+      const int token = first_row + row;
+      if (token >= live) break;
+      if (skips(token)) continue;
+      *reinterpret_cast<uint4*>(out + token * params.out_token_stride) =
+          *reinterpret_cast<const uint4*>(&staged[chunk / 8][row][(chunk % 8 ^ row % 8) * kChunk]);
+    }
+  };
+  if (params.skip) {
+    store_rows([&](int token) { return params.skip[token] != 0; });
+  } else {
+    store_rows([](int) { return false; });
   }
 }
 

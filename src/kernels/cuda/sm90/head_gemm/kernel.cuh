@@ -36,22 +36,23 @@ struct HopperHeadGemmConfig {
       fence_barrier_init();
       producer.load_early_weights();
     }
+    __syncthreads();
     wait_and_allow_next();
-    typename Producer<kRows, kIsKn>::Step next(params);
-    if (produces) next = producer.load_early_rows();
-    shared.live.find(params);
-    const int early = (early_steps<Shape::kStages>(params) + steps(params) - 1) / steps(params);
-    const int tiles = max(tiles_of_block(params, shared.live.count), early);
+    const int live = min(*params.live_tokens, params.tokens);
+    const auto row_tiles = [&] { return params.skip ? shared.live.count : (live + kRows - 1) / kRows; };
     if (consumer == kConsumers) {
-      if (produces) producer.load_others(next, tiles);
+      typename Producer<kRows, kIsKn>::Step next(params);
+      if (produces) next = producer.load_early_rows();
+      if (params.skip) shared.live.find(params.skip, live);
+      if (produces) producer.load_others(next, row_tiles());
       return;
     }
-    const int live = min(*params.live_tokens, params.tokens);
+    if (params.skip) shared.live.find(params.skip, live);
     Ring<Shape::kStages> ring;
-    for (int n = 0; n < tiles; ++n) {
+    for (Tile tile(params); tile.template exists<Shape::kStages>(params, row_tiles()); tile.advance(params)) {
       float sums[Shape::kColumns / 2];
       multiply<kRows, kIsKn, kType>(params, shared, consumer, ring, sums);
-      store<kRows, kIsKn, kType>(params, shared, consumer, tile_of_block(params, n), live, sums);
+      store<kRows, kIsKn, kType>(params, shared, consumer, tile, live, sums);
     }
   }
 };

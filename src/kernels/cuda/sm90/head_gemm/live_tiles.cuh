@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which row tiles have a row that is alive and not to be skipped.
+// Where rows are skipped: which row tiles have a row that is alive and not skipped.
 #pragma once
 
 #include "kernels/cuda/common/hopper_head_gemm_params.h"
@@ -12,35 +12,30 @@ struct LiveTiles {
   static constexpr int kTilesOfWarp = 32 * kFlags / kRows;
 
   int count;
-  uint16_t numbers[kMostSkippingTiles];  // of the live ones, ascending; only where rows are skipped
+  uint16_t numbers[kMostSkippingTiles];  // of the live ones, ascending
   uint8_t alive[kMostSkippingTiles];
 
-  // All threads; a barrier at its end, and one within where rows are skipped.
-  __device__ __forceinline__ void find(const HopperHeadGemmParams& params) {
-    const int live = min(*params.live_tokens, params.tokens);
+  // All threads, with barriers.
+  __device__ __forceinline__ void find(const uint8_t* skip, int live) {
     const int tiles = (live + kRows - 1) / kRows;
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
-    if (params.skip) {
-      const int warps = static_cast<int>(blockDim.x / 32);
-      for (int base = warp * kTilesOfWarp; base < tiles; base += warps * kTilesOfWarp) {
-        const int row = base * kRows + lane * kFlags;
-        const unsigned any = __ballot_sync(~0u, any_row(params.skip + row, live - row));
-        const int tile = base + lane;
-        if (lane < kTilesOfWarp && tile < tiles) {
-          constexpr int kLoads = kRows / kFlags;  // of a tile
-          alive[tile] = (any >> lane * kLoads & ((1u << kLoads) - 1)) != 0;
-        }
+    const int warps = static_cast<int>(blockDim.x / 32);
+    for (int base = warp * kTilesOfWarp; base < tiles; base += warps * kTilesOfWarp) {
+      const int row = base * kRows + lane * kFlags;
+      const unsigned any = __ballot_sync(~0u, any_row(skip + row, live - row));
+      const int tile = base + lane;
+      if (lane < kTilesOfWarp && tile < tiles) {
+        constexpr int kLoads = kRows / kFlags;  // of a tile
+        alive[tile] = (any >> lane * kLoads & ((1u << kLoads) - 1)) != 0;
       }
-      __syncthreads();
-      if (warp == 0) list(tiles);
-    } else if (threadIdx.x == 0) {
-      count = tiles;
     }
+    __syncthreads();
+    if (warp == 0) list(tiles);
     __syncthreads();
   }
 
-  // The first row of the n-th.
+  // The first row of the n-th; of all of them where no rows are skipped.
   __device__ __forceinline__ int row(const HopperHeadGemmParams& params, int n) const {
     return (params.skip ? numbers[n] : n) * kRows;
   }

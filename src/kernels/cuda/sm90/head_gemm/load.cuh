@@ -16,18 +16,21 @@ struct Producer {
 
   // A step of k of one of the block's tiles.
   struct Step {
-    int number = 0;
     Tile tile;
     int k = 0;
     Ring<Shape::kStages> ring;
 
-    __device__ __forceinline__ explicit Step(const HopperHeadGemmParams& params) : tile(tile_of_block(params, 0)) {}
+    __device__ __forceinline__ explicit Step(const HopperHeadGemmParams& params) : tile(params) {}
     __device__ __forceinline__ void advance(const HopperHeadGemmParams& params) {
       ring.advance();
       k += kDepth;
       if (k < params.k) return;
       k = 0;
-      tile = tile_of_block(params, ++number);
+      tile.advance(params);
+    }
+    // Of the first steps, as many as there are stages.
+    __device__ __forceinline__ bool early(const HopperHeadGemmParams& params) const {
+      return ring.phase == 0 && tile.template early<Shape::kStages>(params);
     }
   };
 
@@ -49,19 +52,19 @@ struct Producer {
 
   // Weights before the wait for the kernel ahead.
   __device__ __forceinline__ void load_early_weights() const {
-    Step at(params);
-    for (int i = early_steps<Shape::kStages>(params); i > 0; --i, at.advance(params)) load_weights(at);
+#pragma unroll 1
+    for (Step at(params); at.early(params); at.advance(params)) load_weights(at);
   }
   // Their rows behind it, before it is known which are alive. Returns what comes next.
   __device__ __forceinline__ Step load_early_rows() const {
     Step at(params);
-    for (int i = early_steps<Shape::kStages>(params); i > 0; --i, at.advance(params)) {
-      load_rows(at, at.tile.row_tile * kRows);
-    }
+#pragma unroll 1
+    for (; at.early(params); at.advance(params)) load_rows(at, at.tile.row_tile * kRows);
     return at;
   }
-  __device__ __forceinline__ void load_others(Step at, int tiles) const {
-    for (; at.number < tiles; at.advance(params)) {
+  __device__ __forceinline__ void load_others(Step at, int live_row_tiles) const {
+#pragma unroll 1
+    for (; at.tile.template exists<Shape::kStages>(params, live_row_tiles); at.advance(params)) {
       shared.empty[at.ring.stage].wait(at.ring.phase ^ 1);
       load_weights(at);
       load_rows(at, shared.live.row(params, at.tile.row_tile));
