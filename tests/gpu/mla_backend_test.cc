@@ -251,7 +251,9 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                            cuda::kernel_store());
   const auto device_indptr = to_device(q_indptr), device_lens = to_device(kv_lens);
   const gpu::DeviceBuffer up_requests(requests), up_tokens(q_indptr.back()), new_lens(requests * 4),
-      context_indptr((requests + 1) * 4);
+      context_indptr((requests + 1) * 4), live_rows(4), begin(requests * 4),
+      chunk_lens(requests * 4), chunk_indptr((requests + 1) * 4);
+  constexpr int32_t kChunkRows = 10'000;
   for (const int32_t most : {0, 20'000, 1 << 30}) {
     forms.launch({},
                  cuda::MlaFormsParams{.q_indptr = device_indptr.data<int32_t>(),
@@ -265,7 +267,12 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                                       .up_requests = up_requests.data<uint8_t>(),
                                       .up_tokens = up_tokens.data<uint8_t>(),
                                       .new_lens = new_lens.data<int32_t>(),
-                                      .context_indptr = context_indptr.data<int32_t>()},
+                                      .context_indptr = context_indptr.data<int32_t>(),
+                                      .chunk = {.live_rows = live_rows.data<int32_t>(),
+                                                .begin = begin.data<int32_t>(),
+                                                .lens = chunk_lens.data<int32_t>(),
+                                                .indptr = chunk_indptr.data<int32_t>(),
+                                                .most_rows = kChunkRows}},
                  nullptr);
     const auto chosen = to_host<uint8_t>(up_requests, requests);
     const auto tokens = to_host<uint8_t>(up_tokens, q_indptr.back());
@@ -287,6 +294,19 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
     }
     EXPECT_EQ(contexts[requests], taken);
     EXPECT_LE(taken, most);
+    // The first chunk.
+    EXPECT_EQ(to_host<int32_t>(live_rows, 1)[0], std::min(taken, kChunkRows));
+    const auto begins = to_host<int32_t>(begin, requests);
+    const auto rows = to_host<int32_t>(chunk_lens, requests);
+    for (int32_t i = 0; i < requests; ++i) {
+      const int32_t end = std::min(contexts[i + 1], kChunkRows);
+      ASSERT_EQ(rows[i], std::max(end - contexts[i], 0));
+      if (rows[i] > 0) {
+        ASSERT_EQ(begins[i], contexts[i]);
+      }
+    }
+    EXPECT_EQ(to_host<int32_t>(chunk_indptr, requests + 1),
+              taken > 0 ? q_indptr : std::vector<int32_t>(q_indptr.size(), 0));
     EXPECT_EQ(taken > 0, most > 0);
   }
 }

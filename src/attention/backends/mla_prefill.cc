@@ -7,7 +7,6 @@
 #include "attention/validate_spec.h"
 #include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/common/mla_prefill_params.h"
 #include "kernels/cuda/family.h"
 
 namespace fovea {
@@ -128,8 +127,9 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
   buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
   buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
-  buffers.attention =
-      workspace.take_bytes(kernels.attention->workspace_bytes(setup, limits)).data();
+  for (std::byte*& attention : buffers.attention) {
+    attention = workspace.take_bytes(kernels.attention->workspace_bytes(setup, limits)).data();
+  }
   buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
   buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
   buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
@@ -159,7 +159,8 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
   join_ = cuda::Kernel(own[3], store);
   const cuda::AttentionSetup attention = attention_setup(kernels, spec, device);
   shared_key_dims_ = attention.shared_key_dims;
-  attention_ = kernels.attention->load(attention, store);
+  new_part_.attention = kernels.attention->load(attention, store);
+  context_part_.attention = kernels.attention->load(attention, store);
 }
 
 void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
@@ -167,9 +168,12 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   limits_ = limits;
   buffers_ = buffers;
   scratch_ = scratch;
-  attention_->reserve(limits, buffers.attention);
   const auto rotary = spec_.kv_lora_rank * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
-  attention_->share_keys(buffers.latents + rotary, spec_.head_dim);
+  for (const auto& [part, workspace] : {std::pair(&new_part_, buffers.attention[0]),
+                                        std::pair(&context_part_, buffers.attention[1])}) {
+    part->attention->reserve(limits, workspace);
+    part->attention->share_keys(buffers.latents + rotary, spec_.head_dim);
+  }
 }
 
 void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len,
@@ -196,7 +200,36 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
   params.context_indptr = buffers_.context_indptr;
+  params.chunk = chunk();
   forms_.launch_overlapped({}, params, stream);
+
+  cuda::BatchParams part{};
+  part.requests = batch.requests;
+  part.q_heads = part.kv_heads = spec_.q_heads;
+  part.max_q_len = batch.max_q_len;
+  new_part_.batch = context_part_.batch = part;
+  new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
+  new_part_.batch.kv_lens = buffers_.new_lens;
+  new_part_.batch.mask.causal = 1;
+  context_part_.batch.q_indptr = buffers_.chunk_indptr;
+  context_part_.batch.kv_lens = buffers_.chunk_lens;
+  context_part_.begin = buffers_.chunk_begin;
+  plan_part(new_part_, stream);
+  if (chunks_ == 1) plan_part(context_part_, stream);
+}
+
+void MlaPrefill::plan_part(const Part& part, Stream stream) const {
+  cuda::PassPlan pass({});
+  part.attention->plan(part.batch, batch_.tokens, pass);
+  pass.launch(nullptr, stream);
+}
+
+cuda::MlaChunk MlaPrefill::chunk() const {
+  return {.live_rows = buffers_.live_rows,
+          .begin = buffers_.chunk_begin,
+          .lens = buffers_.chunk_lens,
+          .indptr = buffers_.chunk_indptr,
+          .most_rows = buffers_.rows};
 }
 
 void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
@@ -227,16 +260,12 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
   project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
   float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
-  run({batch_.q_indptr, batch_.q_indptr, buffers_.new_lens, true}, q, tensors.out, lse,
-      batch_.tokens, stream);
+  run(new_part_, q, tensors.out, lse, batch_.tokens, stream);
 
   rows.row_indptr = buffers_.context_indptr;
   rows.is_context = 1;
   rows.most_rows = buffers_.rows;
-  rows.live_rows = buffers_.live_rows;
-  rows.chunk_begin = buffers_.chunk_begin;
-  rows.chunk_lens = buffers_.chunk_lens;
-  rows.chunk_indptr = buffers_.chunk_indptr;
+  rows.chunk = chunk();
   const HeadRows part = dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim);
   cuda::MlaAddParams add{};
   add.out = tensors.out.data;
@@ -257,8 +286,8 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
     rows.first_row = chunk * buffers_.rows;
     gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
     project(tensors.mla_weights, buffers_.live_rows, buffers_.rows, stream);
-    run({buffers_.chunk_indptr, buffers_.chunk_begin, buffers_.chunk_lens, false}, q, part,
-        buffers_.part_lse, buffers_.rows, stream);
+    if (chunks_ > 1) plan_part(context_part_, stream);
+    run(context_part_, q, part, buffers_.part_lse, buffers_.rows, stream);
     add_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
   }
 }
@@ -330,12 +359,7 @@ void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int3
 void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,
                      int32_t rows, Stream stream) {
   cuda::AttentionParams params{};
-  params.batch.q_indptr = part.q_indptr;
-  params.batch.kv_lens = part.lens;
-  params.batch.requests = batch_.requests;
-  params.batch.q_heads = params.batch.kv_heads = spec_.q_heads;
-  params.batch.max_q_len = batch_.max_q_len;
-  params.batch.mask.causal = part.causal;
+  params.batch = part.batch;
   params.keys.k = buffers_.keys;
   params.keys.v = buffers_.values;
   params.keys.k_head_stride = key_dim(spec_) - shared_key_dims_;
@@ -356,10 +380,7 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, f
   params.head_dim = key_dim(spec_);
   params.head_dim_v = spec_.v_dim;
   params.scale = softmax_scale(spec_);
-  cuda::PassPlan pass({});
-  attention_->plan(params.batch, batch_.tokens, pass);
-  pass.launch(nullptr, stream);
-  attention_->attend(params, 0, stream);
+  part.attention->attend(params, 0, stream);
 }
 
 }  // namespace fovea

@@ -4,6 +4,7 @@
 // chunks of a bounded number of rows, whatever the context, and are added by their log-sum-exp.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_kernels.h"
 #include "fovea/select_backend.h"
+#include "kernels/cuda/common/mla_prefill_params.h"
 #include "kernels/cuda/head_gemm.h"
 #include "kernels/cuda/mla_project.h"
 
@@ -26,21 +28,21 @@ int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
 struct MlaPrefillBuffers {
-  int32_t rows = 0;                   // of latents, keys and values
-  std::byte* latents = nullptr;       // [rows, kv_lora_rank + rope_dim]: with rotary keys
-  std::byte* keys = nullptr;          // [rows, q_heads, nope_dim], or with a rotary key for each
-  std::byte* values = nullptr;        // [rows, q_heads, v_dim]
-  float* lse = nullptr;               // [max_tokens, q_heads]
-  float* part_lse = nullptr;          // [max_tokens, q_heads]
-  std::byte* attention = nullptr;     // of MlaKernels::attention
-  uint8_t* up_requests = nullptr;     // [max_requests]
-  uint8_t* up_tokens = nullptr;       // [max_tokens]
-  int32_t* new_lens = nullptr;        // [max_requests]
-  int32_t* context_indptr = nullptr;  // [max_requests + 1]
-  int32_t* live_rows = nullptr;       // [1]
-  int32_t* chunk_begin = nullptr;     // [max_requests]
-  int32_t* chunk_lens = nullptr;      // [max_requests]
-  int32_t* chunk_indptr = nullptr;    // [max_requests + 1]
+  int32_t rows = 0;              // of latents, keys and values
+  std::byte* latents = nullptr;  // [rows, kv_lora_rank + rope_dim]: with rotary keys
+  std::byte* keys = nullptr;     // [rows, q_heads, nope_dim], or with a rotary key for each
+  std::byte* values = nullptr;   // [rows, q_heads, v_dim]
+  float* lse = nullptr;          // [max_tokens, q_heads]
+  float* part_lse = nullptr;     // [max_tokens, q_heads]
+  std::array<std::byte*, 2> attention{};  // of MlaKernels::attention: new tokens, context
+  uint8_t* up_requests = nullptr;         // [max_requests]
+  uint8_t* up_tokens = nullptr;           // [max_tokens]
+  int32_t* new_lens = nullptr;            // [max_requests]
+  int32_t* context_indptr = nullptr;      // [max_requests + 1]
+  int32_t* live_rows = nullptr;           // [1]
+  int32_t* chunk_begin = nullptr;         // [max_requests]
+  int32_t* chunk_lens = nullptr;          // [max_requests]
+  int32_t* chunk_indptr = nullptr;        // [max_requests + 1]
 };
 
 // What the two forms share of the workspace; the up-projected one goes first.
@@ -77,17 +79,20 @@ class MlaPrefill {
               Stream stream);
 
  private:
-  // One run of attention over up-projected rows.
+  // Attention over up-projected rows: of the new tokens, or of a chunk of context.
   struct Part {
-    const int32_t* q_indptr;
-    const int32_t* begin;  // [requests] first rows
-    const int32_t* lens;   // [requests]
-    bool causal;
+    std::unique_ptr<kernels::cuda::AttentionKernel> attention;
+    kernels::cuda::BatchParams batch{};  // of the planned pass
+    const int32_t* begin = nullptr;      // [requests] first rows
   };
 
   HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
   void project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
                Stream stream) const;
+  // Orders a part's work: of new tokens and a single chunk of context once a pass, as the lengths
+  // of both are known then; of several chunks, which share buffers, in every layer.
+  void plan_part(const Part& part, Stream stream) const;
+  kernels::cuda::MlaChunk chunk() const;
   void run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse, int32_t rows,
            Stream stream);
 
@@ -97,8 +102,8 @@ class MlaPrefill {
   // The first where it serves these dims.
   std::optional<kernels::cuda::MlaProject> project_;
   kernels::cuda::HeadGemm head_gemm_;
-  std::unique_ptr<kernels::cuda::AttentionKernel> attention_;
-  int32_t shared_key_dims_ = 0;  // as it reads them
+  Part new_part_, context_part_;
+  int32_t shared_key_dims_ = 0;  // as attention reads them
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchLimits limits_;

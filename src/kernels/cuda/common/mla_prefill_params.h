@@ -11,6 +11,15 @@
 
 namespace fovea::kernels::cuda {
 
+// A chunk of context as attention takes it, on the device.
+struct MlaChunk {
+  int32_t* live_rows;  // [1] its rows
+  int32_t* begin;      // [requests] where a request's rows begin
+  int32_t* lens;       // [requests] how many they are
+  int32_t* indptr;     // [requests + 1] q_indptr once more, all zero where the chunk is empty
+  int32_t most_rows;
+};
+
 // Chooses the form of every request: up-projected where that takes fewer multiply-adds
 // (choose_mla_form), from least_q_len new tokens on, and while the tokens before the new ones fit
 // most_context rows in all. One block.
@@ -25,6 +34,7 @@ struct MlaFormsParams {
   uint8_t* up_tokens;       // [tokens]
   int32_t* new_lens;        // [requests] new tokens of up-projected requests, 0 of others
   int32_t* context_indptr;  // [requests + 1] rows before the new ones, of up-projected requests
+  MlaChunk chunk;           // the first
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
@@ -49,12 +59,7 @@ struct MlaGatherParams {
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
   void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
   void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
-  // Of a context chunk: rows in it, and by request where its rows begin, how many they are, and
-  // q_indptr once more, all zero where the chunk is empty.
-  int32_t* live_rows;     // [1]
-  int32_t* chunk_begin;   // [requests]
-  int32_t* chunk_lens;    // [requests]
-  int32_t* chunk_indptr;  // [requests + 1]
+  MlaChunk chunk;  // written where is_context
 };
 
 // Adds the part of a context chunk, or any state, to the result so far.

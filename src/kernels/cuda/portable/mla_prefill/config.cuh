@@ -31,6 +31,21 @@ __device__ inline void copy_row(uint16_t* to, const uint16_t* from, int count) {
   }
 }
 
+// Of the rows from first_row on. A block.
+__device__ inline void describe_chunk(const MlaChunk& chunk, int requests, const int32_t* q_indptr,
+                                      const int32_t* row_indptr, int first_row) {
+  const int rows = min(max(row_indptr[requests] - first_row, 0), chunk.most_rows);
+  for (int i = static_cast<int>(threadIdx.x); i <= requests; i += static_cast<int>(blockDim.x)) {
+    chunk.indptr[i] = rows > 0 ? q_indptr[i] : 0;
+    if (i == requests) break;
+    const int begin = max(row_indptr[i] - first_row, 0);
+    const int end = min(row_indptr[i + 1] - first_row, rows);
+    chunk.begin[i] = min(begin, chunk.most_rows - 1);
+    chunk.lens[i] = max(end - begin, 0);
+  }
+  if (threadIdx.x == 0) *chunk.live_rows = rows;
+}
+
 // The last i in [0, count) with indptr[i] <= row.
 __device__ inline int find_request(const int32_t* indptr, int count, int row) {
   int low = 0;

@@ -50,6 +50,7 @@ struct FormsConfig {
     }
     if (threadIdx.x == 0) params.context_indptr[params.requests] = static_cast<int32_t>(taken_before);
     __syncthreads();
+    describe_chunk(params.chunk, params.requests, params.q_indptr, params.context_indptr, 0);
     for (int request = threadIdx.x / 32; request < params.requests; request += kThreads / 32) {
       const uint8_t up = params.up_requests[request];
       for (int token = params.q_indptr[request] + static_cast<int>(threadIdx.x % 32);

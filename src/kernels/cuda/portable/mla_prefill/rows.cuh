@@ -64,23 +64,13 @@ struct GatherConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps, 0};
 
-  __device__ static void describe_chunk(const Params& params, int rows) {
-    for (int i = threadIdx.x; i <= params.requests; i += kRowWarps * 32) {
-      params.chunk_indptr[i] = rows > 0 ? params.q_indptr[i] : 0;
-      if (i == params.requests) break;
-      const int begin = max(params.row_indptr[i] - params.first_row, 0);
-      const int end = min(params.row_indptr[i + 1] - params.first_row, rows);
-      params.chunk_begin[i] = min(begin, params.most_rows - 1);
-      params.chunk_lens[i] = max(end - begin, 0);
-    }
-    if (threadIdx.x == 0) *params.live_rows = rows;
-  }
-
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     const int total = params.row_indptr[params.requests];
     const int rows = min(max(total - params.first_row, 0), params.most_rows);
-    if (params.is_context && blockIdx.x == 0) describe_chunk(params, rows);
+    if (params.is_context && blockIdx.x == 0) {
+      describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, params.first_row);
+    }
     for_each_row(rows, [&](int64_t row) { gather_row(params, row); });
   }
 
