@@ -122,8 +122,9 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
   entry.create = [&kernels](const BackendContext& context) {
     return make_mla_backend(kernels, context);
   };
-  entry.notes = [](const BackendRequest& request) {
-    return describe_mla_forms(request.spec, mla_prefill_rows(request.spec, request.limits));
+  entry.notes = [&kernels](const BackendRequest& request) {
+    return describe_mla_forms(
+        request.spec, mla_prefill_rows(kernels, request.spec, request.device, request.limits));
   };
   return guarded(std::move(entry));
 }

@@ -44,6 +44,11 @@ int64_t most_context(int64_t requests, int64_t tokens, int64_t max_kv_len) {
          std::max<int64_t>(max_kv_len - kMinUpProjected, 0);
 }
 
+// Of a latent with its rotary key, and of keys and values of every head.
+int64_t row_elements(const AttentionSpec& spec, int32_t shared_key_dims) {
+  return spec.head_dim + int64_t{spec.q_heads} * (key_dim(spec) - shared_key_dims + spec.v_dim);
+}
+
 cuda::MlaProjectSetup project_setup(const AttentionSpec& spec, const DeviceInfo& device) {
   return {.heads = spec.q_heads,
           .rank = spec.kv_lora_rank,
@@ -75,18 +80,17 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 
 }  // namespace
 
-int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
+int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec,
+                         const DeviceInfo& device, const BatchLimits& limits,
                          int32_t context_rows) {
   // Few heads have few row tiles, and chunks of more requests fill the GPU more evenly: 16 heads,
-  // 8x512 over 8k take 1894 us with 256 MB, 1655 with 512, 1270 where all fits one chunk, of 640
-  // (H100, 2026-11-27).
-  constexpr int64_t kMinRows = 4096, kMaxRows = 65536, kBytes = int64_t{640} << 20;
-  const int64_t row_bytes = int64_t{spec.q_heads} * (key_dim(spec) + spec.v_dim) *
-                            static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-  int64_t wanted = context_rows;
-  if (wanted == 0) {
-    wanted = std::clamp(kBytes / std::max<int64_t>(row_bytes, 1), kMinRows, kMaxRows);
-  }
+  // 8x512 over 8k took 1894 us in chunks of 26,214 rows, 1655 in two of 52,428, 1270 where all
+  // 65,536 fit one (H100, 2026-11-27).
+  constexpr int64_t kMinRows = 4096, kBytes = int64_t{736} << 20;
+  const int64_t row_bytes =
+      row_elements(spec, attention_setup(kernels, spec, device).shared_key_dims) *
+      static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+  const int64_t wanted = context_rows > 0 ? context_rows : std::max(kBytes / row_bytes, kMinRows);
   const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
   return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(context, wanted)));
 }
@@ -116,7 +120,7 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
                                     const AttentionSpec& spec, const DeviceInfo& device,
                                     const BatchLimits& limits, int32_t context_rows) {
   MlaPrefillBuffers buffers;
-  buffers.rows = mla_prefill_rows(spec, limits, context_rows);
+  buffers.rows = mla_prefill_rows(kernels, spec, device, limits, context_rows);
   const auto rows_of = [&](int64_t width) {
     return workspace.take<std::byte>(buffers.rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));

@@ -20,9 +20,10 @@
 namespace fovea {
 
 // Rows of latents that are up-projected at a time in batches within the limits: all new tokens of a
-// pass, and of context `context_rows` or, for 0, 4096 or as many as keep keys and values within
-// 640 MB.
-int32_t mla_prefill_rows(const AttentionSpec& spec, const BatchLimits& limits,
+// pass, and of context `context_rows` or, for 0, 4096 or as many as keep them with their keys and
+// values within 736 MB.
+int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec,
+                         const DeviceInfo& device, const BatchLimits& limits,
                          int32_t context_rows = 0);
 // Whether requests within the limits can be up-projected.
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
