@@ -15,7 +15,7 @@ struct MlaKernels {
   const kernels::cuda::MlaFamily* absorbed = nullptr;
   // Up-projected: attention over keys and values of every head, packed.
   const kernels::cuda::AttentionFamily* attention = nullptr;
-  // Whether kernels of sm90 multiply by the weights where they serve; portable/head_gemm otherwise.
+  // On sm 90: kernels of its own multiply by the weights where they serve, else portable/head_gemm.
   bool hopper_projections = false;
 };
 

@@ -23,7 +23,7 @@ struct HeadGemmSetup {
   DType dtype = DType::bf16;  // bf16 or f16
   int sm = 0;
   int32_t multiprocessors = 0;
-  // On sm 90 many rows may go through sm90/head_gemm, which rounds its sums in another way: the
+  // On sm 90: many rows may go through sm90/head_gemm, which rounds its sums in another way. The
   // bits of a row depend on how many rows there are then, else on that row and the weights alone.
   bool hopper = false;
 };

@@ -36,10 +36,9 @@ std::vector<gpu::KernelVariant> HeadGemm::variants(const HeadGemmSetup& setup) {
   for (const char* several : {"false", "true"}) {
     needed.push_back(make_variant(gemm, {"128", is_kn, several, *type}, setup.sm));
   }
-  if (setup.hopper && setup.sm == 90) {
-    for (const gpu::KernelVariant& variant : HopperHeadGemm::variants(setup)) {
-      needed.push_back(variant);
-    }
+  if (setup.hopper) {
+    const std::vector<gpu::KernelVariant> hopper = HopperHeadGemm::variants(setup);
+    needed.insert(needed.end(), hopper.begin(), hopper.end());
   }
   return needed;
 }
@@ -49,7 +48,7 @@ HeadGemm::HeadGemm(const HeadGemmSetup& setup, gpu::KernelStore& store) {
   for (size_t i = 0; i < few_.size(); ++i) few_[i] = Kernel(needed[i], store);
   many_ = Kernel(needed[few_.size()], store);
   several_tiles_ = Kernel(needed[few_.size() + 1], store);
-  if (setup.hopper && setup.sm == 90) hopper_.emplace(setup, store);
+  if (setup.hopper) hopper_.emplace(setup, store);
 }
 
 void HeadGemm::run(HeadGemmParams params, Stream stream) const {
