@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fovea/pass_addresses.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/check.h"
@@ -75,8 +76,8 @@ void PassAddresses::add(const KvPool& pool, std::string_view whose) {
 }
 
 void PassAddresses::check(const PassAddresses& now) const {
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& was = entries_[i];
+  for (size_t i = 0; i < std::max(entries_.size(), now.entries_.size()); ++i) {
+    const Entry was = i < entries_.size() ? entries_[i] : Entry{now.entries_[i].array, nullptr};
     const bool listed = i < now.entries_.size() && now.entries_[i].array == was.array;
     const void* const address = listed ? now.entries_[i].address : nullptr;
     check_argument(address == was.address, "{} is at {}, the pass was captured with it at {}",

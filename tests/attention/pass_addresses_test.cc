@@ -68,6 +68,16 @@ TEST(PassAddresses, NameTheCacheThatMoved) {
   EXPECT_EQ(moved(captured, now).rfind("k of layer 0 of the draft model is at 0x", 0), 0u);
 }
 
+TEST(PassAddresses, NameTheArrayThatIsNew) {
+  const int32_t tokens[] = {1, 2};
+  PassAddresses captured, now;
+  captured.add("tokens", tokens);
+  now.add("tokens", tokens);
+  now.add("positions", tokens + 1);
+  EXPECT_EQ(moved(captured, now).rfind("positions is at 0x", 0), 0u);
+  EXPECT_NE(moved(captured, now).find("the pass was captured with it at 0x0"), std::string::npos);
+}
+
 TEST(PassAddresses, NameTheArrayThatIsGone) {
   const int32_t tokens[] = {1, 2};
   PassAddresses captured;
