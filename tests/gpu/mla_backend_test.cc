@@ -328,7 +328,8 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     entry.create = [](const BackendContext& context) {
       return make_mla_backend(*GetParam(), context, 1);
     };
-    EXPECT_EQ(mla_prefill_rows(*GetParam(), test.spec, context_->info(), test::limits_of(test), 1),
+    EXPECT_EQ(mla_prefill_rows(*GetParam(), test.spec, test.cache.dtype, context_->info(),
+                               test::limits_of(test), 1),
               504);
     const test::CaseData data = make_data(test);
     const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});

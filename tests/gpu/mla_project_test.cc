@@ -27,6 +27,7 @@ constexpr int32_t kStoredRows = 64;  // up to a multiple of these rows are writt
 
 struct Shape {
   int32_t heads, rank, nope_dim, v_dim, rows, live;
+  bool gathers;
 };
 
 class MlaProjectTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>, 90> {};
@@ -43,15 +44,25 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const auto keys = to_device(std::vector<uint16_t>(rows * heads * width, kUntouched));
   const auto values = to_device(std::vector<uint16_t>(rows * heads * v_dim, kUntouched));
   const auto live = to_device(std::vector<int32_t>{shape.live});
+  // Gathered: the rows from the last to the first, and some of zeros.
+  const auto place = [&](size_t row) { return shape.gathers ? rows - 1 - row : row; };
+  const auto is_zero = [&](size_t row) { return shape.gathers && row % 37 == 34; };
+  std::vector<int64_t> offsets;
+  for (size_t row = 0; row < rows; ++row) {
+    offsets.push_back(is_zero(row) ? -1 : static_cast<int64_t>(place(row) * row_dim));
+  }
+  const auto offsets_device = to_device(offsets);
   const MlaProject project({.heads = shape.heads,
                             .rank = shape.rank,
                             .nope_dim = shape.nope_dim,
                             .v_dim = shape.v_dim,
                             .sm = context->info().sm,
-                            .multiprocessors = context->info().cores},
+                            .multiprocessors = context->info().cores,
+                            .gathers = shape.gathers},
                            *store);
   project.run({.latents = latents_device.data(),
                .latents_row_stride = static_cast<int64_t>(row_dim),
+               .offsets = offsets_device.data<int64_t>(),
                .w_uk = w_uk_device.data(),
                .w_uv = w_uv_device.data(),
                .w_uk_head_stride = int64_t{shape.nope_dim} * shape.rank,
@@ -71,8 +82,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
 
   const auto expect_product = [&](uint16_t got, size_t row, const uint16_t* weights) {
     double sum = 0;
-    for (size_t i = 0; i < rank; ++i) {
-      sum += double{bf16_to_float(latents[row * row_dim + i])} * bf16_to_float(weights[i]);
+    for (size_t i = 0; i < rank && !is_zero(row); ++i) {
+      sum += double{bf16_to_float(latents[place(row) * row_dim + i])} * bf16_to_float(weights[i]);
     }
     ASSERT_NEAR(bf16_to_float(got), sum, std::abs(sum) / 256 + 1e-3);
   };
@@ -86,7 +97,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
       }
       ASSERT_EQ(row >= last_written, got_values[at * v_dim] == kUntouched) << row;
       // Every column of some rows.
-      if (row >= static_cast<size_t>(shape.live) || row % 37 != 5) continue;
+      if (row >= static_cast<size_t>(shape.live) || (row % 37 != 5 && row % 37 != 34)) continue;
       SCOPED_TRACE("row " + std::to_string(row) + " head " + std::to_string(head));
       for (size_t column = 0; column < nope; ++column) {
         expect_product(got_keys[at * width + column], row, &w_uk[(head * nope + column) * rank]);
@@ -98,16 +109,18 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
-                         ::testing::Values(Shape{3, 512, 128, 128, 300, 170},
-                                           Shape{2, 192, 72, 24, 130, 130},
-                                           Shape{16, 512, 128, 128, 3000, 2777},
-                                           Shape{5, 256, 64, 128, 700, 1}),
-                         [](const auto& test) {
-                           return (test.param.rows <= 300 ? "small_" : "large_") +
-                                  std::to_string(test.param.rank) + "_" +
-                                  std::to_string(test.param.nope_dim);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MlaProjectTest,
+    ::testing::Values(Shape{3, 512, 128, 128, 300, 170, false},
+                      Shape{3, 512, 128, 128, 300, 170, true},
+                      Shape{2, 192, 72, 24, 130, 130, false}, Shape{2, 192, 72, 24, 130, 130, true},
+                      Shape{16, 512, 128, 128, 3000, 2777, false},
+                      Shape{16, 512, 128, 128, 3000, 2777, true},
+                      Shape{5, 256, 64, 128, 700, 1, false}, Shape{5, 256, 64, 128, 700, 1, true}),
+    [](const auto& test) {
+      return (test.param.rows <= 300 ? "small_" : "large_") + std::to_string(test.param.rank) +
+             "_" + std::to_string(test.param.nope_dim) + (test.param.gathers ? "_gathered" : "");
+    });
 
 }  // namespace
 }  // namespace fovea::kernels::cuda

@@ -124,7 +124,8 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
   };
   entry.notes = [&kernels](const BackendRequest& request) {
     return describe_mla_forms(
-        request.spec, mla_prefill_rows(kernels, request.spec, request.device, request.limits));
+        request.spec, mla_prefill_rows(kernels, request.spec, request.cache.dtype, request.device,
+                                       request.limits));
   };
   return guarded(std::move(entry));
 }

@@ -69,8 +69,8 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
   if (up) {
-    buffers.prefill = MlaPrefill::carve(workspace, *setup.kernels, spec, setup.device, limits,
-                                        setup.context_rows);
+    buffers.prefill = MlaPrefill::carve(workspace, *setup.kernels, spec, setup.cache.dtype,
+                                        setup.device, limits, setup.context_rows);
   }
   return buffers;
 }

@@ -44,20 +44,29 @@ int64_t most_context(int64_t requests, int64_t tokens, int64_t max_kv_len) {
          std::max<int64_t>(max_kv_len - kMinUpProjected, 0);
 }
 
-// Of a latent with its rotary key, and of keys and values of every head.
-int64_t row_elements(const AttentionSpec& spec, int32_t shared_key_dims) {
-  return spec.head_dim + int64_t{spec.q_heads} * (key_dim(spec) - shared_key_dims + spec.v_dim);
+// Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
+// key, or, where the latent is read in its page, the key and 8 bytes for the place.
+int64_t gathered_elements(const AttentionSpec& spec, bool gathers) {
+  return gathers ? spec.rope_dim + 4 : spec.head_dim;
 }
 
-cuda::MlaProjectSetup project_setup(const AttentionSpec& spec, const DeviceInfo& device) {
-  return {.heads = spec.q_heads,
-          .rank = spec.kv_lora_rank,
-          .nope_dim = spec.nope_dim,
-          .v_dim = spec.v_dim,
-          .dtype = spec.q_dtype,
-          .sm = device.sm,
-          .multiprocessors = device.cores};
+// Nothing: sm90/mla_project is not there or does not serve these dims.
+std::optional<cuda::MlaProjectSetup> project_setup(const MlaKernels& kernels,
+                                                   const AttentionSpec& spec, DType stored,
+                                                   const DeviceInfo& device) {
+  const cuda::MlaProjectSetup setup = {.heads = spec.q_heads,
+                                       .rank = spec.kv_lora_rank,
+                                       .nope_dim = spec.nope_dim,
+                                       .v_dim = spec.v_dim,
+                                       .dtype = spec.q_dtype,
+                                       .sm = device.sm,
+                                       .multiprocessors = device.cores,
+                                       .gathers = !is_fp8(stored)};
+  if (!kernels.hopper_projections || !cuda::MlaProject::serves(setup)) return std::nullopt;
+  return setup;
 }
+
+bool gathers(const std::optional<cuda::MlaProjectSetup>& setup) { return setup && setup->gathers; }
 
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
   const cuda::Family& family = cuda::family("portable/mla_prefill");
@@ -80,16 +89,19 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 
 }  // namespace
 
-int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec,
+int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                          const DeviceInfo& device, const BatchLimits& limits,
                          int32_t context_rows) {
   // Few heads have few row tiles, and chunks of more requests fill the GPU more evenly: 16 heads,
   // 8x512 over 8k took 1894 us in chunks of 26,214 rows, 1655 in two of 52,428, 1270 where all
   // 65,536 fit one (H100, 2026-11-27).
   constexpr int64_t kMinRows = 4096, kBytes = int64_t{736} << 20;
-  const int64_t row_bytes =
-      row_elements(spec, attention_setup(kernels, spec, device).shared_key_dims) *
-      static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+  const int64_t width =
+      key_dim(spec) + spec.v_dim - attention_setup(kernels, spec, device).shared_key_dims;
+  const int64_t elements =
+      spec.q_heads * width +
+      gathered_elements(spec, gathers(project_setup(kernels, spec, stored, device)));
+  const int64_t row_bytes = elements * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
   const int64_t wanted = context_rows > 0 ? context_rows : std::max(kBytes / row_bytes, kMinRows);
   const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
   return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(context, wanted)));
@@ -106,9 +118,8 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
   const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
   };
-  const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (kernels.hopper_projections && cuda::MlaProject::serves(setup)) {
-    needed.push_back(cuda::MlaProject::variant(setup));
+  if (const auto setup = project_setup(kernels, spec, stored, device)) {
+    needed.push_back(cuda::MlaProject::variant(*setup));
   } else {
     add(cuda::HeadGemm::variants(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device)));
   }
@@ -117,16 +128,22 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
 }
 
 MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                    const AttentionSpec& spec, const DeviceInfo& device,
-                                    const BatchLimits& limits, int32_t context_rows) {
+                                    const AttentionSpec& spec, DType stored,
+                                    const DeviceInfo& device, const BatchLimits& limits,
+                                    int32_t context_rows) {
   MlaPrefillBuffers buffers;
-  buffers.rows = mla_prefill_rows(kernels, spec, device, limits, context_rows);
+  buffers.rows = mla_prefill_rows(kernels, spec, stored, device, limits, context_rows);
   const auto rows_of = [&](int64_t width) {
     return workspace.take<std::byte>(buffers.rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
   };
   const cuda::AttentionSetup setup = attention_setup(kernels, spec, device);
-  buffers.latents = rows_of(spec.head_dim);
+  if (gathers(project_setup(kernels, spec, stored, device))) {
+    buffers.gathered = rows_of(spec.rope_dim);
+    buffers.offsets = workspace.take<int64_t>(buffers.rows);
+  } else {
+    buffers.gathered = rows_of(spec.head_dim);
+  }
   buffers.keys = rows_of(int64_t{spec.q_heads} * (key_dim(spec) - setup.shared_key_dims));
   buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
   buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
@@ -149,9 +166,10 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
                        const KvCacheSpec& cache, const DeviceInfo& device, gpu::KernelStore& store)
     : spec_(spec), cache_(cache) {
   const DType stored = cache.dtype;
-  const cuda::MlaProjectSetup setup = project_setup(spec, device);
-  if (kernels.hopper_projections && cuda::MlaProject::serves(setup)) {
-    project_.emplace(setup, store);
+  const auto projection = project_setup(kernels, spec, stored, device);
+  gathers_ = gathers(projection);
+  if (projection) {
+    project_.emplace(*projection, store);
   } else {
     head_gemm_ =
         cuda::HeadGemm(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device), store);
@@ -172,11 +190,13 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   limits_ = limits;
   buffers_ = buffers;
   scratch_ = scratch;
-  const auto rotary = spec_.kv_lora_rank * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
+  const int64_t latents = gathers_ ? 0 : spec_.kv_lora_rank;
+  const std::byte* const rotary =
+      buffers.gathered + latents * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
   for (const auto& [part, workspace] : {std::pair(&new_part_, buffers.attention[0]),
                                         std::pair(&context_part_, buffers.attention[1])}) {
     part->attention->reserve(limits, workspace);
-    part->attention->share_keys(buffers.latents + rotary, spec_.head_dim);
+    part->attention->share_keys(rotary, latents + spec_.rope_dim);
   }
 }
 
@@ -259,10 +279,11 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.rope_dim = spec_.rope_dim;
   rows.nope_dim = spec_.nope_dim;
   rows.heads = spec_.q_heads;
-  rows.rows = buffers_.latents;
+  rows.rows = buffers_.gathered;
+  rows.offsets = buffers_.offsets;
   rows.keys = shared_key_dims_ > 0 ? nullptr : buffers_.keys;
   gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
-  project(tensors.mla_weights, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
+  project(tensors.mla_weights, cache, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
   float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
   run(new_part_, q, tensors.out, lse, batch_.tokens, stream);
 
@@ -289,7 +310,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * buffers_.rows;
     gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
-    project(tensors.mla_weights, buffers_.live_rows, buffers_.rows, stream);
+    project(tensors.mla_weights, cache, buffers_.live_rows, buffers_.rows, stream);
     if (chunks_ > 1) plan_part(context_part_, stream);
     run(context_part_, q, part, buffers_.part_lse, buffers_.rows, stream);
     add_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
@@ -316,13 +337,14 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
 }
 
 // keys = latents W_UK, values = latents W_UV; rotary keys are there already
-void MlaPrefill::project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
-                         Stream stream) const {
+void MlaPrefill::project(const MlaWeights& given, const cuda::MlaDecodeTensors& cache,
+                         const int32_t* live_rows, int32_t rows, Stream stream) const {
   const MlaWeights weights = with_head_strides(given, spec_);
   const int32_t rank = spec_.kv_lora_rank, heads = spec_.q_heads;
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
-  const cuda::MlaProjectTensors tensors = {.latents = buffers_.latents,
+  const cuda::MlaProjectTensors tensors = {.latents = gathers_ ? cache.cache : buffers_.gathered,
                                            .latents_row_stride = spec_.head_dim,
+                                           .offsets = buffers_.offsets,
                                            .w_uk = weights.w_uk,
                                            .w_uv = weights.w_uv,
                                            .w_uk_head_stride = weights.w_uk_head_stride,

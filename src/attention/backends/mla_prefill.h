@@ -22,19 +22,22 @@ namespace fovea {
 // Rows of latents that are up-projected at a time in batches within the limits: all new tokens of a
 // pass, and of context `context_rows` or, for 0, 4096 or as many as keep them with their keys and
 // values within 736 MB.
-int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec,
+int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                          const DeviceInfo& device, const BatchLimits& limits,
                          int32_t context_rows = 0);
 // Whether requests within the limits can be up-projected.
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
 struct MlaPrefillBuffers {
-  int32_t rows = 0;              // of latents, keys and values
-  std::byte* latents = nullptr;  // [rows, kv_lora_rank + rope_dim]: with rotary keys
-  std::byte* keys = nullptr;     // [rows, q_heads, nope_dim], or with a rotary key for each
-  std::byte* values = nullptr;   // [rows, q_heads, v_dim]
-  float* lse = nullptr;          // [max_tokens, q_heads]
-  float* part_lse = nullptr;     // [max_tokens, q_heads]
+  int32_t rows = 0;  // of latents, keys and values
+  // [rows, kv_lora_rank + rope_dim] latents and rotary keys; with offsets, where latents are read
+  // in their pages, [rows, rope_dim].
+  std::byte* gathered = nullptr;
+  int64_t* offsets = nullptr;   // [rows]
+  std::byte* keys = nullptr;    // [rows, q_heads, nope_dim], or with a rotary key for each
+  std::byte* values = nullptr;  // [rows, q_heads, v_dim]
+  float* lse = nullptr;         // [max_tokens, q_heads]
+  float* part_lse = nullptr;    // [max_tokens, q_heads]
   std::array<std::byte*, 2> attention{};  // of MlaKernels::attention: new tokens, context
   uint8_t* up_requests = nullptr;         // [max_requests]
   uint8_t* up_tokens = nullptr;           // [max_tokens]
@@ -60,7 +63,7 @@ class MlaPrefill {
                                                   const DeviceInfo& device);
   // Of limits that serve_up_projected.
   static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                 const AttentionSpec& spec, const DeviceInfo& device,
+                                 const AttentionSpec& spec, DType stored, const DeviceInfo& device,
                                  const BatchLimits& limits, int32_t context_rows);
 
   MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec, const KvCacheSpec& cache,
@@ -88,8 +91,8 @@ class MlaPrefill {
   };
 
   HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
-  void project(const MlaWeights& given, const int32_t* live_rows, int32_t rows,
-               Stream stream) const;
+  void project(const MlaWeights& given, const kernels::cuda::MlaDecodeTensors& cache,
+               const int32_t* live_rows, int32_t rows, Stream stream) const;
   // Orders a part's work: of new tokens and a single chunk of context once a pass, as the lengths
   // of both are known then; of several chunks, which share buffers, in every layer.
   void plan_part(const Part& part, Stream stream) const;
@@ -105,6 +108,7 @@ class MlaPrefill {
   kernels::cuda::HeadGemm head_gemm_;
   Part new_part_, context_part_;
   int32_t shared_key_dims_ = 0;  // as attention reads them
+  bool gathers_ = false;         // latents are read in their pages
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchLimits limits_;

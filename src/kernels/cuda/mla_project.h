@@ -16,14 +16,16 @@ struct MlaProjectSetup {
   DType dtype = DType::bf16;  // bf16 or f16
   int sm = 90;
   int32_t multiprocessors = 0;
+  bool gathers = false;  // rows of latents lie anywhere: MlaProjectTensors::offsets
 };
 
 // Device memory; what has no stride is dense, strides are in elements.
 struct MlaProjectTensors {
-  const void* latents = nullptr;  // [rows, rank]
-  int64_t latents_row_stride = 0;
-  const void* w_uk = nullptr;  // [heads, nope_dim, rank]
-  const void* w_uv = nullptr;  // [heads, v_dim, rank]
+  const void* latents = nullptr;     // [rows, rank], or what offsets are counted from
+  int64_t latents_row_stride = 0;    // without offsets
+  const int64_t* offsets = nullptr;  // [rows] elements, multiples of 8; -1: a row of zeros
+  const void* w_uk = nullptr;        // [heads, nope_dim, rank]
+  const void* w_uv = nullptr;        // [heads, v_dim, rank]
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
   void* keys = nullptr;  // [rows, heads, nope_dim]
   int64_t keys_token_stride = 0, keys_head_stride = 0;

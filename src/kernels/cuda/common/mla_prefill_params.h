@@ -38,8 +38,8 @@ struct MlaFormsParams {
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
-// cache: latents densely, the rotary key behind the keys of every head. fp8 caches become 16-bit.
-// Of a context chunk also what attention needs to know about it. A warp a row.
+// cache: latents, or where they lie, and rotary keys. fp8 caches become 16-bit. Of a context chunk
+// also what attention needs to know about it.
 struct MlaGatherParams {
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride elements
   int64_t page_stride, token_stride;
@@ -58,6 +58,7 @@ struct MlaGatherParams {
   int32_t first_row, most_rows;
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
   void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
+  int64_t* offsets;  // [most_rows] where latents lie in the cache, -1: nowhere; rows have none then. Or null
   void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
   MlaChunk chunk;  // written where is_context
 };

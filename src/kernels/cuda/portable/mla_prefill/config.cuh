@@ -17,11 +17,12 @@ enum Op { forms, gather, add, join };
 constexpr int kRowWarps = 8;  // rows of a CTA
 constexpr int kChunk = 8;     // elements of 16 bytes
 
-// Each warp takes every so manieth row.
-template <typename Visit>
+// kLanes neighbouring threads, of a warp all or some, take every so manieth row.
+template <int kLanes = 32, typename Visit>
 __device__ inline void for_each_row(int64_t rows, Visit visit) {
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / 32;
-  for (int64_t row = first; row < rows; row += gridDim.x * kRowWarps) visit(row);
+  constexpr int kAtOnce = kRowWarps * 32 / kLanes;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAtOnce + threadIdx.x / kLanes;
+  for (int64_t row = first; row < rows; row += gridDim.x * kAtOnce) visit(row);
 }
 
 // By one warp; count is a multiple of kChunk.

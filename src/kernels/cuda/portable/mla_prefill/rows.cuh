@@ -71,14 +71,24 @@ struct GatherConfig {
     if (params.is_context && blockIdx.x == 0) {
       describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, params.first_row);
     }
-    for_each_row(rows, [&](int64_t row) { gather_row(params, row); });
+    // Of rows without latents little is copied, so a warp has several on their way.
+    if (params.offsets) {
+      for_each_row<8>(rows, [&](int64_t row) { gather_row<8>(params, row); });
+    } else {
+      for_each_row(rows, [&](int64_t row) { gather_row<32>(params, row); });
+    }
   }
 
  private:
+  template <int kLanes>
   __device__ static void gather_row(const Params& params, int64_t row) {
     const int at = params.first_row + static_cast<int>(row);
     const int request = find_request(params.row_indptr, params.requests, at);
-    if (!params.up_requests[request]) return;
+    const int lane = threadIdx.x % kLanes;
+    if (!params.up_requests[request]) {
+      if (params.offsets && lane == 0) params.offsets[row] = -1;
+      return;
+    }
     int key = at - params.row_indptr[request];
     if (!params.is_context) {
       key += params.kv_lens[request] - (params.q_indptr[request + 1] - params.q_indptr[request]);
@@ -91,17 +101,17 @@ struct GatherConfig {
     const CacheRow<kCache, kTo> from = {
         static_cast<const char*>(params.cache) + element * type_bytes(kCache), params,
         params.scale ? params.scale[slot * params.scale_slot_stride] : 1.0f};
-    const int latents = params.kv_lora_rank / kChunk;
+    if (params.offsets && lane == 0) params.offsets[row] = element;
+    const int latents = params.offsets ? 0 : params.kv_lora_rank / kChunk;
     const int chunks = params.rope_dim / kChunk;
-    auto* const to = reinterpret_cast<uint4*>(static_cast<uint16_t*>(params.rows) +
-                                              row * (params.kv_lora_rank + params.rope_dim));
-    for (int i = threadIdx.x % 32; i < latents; i += 32) to[i] = from.latent(i);
-    for (int i = threadIdx.x % 32; i < chunks; i += 32) to[latents + i] = from.rope(i);
+    uint4* const to = static_cast<uint4*>(params.rows) + row * (latents + chunks);
+    for (int i = lane; i < latents; i += kLanes) to[i] = from.latent(i);
+    for (int i = lane; i < chunks; i += kLanes) to[latents + i] = from.rope(i);
     if (!params.keys) return;
     const int dim = params.nope_dim + params.rope_dim;
     uint16_t* const keys =
         static_cast<uint16_t*>(params.keys) + row * params.heads * dim + params.nope_dim;
-    for (int i = threadIdx.x % 32; i < params.heads * chunks; i += 32) {
+    for (int i = lane; i < params.heads * chunks; i += kLanes) {
       reinterpret_cast<uint4*>(keys + i / chunks * dim)[i % chunks] = from.rope(i % chunks);
     }
   }

@@ -21,7 +21,9 @@ constexpr int kConsumers = 2;
 constexpr int kGroupRows = kRows / kConsumers;
 constexpr int kBoxColumns = 64;  // of staged sums: rows of 128 bytes
 constexpr int kOutBoxes = 2;     // of a consumer, by turns
-constexpr int kThreads = kConsumers * kWarpgroupThreads + 32;  // and a producer warp
+// Beside the consumers a warp that starts copies, or a warpgroup that copies rows one by one.
+template <bool kGathers>
+constexpr int kProducerThreads = kGathers ? kWarpgroupThreads : 32;
 
 struct Stage {
   uint16_t latents[kRows][kDepth];

@@ -5,7 +5,7 @@
 //   warp 8         producer   | L, half of W [k] | ... of the next tile while this one is stored
 //   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the copy engine
 //
-// Barriers: full (producer and the pair's copies -> all), empty (8 warps of each block -> producer).
+// Barriers: full (producers and the pair's copies -> all), empty (8 warps of each block -> producer).
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/epilogue.cuh"
@@ -14,11 +14,13 @@
 
 namespace fovea::kernels::cuda {
 
-template <Type kType>
+// kGathers: the rows lie anywhere, as in a paged cache, and the threads of a warpgroup copy them.
+template <Type kType, bool kGathers>
 struct MlaProjectConfig {
   using Params = MlaProjectParams;
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kThreads, sizeof(SharedMemory), kRows, kSideColumns};
+  static constexpr KernelTraits kTraits = {kConsumers * kWarpgroupThreads + kProducerThreads<kGathers>,
+                                           sizeof(SharedMemory), kRows, kSideColumns};
   static_assert(sizeof(SharedMemory) <= 232448);
 
   __device__ static void run(const Params& params) {
@@ -26,7 +28,7 @@ struct MlaProjectConfig {
     auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        shared.full[i].init(1);
+        shared.full[i].init(1 + (kGathers ? kWarpgroupThreads : 0));
         shared.empty[i].init(kBlocks * kConsumers * 4);
       }
       fence_barrier_init();
@@ -40,13 +42,17 @@ struct MlaProjectConfig {
     const int pairs = gridDim.x / kBlocks;
     const int consumer = threadIdx.x / kWarpgroupThreads;
     if (consumer == kConsumers) {
-      if (threadIdx.x % 32 == 0) produce(params, shared, first, tiles, pairs);
-      __syncwarp();
+      if constexpr (kGathers) {
+        gather(params, shared, first, tiles, pairs, rows);
+      } else {
+        if (threadIdx.x % 32 == 0) produce(params, shared, first, tiles, pairs);
+        __syncwarp();
+      }
     } else {
       Ring ring;
       for (int n = first; n < tiles; n += pairs) {
         float sums[kColumns / 2];
-        multiply<kType>(params, shared, consumer, ring, sums);
+        multiply<kType, kGathers>(params, shared, consumer, ring, sums);
         store<kType>(params, shared, consumer, tile_at(params, n), rows, sums);
       }
       if (threadIdx.x % kWarpgroupThreads == 0) wait_stores_read();
@@ -57,7 +63,7 @@ struct MlaProjectConfig {
   }
 };
 
-template <Type kType>
-using Config = MlaProjectConfig<kType>;
+template <Type kType, bool kGathers>
+using Config = MlaProjectConfig<kType, kGathers>;
 
 }  // namespace fovea::kernels::cuda

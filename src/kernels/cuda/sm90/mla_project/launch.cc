@@ -25,7 +25,8 @@ bool MlaProject::serves(const MlaProjectSetup& setup) {
 }
 
 gpu::KernelVariant MlaProject::variant(const MlaProjectSetup& setup) {
-  return make_variant(family("sm90/mla_project"), {*variant_type(setup.dtype)}, setup.sm);
+  return make_variant(family("sm90/mla_project"),
+                      {*variant_type(setup.dtype), setup.gathers ? "true" : "false"}, setup.sm);
 }
 
 MlaProject::MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store)
@@ -36,12 +37,17 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const auto rank = static_cast<uint64_t>(setup_.rank), heads = static_cast<uint64_t>(setup_.heads),
              rows = static_cast<uint64_t>(tensors.rows);
   MlaProjectParams params{};
-  maps_.latents.encode({.data = tensors.latents,
-                        .rank = 2,
-                        .sizes = {rank, rows},
-                        .strides = {bytes(tensors.latents_row_stride)},
-                        .box = {kBoxColumns, row_tile}},
-                       &params.latents);
+  if (setup_.gathers) {
+    params.cache = tensors.latents;
+    params.offsets = tensors.offsets;
+  } else {
+    maps_.latents.encode({.data = tensors.latents,
+                          .rank = 2,
+                          .sizes = {rank, rows},
+                          .strides = {bytes(tensors.latents_row_stride)},
+                          .box = {kBoxColumns, row_tile}},
+                         &params.latents);
+  }
   // Of four dimensions, as boxes for a pair have.
   const auto encode_weights = [&](const void* data, int32_t width, int64_t head_stride,
                                   gpu::RepeatedTensorMap& repeated, TensorMap& map) {

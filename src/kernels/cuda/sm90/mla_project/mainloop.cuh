@@ -14,13 +14,14 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
 }
 
 // sums: keys, values. One group of products stays unfinished while the next begins.
-template <Type kType>
+template <Type kType, bool kGathers>
 __device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared, int consumer,
                                          Ring& ring, float (&sums)[kColumns / 2]) {
   int before = -1;
   for (int k = 0; k < params.rank; k += kDepth) {
     Stage& stage = shared.stages[ring.stage];
     shared.full[ring.stage].wait(ring.phase);
+    if constexpr (kGathers) fence_async_proxy();
     const uint64_t rows = rows_descriptor(shared_address(stage.latents[consumer * kGroupRows]));
     const uint64_t weights = rows_descriptor(shared_address(stage.weights));
     products_begin();
