@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "attention/backends/mla_layer.h"
 #include "attention/validate_spec.h"
 #include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
@@ -50,24 +49,6 @@ int64_t gathered_elements(const AttentionSpec& spec, bool gathers) {
   return gathers ? spec.rope_dim + 4 : spec.head_dim;
 }
 
-// Nothing: sm90/mla_project is not there or does not serve these dims.
-std::optional<cuda::MlaProjectSetup> project_setup(const MlaKernels& kernels,
-                                                   const AttentionSpec& spec, DType stored,
-                                                   const DeviceInfo& device) {
-  const cuda::MlaProjectSetup setup = {.heads = spec.q_heads,
-                                       .rank = spec.kv_lora_rank,
-                                       .nope_dim = spec.nope_dim,
-                                       .v_dim = spec.v_dim,
-                                       .dtype = spec.q_dtype,
-                                       .sm = device.sm,
-                                       .multiprocessors = device.cores,
-                                       .gathers = !is_fp8(stored)};
-  if (!kernels.hopper_projections || !cuda::MlaProject::serves(setup)) return std::nullopt;
-  return setup;
-}
-
-bool gathers(const std::optional<cuda::MlaProjectSetup>& setup) { return setup && setup->gathers; }
-
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
   const cuda::Family& family = cuda::family("portable/mla_prefill");
   const std::string type = *cuda::variant_type(spec.q_dtype);
@@ -100,7 +81,7 @@ int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, D
       key_dim(spec) + spec.v_dim - attention_setup(kernels, spec, device).shared_key_dims;
   const int64_t elements =
       spec.q_heads * width +
-      gathered_elements(spec, gathers(project_setup(kernels, spec, stored, device)));
+      gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device));
   const int64_t row_bytes = elements * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
   const int64_t wanted = context_rows > 0 ? context_rows : std::max(kBytes / row_bytes, kMinRows);
   const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
@@ -118,11 +99,7 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
   const auto add = [&](const std::vector<gpu::KernelVariant>& list) {
     needed.insert(needed.end(), list.begin(), list.end());
   };
-  if (const auto setup = project_setup(kernels, spec, stored, device)) {
-    needed.push_back(cuda::MlaProject::variant(*setup));
-  } else {
-    add(cuda::HeadGemm::variants(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device)));
-  }
+  add(MlaProjection::variants(kernels, spec, stored, device));
   add(kernels.attention->variants(attention_setup(kernels, spec, device)));
   return needed;
 }
@@ -138,7 +115,7 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
   };
   const cuda::AttentionSetup setup = attention_setup(kernels, spec, device);
-  if (gathers(project_setup(kernels, spec, stored, device))) {
+  if (MlaProjection::gathers(kernels, spec, stored, device)) {
     buffers.gathered = rows_of(spec.rope_dim);
     buffers.offsets = workspace.take<int64_t>(buffers.rows);
   } else {
@@ -164,17 +141,11 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
 
 MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
                        const KvCacheSpec& cache, const DeviceInfo& device, gpu::KernelStore& store)
-    : spec_(spec), cache_(cache) {
-  const DType stored = cache.dtype;
-  const auto projection = project_setup(kernels, spec, stored, device);
-  gathers_ = gathers(projection);
-  if (projection) {
-    project_.emplace(*projection, store);
-  } else {
-    head_gemm_ =
-        cuda::HeadGemm(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device), store);
-  }
-  const std::vector<gpu::KernelVariant> own = own_variants(spec, stored, device.sm);
+    : spec_(spec),
+      cache_(cache),
+      projection_(kernels, spec, cache.dtype, device, store),
+      gathers_(MlaProjection::gathers(kernels, spec, cache.dtype, device)) {
+  const std::vector<gpu::KernelVariant> own = own_variants(spec, cache.dtype, device.sm);
   forms_ = cuda::Kernel(own[0], store);
   gather_ = cuda::Kernel(own[1], store);
   add_ = cuda::Kernel(own[2], store);
@@ -340,46 +311,24 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
 void MlaPrefill::project(const MlaWeights& given, const cuda::MlaDecodeTensors& cache,
                          const int32_t* live_rows, int32_t rows, Stream stream) const {
   const MlaWeights weights = with_head_strides(given, spec_);
-  const int32_t rank = spec_.kv_lora_rank, heads = spec_.q_heads;
+  const int32_t heads = spec_.q_heads;
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
-  const cuda::MlaProjectTensors tensors = {.latents = gathers_ ? cache.cache : buffers_.gathered,
-                                           .latents_row_stride = spec_.head_dim,
-                                           .offsets = buffers_.offsets,
-                                           .w_uk = weights.w_uk,
-                                           .w_uv = weights.w_uv,
-                                           .w_uk_head_stride = weights.w_uk_head_stride,
-                                           .w_uv_head_stride = weights.w_uv_head_stride,
-                                           .keys = buffers_.keys,
-                                           .keys_token_stride = key_width * heads,
-                                           .keys_head_stride = key_width,
-                                           .values = buffers_.values,
-                                           .values_token_stride = int64_t{spec_.v_dim} * heads,
-                                           .values_head_stride = spec_.v_dim,
-                                           .live_rows = live_rows,
-                                           .rows = rows};
-  if (project_) return project_->run(tensors, stream);
-  cuda::HeadGemmParams params{};
-  params.x = tensors.latents;
-  params.x_token_stride = tensors.latents_row_stride;
-  params.weight_row_stride = rank;
-  params.live_tokens = live_rows;
-  params.tokens = rows;
-  params.k = rank;
-  params.heads = heads;
-  params.weight = tensors.w_uk;
-  params.weight_head_stride = tensors.w_uk_head_stride;
-  params.n = spec_.nope_dim;
-  params.out = tensors.keys;
-  params.out_token_stride = tensors.keys_token_stride;
-  params.out_head_stride = tensors.keys_head_stride;
-  head_gemm_.run(params, stream);
-  params.weight = tensors.w_uv;
-  params.weight_head_stride = tensors.w_uv_head_stride;
-  params.n = spec_.v_dim;
-  params.out = tensors.values;
-  params.out_token_stride = tensors.values_token_stride;
-  params.out_head_stride = tensors.values_head_stride;
-  head_gemm_.run(params, stream);
+  projection_.run({.latents = gathers_ ? cache.cache : buffers_.gathered,
+                   .latents_row_stride = spec_.head_dim,
+                   .offsets = buffers_.offsets,
+                   .w_uk = weights.w_uk,
+                   .w_uv = weights.w_uv,
+                   .w_uk_head_stride = weights.w_uk_head_stride,
+                   .w_uv_head_stride = weights.w_uv_head_stride,
+                   .keys = buffers_.keys,
+                   .keys_token_stride = key_width * heads,
+                   .keys_head_stride = key_width,
+                   .values = buffers_.values,
+                   .values_token_stride = int64_t{spec_.v_dim} * heads,
+                   .values_head_stride = spec_.v_dim,
+                   .live_rows = live_rows,
+                   .rows = rows},
+                  stream);
 }
 
 void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,

@@ -6,16 +6,14 @@
 
 #include <array>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "attention/backends/cuda_cache.h"
 #include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_kernels.h"
+#include "attention/backends/mla_projection.h"
 #include "fovea/select_backend.h"
 #include "kernels/cuda/common/mla_prefill_params.h"
-#include "kernels/cuda/head_gemm.h"
-#include "kernels/cuda/mla_project.h"
 
 namespace fovea {
 
@@ -103,12 +101,10 @@ class MlaPrefill {
   AttentionSpec spec_;
   KvCacheSpec cache_;
   kernels::cuda::Kernel forms_, gather_, add_, join_;
-  // The first where it serves these dims.
-  std::optional<kernels::cuda::MlaProject> project_;
-  kernels::cuda::HeadGemm head_gemm_;
+  MlaProjection projection_;
   Part new_part_, context_part_;
   int32_t shared_key_dims_ = 0;  // as attention reads them
-  bool gathers_ = false;         // latents are read in their pages
+  bool gathers_;                 // latents are read in their pages
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchLimits limits_;
