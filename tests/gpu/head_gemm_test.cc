@@ -130,7 +130,8 @@ class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>,
 
 std::string name_of(const ::testing::TestParamInfo<Shape>& test) {
   const Shape& shape = test.param;
-  return std::string(shape.tokens <= 100 ? "small_" : "large_") +
+  const int64_t products = int64_t{shape.tokens} * shape.heads * shape.n * shape.k;
+  return std::string(products < 150'000'000 ? "small_" : "large_") +
          (shape.order == WeightOrder::kn ? "kn_" : "nk_") + std::to_string(shape.heads) + "_" +
          std::to_string(shape.n) + "_" + std::to_string(shape.k) + "_" +
          std::to_string(shape.tokens);
@@ -213,6 +214,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HopperHeadGemmTest,
                                            Shape{WeightOrder::kn, 3, 200, 72, 40},
                                            Shape{WeightOrder::nk, 2, 136, 600, 60},
                                            Shape{WeightOrder::kn, 2, 264, 136, 90},
+                                           Shape{WeightOrder::nk, 2, 136, 72, 290},
                                            Shape{WeightOrder::nk, 3, 136, 72, 100}),
                          name_of);
 
