@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/float_types.h"
@@ -27,13 +28,14 @@ constexpr int32_t kStoredRows = 64;  // up to a multiple of these rows are writt
 
 struct Shape {
   int32_t heads, rank, nope_dim, v_dim, rows, live;
-  bool gathers;
 };
 
-class MlaProjectTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>, 90> {};
+using Case = std::tuple<Shape, bool>;  // gathers
+class MlaProjectTest : public test::GpuKernelTest<::testing::TestWithParam<Case>, 90> {};
 
 TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
-  const Shape& shape = GetParam();
+  const Shape& shape = std::get<0>(GetParam());
+  const bool gathers = std::get<1>(GetParam());
   const auto heads = static_cast<size_t>(shape.heads), rank = static_cast<size_t>(shape.rank),
              nope = static_cast<size_t>(shape.nope_dim), v_dim = static_cast<size_t>(shape.v_dim),
              rows = static_cast<size_t>(shape.rows), width = nope + kRope, row_dim = rank + kRope;
@@ -45,8 +47,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const auto values = to_device(std::vector<uint16_t>(rows * heads * v_dim, kUntouched));
   const auto live = to_device(std::vector<int32_t>{shape.live});
   // Gathered: the rows from the last to the first, and some of zeros.
-  const auto place = [&](size_t row) { return shape.gathers ? rows - 1 - row : row; };
-  const auto is_zero = [&](size_t row) { return shape.gathers && row % 37 == 34; };
+  const auto place = [&](size_t row) { return gathers ? rows - 1 - row : row; };
+  const auto is_zero = [&](size_t row) { return gathers && row % 37 == 34; };
   std::vector<int64_t> offsets;
   for (size_t row = 0; row < rows; ++row) {
     offsets.push_back(is_zero(row) ? -1 : static_cast<int64_t>(place(row) * row_dim));
@@ -58,7 +60,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
                             .v_dim = shape.v_dim,
                             .sm = context->info().sm,
                             .multiprocessors = context->info().cores,
-                            .gathers = shape.gathers},
+                            .gathers = gathers},
                            *store);
   project.run({.latents = latents_device.data(),
                .latents_row_stride = static_cast<int64_t>(row_dim),
@@ -109,18 +111,22 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, MlaProjectTest,
-    ::testing::Values(Shape{3, 512, 128, 128, 300, 170, false},
-                      Shape{3, 512, 128, 128, 300, 170, true},
-                      Shape{2, 192, 72, 24, 130, 130, false}, Shape{2, 192, 72, 24, 130, 130, true},
-                      Shape{16, 512, 128, 128, 3000, 2777, false},
-                      Shape{16, 512, 128, 128, 3000, 2777, true},
-                      Shape{5, 256, 64, 128, 700, 1, false}, Shape{5, 256, 64, 128, 700, 1, true}),
-    [](const auto& test) {
-      return (test.param.rows <= 300 ? "small_" : "large_") + std::to_string(test.param.rank) +
-             "_" + std::to_string(test.param.nope_dim) + (test.param.gathers ? "_gathered" : "");
-    });
+std::string name_of(const ::testing::TestParamInfo<Case>& test) {
+  const auto& [shape, gathers] = test.param;
+  const int64_t size = int64_t{shape.rows} * shape.heads * shape.rank;
+  return (size < 500'000 ? "small_" : "large_") + std::to_string(shape.rank) + "_" +
+         std::to_string(shape.nope_dim) + (gathers ? "_gathered" : "");
+}
+
+// The third has more row tiles than a block.
+INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
+                         ::testing::Combine(::testing::Values(Shape{3, 512, 128, 128, 300, 170},
+                                                              Shape{2, 192, 72, 24, 130, 130},
+                                                              Shape{1, 128, 64, 32, 1500, 1400},
+                                                              Shape{16, 512, 128, 128, 3000, 2777},
+                                                              Shape{5, 256, 64, 128, 700, 1}),
+                                            ::testing::Bool()),
+                         name_of);
 
 }  // namespace
 }  // namespace fovea::kernels::cuda
