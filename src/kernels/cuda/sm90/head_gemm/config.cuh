@@ -6,6 +6,7 @@
 #include "kernels/cuda/common/hopper.cuh"
 #include "kernels/cuda/common/hopper_head_gemm_params.h"
 #include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 #include "kernels/cuda/sm90/head_gemm/live_tiles.cuh"
 
@@ -40,19 +41,6 @@ struct Tiles {
 
   __device__ __forceinline__ static int first_row(int consumer) { return kSideBySide ? 0 : consumer * kGroupRows; }
   __device__ __forceinline__ static int first_column(int consumer) { return kSideBySide ? consumer * kColumns : 0; }
-};
-
-// Position in the ring; full barriers are waited on with `phase`, empty ones with the other.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 __device__ __forceinline__ int steps(const HopperHeadGemmParams& params) { return (params.k + kDepth - 1) / kDepth; }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mla_project_params.h"
 #include "kernels/cuda/common/overlap.cuh"
+#include "kernels/cuda/common/ring.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
 namespace fovea::kernels::cuda {
@@ -34,18 +35,6 @@ struct SharedMemory {
   alignas(1024) Stage stages[kStages];
   alignas(1024) uint16_t out[kConsumers][kOutBoxes][kGroupRows][kBoxColumns];
   TransactionBarrier full[kStages], empty[kStages];
-};
-
-// Position in the ring; full barriers are waited on with `phase`, empty ones with the other.
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 // A pair's tiles stand row tile by row tile, heads side by side; pair p takes every pairs-th from p on.

@@ -49,7 +49,7 @@ struct MlaProjectConfig {
         __syncwarp();
       }
     } else {
-      Ring ring;
+      Ring<kStages> ring;
       for (int n = first; n < tiles; n += pairs) {
         float sums[kColumns / 2];
         multiply<kType, kGathers>(params, shared, consumer, ring, sums);

@@ -18,7 +18,7 @@ __device__ __forceinline__ void load_weights(const MlaProjectParams& params, Sha
 // One thread, rows in boxes.
 __device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMemory& shared, int first, int tiles,
                                         int pairs) {
-  Ring ring;
+  Ring<kStages> ring;
   for (int n = first; n < tiles; n += pairs) {
     const ProjectTile tile = tile_at(params, n);
     for (int k = 0; k < params.rank; k += kDepth) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMem
     const int row = tile_at(params, n).row + first_row + lane;
     return n < tiles && row < rows ? params.offsets[row] : int64_t{-1};
   };
-  Ring ring;
+  Ring<kStages> ring;
   int64_t offset = offset_in(first);
   for (int n = first; n < tiles; n += pairs) {
     const char* from[kCopies];

@@ -16,7 +16,7 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
 // sums: keys, values. One group of products stays unfinished while the next begins.
 template <Type kType, bool kGathers>
 __device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared, int consumer,
-                                         Ring& ring, float (&sums)[kColumns / 2]) {
+                                         Ring<kStages>& ring, float (&sums)[kColumns / 2]) {
   int before = -1;
   for (int k = 0; k < params.rank; k += kDepth) {
     Stage& stage = shared.stages[ring.stage];
