@@ -2,7 +2,7 @@
 // MLA's up-projection: keys and values of every head from latents. Persistent pairs of blocks; how many rows there are
 // is known on the device only.
 //
-//   warp 8         producer   | L, half of W [k] | ... of the next tile while this one is stored
+//   warp 8 (8-11)  producer   | L, half of W [k] | ... of the next tile while this one is stored
 //   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the copy engine
 //
 // Barriers: full (producers and the pair's copies -> all), empty (8 warps of each block -> producer).

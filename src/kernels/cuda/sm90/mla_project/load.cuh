@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: stages of latents and weights by the copy engine. The first block of a pair brings the weights of keys
+// The producer: stages of weights by the copy engine, of latents by it or row by row. The first block of a pair brings the weights of keys
 // to both, the second those of values.
 #pragma once
 
