@@ -45,15 +45,26 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   using Tiles::divided;
   using Params = PlanLaunch<MlaPlanParams>;
   static constexpr int kBlocksPerSm = 1;
+  static_assert(kPlanThreads >= kMlaMaxWorkers);
+
+  // A tile in the line: its blocks, an empty tile's one, then kItemBlocks until the next. Its item of a worker is
+  // number tile + worker, so the items of a worker stand in a row.
+  struct LineTile {
+    PlannedTile tile;
+    int number;
+    int64_t start;
+    __device__ int64_t last() const { return start + tile.length() - 1; }
+  };
 
   struct SharedMemory : MlaTiles<kRowTile>::Memory {
     ScanMemory<int64_t> blocks;
     PlannedTile tiles[kMlaMaxWorkers];
-    // Of workers that have the first piece of a tile, one bit each in begins.
+    // Of workers that have the first piece of a tile, or whose first tile in the line is not that of the worker
+    // before: one bit each in begins.
     int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
+    LineTile line[kMlaMaxWorkers];
     unsigned begins[kMlaMaxWorkers / 32];
-    int enough[32];                                  // candidates for which the workers suffice
-    int begin[kMlaMaxWorkers], end[kMlaMaxWorkers];  // of the workers' ranges
+    int enough[32];  // candidates for which the workers suffice
   };
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
                                            kBlockKeys};
@@ -102,30 +113,47 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     return params.joins == MlaJoins::pairs ? kPairWorkers : params.work.cluster;
   }
 
-  // The least blocks of a piece for which the workers suffice; no more tiles than workers, all in
-  // shared.tiles. Where tiles are alike, each warp for itself, a candidate a lane: no barrier.
-  __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals,
+  // The least blocks of a piece for which the workers suffice, of 32 candidates of at most `limit`; 0: none does. No
+  // more tiles than workers, all in shared.tiles. Where tiles are alike, each warp for itself, a candidate a lane: no
+  // barrier.
+  __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals, int64_t limit,
                                    SharedMemory& shared) {
-    const MlaWorkList& work = params.work;
+    const int64_t workers = params.work.workers;
     const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
-    const int least = max(static_cast<int>(divided(totals.blocks + work.workers - 1, work.workers)),
+    const int least = max(static_cast<int>(divided(totals.blocks + workers - 1, workers)),
                           kRowTile == 128 && totals.blocks > kFewBlocks ? 2 : 1);
     const auto size = [&](int candidate) {
       return candidate == 31 ? max(totals.most, 1) : least + (least * candidate + 15) / 16;
     };
+    bool enough;  // the workers for this lane's candidate
     if (totals.alike()) {
-      const int all = totals.tiles * pieces_of(params, totals.most, size(lane));
-      return size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, all <= work.workers)) - 1);
+      enough = totals.tiles * pieces_of(params, totals.most, size(lane)) <= workers;
+    } else {
+      for (int candidate = threadIdx.x / 32; candidate < 32; candidate += kPlanWarps) {
+        if (size(candidate) > limit) continue;
+        int pieces = 0;
+        for (int i = lane; i < totals.tiles; i += 32) {
+          pieces += pieces_of(params, shared.tiles[i].blocks(), size(candidate));
+        }
+        pieces = __reduce_add_sync(~0u, pieces);
+        if (lane == 0) shared.enough[candidate] = pieces <= workers;
+      }
+      __syncthreads();
+      enough = shared.enough[lane];
     }
-    int pieces = 0;
-    for (int i = lane; i < totals.tiles; i += 32) {
-      pieces += pieces_of(params, shared.tiles[i].blocks(), size(warp));
-    }
-    pieces = __reduce_add_sync(~0u, pieces);
-    if (lane == 0) shared.enough[warp] = pieces <= work.workers;
-    __syncthreads();
-    return size(params.whole_tiles ? 31 : __ffs(__ballot_sync(~0u, shared.enough[lane])) - 1);
+    const unsigned candidates = __ballot_sync(~0u, enough && size(lane) <= limit);
+    return candidates ? size(__ffs(candidates) - 1) : 0;
+  }
+
+  __device__ static void mark_begin(SharedMemory& shared, int worker) {
+    atomicOr(&shared.begins[worker / 32], 1u << worker % 32);
+  }
+  // The last marked worker that is not behind `worker`; there is one.
+  __device__ static int last_begin(const SharedMemory& shared, int worker) {
+    int word = worker / 32;
+    unsigned begins = shared.begins[word] & (2u << worker % 32) - 1;
+    while (begins == 0) begins = shared.begins[--word];
+    return 32 * word + 31 - __clz(begins);
   }
 
   // Where a worker's piece is.
@@ -136,8 +164,6 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   };
   __device__ static Piece piece_of_worker(const MlaPlanParams& params, const Totals& totals,
                                           int piece, SharedMemory& shared) {
-    const int lane = threadIdx.x % 32;
-    const int warp = threadIdx.x / 32;
     const int number = threadIdx.x;
     if (totals.alike()) {
       if (number >= params.work.workers) return {-1, 0, 0};
@@ -170,14 +196,11 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     if (own > 0) {
       shared.tile_at[begin] = threadIdx.x;
       shared.pieces[begin] = own;
-      atomicOr(&shared.begins[begin / 32], 1u << begin % 32);
+      mark_begin(shared, begin);
     }
     __syncthreads();
     if (number >= total) return {-1, 0, 0};
-    int word = warp;
-    unsigned begins = shared.begins[word] & (2u << lane) - 1;
-    while (begins == 0) begins = shared.begins[--word];
-    const int first = 32 * word + 31 - __clz(begins);
+    const int first = last_begin(shared, number);
     return {shared.tile_at[first], first, shared.pieces[first]};
   }
 
@@ -216,49 +239,54 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     }
   }
 
-  __device__ static int64_t line_start(const Visited& at) {
-    return at.before + static_cast<int64_t>(at.number) * kItemBlocks;
+  // What `worker` has of a tile in the line.
+  __device__ static MlaItem stretch_of(const MlaPlanParams& params, const LineTile& at, int worker,
+                                       int64_t share) {
+    const int first = static_cast<int>(divided(at.start, share));
+    const int parts = static_cast<int>(divided(at.last(), share)) - first + 1;
+    const int64_t begin = worker * share - at.start;
+    return item_of(at.tile, static_cast<int>(max(begin, int64_t{0})),
+                   static_cast<int>(min(begin + share, int64_t{at.tile.blocks()})),
+                   parts == 1          ? -1
+                   : in_decode(params) ? parts_of_workers(first, parts)
+                                       : slot_of_worker(worker, first));
   }
 
-  // Calls visit(worker, first block, end) for each stretch of the tile. The line has kItemBlocks
-  // after every tile; a tile's item of a worker is number tile + worker, so the items of a worker
-  // stand in a row.
-  template <typename Visit>
-  __device__ static void for_stretches(const Visited& at, int64_t share, Visit visit) {
-    if (!at.exists) return;
-    const int64_t start = line_start(at);
-    const int blocks = at.tile.blocks();
-    int from = 0;
-    for (int worker = static_cast<int>(quotient(start, share));; ++worker) {
-      const int to =
-          static_cast<int>(min((worker + 1) * share - start, static_cast<int64_t>(blocks)));
-      visit(worker, from, to);
-      if (to == blocks) return;
-      from = to;
-    }
-  }
-
-  __device__ static void write_stretches(const MlaPlanParams& params, const Visited& at,
-                                         int64_t share, const SharedMemory& shared) {
-    if (!at.exists) return;
+  // A thread's tile: its first stretch, and which workers begin with it.
+  __device__ static void place_tile(const MlaPlanParams& params, const LineTile& at, int64_t share,
+                                    SharedMemory& shared) {
     const MlaWorkList& work = params.work;
-    const auto worker_of = [&](int block) {
-      return static_cast<int>(quotient(line_start(at) + block, share));
-    };
-    const int first = worker_of(0);
-    const int parts = worker_of(max(at.tile.blocks() - 1, 0)) - first + 1;
-    for_stretches(at, share, [&](int worker, int from, int to) {
-      const MlaItem item = item_of(at.tile, from, to,
-                                   parts == 1          ? -1
-                                   : in_decode(params) ? parts_of_workers(first, parts)
-                                                       : slot_of_worker(worker, first));
-      const int number = at.number + worker;
-      work.items[number] = item;
-      if (shared.begin[worker] == number) {
-        write_range(params, worker, {number, shared.end[worker], 1, 0, item}, false);
-      }
-    });
-    if (parts > 1 && !in_decode(params)) work.merges[first] = merge_of(at.tile, first, parts);
+    const int first = static_cast<int>(divided(at.start, share));
+    const int last = static_cast<int>(divided(at.last(), share));
+    work.items[at.number + first] = stretch_of(params, at, first, share);
+    if (last > first && !in_decode(params)) {
+      work.merges[first] = merge_of(at.tile, first, last - first + 1);
+    }
+    // Behind those that begin with a tile ahead.
+    const int begin =
+        at.number == 0 ? 0 : static_cast<int>(divided(at.start - kItemBlocks - 1, share)) + 1;
+    if (begin > last) return;
+    shared.line[begin] = at;
+    mark_begin(shared, begin);
+  }
+
+  // A thread's worker: its range, and its first item where that is not a tile's first stretch. `end` of the line,
+  // without what comes behind its last tile.
+  __device__ static void place_worker(const MlaPlanParams& params, int tiles, int64_t end,
+                                      int64_t share, const SharedMemory& shared) {
+    const int worker = threadIdx.x;
+    const int used = static_cast<int>(divided(end - 1, share)) + 1;
+    if (worker >= used) return;
+    const LineTile& at = shared.line[last_begin(shared, worker)];
+    int tile_end = tiles;
+    if (worker + 1 < used) {
+      const LineTile& next = shared.line[last_begin(shared, worker + 1)];
+      tile_end = next.number + (next.start < (worker + 1) * share ? 1 : 0);
+    }
+    if (at.number >= tile_end) return;
+    const MlaItem item = stretch_of(params, at, worker, share);
+    if (at.start < worker * share) params.work.items[at.number + worker] = item;
+    write_range(params, worker, {at.number + worker, tile_end + worker, 1, 0, item}, false);
   }
 
   __device__ static void plan(const MlaPlanParams& params) {
@@ -270,8 +298,6 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     for (int worker = threadIdx.x; worker < work.workers; worker += kPlanThreads) {
       write_range(params, worker, {}, false);
       work.merges[worker].count = 0;
-      shared.begin[worker] = 0x7fffffff;
-      shared.end[worker] = 0;
     }
     const int counters = work.workers * (work.cluster > 1 ? kRowTile : 1);
     for (int i = threadIdx.x; i < counters; i += kPlanThreads) work.arrivals[i] = 0;
@@ -286,7 +312,7 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
       ++rounds;
       if (!at.exists) return;
       const int blocks = at.tile.blocks();
-      own_blocks += blocks;
+      own_blocks += at.tile.length();
       own_most = max(own_most, blocks);
       own_least = min(own_least, blocks);
       if (at.number < kMlaMaxWorkers) shared.tiles[at.number] = at.tile;
@@ -294,14 +320,18 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     if (tiles == 0) return;
     const Totals totals = Tiles::totals_of(tiles, own_blocks, own_most, own_least, shared);
     const int64_t cost = totals.blocks + static_cast<int64_t>(totals.tiles) * kItemBlocks;
-    const int64_t share = divided(cost + work.workers - 1, work.workers);
-    const auto balanced = [&](int64_t most, int slack_part) {
-      return params.whole_tiles || work.cluster > 1 ||
-             most <= share + max(static_cast<int64_t>(kWholeSlack), share / slack_part);
+    const int64_t share = divided(cost + work.workers - 1, int64_t{work.workers});
+    // What the busiest worker may have.
+    const bool any_balance = params.whole_tiles || work.cluster > 1;
+    const auto limit = [&](int slack_part) {
+      if (any_balance) return int64_t{1} << 62;
+      return share + max(int64_t{kWholeSlack}, divided(share, int64_t{slack_part}));
     };
     if (totals.tiles <= work.workers) {
-      const int piece = find_piece(params, totals, shared);
-      if (balanced(piece + kItemBlocks, kPiecesSlackPart)) {
+      const int piece = params.whole_tiles
+                            ? max(totals.most, 1)
+                            : find_piece(params, totals, limit(kPiecesSlackPart) - kItemBlocks, shared);
+      if (piece > 0) {
         plan_pieces(params, totals, piece, shared);
         return;
       }
@@ -316,33 +346,20 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
       }
     };
     const int64_t dealt = divided(totals.tiles + work.workers - 1, work.workers);
-    if (balanced(dealt * (totals.most + kItemBlocks), kWholeSlackPart)) {
+    if (dealt * (totals.most + kItemBlocks) <= limit(kWholeSlackPart)) {
       revisit([&](const Visited& at) { deal_whole(params, at, totals.tiles); });
       return;
     }
-    int64_t passed = 0;  // blocks of the rounds before
-    const auto place = [&](Visited& at) {
+    int64_t end = 0;  // of the line of the rounds before
+    revisit([&](const Visited& at) {
+      const int length = at.exists ? at.tile.length() + kItemBlocks : 0;
       int64_t sum;
-      at.before =
-          passed + exclusive_scan(static_cast<int64_t>(at.tile.blocks()), sum, shared.blocks);
-      passed += sum;
-    };
-    if (rounds == 1) place(own);
-    const auto in_line = [&](auto visit) {
-      passed = 0;
-      revisit([&](Visited at) {
-        if (rounds > 1) place(at);
-        visit(at);
-      });
-    };
-    in_line([&](const Visited& at) {
-      for_stretches(at, share, [&](int worker, int, int) {
-        atomicMin(&shared.begin[worker], at.number + worker);
-        atomicMax(&shared.end[worker], at.number + worker + 1);
-      });
+      const int64_t start = end + exclusive_scan(int64_t{length}, sum, shared.blocks);
+      if (at.exists) place_tile(params, {at.tile, at.number, start}, share, shared);
+      end += sum;
     });
     __syncthreads();
-    in_line([&](const Visited& at) { write_stretches(params, at, share, shared); });
+    place_worker(params, totals.tiles, end - kItemBlocks, share, shared);
   }
 
   __device__ static void run(const Params& params) {

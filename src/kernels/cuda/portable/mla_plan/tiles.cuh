@@ -9,35 +9,36 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = 512;
+constexpr int kPlanWarps = kPlanThreads / 32;
 
 struct PlannedTile {
   RequestView view;
   int first_row;
   int key_end;
   __device__ int blocks() const { return (key_end + kBlockKeys - 1) / kBlockKeys; }
+  __device__ int length() const { return max(blocks(), 1); }  // in a line of tiles
 };
 
 template <int kRowTile>
 struct MlaTiles {
   struct Memory {
     ScanMemory<int> counts;
-    int tile_begin[kPlanThreads];  // of 1024 requests at a time, unless they are alike
+    int tile_begin[kPlanThreads];  // of the requests of a round, unless they are alike
     RequestView views[kPlanThreads];
-    int64_t warp_blocks[32];
-    int warp_most[32], warp_least[32];  // blocks of a tile
+    int64_t warp_blocks[kPlanWarps];
+    int warp_most[kPlanWarps], warp_least[kPlanWarps];  // blocks of a tile
   };
 
   // A thread's tile of one round.
   struct Visited {
     PlannedTile tile;
     int number;
-    int64_t before;  // blocks of the tiles before it
     bool exists;
   };
   struct Totals {
     int tiles;
-    int64_t blocks;
+    int64_t blocks;   // an empty tile's one
     int most, least;  // blocks of a tile
     __device__ bool alike() const { return most == least; }
   };
@@ -46,8 +47,9 @@ struct MlaTiles {
   __device__ static int divided(int value, int by) {
     return value < 1 << 21 ? short_quotient(value, by) : value / by;
   }
-  __device__ static int64_t divided(int64_t value, int by) {
-    return value < 1 << 21 ? short_quotient(static_cast<int>(value), by) : value / by;
+  __device__ static int64_t divided(int64_t value, int64_t by) {
+    return (value | by) < 1 << 21 ? short_quotient(static_cast<int>(value), static_cast<int>(by))
+                                  : quotient(value, by);
   }
   __device__ static int tiles_of(const BatchParams& batch, int q_len) {
     return (q_len * batch.q_heads + kRowTile - 1) / kRowTile;
@@ -58,7 +60,7 @@ struct MlaTiles {
     return params.skip && params.skip[request] ? RequestView{} : view;
   }
 
-  // Calls visit(Visited) for every row tile, 1024 at a time, with all threads: those without a tile
+  // Calls visit(Visited) for every row tile, kPlanThreads at a time, with all threads: those without a tile
   // too, so that visit may synchronise. `view` is that of request threadIdx.x. Returns the tiles.
   // Who calls it again synchronises in between.
   template <typename Visit>
@@ -87,7 +89,7 @@ struct MlaTiles {
       }
       for (int first = 0; first < count; first += kPlanThreads) {
         const int number = first + static_cast<int>(threadIdx.x);
-        Visited at = {{}, done + number, 0, number < count};
+        Visited at = {{}, done + number, number < count};
         if (at.exists) {
           int low = 0;
           int begin;
@@ -134,9 +136,10 @@ struct MlaTiles {
       shared.warp_least[warp] = least;
     }
     __syncthreads();
-    return {tiles, warp_sum(shared.warp_blocks[lane]),
-            __reduce_max_sync(~0u, shared.warp_most[lane]),
-            __reduce_min_sync(~0u, shared.warp_least[lane])};
+    const int held = min(lane, kPlanWarps - 1);
+    return {tiles, warp_sum(lane < kPlanWarps ? shared.warp_blocks[lane] : 0),
+            __reduce_max_sync(~0u, shared.warp_most[held]),
+            __reduce_min_sync(~0u, shared.warp_least[held])};
   }
 };
 
