@@ -233,7 +233,7 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
   names("layer is 1, the pool has 1", [](LayerTensors& t) { t.layer = 1; });
 }
 
-// The choice of forms on the device is the host's, and contexts beyond the limit stay absorbed.
+// The choice of forms on the device is the host's, and rows beyond the limit stay absorbed.
 TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   namespace cuda = kernels::cuda;
   spec_.nope_dim = spec_.v_dim = 128;
@@ -251,10 +251,18 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                            cuda::kernel_store());
   const auto device_indptr = to_device(q_indptr), device_lens = to_device(kv_lens);
   const gpu::DeviceBuffer up_requests(requests), up_tokens(q_indptr.back()), new_lens(requests * 4),
-      context_indptr((requests + 1) * 4), live_rows(4), begin(requests * 4),
-      chunk_lens(requests * 4), chunk_indptr((requests + 1) * 4);
+      row_indptr((requests + 1) * 4), live_rows(4), begin(requests * 4), chunk_lens(requests * 4),
+      chunk_indptr((requests + 1) * 4);
   constexpr int32_t kChunkRows = 10'000;
-  for (const int32_t most : {0, 20'000, 1 << 30}) {
+  for (const auto& [most, at_once] : {std::pair{0, false},
+                                      {20'000, false},
+                                      {1 << 30, false},
+                                      {0, true},
+                                      {20'000, true},
+                                      {1 << 30, true}}) {
+    const auto rows_of = [&](size_t i) {
+      return at_once ? kv_lens[i] : kv_lens[i] - (q_indptr[i + 1] - q_indptr[i]);
+    };
     forms.launch({},
                  cuda::MlaFormsParams{.q_indptr = device_indptr.data<int32_t>(),
                                       .kv_lens = device_lens.data<int32_t>(),
@@ -263,11 +271,12 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                                       .nope_dim = spec_.nope_dim,
                                       .v_dim = spec_.v_dim,
                                       .least_q_len = kMinUpProjected,
-                                      .most_context = most,
+                                      .at_once = at_once,
+                                      .most_rows = most,
                                       .up_requests = up_requests.data<uint8_t>(),
                                       .up_tokens = up_tokens.data<uint8_t>(),
                                       .new_lens = new_lens.data<int32_t>(),
-                                      .context_indptr = context_indptr.data<int32_t>(),
+                                      .row_indptr = row_indptr.data<int32_t>(),
                                       .chunk = {.live_rows = live_rows.data<int32_t>(),
                                                 .begin = begin.data<int32_t>(),
                                                 .lens = chunk_lens.data<int32_t>(),
@@ -277,32 +286,32 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
     const auto chosen = to_host<uint8_t>(up_requests, requests);
     const auto tokens = to_host<uint8_t>(up_tokens, q_indptr.back());
     const auto lens = to_host<int32_t>(new_lens, requests);
-    const auto contexts = to_host<int32_t>(context_indptr, requests + 1);
+    const auto row_begins = to_host<int32_t>(row_indptr, requests + 1);
     int64_t wanted = 0;
     int32_t taken = 0;
     for (int32_t i = 0; i < requests; ++i) {
       const int32_t q_len = q_indptr[i + 1] - q_indptr[i];
       bool up =
           kv_lens[i] >= q_len && choose_mla_form(spec_, q_len, kv_lens[i]) == MlaForm::up_projected;
-      if (up) wanted += kv_lens[i] - q_len;
+      if (up) wanted += rows_of(i);
       up = up && wanted <= most;
       ASSERT_EQ(chosen[i], up) << q_len << " new of " << kv_lens[i];
       ASSERT_EQ(lens[i], up ? q_len : 0);
-      ASSERT_EQ(contexts[i], taken);
-      if (up) taken += kv_lens[i] - q_len;
+      ASSERT_EQ(row_begins[i], taken);
+      if (up) taken += rows_of(i);
       for (int32_t t = q_indptr[i]; t < q_indptr[i + 1]; ++t) ASSERT_EQ(tokens[t], up);
     }
-    EXPECT_EQ(contexts[requests], taken);
+    EXPECT_EQ(row_begins[requests], taken);
     EXPECT_LE(taken, most);
     // The first chunk.
     EXPECT_EQ(to_host<int32_t>(live_rows, 1)[0], std::min(taken, kChunkRows));
     const auto begins = to_host<int32_t>(begin, requests);
     const auto rows = to_host<int32_t>(chunk_lens, requests);
     for (int32_t i = 0; i < requests; ++i) {
-      const int32_t end = std::min(contexts[i + 1], kChunkRows);
-      ASSERT_EQ(rows[i], std::max(end - contexts[i], 0));
+      const int32_t end = std::min(row_begins[i + 1], kChunkRows);
+      ASSERT_EQ(rows[i], std::max(end - row_begins[i], 0));
       if (rows[i] > 0) {
-        ASSERT_EQ(begins[i], contexts[i]);
+        ASSERT_EQ(begins[i], row_begins[i]);
       }
     }
     EXPECT_EQ(to_host<int32_t>(chunk_indptr, requests + 1),
@@ -311,9 +320,18 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   }
 }
 
-// Contexts in many chunks, with the ends of several requests in one of them.
+// Contexts in many chunks, with the ends of several requests in one of them; in one; and with the
+// new tokens.
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
-  for (const bool split : {false, true}) {
+  struct Split {
+    bool split;
+    int32_t chunk_rows, rows;
+  };
+  for (const auto& [split, chunk_rows, rows] : {Split{false, 1, 504},
+                                                {true, 1, 504},
+                                                {false, 8300, 8300},
+                                                {true, 8300, 8300},
+                                                {false, 0, 8400}}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
     test.spec.nope_dim = test.spec.v_dim = 128;
     test.spec.softmax_scale = 0;
@@ -321,26 +339,26 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     test.split_q = test.strided = split;
     test.requests = {{170, 900}, {3, 50}, {175, 1200}, {1, 300}, {20, 30}, {0, 0}, {135, 165}};
     BackendEntry entry = *BackendRegistry::builtin().find(GetParam()->name);
-    entry.workspace_bytes = [](const BackendRequest& request) {
+    entry.workspace_bytes = [rows = chunk_rows](const BackendRequest& request) {
       return mla_workspace_bytes(*GetParam(), request.spec, request.cache, request.device,
-                                 request.limits, 1);
+                                 request.limits, rows);
     };
-    entry.create = [](const BackendContext& context) {
-      return make_mla_backend(*GetParam(), context, 1);
+    entry.create = [rows = chunk_rows](const BackendContext& context) {
+      return make_mla_backend(*GetParam(), context, rows);
     };
     EXPECT_EQ(mla_prefill_rows(*GetParam(), test.spec, test.cache.dtype, context_->info(),
-                               test::limits_of(test), 1),
-              504);
+                               test::limits_of(test), chunk_rows),
+              rows);
     const test::CaseData data = make_data(test);
     const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
     size_t row = 0;
     for (size_t request = 0; request < test.requests.size(); ++request) {
-      const size_t rows = static_cast<size_t>(test.requests[request].q_len) * 3;
+      const size_t count = static_cast<size_t>(test.requests[request].q_len) * 3;
       EXPECT_TRUE(is_close(test.spec, oracle(test, data, request),
-                           std::span(got.out).subspan(row * 128, rows * 128),
-                           std::span(got.lse).subspan(row, rows)))
-          << test.name << ", request " << request;
-      row += rows;
+                           std::span(got.out).subspan(row * 128, count * 128),
+                           std::span(got.lse).subspan(row, count)))
+          << test.name << ", " << chunk_rows << " rows a chunk, request " << request;
+      row += count;
     }
   }
 }

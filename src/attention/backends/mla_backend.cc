@@ -42,7 +42,7 @@ struct Setup {
   AttentionSpec spec;
   KvCacheSpec cache;
   DeviceInfo device;
-  int32_t context_rows = 0;
+  int32_t chunk_rows = 0;
 
   std::vector<cuda::MlaDecodeSetup> decode() const {
     return mla_decode_setups(*kernels, spec, cache, device);
@@ -70,14 +70,14 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
   if (up) {
     buffers.prefill = MlaPrefill::carve(workspace, *setup.kernels, spec, setup.cache.dtype,
-                                        setup.device, limits, setup.context_rows);
+                                        setup.device, limits, setup.chunk_rows);
   }
   return buffers;
 }
 
 class MlaBackend final : public AttentionBackend {
  public:
-  MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t context_rows);
+  MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t chunk_rows);
   ~MlaBackend() override { context_.bind_to_free(); }
 
   std::string_view name() const override { return setup_.kernels->name; }
@@ -124,11 +124,10 @@ class MlaBackend final : public AttentionBackend {
   std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
 };
 
-MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
-                       int32_t context_rows)
+MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t chunk_rows)
     : context_(context.device.index), pool_(context.kv) {
   setup_.kernels = &kernels;
-  setup_.context_rows = context_rows;
+  setup_.chunk_rows = chunk_rows;
   setup_.spec = context.spec;
   setup_.device = context_.info();
   validate_spec(spec());
@@ -163,7 +162,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
 size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
   validate_limits(spec(), limits);
   return mla_workspace_bytes(*setup_.kernels, spec(), setup_.cache, setup_.device, limits,
-                             setup_.context_rows);
+                             setup_.chunk_rows);
 }
 
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
@@ -327,16 +326,16 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
 
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
-                           const BatchLimits& limits, int32_t context_rows) {
+                           const BatchLimits& limits, int32_t chunk_rows) {
   WorkspaceCarver counter(nullptr);
-  carve(counter, {&kernels, spec, cache, device, context_rows}, limits);
+  carve(counter, {&kernels, spec, cache, device, chunk_rows}, limits);
   return counter.bytes();
 }
 
 std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
                                                    const BackendContext& context,
-                                                   int32_t context_rows) {
-  return std::make_unique<MlaBackend>(kernels, context, context_rows);
+                                                   int32_t chunk_rows) {
+  return std::make_unique<MlaBackend>(kernels, context, chunk_rows);
 }
 
 }  // namespace fovea

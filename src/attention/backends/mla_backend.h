@@ -13,14 +13,14 @@
 
 namespace fovea {
 
-// context_rows: as mla_prefill_rows().
+// chunk_rows: as mla_prefill_rows().
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
-                           const BatchLimits& limits, int32_t context_rows = 0);
+                           const BatchLimits& limits, int32_t chunk_rows = 0);
 
 // Loads every kernel: what is not packed is compiled here. Errors as BackendEntry::create.
 std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
                                                    const BackendContext& context,
-                                                   int32_t context_rows = 0);
+                                                   int32_t chunk_rows = 0);
 
 }  // namespace fovea

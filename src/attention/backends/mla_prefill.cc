@@ -2,6 +2,7 @@
 #include "attention/backends/mla_prefill.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "attention/validate_spec.h"
 #include "core/rounding.h"
@@ -16,6 +17,7 @@ namespace cuda = kernels::cuda;
 // A pass that could have more context than this many chunks keeps the rest of its requests
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
+constexpr int64_t kAnyContext = std::numeric_limits<int32_t>::max();
 
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
 
@@ -37,10 +39,18 @@ cuda::AttentionSetup attention_setup(const MlaKernels& kernels, const AttentionS
   return setup;
 }
 
-// Requests that can have enough new tokens, times the most that can stand before them.
-int64_t most_context(int64_t requests, int64_t tokens, int64_t max_kv_len) {
-  return std::min(requests, tokens / kMinUpProjected) *
-         std::max<int64_t>(max_kv_len - kMinUpProjected, 0);
+// The most rows that the up-projected requests of a batch can have.
+struct MostRows {
+  int64_t context;  // tokens before the new ones
+  int64_t all;
+};
+// max_context: what stands before the new tokens of an up-projected request.
+MostRows most_rows(const BatchLimits& batch, int64_t max_context) {
+  const int64_t requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
+  const int64_t before = std::min<int64_t>(max_context, batch.max_kv_len - kMinUpProjected);
+  const int64_t context = requests * std::max<int64_t>(before, 0);
+  const int64_t all = requests * std::min<int64_t>(batch.max_kv_len, max_context + batch.max_q_len);
+  return {context, std::min(context + batch.max_tokens, all)};
 }
 
 // Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
@@ -71,8 +81,7 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 }  // namespace
 
 int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                         const DeviceInfo& device, const BatchLimits& limits,
-                         int32_t context_rows) {
+                         const DeviceInfo& device, const BatchLimits& limits, int32_t chunk_rows) {
   // Few heads have few row tiles, and chunks of more requests fill the GPU more evenly: 16 heads,
   // 8x512 over 8k took 1894 us in chunks of 26,214 rows, 1655 in two of 52,428, 1270 where all
   // 65,536 fit one (H100, 2026-11-27).
@@ -83,9 +92,9 @@ int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, D
       spec.q_heads * width +
       gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device));
   const int64_t row_bytes = elements * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-  const int64_t wanted = context_rows > 0 ? context_rows : std::max(kBytes / row_bytes, kMinRows);
-  const int64_t context = most_context(limits.max_requests, limits.max_tokens, limits.max_kv_len);
-  return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(context, wanted)));
+  const int64_t wanted = chunk_rows > 0 ? chunk_rows : std::max(kBytes / row_bytes, kMinRows);
+  const int64_t all = most_rows(limits, kAnyContext).all;
+  return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(all, wanted)));
 }
 
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
@@ -107,9 +116,9 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
 MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
                                     const AttentionSpec& spec, DType stored,
                                     const DeviceInfo& device, const BatchLimits& limits,
-                                    int32_t context_rows) {
+                                    int32_t chunk_rows) {
   MlaPrefillBuffers buffers;
-  buffers.rows = mla_prefill_rows(kernels, spec, stored, device, limits, context_rows);
+  buffers.rows = mla_prefill_rows(kernels, spec, stored, device, limits, chunk_rows);
   const auto rows_of = [&](int64_t width) {
     return workspace.take<std::byte>(buffers.rows * width *
                                      static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
@@ -131,7 +140,7 @@ MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels
   buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
   buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
   buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
-  buffers.context_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
+  buffers.row_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
   buffers.live_rows = workspace.take<int32_t>(1);
   buffers.chunk_begin = workspace.take<int32_t>(limits.max_requests);
   buffers.chunk_lens = workspace.take<int32_t>(limits.max_requests);
@@ -153,7 +162,7 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
   const cuda::AttentionSetup attention = attention_setup(kernels, spec, device);
   shared_key_dims_ = attention.shared_key_dims;
   new_part_.attention = kernels.attention->load(attention, store);
-  context_part_.attention = kernels.attention->load(attention, store);
+  chunk_part_.attention = kernels.attention->load(attention, store);
 }
 
 void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
@@ -165,7 +174,7 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   const std::byte* const rotary =
       buffers.gathered + latents * static_cast<int64_t>(dtype_bytes(spec_.q_dtype));
   for (const auto& [part, workspace] : {std::pair(&new_part_, buffers.attention[0]),
-                                        std::pair(&context_part_, buffers.attention[1])}) {
+                                        std::pair(&chunk_part_, buffers.attention[1])}) {
     part->attention->reserve(limits, workspace);
     part->attention->share_keys(rotary, latents + spec_.rope_dim);
   }
@@ -176,11 +185,14 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   batch_ = batch;
   // Every chunk that the lengths could need is enqueued, so the bound is made tight.
   const int32_t longest = most_up_projected_context(spec_, max_q_len);
-  const int64_t keys = longest < kLongContext ? int64_t{longest} + kMinUpProjected : max_kv_len;
-  const int64_t context =
-      most_context(batch.requests, batch.tokens, std::min<int64_t>(keys, max_kv_len));
-  chunks_ = static_cast<int32_t>(
-      std::min<int64_t>((context + buffers_.rows - 1) / buffers_.rows, kMaxChunks));
+  const MostRows most = most_rows({.max_requests = batch.requests,
+                                   .max_tokens = batch.tokens,
+                                   .max_q_len = max_q_len,
+                                   .max_kv_len = max_kv_len},
+                                  longest < kLongContext ? longest : kAnyContext);
+  at_once_ = most.all <= buffers_.rows;
+  const int64_t chunks = at_once_ ? 1 : ceil_div(most.context, int64_t{buffers_.rows});
+  chunks_ = static_cast<int32_t>(std::min<int64_t>(chunks, kMaxChunks));
   cuda::MlaFormsParams params{};
   params.q_indptr = batch.q_indptr;
   params.kv_lens = batch.kv_lens;
@@ -189,12 +201,13 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   params.nope_dim = spec_.nope_dim;
   params.v_dim = spec_.v_dim;
   params.least_q_len = kMinUpProjected;
-  params.most_context =
-      static_cast<int32_t>(std::min<int64_t>(context, int64_t{kMaxChunks} * buffers_.rows));
+  params.at_once = at_once_;
+  params.most_rows = static_cast<int32_t>(
+      at_once_ ? buffers_.rows : std::min(most.context, int64_t{kMaxChunks} * buffers_.rows));
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
-  params.context_indptr = buffers_.context_indptr;
+  params.row_indptr = buffers_.row_indptr;
   params.chunk = chunk();
   forms_.launch_overlapped({}, params, stream);
 
@@ -202,15 +215,16 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   part.requests = batch.requests;
   part.q_heads = part.kv_heads = spec_.q_heads;
   part.max_q_len = batch.max_q_len;
-  new_part_.batch = context_part_.batch = part;
+  new_part_.batch = chunk_part_.batch = part;
   new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
   new_part_.batch.kv_lens = buffers_.new_lens;
   new_part_.batch.mask.causal = 1;
-  context_part_.batch.q_indptr = buffers_.chunk_indptr;
-  context_part_.batch.kv_lens = buffers_.chunk_lens;
-  context_part_.begin = buffers_.chunk_begin;
-  plan_part(new_part_, stream);
-  if (chunks_ == 1) plan_part(context_part_, stream);
+  chunk_part_.batch.q_indptr = buffers_.chunk_indptr;
+  chunk_part_.batch.kv_lens = buffers_.chunk_lens;
+  chunk_part_.batch.mask.causal = at_once_;
+  chunk_part_.begin = buffers_.chunk_begin;
+  if (!at_once_) plan_part(new_part_, stream);
+  if (chunks_ == 1) plan_part(chunk_part_, stream);
 }
 
 void MlaPrefill::plan_part(const Part& part, Stream stream) const {
@@ -243,9 +257,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.q_indptr = batch_.q_indptr;
   rows.kv_lens = batch_.kv_lens;
   rows.requests = batch_.requests;
-  rows.row_indptr = batch_.q_indptr;
   rows.up_requests = buffers_.up_requests;
-  rows.most_rows = batch_.tokens;
   rows.kv_lora_rank = spec_.kv_lora_rank;
   rows.rope_dim = spec_.rope_dim;
   rows.nope_dim = spec_.nope_dim;
@@ -253,13 +265,17 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.rows = buffers_.gathered;
   rows.offsets = buffers_.offsets;
   rows.keys = shared_key_dims_ > 0 ? nullptr : buffers_.keys;
-  gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
-  project(tensors.mla_weights, cache, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
   float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
-  run(new_part_, q, tensors.out, lse, batch_.tokens, stream);
+  if (!at_once_) {
+    rows.row_indptr = batch_.q_indptr;
+    rows.most_rows = batch_.tokens;
+    gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
+    project(tensors.mla_weights, cache, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
+    run(new_part_, q, tensors.out, lse, batch_.tokens, stream);
+  }
 
-  rows.row_indptr = buffers_.context_indptr;
-  rows.is_context = 1;
+  rows.row_indptr = buffers_.row_indptr;
+  rows.of_chunk = 1;
   rows.most_rows = buffers_.rows;
   rows.chunk = chunk();
   const HeadRows part = dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim);
@@ -282,8 +298,12 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
     rows.first_row = chunk * buffers_.rows;
     gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
     project(tensors.mla_weights, cache, buffers_.live_rows, buffers_.rows, stream);
-    if (chunks_ > 1) plan_part(context_part_, stream);
-    run(context_part_, q, part, buffers_.part_lse, buffers_.rows, stream);
+    if (chunks_ > 1) plan_part(chunk_part_, stream);
+    if (at_once_) {
+      run(chunk_part_, q, tensors.out, lse, buffers_.rows, stream);
+      return;
+    }
+    run(chunk_part_, q, part, buffers_.part_lse, buffers_.rows, stream);
     add_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
   }
 }

@@ -11,7 +11,7 @@
 
 namespace fovea::kernels::cuda {
 
-// A chunk of context as attention takes it, on the device.
+// Rows of up-projected requests as attention takes them, on the device: a chunk of their context, or all their tokens.
 struct MlaChunk {
   int32_t* live_rows;  // [1] its rows
   int32_t* begin;      // [requests] where a request's rows begin
@@ -21,25 +21,26 @@ struct MlaChunk {
 };
 
 // Chooses the form of every request: up-projected where that takes fewer multiply-adds
-// (choose_mla_form), from least_q_len new tokens on, and while the tokens before the new ones fit
-// most_context rows in all. One block.
+// (choose_mla_form), from least_q_len new tokens on, and while they have most_rows rows at most in
+// all. One block.
 struct MlaFormsParams {
   const int32_t* q_indptr;  // [requests + 1]
   const int32_t* kv_lens;   // [requests]
   int32_t requests;
   int32_t kv_lora_rank, nope_dim, v_dim;
   int32_t least_q_len;
-  int32_t most_context;
+  int32_t at_once;  // rows are all tokens of a request; else those before the new ones
+  int32_t most_rows;
   uint8_t* up_requests;     // [requests] 1: up-projected
   uint8_t* up_tokens;       // [tokens]
   int32_t* new_lens;        // [requests] new tokens of up-projected requests, 0 of others
-  int32_t* context_indptr;  // [requests + 1] rows before the new ones, of up-projected requests
+  int32_t* row_indptr;      // [requests + 1] rows of up-projected requests
   MlaChunk chunk;           // the first
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
-// cache: latents, or where they lie, and rotary keys. fp8 caches become 16-bit. Of a context chunk
-// also what attention needs to know about it.
+// cache: latents, or where they lie, and rotary keys. fp8 caches become 16-bit. Of a chunk also what
+// attention needs to know about it.
 struct MlaGatherParams {
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride elements
   int64_t page_stride, token_stride;
@@ -52,15 +53,15 @@ struct MlaGatherParams {
   const int32_t* q_indptr;
   const int32_t* kv_lens;
   int32_t requests;
-  const int32_t* row_indptr;   // [requests + 1]: q_indptr (new tokens) or context_indptr
+  const int32_t* row_indptr;   // [requests + 1]: q_indptr, or of a chunk MlaFormsParams::row_indptr
   const uint8_t* up_requests;  // [requests]
-  int32_t is_context;
+  int32_t of_chunk;            // rows begin with a request's first token; else with its first new one
   int32_t first_row, most_rows;
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
   void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
   int64_t* offsets;  // [most_rows] where latents lie in the cache, -1: nowhere; rows have none then. Or null
   void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
-  MlaChunk chunk;  // written where is_context
+  MlaChunk chunk;  // written where of_chunk
 };
 
 // Adds the part of a context chunk, or any state, to the result so far.

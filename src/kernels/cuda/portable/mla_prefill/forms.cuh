@@ -35,22 +35,21 @@ struct FormsConfig {
       const int q_len = exists ? params.q_indptr[request + 1] - begin : 0;
       const int kv_len = exists ? params.kv_lens[request] : 0;
       const bool wanted = exists && is_cheaper(params, q_len, kv_len);
-      const int64_t context = wanted ? kv_len - q_len : 0;
+      const int64_t rows = !wanted ? 0 : params.at_once ? kv_len : kv_len - q_len;
       int64_t total;
-      const int64_t wanted_at = wanted_before + exclusive_scan(context, total, memory);
+      const int64_t wanted_at = wanted_before + exclusive_scan(rows, total, memory);
       wanted_before += total;
-      const bool taken = wanted && wanted_at + context <= params.most_context;
-      const int64_t at =
-          taken_before + exclusive_scan(taken ? context : int64_t{0}, total, memory);
+      const bool taken = wanted && wanted_at + rows <= params.most_rows;
+      const int64_t at = taken_before + exclusive_scan(taken ? rows : int64_t{0}, total, memory);
       taken_before += total;
       if (!exists) continue;
       params.up_requests[request] = taken;
       params.new_lens[request] = taken ? q_len : 0;
-      params.context_indptr[request] = static_cast<int32_t>(at);
+      params.row_indptr[request] = static_cast<int32_t>(at);
     }
-    if (threadIdx.x == 0) params.context_indptr[params.requests] = static_cast<int32_t>(taken_before);
+    if (threadIdx.x == 0) params.row_indptr[params.requests] = static_cast<int32_t>(taken_before);
     __syncthreads();
-    describe_chunk(params.chunk, params.requests, params.q_indptr, params.context_indptr, 0);
+    describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, 0);
     for (int request = threadIdx.x / 32; request < params.requests; request += kThreads / 32) {
       const uint8_t up = params.up_requests[request];
       for (int token = params.q_indptr[request] + static_cast<int>(threadIdx.x % 32);

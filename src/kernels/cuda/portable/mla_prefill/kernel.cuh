@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Around up-projected MLA: forms once a pass; then in every layer
+// Around up-projected MLA: forms once a pass; then in every layer, where all rows fit the buffers,
+//
+//   all tokens      gather -> K, V of every head -> attention, causal -> out
+//
+// and else
 //
 //   new tokens      gather -> K, V of every head -> attention, causal -> out
 //   context chunk   gather -> K, V               -> attention -> part; add

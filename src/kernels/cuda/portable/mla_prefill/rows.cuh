@@ -68,7 +68,7 @@ struct GatherConfig {
     wait_and_allow_next();
     const int total = params.row_indptr[params.requests];
     const int rows = min(max(total - params.first_row, 0), params.most_rows);
-    if (params.is_context && blockIdx.x == 0) {
+    if (params.of_chunk && blockIdx.x == 0) {
       describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, params.first_row);
     }
     // Of rows without latents little is copied, so a warp has several on their way.
@@ -90,7 +90,7 @@ struct GatherConfig {
       return;
     }
     int key = at - params.row_indptr[request];
-    if (!params.is_context) {
+    if (!params.of_chunk) {
       key += params.kv_lens[request] - (params.q_indptr[request + 1] - params.q_indptr[request]);
     }
     const int64_t page =
