@@ -18,7 +18,7 @@ constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
 constexpr int kGroupKeys = 8;
 constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
-// Of blocks of 16 and 32 rows: all threads but the producer's meet here.
+// Of blocks of 16 rows: all threads but the producer's meet here.
 constexpr int kConsumerThreads = 2 * kWarpgroupThreads;
 constexpr int kConsumersBarrier = 1;
 
@@ -75,11 +75,9 @@ struct MlaDecodeConfig {
   static constexpr int kRope = kRopeDim;
   static constexpr Type kQ = kQuery;
   static constexpr Loader kLoader = kKeyLoader;
-  // Query rows of a block. 64 are the rows of the products; 16 or 32 are their columns, keys being
-  // the rows: nothing is computed for rows that are not there.
-  static constexpr int kRows = kRowsOfBlock;
-  static constexpr bool kNarrow = kRows < kTileRows;
+  static constexpr int kRows = kRowsOfBlock;  // query rows of a block: 64 or 16
   static constexpr bool kSixteen = kRows == 16;
+  static_assert(kSixteen || kRows == kTileRows);
   // Neighbouring blocks that take 64 rows each of the same items, at the same time: the second
   // reads the keys from the L2 cache. Where it reads them later, from memory, 128 heads are 40 %
   // slower (2026-11-21).
@@ -89,8 +87,8 @@ struct MlaDecodeConfig {
   static constexpr bool kPairs = kJoins == 1;
   static constexpr bool kClusters = kJoins == 2;
   static constexpr bool kJoinsParts = kJoins == 3;
-  static_assert(!kPairs || (!kNarrow && kBlocks == 2));
-  static_assert(!kJoinsParts || kNarrow);
+  static_assert(!kPairs || (!kSixteen && kBlocks == 2));
+  static_assert(!kJoinsParts || kSixteen);
   static_assert(!kClusters || (kSixteen && kBlocks == 1));
   static constexpr bool kFp8 = kCache == f8e4m3;
   static constexpr bool kScaled = kLoader == scaled;
@@ -101,7 +99,7 @@ struct MlaDecodeConfig {
   // which are bf16, as the queries are.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
-  static_assert(!kFp8 || !kNarrow);  // NarrowFp8Config
+  static_assert(!kFp8 || !kSixteen);  // NarrowFp8Config
   static_assert(kFp8 ? kLoader != pages : kCache == kQuery && !kScaled);
 
   static constexpr int kValueColumns = kRank / 2;  // of one value warpgroup
@@ -111,20 +109,20 @@ struct MlaDecodeConfig {
   // q: of blocks of 64 rows, the first half of the latent columns lives in registers, so that half of
   // the score products read 64 bytes a cycle of shared memory instead of all 128; the rest has its
   // place there. Converting fp8 rows takes registers too.
-  static constexpr int kRegisterTiles = kNarrow ? 0 : kFp8 ? kHalfTiles - 1 : kHalfTiles;
+  static constexpr int kRegisterTiles = kSixteen ? 0 : kFp8 ? kHalfTiles - 1 : kHalfTiles;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles - kRegisterTiles;
   // Of latent queries, in a box that has all rows: what lies side by side; who copies rows has no registers
   // for more than one.
-  static constexpr int kQueryBoxTiles = kNarrow ? kLatentTiles : kLoader == pages ? kHalfTiles : 1;
+  static constexpr int kQueryBoxTiles = kSixteen ? kLatentTiles : kLoader == pages ? kHalfTiles : 1;
   // Warps that ask for these boxes.
-  static constexpr int kQueryWarps = kLoader == pages || kNarrow ? 1 : 4;
+  static constexpr int kQueryWarps = kLoader == pages || kSixteen ? 1 : 4;
   // Column tiles of a stage, and stages in flight: as many as fit.
-  static constexpr int kStageTiles = kNarrow ? 2 : kHalfTiles;
+  static constexpr int kStageTiles = kSixteen ? 2 : kHalfTiles;
   static constexpr int kGroupBytes = KeyTiles<kStageTiles>::kGroupBytes;
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
-  static constexpr int kQueryStages = kNarrow ? 0 : 1;
+  static constexpr int kQueryStages = kSixteen ? 0 : 1;
   static constexpr int kStages =
-      kClusters ? 9 : kRows == 16 ? 11 : kRows == 32 ? 10 : kFp8 ? 4 : 5;
+      kClusters ? 9 : kSixteen ? 11 : kFp8 ? 4 : 5;
   static constexpr int kRopeSlots = kSixteen ? 2 : 1;
   static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
@@ -158,24 +156,18 @@ struct MlaDecodeConfig {
   static constexpr int kSixteenProducerRegisters = 72;
   static constexpr int kSixteenRegisters = 208;
 
-  static constexpr int kConsumers = kNarrow ? 2 : 3;  // warpgroups
+  static constexpr int kConsumers = kSixteen ? 2 : 3;  // warpgroups
 
   // Of blocks of 16 rows.
   static constexpr int kConsumerWarps = kConsumerThreads / 32;
   static constexpr int kWarpColumns = kRank / kConsumerWarps;  // of values
 
-  // What only blocks of 16 rows have, of 32, of 64.
+  // What only blocks of 16 rows have, of 64.
   struct SixteenMemory {
     alignas(1024) uint16_t weights[kRows][kTileColumns];
     float given[2][4][32][4];  // scores of one half of the columns, for the other's warps
     alignas(16) float maxima[kRows][kConsumerWarps];
     float sums[kRows][kConsumerWarps];
-  };
-  struct NarrowMemory {
-    alignas(1024) uint16_t weights[kRows][kTileColumns];
-    float scores[2][kRows / 2][kWarpgroupThreads];
-    float maxima[4][kRows];
-    float sums[2][4][kRows];
   };
   struct Nothing {};
   // Of a row tile of two parts.
@@ -217,7 +209,7 @@ struct MlaDecodeConfig {
   struct JoinMemory {
     OpenPart open[2];  // the first and the last item of a block may be parts
   };
-  struct SharedMemory : Select<kSixteen, SixteenMemory, Select<kNarrow, NarrowMemory, WideMemory>>,
+  struct SharedMemory : Select<kSixteen, SixteenMemory, WideMemory>,
                         Select<kFp8, Fp8Memory, Nothing> {
     alignas(1024) KeyTiles<kStageTiles> kv[kStages];
     alignas(1024) Select<(kRopeTiles > 0), KeyTiles<1>, Nothing> rope[kRopeSlots];

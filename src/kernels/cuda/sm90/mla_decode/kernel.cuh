@@ -15,14 +15,14 @@
 // (scores -> values and back), scores_done (scores -> values R). A stage of the ring carries half of
 // the queries at the start of an item.
 //
-// Blocks of 16 or 32 rows have other roles behind the producer: sixteen.cuh, narrow.cuh.
+// Blocks of 16 rows, over fp8 caches of 32 too, have other roles behind the producer: sixteen.cuh,
+// narrow_fp8.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/load_boxes.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/load_rows.cuh"
 #include "kernels/cuda/sm90/mla_decode/mainloop.cuh"
-#include "kernels/cuda/sm90/mla_decode/narrow.cuh"
 #include "kernels/cuda/sm90/mla_decode/narrow_fp8.cuh"
 #include "kernels/cuda/sm90/mla_decode/pair_join.cuh"
 #include "kernels/cuda/sm90/mla_decode/sixteen.cuh"
@@ -196,7 +196,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     }
     for (int i = 0; i < kRopeSlots; ++i) {
       shared.rope_full[i].init(kFullArrivals);
-      shared.rope_empty[i].init(kNarrow ? 8 : 4 * kSharers);
+      shared.rope_empty[i].init(kSixteen ? 8 : 4 * kSharers);
     }
     if constexpr (kClusters) shared.cluster.parts_full.init(1);
     for (int i = 0; i < kTileSlots; ++i) {
@@ -204,13 +204,13 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
       shared.tile_empty[i].init(4 * kConsumers + kKeyWarps);
     }
     shared.q_full.init(1);
-    shared.q_empty.init(kNarrow ? 8 : 4);
+    shared.q_empty.init(kSixteen ? 8 : 4);
     if constexpr (kFp8) {
       for (auto& warp : shared.chunk_full) {
         for (TransactionBarrier& chunk : warp) chunk.init(1);
       }
     }
-    if constexpr (!kNarrow) {
+    if constexpr (!kSixteen) {
       for (int i = 0; i < kSlots; ++i) {
         shared.weights_full[i].init(4);
         shared.weights_empty[i].init(8);
@@ -232,7 +232,7 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
     __syncthreads();
   }
   if constexpr (kClusters) cluster_arrive_relaxed();  // barriers are ready for the other blocks
-  if constexpr (kNarrow) touch_constants(params);
+  if constexpr (kSixteen) touch_constants(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete, and
   // keys that the caller calls settled (boxes of them are copied at once). What others write (q, the
@@ -247,17 +247,15 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   }
   int warpgroup = threadIdx.x / kWarpgroupThreads;
   // Known to be uniform where a sixth less code comes of it.
-  if constexpr (kPairs || kNarrow) warpgroup = __shfl_sync(~0u, warpgroup, 0);
-  if constexpr (kNarrow) {
+  if constexpr (kPairs || kSixteen) warpgroup = __shfl_sync(~0u, warpgroup, 0);
+  if constexpr (kSixteen) {
     if (warpgroup == 0) {
-      if constexpr (kSixteen) give_registers<kSixteenProducerRegisters>();
+      give_registers<kSixteenProducerRegisters>();
       run_producer<C>(params, shared, first);
       if constexpr (kClusters) pass_cluster();
-    } else if constexpr (kSixteen) {
+    } else {
       take_registers<kSixteenRegisters>();
       run_sixteen<C>(params, shared);
-    } else {
-      run_narrow<C>(params, shared, warpgroup - 1);
     }
   } else if (warpgroup == 0) {
     give_registers<kProducerRegisters>();

@@ -20,8 +20,9 @@ constexpr int32_t kGroupKeys = 8;
 int32_t block_rows(const MlaDecodeSetup& setup) {
   const int64_t rows = int64_t{setup.max_q_len} * setup.q_heads;
   // Products of another shape round in another way.
-  if (setup.batch_invariant) return kTileRows;
-  return rows <= 16 ? 16 : rows <= 32 ? 32 : kTileRows;
+  if (setup.batch_invariant || rows > 32) return kTileRows;
+  if (rows <= 16) return 16;
+  return setup.cache == MlaCache::as_queries ? kTileRows : 32;
 }
 int32_t row_blocks(const MlaDecodeSetup& setup) {
   return int64_t{setup.max_q_len} * setup.q_heads > kTileRows ? 2 : 1;

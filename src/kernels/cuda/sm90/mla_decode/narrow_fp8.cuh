@@ -148,6 +148,36 @@ __device__ __forceinline__ void add_fp8_values(typename C::SharedMemory& shared,
   for (int t = 0; t < C::kLatentTiles; ++t) products_landed(out[t]);
 }
 
+// hide_keys with keys as rows.
+template <class C>
+__device__ __forceinline__ void hide_narrow_keys(const MlaDecodeParams& params, const RowTile& tile,
+                                                 int left, float (&scores)[C::kRows / 2]) {
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+    const uint64_t seen = seen_keys(params, tile, left, column_of(i));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!(seen >> thread_row(half) & 1)) scores[score_of(i, half)] = -infinity();
+    }
+  }
+}
+
+// The weights of a query row are a row of shared memory.
+template <class C>
+__device__ __forceinline__ void store_narrow_weights(uint16_t (&to)[C::kRows][kTileColumns],
+                                                     const float (&scores)[C::kRows / 2]) {
+  const int lane = threadIdx.x % 32;
+  const int chunk = threadIdx.x % kWarpgroupThreads / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int pair = 0; pair < C::kRows / 16; ++pair) {
+    const float* s = scores + 8 * pair;
+    const int row = 16 * pair + lane / 16 * 8 + lane % 8;
+    const uint32_t words[4] = {pack<C::kMath>(s[0], s[1]), pack<C::kMath>(s[2], s[3]),
+                               pack<C::kMath>(s[4], s[5]), pack<C::kMath>(s[6], s[7])};
+    store_matrices_transposed(&to[row][(chunk ^ row % 8) * 8], words);
+  }
+}
+
 // Scores to weights in shared memory, and the tile's scales beside them. One warpgroup, which meets
 // twice: before the second time nobody has begun this tile's values, behind the first nobody still
 // reads the last one's.
@@ -180,10 +210,7 @@ __device__ __forceinline__ void weigh_keys(typename C::SharedMemory& shared,
     }
   }
   weigh_columns<C>(shared.maxima[group], factor, most, scores, state);
-#pragma unroll
-  for (int pair = 0; pair < C::kRows / 16; ++pair) {
-    store_narrow_weights<C>(shared.weights[group], pair, scores);
-  }
+  store_narrow_weights<C>(shared.weights[group], scores);
   fence_async_proxy();
   named_barrier_wait(2 + group, kWarpgroupThreads);
 }

@@ -3,18 +3,61 @@
 // to memory.
 #pragma once
 
-#include "kernels/cuda/sm90/mla_decode/narrow.cuh"
+#include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Of a thread: out[t][4 * j + i] is query row 8 * j + lane % 4 * 2 + i % 2, value column 64 * t + 16 * warp
-// + lane / 4 * 2 + i / 2.
+// Of a thread: scores[4 * j + i] is key thread_row(i / 2), query row 8 * j + lane % 4 * 2 + i % 2;
+// out[t][4 * j + i] is that row's value column 64 * t + 16 * warp + lane / 4 * 2 + i / 2.
 template <class C>
 struct Fp8State {
   float out[C::kLatentTiles][C::kRows / 2];
   float most[C::kRows / 4];  // as ScoreRow::most, of query row column_of(i)
   float sum[C::kRows / 4];   // of this thread's keys
 };
+
+__device__ __forceinline__ int column_of(int i) { return i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+// The place of column_of(i), key thread_row(half), among the scores.
+__device__ __forceinline__ constexpr int score_of(int i, int half) {
+  return i / 2 * 4 + half * 2 + i % 2;
+}
+
+// A key tile's scores to weights. most: of this warp's keys, maxima: of every warp's.
+template <class C>
+__device__ __forceinline__ void weigh_columns(const float (&maxima)[4][C::kRows], float factor,
+                                              float (&most)[C::kRows / 4],
+                                              float (&scores)[C::kRows / 2], Fp8State<C>& state) {
+  float rescale[C::kRows / 4];
+  bool moved = false;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) most[i] = fmaxf(most[i], maxima[w][column_of(i)]);
+    const bool moves = most[i] * factor > state.most[i] + kMaximumLag;
+    const float next = moves ? most[i] * factor : state.most[i];
+    rescale[i] = exp2_fast(state.most[i] - next);
+    state.most[i] = next;
+    moved |= moves;
+  }
+  if (__any_sync(~0u, moved)) {
+#pragma unroll
+    for (int i = 0; i < C::kRows / 4; ++i) state.sum[i] *= rescale[i];
+#pragma unroll
+    for (auto& tile : state.out) {
+#pragma unroll
+      for (int i = 0; i < C::kRows / 2; ++i) tile[i] *= rescale[i / 4 * 2 + i % 2];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::kRows / 4; ++i) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float& score = scores[score_of(i, row)];
+      score = exp2_fast(fmaf(score, factor, -state.most[i]));
+      state.sum[i] += score;
+    }
+  }
+}
 
 // What the values of this warpgroup are to be multiplied by, and the LSE of all keys.
 template <class C>
