@@ -309,6 +309,8 @@ std::vector<GpuCase> mla_table() {
        {std::pair{1, 1}, {1, 16}, {8, 4}, {32, 1}, {32, 4}, {128, 1}, {128, 16}}) {
     cases.push_back(mla_decode(16, 1, batch, length * kKilo));
   }
+  append(cases, {mla_decode(32, 1, 8, 4 * kKilo), mla_decode(32, 1, 32, 4 * kKilo),
+                 mla_decode(16, 2, 32, 4 * kKilo)});
   for (const int32_t heads : {128, 16})
     cases.push_back(log_uniform(mla_decode(heads, 1, 1, kKilo)));
   append(cases, {fp8_rows(mla_decode(128, 1, 32, 16 * kKilo)),
