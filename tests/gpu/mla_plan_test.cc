@@ -40,7 +40,7 @@ std::string name_of(const PlanCase& test) {
 
 class MlaPlanners : public Planners {
  protected:
-  // Blocks of keys of the row tile from `row` on; it has `rows` rows at most.
+  // Behind the last key that the row tile from `row` on sees.
   int32_t key_end(size_t request, int32_t row, const PlanCase& test) const {
     const auto [q_len, kv_len] = batch().requests[request];
     const int32_t last = std::min(row + test.row_tile, q_len * test.heads) - 1;

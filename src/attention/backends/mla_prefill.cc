@@ -17,6 +17,7 @@ namespace cuda = kernels::cuda;
 // A pass that could have more context than this many chunks keeps the rest of its requests
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
+// Of most_rows(): no context is too long.
 constexpr int64_t kAnyContext = std::numeric_limits<int32_t>::max();
 
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: stages of weights by the copy engine, of latents by it or row by row. The first block of a pair brings the weights of keys
-// to both, the second those of values.
+// The producer: stages of weights by the copy engine, of latents by it or row by row. The first block of a pair brings
+// the weights of keys to both, the second those of values.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
