@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <tuple>
 
@@ -181,14 +182,17 @@ std::vector<GpuCase> shared(int32_t batch, int32_t prefix, int32_t own) {
   return {apart, cascade};
 }
 
-// Two prompts beside 64 decodes: in one launch, and each kind alone, whose times one launch is held
-// against.
+GpuCase with_decodes(GpuCase config, int32_t decodes, int32_t length) {
+  config.phase = config.has_mla_weights() ? "mla-mixed" : "mixed";
+  config.work += fmt::format("+{}x{}", decodes, length_name(length));
+  config.requests.insert(config.requests.end(), static_cast<size_t>(decodes), {1, length});
+  return config;
+}
+
+// In one launch, and each kind alone, whose times one launch is held against.
 std::vector<GpuCase> mixed() {
-  GpuCase both = mha("mixed", kGrouped, 128);
-  both.work = "2x4k+64x8k";
-  both.requests.assign(2, {4 * kKilo, 4 * kKilo});
-  both.requests.insert(both.requests.end(), 64, {1, 8 * kKilo});
-  return {both, prefill(2, 4 * kKilo), decode(64, 8 * kKilo)};
+  const GpuCase prompts = prefill(2, 4 * kKilo);
+  return {with_decodes(prompts, 64, 8 * kKilo), prompts, decode(64, 8 * kKilo)};
 }
 
 GpuCase invariant(GpuCase config) {
@@ -321,17 +325,18 @@ std::vector<GpuCase> mla_table() {
                    mla_extend(heads, batch, tokens * kKilo, 0)});
   }
   append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo)});
-  for (const auto& [heads, batch, length] : {std::tuple{128, 1, 1},
-                                             {128, 8, 4},
-                                             {128, 32, 4},
-                                             {128, 128, 4},
-                                             {16, 1, 1},
-                                             {64, 64, 1},
-                                             {32, 64, 4},
-                                             {16, 32, 4},
-                                             {16, 64, 4},
-                                             {16, 128, 1},
-                                             {16, 256, 1}}) {
+  for (const int32_t heads : {128, 16}) {
+    const GpuCase prompt = mla_extend(heads, 1, 2 * kKilo, 0);
+    append(cases, {mla_extend(heads, 1, 64, 0), mla_extend(heads, 1, 512, 0), prompt,
+                   mla_extend(heads, 1, 256, 4 * kKilo), mla_extend(heads, 1, 512, 16 * kKilo),
+                   with_decodes(mla_extend(heads, 1, 512, 0), 32, 4 * kKilo),
+                   with_decodes(mla_extend(heads, 1, 2 * kKilo, 14 * kKilo), 32, 4 * kKilo),
+                   with_decodes(prompt, 128, 4 * kKilo)});
+  }
+  const std::vector<std::array<int32_t, 3>> projected = {
+      {128, 1, 1}, {128, 8, 4}, {128, 32, 4}, {128, 128, 4}, {16, 1, 1},  {64, 64, 1},
+      {32, 64, 4}, {16, 32, 4}, {16, 64, 4},  {16, 128, 1},  {16, 256, 1}};
+  for (const auto& [heads, batch, length] : projected) {
     cases.push_back(projected_decode(heads, batch, length * kKilo));
   }
   for (const int32_t page_size : {1, 16, 128}) {

@@ -39,7 +39,7 @@ struct GpuWorkload::Setup {
   int32_t cache_sets = 1, query_sets = 1;
   std::unique_ptr<LentPool> pool;
   std::unique_ptr<AttentionBackend> backend;
-  std::vector<int32_t> q_indptr{0};
+  std::vector<int32_t> q_indptr{0}, q_lens, lengths;
   gpu::DeviceBuffer q, out;
   gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
   // Of features that the layers have.
@@ -126,7 +126,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
       std::swap(pages[i], pages[i + random() % (pages.size() - i)]);
     }
   }
-  std::vector<int32_t> rows, lengths;
+  std::vector<int32_t> rows;
   std::vector<int64_t> new_slots;
   const auto shared_pages = static_cast<size_t>(config.shared_prefix / page);
   size_t group_page = 0;  // the first of the pages that a group shares
@@ -149,6 +149,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
     }
     next_page += static_cast<size_t>((request.kv_len - config.shared_prefix + page - 1) / page);
     rows.push_back(static_cast<int32_t>(rows.size()));
+    q_lens.push_back(request.q_len);
     lengths.push_back(request.kv_len);
     q_indptr.push_back(q_indptr.back() + request.q_len);
   }
@@ -157,7 +158,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   kv_lens = gpu::to_device(lengths, stream);
   out_slots = gpu::to_device(new_slots, stream);
   q_indptr_device = gpu::to_device(q_indptr, stream);
-  batch.mode = config.phase == "mixed"              ? ForwardMode::mixed
+  batch.mode = config.phase.ends_with("mixed")      ? ForwardMode::mixed
                : config.longest_q() == 1            ? ForwardMode::decode
                : config.spec.mask == MaskKind::tree ? ForwardMode::target_verify
                                                     : ForwardMode::extend;
@@ -165,6 +166,8 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.tokens = config.tokens();
   batch.max_q_len = config.longest_q();
   batch.max_kv_len = config.longest_kv();
+  batch.host_q_lens = q_lens.data();
+  batch.host_kv_lens = lengths.data();
   batch.q_indptr = q_indptr_device.data<int32_t>();
   batch.kv_lens = kv_lens.data<int32_t>();
   if (!pool) return;

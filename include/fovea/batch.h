@@ -3,12 +3,13 @@
 // the caller, lives where the backend runs, and must stay valid and unchanged from plan() until the
 // last forward() of the pass has run.
 //
-// On a GPU that is: every array is device memory, every other field is a value of the host. The
-// host never looks into an array, and nothing is copied. A captured pass reads the arrays anew at
-// every replay, at the addresses it was captured with: their contents may then be any batch of
-// `requests` requests (padded with lengths of 0) within the limits, of at most `tokens` new tokens.
-// Their contents cannot be checked there; entries of tables and out_slots that name no page or slot
-// of the pool count as page 0 and as -1. A replay reads the table that was given at the capture.
+// On a GPU that is: every array but host_* is device memory, every other field is a value of the
+// host. The host never looks into an array of the device, and nothing is copied. A captured pass
+// reads the arrays anew at every replay, at the addresses it was captured with: their contents may
+// then be any batch of `requests` requests (padded with lengths of 0) within the limits, of at most
+// `tokens` new tokens. Their contents cannot be checked there; entries of tables and out_slots that
+// name no page or slot of the pool count as page 0 and as -1. A replay reads the table that was
+// given at the capture.
 //
 // A request i brings q_len[i] new tokens; kv_lens[i] counts its tokens including them, so it is 0
 // or at least q_len[i]. New token j stands at position kv_lens[i] - q_len[i] + j. Any length may be
@@ -58,6 +59,12 @@ struct BatchView {
   // bits may differ between kernels (not if batch-invariant).
   int32_t max_q_len = 0;
   int32_t max_kv_len = 0;
+  // On the host, unlike all other arrays, or null: upper bounds of each request's new tokens and
+  // tokens, in a captured pass those of all replays. Read by plan() alone, and used as the bounds
+  // above; both or neither. Prompts gain by them, most of all beside decodes: without, a GPU
+  // backend must be ready for every request being as long as the longest.
+  const int32_t* host_q_lens = nullptr;   // [requests]
+  const int32_t* host_kv_lens = nullptr;  // [requests]
 
   const int32_t* q_indptr = nullptr;      // [requests + 1], first 0, last tokens
   const int32_t* kv_lens = nullptr;       // [requests]

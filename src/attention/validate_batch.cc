@@ -61,10 +61,18 @@ void check_bounds(const BatchView& batch, const AttentionSpec& spec) {
     check_argument(batch.max_q_len == 0 || q_len_of(batch, request) <= batch.max_q_len,
                    "request {}: q_len is {}, above the batch's max_q_len of {}", request,
                    q_len_of(batch, request), batch.max_q_len);
-    if (!looks_at_kv_lens(spec) || batch.max_kv_len == 0) continue;
-    check_argument(batch.kv_lens[request] <= batch.max_kv_len,
-                   "request {}: kv_len is {}, above the batch's max_kv_len of {}", request,
-                   batch.kv_lens[request], batch.max_kv_len);
+    const bool own = batch.host_q_lens != nullptr;
+    check_argument(!own || q_len_of(batch, request) <= batch.host_q_lens[request],
+                   "request {}: q_len is {}, above its host_q_lens of {}", request,
+                   q_len_of(batch, request), own ? batch.host_q_lens[request] : 0);
+    if (!looks_at_kv_lens(spec)) continue;
+    const int32_t kv_len = batch.kv_lens[request];
+    check_argument(batch.max_kv_len == 0 || kv_len <= batch.max_kv_len,
+                   "request {}: kv_len is {}, above the batch's max_kv_len of {}", request, kv_len,
+                   batch.max_kv_len);
+    check_argument(!own || kv_len <= batch.host_kv_lens[request],
+                   "request {}: kv_len is {}, above its host_kv_lens of {}", request, kv_len,
+                   own ? batch.host_kv_lens[request] : 0);
   }
 }
 

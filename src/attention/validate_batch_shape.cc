@@ -12,6 +12,25 @@ void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
+void check_host_lens(const int32_t* lens, int32_t requests, int64_t limit, std::string_view name) {
+  for (int32_t i = 0; i < requests; ++i) {
+    check_argument(lens[i] >= 0 && lens[i] <= limit, "{}[{}] is {}, must be in [0, {}]", name, i,
+                   lens[i], limit);
+  }
+}
+
+// Bounds of each request, within those of the batch.
+void check_host_lens(const BatchView& batch, const BatchLimits& limits) {
+  check_argument((batch.host_q_lens == nullptr) == (batch.host_kv_lens == nullptr),
+                 "host_q_lens are {}, host_kv_lens are {}: give both or neither",
+                 batch.host_q_lens ? "given" : "null", batch.host_kv_lens ? "given" : "null");
+  if (batch.host_q_lens == nullptr) return;
+  check_host_lens(batch.host_q_lens, batch.requests,
+                  batch.max_q_len > 0 ? batch.max_q_len : limits.max_q_len, "host_q_lens");
+  check_host_lens(batch.host_kv_lens, batch.requests,
+                  batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len, "host_kv_lens");
+}
+
 // On a GPU nobody sees the lengths: the bound must be one that the table has room for. A batch has
 // none for its encoder.
 void check_width(const BatchView& batch, const BatchRules& rules, const NamedTable& named) {
@@ -96,6 +115,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
   check_argument(batch.mode != ForwardMode::decode || batch.tokens <= batch.requests,
                  "tokens is {}, mode decode takes 1 for each of {} requests", batch.tokens,
                  batch.requests);
+  check_host_lens(batch, limits);
   need_array(batch.q_indptr, "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);
   if (batch.tokens > 0) check_mask(batch, rules.spec);

@@ -64,6 +64,7 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       at_(layout(limits)),
       table_stride_(table.row_stride()),
       pinned_(at_.total),
+      q_lens_(static_cast<size_t>(limits.max_requests)),
       drawn_(static_cast<size_t>(limits.max_requests) * sizeof(int32_t)),
       arrays_(at_.total),
       table_(static_cast<size_t>(table.max_requests()) * static_cast<size_t>(table.row_stride()) *
@@ -103,6 +104,7 @@ PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
     host<cuda::Draw>(at_.draws)[size.requests] = draw_of(part, size.logit_rows - 1);
     drawn_.data<int32_t>()[size.requests] = -1;
     size.draws |= part.sampling != nullptr;
+    q_lens_[static_cast<size_t>(size.requests)] = count;
     host<int32_t>(at_.kv_lens)[size.requests] = part.begin + count;
     host<int32_t>(at_.rows)[size.requests] = part.lease->row;
     host<int32_t>(at_.q_indptr)[++size.requests] = size.tokens;
@@ -172,6 +174,10 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.tokens = size.tokens;
   view.max_q_len = size.max_q_len;
   view.max_kv_len = size.max_kv_len;
+  if (size.mode != ForwardMode::decode) {
+    view.host_q_lens = q_lens_.data();
+    view.host_kv_lens = host<int32_t>(at_.kv_lens);
+  }
   view.q_indptr = device<int32_t>(at_.q_indptr);
   view.kv_lens = device<int32_t>(at_.kv_lens);
   view.request_rows = device<int32_t>(at_.rows);

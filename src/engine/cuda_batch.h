@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "engine/cache_set.h"
 #include "engine/model_runner.h"
@@ -53,7 +54,8 @@ class CudaBatch {
   int32_t drawn(size_t part) const { return drawn_.data<int32_t>()[part]; }
   const void* draws() const { return device<kernels::cuda::Draw>(at_.draws); }
 
-  // As the device sees it. The addresses never change.
+  // As the device sees it. The addresses never change. The bounds of each request's lengths, which
+  // decode passes do without, are those of the pass that was filled.
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
   size_t bytes() const { return arrays_.bytes() + table_.bytes(); }
@@ -79,7 +81,8 @@ class CudaBatch {
   Layout at_;
   int64_t table_stride_;
   gpu::PinnedBuffer pinned_;
-  gpu::PinnedBuffer drawn_;  // [max_requests] tokens, written by the GPU
+  std::vector<int32_t> q_lens_;  // [max_requests]
+  gpu::PinnedBuffer drawn_;      // [max_requests] tokens, written by the GPU
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -247,6 +248,86 @@ TEST(MlaCost, DependsOnLengthsAlone) {
     change(spec);
     EXPECT_EQ(choose_mla_form(spec, 512, 512), MlaForm::absorbed);
   }
+}
+
+// A batch by the bounds of its requests' new tokens and tokens.
+struct HostLens {
+  std::vector<int32_t> q_lens, kv_lens;
+  MlaFormBounds bounds(int64_t max_context = 1 << 30) const {
+    BatchView view;
+    view.requests = static_cast<int32_t>(q_lens.size());
+    view.host_q_lens = q_lens.data();
+    view.host_kv_lens = kv_lens.data();
+    return bound_mla_forms(test::deepseek_spec(), view, {view.requests, 1 << 20, 4096, 1 << 17},
+                           max_context);
+  }
+};
+
+TEST(MlaCost, HostLengthsTellPromptsFromDecodes) {
+  const HostLens mixed{{1, 512, 4, 0, 200}, {4000, 512, 3000, 0, 9000}};
+  const MlaFormBounds bounds = mixed.bounds();
+  EXPECT_TRUE(bounds.by_q_len);
+  EXPECT_EQ(bounds.least_q_len, 5);
+  EXPECT_EQ(bounds.rows.all, 512 + 9000);
+  EXPECT_EQ(bounds.rows.context, 512 + 9000 - 2 * 5);
+  EXPECT_EQ(bounds.most_absorbed, 4);
+  EXPECT_FALSE(mixed.bounds(9000).by_q_len) << "there is no room for all";
+
+  const HostLens prompts{{20, 512}, {20, 600}};
+  EXPECT_EQ(prompts.bounds().most_absorbed, 0) << "nobody is absorbed";
+  EXPECT_EQ(prompts.bounds().least_q_len, 1);
+
+  const HostLens decodes{{1, 1}, {20, 600}};
+  EXPECT_EQ(decodes.bounds().rows.all, 0) << "nobody is up-projected";
+
+  // 100 new tokens behind 4000 stay absorbed, 20 with nothing before them do not.
+  const HostLens crossed{{100, 20}, {4100, 20}};
+  EXPECT_FALSE(crossed.bounds().by_q_len);
+  EXPECT_EQ(crossed.bounds().most_absorbed, 4096);
+}
+
+// Whatever lengths within the bounds a batch turns out to have.
+TEST(MlaCost, BoundsOfFormsHold) {
+  const AttentionSpec spec = test::deepseek_spec();
+  std::mt19937 random(5);
+  const auto below = [&](int32_t end) {
+    return static_cast<int32_t>(random() % static_cast<uint32_t>(end));
+  };
+  int32_t told_apart = 0;
+  for (int32_t round = 0; round < 2000; ++round) {
+    HostLens most;
+    const int32_t requests = 1 + below(6);
+    for (int32_t i = 0; i < requests; ++i) {
+      const int32_t q_len = below(2) == 0 ? below(5) : below(400);
+      most.q_lens.push_back(q_len);
+      most.kv_lens.push_back(q_len + (below(2) == 0 ? 0 : below(5000)));
+    }
+    const MlaFormBounds bounds = most.bounds();
+    told_apart += bounds.by_q_len;
+    MlaRows rows;
+    for (size_t i = 0; i < most.q_lens.size(); ++i) {
+      const int32_t q_len = below(most.q_lens[i] + 1);
+      const int32_t kv_len = q_len + below(most.kv_lens[i] - q_len + 1);
+      if (q_len == 0) continue;
+      const bool up = bounds.by_q_len
+                          ? q_len >= bounds.least_q_len
+                          : choose_mla_form(spec, q_len, kv_len) == MlaForm::up_projected;
+      if (up) {
+        rows.context += kv_len - q_len;
+        rows.all += kv_len;
+      } else {
+        EXPECT_LE(q_len, bounds.most_absorbed);
+      }
+      // At their bounds forms are the cheaper ones.
+      const bool cheaper =
+          choose_mla_form(spec, most.q_lens[i], most.kv_lens[i]) == MlaForm::up_projected;
+      EXPECT_TRUE(!bounds.by_q_len || (most.q_lens[i] >= bounds.least_q_len) == cheaper);
+    }
+    EXPECT_LE(rows.context, bounds.rows.context);
+    EXPECT_LE(rows.all, bounds.rows.all);
+  }
+  EXPECT_GT(told_apart, 200);
+  EXPECT_LT(told_apart, 1980);
 }
 
 // The workspace of the up-projected form is bounded by its chunk, not by the context.

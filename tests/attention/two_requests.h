@@ -33,6 +33,7 @@ struct TwoRequests {
   std::vector<uint32_t> prefix_lens = {4, 2};
   std::vector<uint16_t> in_items = std::vector<uint16_t>(2 * 5, 0);
   std::vector<int32_t> encoder_lens = {8, 0};
+  std::vector<int32_t> host_q_lens, host_kv_lens;
   BatchView batch;
   ThreadPool threads{1};
   std::unique_ptr<KvPool> pool;
@@ -70,6 +71,13 @@ struct TwoRequests {
              .item_prefix_lens = prefix_lens.data(),
              .token_pos_in_items = in_items.data(),
              .token_pos_in_items_stride = 5};
+  }
+
+  void tell(int32_t q_len, int32_t second_q_len, int32_t kv_len, int32_t second_kv_len) {
+    host_q_lens = {q_len, second_q_len};
+    host_kv_lens = {kv_len, second_kv_len};
+    batch.host_q_lens = host_q_lens.data();
+    batch.host_kv_lens = host_kv_lens.data();
   }
 
   void give_pages() {

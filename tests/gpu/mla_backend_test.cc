@@ -254,12 +254,20 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
       row_indptr((requests + 1) * 4), live_rows(4), begin(requests * 4), chunk_lens(requests * 4),
       chunk_indptr((requests + 1) * 4);
   constexpr int32_t kChunkRows = 10'000;
-  for (const auto& [most, at_once] : {std::pair{0, false},
-                                      {20'000, false},
-                                      {1 << 30, false},
-                                      {0, true},
-                                      {20'000, true},
-                                      {1 << 30, true}}) {
+  struct Setting {
+    int32_t most;
+    bool at_once;
+    int32_t by_q_len = 0;  // from so many new tokens on; 0: by cost
+  };
+  for (const auto& [most, at_once, by_q_len] : {Setting{0, false},
+                                                {20'000, false},
+                                                {1 << 30, false},
+                                                {0, true},
+                                                {20'000, true},
+                                                {1 << 30, true},
+                                                {1 << 30, false, 2},
+                                                {20'000, true, 40},
+                                                {1 << 30, true, 1}}) {
     const auto rows_of = [&](size_t i) {
       return at_once ? kv_lens[i] : kv_lens[i] - (q_indptr[i + 1] - q_indptr[i]);
     };
@@ -270,7 +278,8 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
                                       .kv_lora_rank = kRank,
                                       .nope_dim = spec_.nope_dim,
                                       .v_dim = spec_.v_dim,
-                                      .least_q_len = kMinUpProjected,
+                                      .least_q_len = by_q_len > 0 ? by_q_len : kMinUpProjected,
+                                      .by_q_len = by_q_len > 0,
                                       .at_once = at_once,
                                       .most_rows = most,
                                       .up_requests = up_requests.data<uint8_t>(),
@@ -291,8 +300,9 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
     int32_t taken = 0;
     for (int32_t i = 0; i < requests; ++i) {
       const int32_t q_len = q_indptr[i + 1] - q_indptr[i];
-      bool up =
-          kv_lens[i] >= q_len && choose_mla_form(spec_, q_len, kv_lens[i]) == MlaForm::up_projected;
+      bool up = by_q_len > 0 ? q_len >= by_q_len
+                             : choose_mla_form(spec_, q_len, kv_lens[i]) == MlaForm::up_projected;
+      up = up && kv_lens[i] >= q_len;
       if (up) wanted += rows_of(i);
       up = up && wanted <= most;
       ASSERT_EQ(chosen[i], up) << q_len << " new of " << kv_lens[i];

@@ -65,8 +65,9 @@ class PackedBatch {
 
   BatchView view() const;  // points into this object
   // Passes the upper bounds of a batch that is at least as long: those of a captured pass.
-  void take_bounds(const PackedBatch& longer) { bound_q_len_ = longer.max_q_len_; }
+  void take_bounds(const PackedBatch& longer) { bounds_ = &longer; }
   void give(Tables tables) { tables_ = tables; }  // slots before
+  void tell_host_lens() { tells_host_lens_ = true; }
   LayerTensors tensors();
   Output output() const;
   // Rows beyond the batch's tokens and gaps between rows.
@@ -91,11 +92,13 @@ class PackedBatch {
   const Fill fill_;
   const PagedStore* store_;
   Tables tables_ = Tables::slots;
+  bool tells_host_lens_ = false;
   int32_t tokens_ = 0, requests_ = 0;
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
-  int32_t bound_q_len_ = 0;  // 0: max_q_len_
+  const PackedBatch* bounds_ = this;
 
-  std::vector<int32_t> q_indptr_, kv_lens_, request_rows_, encoder_lens_, positions_, shared_;
+  std::vector<int32_t> q_indptr_, q_lens_, kv_lens_, request_rows_, encoder_lens_, positions_,
+      shared_;
   std::vector<int32_t> decoder_slots_;  // or pages; scope cross: nobody may read them
   std::vector<int64_t> out_slots_;
   std::vector<uint64_t> tree_;

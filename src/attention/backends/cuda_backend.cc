@@ -89,6 +89,7 @@ class CudaBackend final : public AttentionBackend {
  private:
   const AttentionSpec& spec() const { return setup_.spec; }
   void plan_kernels(const BatchView& batch, cuda::PassPlan& pass);
+  void expect_long_requests(const BatchView& batch, int32_t least_q_len);
   void launch_layer(const LayerTensors& tensors, Stream stream);
 
   gpu::Context context_;
@@ -190,9 +191,22 @@ void CudaBackend::plan_kernels(const BatchView& batch, cuda::PassPlan& pass) {
     all.most_q_len = std::numeric_limits<int32_t>::max();
     few.most_q_len = most;
     few.max_q_len = 1;  // of nearly all of them
+    const bool own_keys = uses_kv_cache(spec()) && spec().scope != AttentionScope::cross;
+    if (batch.host_q_lens != nullptr && own_keys) expect_long_requests(batch, most + 1);
   }
   active_->plan(all, batch.tokens, pass);
   if (beside_ != nullptr) beside_->plan(few, batch.tokens, pass);
+}
+
+// The kernel for many new tokens of a mixed batch attends to no others than these.
+void CudaBackend::expect_long_requests(const BatchView& batch, int32_t least_q_len) {
+  int32_t requests = 0, most_keys = 0;
+  for (int32_t i = 0; i < batch.requests; ++i) {
+    if (batch.host_q_lens[i] < least_q_len) continue;
+    ++requests;
+    most_keys = std::max(most_keys, batch.host_kv_lens[i]);
+  }
+  prefill_->expect_keys(batch.prefix_settled, most_keys, requests);
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -214,7 +228,8 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     for (cuda::AttentionKernel* kernel : {prefill_.get(), decode_.get()}) {
       if (kernel == nullptr) continue;
-      kernel->expect_keys(batch.prefix_settled && cached && !cross, cross ? 0 : batch.max_kv_len);
+      kernel->expect_keys(batch.prefix_settled && cached && !cross, cross ? 0 : batch.max_kv_len,
+                          0);
     }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));

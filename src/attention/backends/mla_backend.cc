@@ -119,7 +119,7 @@ class MlaBackend final : public AttentionBackend {
   BatchView batch_;
   // Of the planned batch.
   const cuda::MlaDecode* active_ = nullptr;
-  bool up_projects_ = false;  // some requests, perhaps
+  bool up_projects_ = false, absorbs_ = false;  // some requests, perhaps
   gpu::LaunchGroup plan_launches_;
   std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
 };
@@ -214,18 +214,19 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
       params.mask.window = spec().window;
       params.mask.positions = batch.positions;
     }
-    up_projects_ = prefill_ && longest >= kMinUpProjected;
-    const int64_t rows = int64_t{longest} * spec().q_heads;
+    const int32_t most_keys = batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
+    const MlaFormBounds bounds =
+        bound_mla_forms(spec(), batch, {batch.requests, batch.tokens, longest, most_keys},
+                        serves_up_projected(spec(), rules_.limits) ? prefill_->max_context() : 0);
+    up_projects_ = prefill_ && bounds.rows.all > 0;
+    absorbs_ = bounds.most_absorbed > 0;
+    const int64_t rows = int64_t{bounds.most_absorbed} * spec().q_heads;
     size_t chosen = 0;
     while (chosen + 1 < decodes_.size() && rows > row_tiles_[chosen]) ++chosen;
     cuda::MlaDecode& kernel = decodes_[chosen];
     plan_launches_.submit(stream, [&] {
-      if (up_projects_) {
-        const int32_t most_keys =
-            batch.max_kv_len > 0 ? batch.max_kv_len : rules_.limits.max_kv_len;
-        prefill_->plan(batch, longest, most_keys, stream);
-      }
-      kernel.plan(params, {longest, batch.max_kv_len, batch.prefix_settled},
+      if (up_projects_) prefill_->plan(batch, bounds, stream);
+      kernel.plan(params, {bounds.most_absorbed, batch.max_kv_len, batch.prefix_settled},
                   {cache_.page_table(batch, batch.kv_lens, buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
     });
@@ -254,6 +255,7 @@ void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
   if (!tensors.q) return;
   // The other form's rows are written over.
   if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
+  if (!absorbs_) return;
   if (spec().nope_dim > 0) absorb(tensors, stream);
   attend(tensors, layer.cache, stream);
   if (spec().nope_dim > 0) project(tensors, stream);

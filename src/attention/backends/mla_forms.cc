@@ -3,7 +3,56 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace fovea {
+namespace {
+
+// Tokens before the new ones with which up to q_len of them are up-projected, at most.
+int64_t most_context(const AttentionSpec& spec, int32_t q_len) {
+  const int32_t most = most_up_projected_context(spec, q_len);
+  return most < kLongContext ? std::max(most, 0) : std::numeric_limits<int32_t>::max();
+}
+
+// Above the new tokens of every request that is cheaper absorbed; 0: of one with fewer the
+// up-projected form is the cheaper one.
+int32_t least_up_projected(const AttentionSpec& spec, const BatchView& view) {
+  int32_t most_absorbed = 0, least = std::numeric_limits<int32_t>::max();
+  for (int32_t i = 0; i < view.requests; ++i) {
+    const int32_t q_len = view.host_q_lens[i];
+    if (q_len == 0) continue;
+    if (choose_mla_form(spec, q_len, view.host_kv_lens[i]) == MlaForm::absorbed) {
+      most_absorbed = std::max(most_absorbed, q_len);
+    } else {
+      least = std::min(least, q_len);
+    }
+  }
+  return most_absorbed < least ? most_absorbed + 1 : 0;
+}
+
+void add_up_projected(MlaFormBounds& bounds, int64_t context, int32_t q_len, int32_t kv_len) {
+  bounds.rows.context += context;
+  bounds.rows.all += kv_len;
+  ++bounds.requests;
+  bounds.max_q_len = std::max(bounds.max_q_len, q_len);
+  bounds.max_kv_len = std::max(bounds.max_kv_len, kv_len);
+}
+
+MlaFormBounds bound_by_q_len(const BatchView& view, int32_t least_q_len) {
+  MlaFormBounds bounds{.least_q_len = least_q_len, .by_q_len = true};
+  for (int32_t i = 0; i < view.requests; ++i) {
+    const int32_t q_len = view.host_q_lens[i], kv_len = view.host_kv_lens[i];
+    if (q_len >= least_q_len) {
+      add_up_projected(bounds, std::max(kv_len - least_q_len, 0), q_len, kv_len);
+    } else {
+      bounds.most_absorbed = std::max(bounds.most_absorbed, q_len);
+    }
+  }
+  return bounds;
+}
+
+}  // namespace
 
 bool can_up_project(const AttentionSpec& spec) {
   return spec.nope_dim > 0 && !spec.batch_invariant && spec.window == 0 && spec.chunk == 0 &&
@@ -31,6 +80,42 @@ int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len) {
     (up_projected(middle) ? low : high) = middle;
   }
   return low;
+}
+
+MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
+  const int64_t requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
+  const int64_t before = std::min<int64_t>(max_context, batch.max_kv_len - kMinUpProjected);
+  const int64_t context = requests * std::max<int64_t>(before, 0);
+  const int64_t all = requests * std::min<int64_t>(batch.max_kv_len, max_context + batch.max_q_len);
+  return {context, std::min(context + batch.max_tokens, all)};
+}
+
+MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& view,
+                              const BatchLimits& batch, int64_t max_context) {
+  MlaFormBounds bounds{.most_absorbed = batch.max_q_len};
+  if (view.host_q_lens == nullptr) {
+    if (batch.max_q_len >= kMinUpProjected) {
+      const int64_t context = most_context(spec, batch.max_q_len);
+      bounds.rows = most_up_projected_rows(batch, context);
+      bounds.requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
+      bounds.max_q_len = batch.max_q_len;
+      bounds.max_kv_len =
+          static_cast<int32_t>(std::min<int64_t>(batch.max_kv_len, context + batch.max_q_len));
+    }
+    return bounds;
+  }
+  if (const int32_t least = least_up_projected(spec, view); least > 0) {
+    const MlaFormBounds apart = bound_by_q_len(view, least);
+    if (apart.rows.context <= max_context) return apart;
+  }
+  for (int32_t i = 0; i < view.requests; ++i) {
+    const int32_t q_len = view.host_q_lens[i], kv_len = view.host_kv_lens[i];
+    if (q_len < kMinUpProjected) continue;
+    const int64_t context = std::min<int64_t>(most_context(spec, q_len), kv_len);
+    const int64_t most = std::min<int64_t>(context + q_len, kv_len);
+    add_up_projected(bounds, context, q_len, static_cast<int32_t>(most));
+  }
+  return bounds;
 }
 
 MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec) {

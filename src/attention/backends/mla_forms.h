@@ -11,6 +11,7 @@
 #include <string>
 
 #include "fovea/attention_backend.h"
+#include "fovea/batch.h"
 
 namespace fovea {
 
@@ -43,6 +44,31 @@ MlaForm choose_mla_form(const AttentionSpec& spec, int32_t q_len, int32_t kv_len
 // with q_len; kLongContext: any.
 inline constexpr int32_t kLongContext = 1 << 20;
 int32_t most_up_projected_context(const AttentionSpec& spec, int32_t q_len);
+
+// Rows of all requests of a batch that are up-projected, at most.
+struct MlaRows {
+  int64_t context = 0;  // tokens before the new ones
+  int64_t all = 0;
+};
+// max_context: what stands before the new tokens of such a request.
+MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context);
+
+// What the host knows of a batch's forms by bounds of its lengths.
+struct MlaFormBounds {
+  // Only requests with as many new tokens are up-projected: all of them, if by_q_len, else those
+  // for which choose_mla_form says so.
+  int32_t least_q_len = kMinUpProjected;
+  bool by_q_len = false;
+  // Of the up-projected requests.
+  MlaRows rows;
+  int32_t requests = 0, max_q_len = 0, max_kv_len = 0;
+  int32_t most_absorbed = 0;  // new tokens of an absorbed request; 0: there are none
+};
+// batch: its bounds, none of them 0. By BatchView::host_q_lens, where they are given, if no request
+// that is to stay absorbed has as many new tokens as one that is not; max_context: the most context
+// in all that can be served up-projected.
+MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& view,
+                              const BatchLimits& batch, int64_t max_context);
 
 // The weights with the strides between heads that 0 stands for.
 MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);

@@ -17,9 +17,6 @@ namespace cuda = kernels::cuda;
 // A pass that could have more context than this many chunks keeps the rest of its requests
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
-// Of most_rows(): no context is too long.
-constexpr int64_t kAnyContext = std::numeric_limits<int32_t>::max();
-
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
 
 // Attention over keys and values of every head, packed; the rotary key once for all heads where it
@@ -38,20 +35,6 @@ cuda::AttentionSetup attention_setup(const MlaKernels& kernels, const AttentionS
   setup.shared_key_dims = spec.rope_dim;
   if (kernels.attention->variants(setup).empty()) setup.shared_key_dims = 0;
   return setup;
-}
-
-// The most rows that the up-projected requests of a batch can have.
-struct MostRows {
-  int64_t context;  // tokens before the new ones
-  int64_t all;
-};
-// max_context: what stands before the new tokens of an up-projected request.
-MostRows most_rows(const BatchLimits& batch, int64_t max_context) {
-  const int64_t requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
-  const int64_t before = std::min<int64_t>(max_context, batch.max_kv_len - kMinUpProjected);
-  const int64_t context = requests * std::max<int64_t>(before, 0);
-  const int64_t all = requests * std::min<int64_t>(batch.max_kv_len, max_context + batch.max_q_len);
-  return {context, std::min(context + batch.max_tokens, all)};
 }
 
 // Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
@@ -94,7 +77,7 @@ int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, D
       gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device));
   const int64_t row_bytes = elements * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
   const int64_t wanted = chunk_rows > 0 ? chunk_rows : std::max(kBytes / row_bytes, kMinRows);
-  const int64_t all = most_rows(limits, kAnyContext).all;
+  const int64_t all = most_up_projected_rows(limits, std::numeric_limits<int32_t>::max()).all;
   return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(all, wanted)));
 }
 
@@ -181,19 +164,14 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   }
 }
 
-void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len,
-                      Stream stream) {
+int64_t MlaPrefill::max_context() const { return int64_t{kMaxChunks} * buffers_.rows; }
+
+void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream) {
   batch_ = batch;
-  // Every chunk that the lengths could need is enqueued, so the bound is made tight.
-  const int32_t longest = most_up_projected_context(spec_, max_q_len);
-  const MostRows most = most_rows({.max_requests = batch.requests,
-                                   .max_tokens = batch.tokens,
-                                   .max_q_len = max_q_len,
-                                   .max_kv_len = max_kv_len},
-                                  longest < kLongContext ? longest : kAnyContext);
-  at_once_ = most.all <= buffers_.rows;
-  const int64_t chunks = at_once_ ? 1 : ceil_div(most.context, int64_t{buffers_.rows});
-  chunks_ = static_cast<int32_t>(std::min<int64_t>(chunks, kMaxChunks));
+  // Every chunk that the lengths could need is enqueued.
+  at_once_ = bounds.rows.all <= buffers_.rows;
+  const int64_t context = std::min(bounds.rows.context, max_context());
+  chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{buffers_.rows}));
   cuda::MlaFormsParams params{};
   params.q_indptr = batch.q_indptr;
   params.kv_lens = batch.kv_lens;
@@ -201,10 +179,10 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   params.kv_lora_rank = spec_.kv_lora_rank;
   params.nope_dim = spec_.nope_dim;
   params.v_dim = spec_.v_dim;
-  params.least_q_len = kMinUpProjected;
+  params.least_q_len = bounds.least_q_len;
+  params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
-  params.most_rows = static_cast<int32_t>(
-      at_once_ ? buffers_.rows : std::min(most.context, int64_t{kMaxChunks} * buffers_.rows));
+  params.most_rows = at_once_ ? buffers_.rows : static_cast<int32_t>(context);
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
@@ -215,15 +193,22 @@ void MlaPrefill::plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_
   cuda::BatchParams part{};
   part.requests = batch.requests;
   part.q_heads = part.kv_heads = spec_.q_heads;
-  part.max_q_len = batch.max_q_len;
+  part.max_q_len = bounds.max_q_len;
   new_part_.batch = chunk_part_.batch = part;
+  // Absorbed requests have no keys here, and their own kernels write their rows.
+  const int32_t least_kv_len = bounds.most_absorbed > 0;
   new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
   new_part_.batch.kv_lens = buffers_.new_lens;
   new_part_.batch.mask.causal = 1;
+  new_part_.batch.least_kv_len = least_kv_len;
   chunk_part_.batch.q_indptr = buffers_.chunk_indptr;
   chunk_part_.batch.kv_lens = buffers_.chunk_lens;
   chunk_part_.batch.mask.causal = at_once_;
+  if (at_once_) chunk_part_.batch.least_kv_len = least_kv_len;  // else `add` wants all rows
   chunk_part_.begin = buffers_.chunk_begin;
+  new_part_.attention->expect_keys(false, bounds.max_q_len, bounds.requests);
+  chunk_part_.attention->expect_keys(false, std::min(bounds.max_kv_len, buffers_.rows),
+                                     bounds.requests);
   if (!at_once_) plan_part(new_part_, stream);
   if (chunks_ == 1) plan_part(chunk_part_, stream);
 }

@@ -70,8 +70,10 @@ class MlaPrefill {
   void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
                const MlaScratch& scratch);
 
-  // Enqueues the choice of every request's form. The lengths are bounds of the batch's.
-  void plan(const BatchView& batch, int32_t max_q_len, int32_t max_kv_len, Stream stream);
+  // Tokens before new ones, of all requests of a pass, that it can serve.
+  int64_t max_context() const;
+  // Enqueues the choice of every request's form. `bounds`: of bound_mla_forms() with max_context().
+  void plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream);
   // [requests] and [tokens] on the device: 1 where the form is this one.
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }

@@ -48,9 +48,9 @@ class AttentionKernel {
   // With AttentionSetup::shared_key_dims, before the first attend(): the rows of these columns on
   // the device, as many and in the order of those of params.keys.k; the stride is in elements.
   virtual void share_keys(const void* /*rows*/, int64_t /*row_stride*/) {}
-  // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and a
-  // bound of keys, 0: that of the limits.
-  virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/) {}
+  // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and
+  // bounds of keys, 0: that of the limits, and of requests that have any, 0: all.
+  virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/, int32_t /*requests*/) {}
   // This kernel attends to groups. Of the pass over them planned next, whose plan() another kernel
   // may have for all levels: a bound of tokens that holds for every replay, and whether the launch
   // ahead of each attend() is of a kernel of few new tokens whose results it does not need, so that

@@ -12,10 +12,11 @@ struct FormsConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
 
-  // choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form spends
+  // By choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form spends
   // more on each, against the projection of the context.
-  __device__ static bool is_cheaper(const Params& params, int q_len, int kv_len) {
+  __device__ static bool is_up_projected(const Params& params, int q_len, int kv_len) {
     if (q_len < params.least_q_len || kv_len < q_len) return false;
+    if (params.by_q_len) return true;
     const int64_t projected = params.nope_dim + params.v_dim;
     const int64_t twice_pairs = static_cast<int64_t>(q_len) * (2 * int64_t{kv_len} - q_len + 1);
     const int64_t more = 2 * params.kv_lora_rank - projected;
@@ -34,7 +35,7 @@ struct FormsConfig {
       const int begin = exists ? params.q_indptr[request] : 0;
       const int q_len = exists ? params.q_indptr[request + 1] - begin : 0;
       const int kv_len = exists ? params.kv_lens[request] : 0;
-      const bool wanted = exists && is_cheaper(params, q_len, kv_len);
+      const bool wanted = exists && is_up_projected(params, q_len, kv_len);
       const int64_t rows = !wanted ? 0 : params.at_once ? kv_len : kv_len - q_len;
       int64_t total;
       const int64_t wanted_at = wanted_before + exclusive_scan(rows, total, memory);

@@ -176,7 +176,7 @@ class HopperDecode final : public AttentionKernel {
     max_kv_len_ = longest_ = limits.max_kv_len;
   }
 
-  void expect_keys(bool prefix_settled, int32_t max_kv_len) override {
+  void expect_keys(bool prefix_settled, int32_t max_kv_len, int32_t /*requests*/) override {
     prefix_settled_ = prefix_settled;
     longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
   }

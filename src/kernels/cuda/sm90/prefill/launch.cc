@@ -106,7 +106,6 @@ class HopperPrefill final : public AttentionKernel {
       }
     }
     params_.heads_shift = heads_shift(setup.spec);
-    params_.shared_blocks = setup.shared_key_dims / kColumnBlock;
     if (setup.spec.logit_cap > 0) params_.cap = near_cap(setup.spec.logit_cap);
   }
 
@@ -122,10 +121,12 @@ class HopperPrefill final : public AttentionKernel {
 
   void share_keys(const void* rows, int64_t row_stride) override {
     shared_keys_ = {rows, row_stride};
+    if (split_) split_->share_keys(shared_keys_);
   }
 
-  void expect_keys(bool prefix_settled, int32_t max_kv_len) override {
+  void expect_keys(bool prefix_settled, int32_t max_kv_len, int32_t requests) override {
     prefix_settled_ = prefix_settled;
+    requests_ = requests;
     longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
   }
 
@@ -139,7 +140,8 @@ class HopperPrefill final : public AttentionKernel {
     tokens_ = tokens;
     params_.list_settled = params_.keys_settled = 0;
     params_.beside = batch.most_q_len > 0;
-    splits_ = split_ && !pass.has_prefixes() && split_->plan(batch, tokens, longest_, pass);
+    splits_ = split_ && !pass.has_prefixes() &&
+              split_->plan(batch, tokens, keyed_requests(batch), longest_, pass);
     if (splits_) return;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
@@ -186,24 +188,7 @@ class HopperPrefill final : public AttentionKernel {
       params_.k = active_->k(layer);
       params_.v = active_->v(layer);
     } else {
-      const KeyParams& keys = given.keys;
-      const int64_t rows =
-          keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens_;
-      const int32_t shared = setup_.shared_key_dims;
-      maps_.k.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim - shared, spec.kv_heads, rows, 1},
-                             {keys.k_head_stride, keys.k_token_stride, rows * keys.k_token_stride},
-                             params_.box_keys),
-                     &params_.k);
-      maps_.v.encode(key_map(keys.v, spec.q_dtype, {spec.head_dim_v, spec.kv_heads, rows, 1},
-                             {keys.v_head_stride, keys.v_token_stride, rows * keys.v_token_stride},
-                             params_.box_keys),
-                     &params_.v);
-      if (shared > 0) {
-        const int64_t stride = shared_keys_.row_stride;
-        maps_.shared_k.encode(key_map(shared_keys_.rows, spec.q_dtype, {shared, 1, rows, 1},
-                                      {stride, stride, rows * stride}, params_.box_keys),
-                              &params_.shared_k);
-      }
+      packed_.encode(setup_, given.keys, shared_keys_, tokens_, params_);
     }
     const GridSize grid{static_cast<uint32_t>(blocks())};
     const auto cluster_size = static_cast<uint32_t>(cluster());
@@ -214,6 +199,10 @@ class HopperPrefill final : public AttentionKernel {
   }
 
  private:
+  int32_t keyed_requests(const BatchParams& batch) const {
+    return requests_ > 0 ? requests_ : batch.requests;
+  }
+
   // Of the planned pass.
   bool in_use(const std::optional<Prefill>& kernel) const { return kernel && active_ == &*kernel; }
   int32_t cluster() const {
@@ -286,10 +275,8 @@ class HopperPrefill final : public AttentionKernel {
   std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
   std::optional<SplitKeys> split_;
   Buffers buffers_{};
-  struct {
-    const void* rows = nullptr;
-    int64_t row_stride = 0;  // elements
-  } shared_keys_;
+  SharedKeys shared_keys_;
+  PackedKeys packed_;
   bool splits_ = false;                      // the planned one
   const Prefill* active_ = nullptr;          // of the planned pass
   const Sharing* active_sharing_ = nullptr;  // which has it, or none
@@ -297,10 +284,11 @@ class HopperPrefill final : public AttentionKernel {
   int32_t most_partials_ = 0;
   bool prefix_settled_ = false;
   int32_t max_kv_len_ = 1;
+  int32_t requests_ = 0;    // of the planned batch that have keys, at most; 0: all
   int32_t longest_ = 1;     // keys of a request of the planned batch, at most
   PrefillParams params_{};  // what layers share; attend() adds the rest
   struct {
-    gpu::RepeatedTensorMap q, out, k, v, shared_k;
+    gpu::RepeatedTensorMap q, out;
   } maps_;
 };
 

@@ -60,6 +60,41 @@ inline gpu::TensorMapSpec row_map(const AttentionSpec& layers, int32_t tokens, c
   return spec;
 }
 
+// Rows of columns that packed keys have in common for all heads: AttentionKernel::share_keys().
+struct SharedKeys {
+  const void* rows = nullptr;
+  int64_t row_stride = 0;  // elements
+};
+
+// Maps of packed keys, which lie elsewhere in every pass.
+class PackedKeys {
+ public:
+  // tokens: rows, where strides do not say how many.
+  void encode(const AttentionSetup& setup, const KeyParams& keys, const SharedKeys& shared,
+              int32_t tokens, PrefillParams& params) {
+    const AttentionSpec& spec = setup.spec;
+    const int64_t rows = keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens;
+    const int32_t dims = setup.shared_key_dims;
+    k_.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim - dims, spec.kv_heads, rows, 1},
+                      {keys.k_head_stride, keys.k_token_stride, rows * keys.k_token_stride},
+                      params.box_keys),
+              &params.k);
+    v_.encode(key_map(keys.v, spec.q_dtype, {spec.head_dim_v, spec.kv_heads, rows, 1},
+                      {keys.v_head_stride, keys.v_token_stride, rows * keys.v_token_stride},
+                      params.box_keys),
+              &params.v);
+    params.shared_blocks = dims / kColumnBlock;
+    if (dims == 0) return;
+    const int64_t stride = shared.row_stride;
+    shared_.encode(key_map(shared.rows, spec.q_dtype, {dims, 1, rows, 1},
+                           {stride, stride, rows * stride}, params.box_keys),
+                   &params.shared_k);
+  }
+
+ private:
+  gpu::RepeatedTensorMap k_, v_, shared_;
+};
+
 // A loaded variant with the maps of every layer, whose boxes depend on its key tile.
 class Prefill {
  public:

@@ -27,6 +27,9 @@ __device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial
   work.first_token = item.first_row >> params.heads_shift;
   work.kv_head = item.kv_head;
   work.q_head = item.kv_head << params.heads_shift;
+  if constexpr (Config::kHeadDim == 192 && Config::kHeadDimV == 128) {  // MLA's, which may be packed
+    if (!attention.keys.page_table) work.first_key = attention.keys.kv_indptr[item.request];
+  }
   work.key_begin = item.key_begin;
   work.block_begin = item.key_begin / Config::kKeys;
   work.block_end = max((item.key_end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);

@@ -13,6 +13,8 @@ namespace {
 // 4k, 2816 by this count, takes 53 us instead of 54, 1 x 16 over 16k 35 instead of 166 (H200,
 // 2026-11-23).
 constexpr float kLeastIdleKeys = 2048;
+// Of packed keys, which no other row tile of many reads.
+constexpr float kLeastIdlePackedKeys = 1024;
 
 // Packed rows of a request up to which sm90/decode is faster. Its tiles of 16 rows take long to
 // join where lengths differ or leave multiprocessors idle, and more rows read their keys twice. 8 x
@@ -55,14 +57,18 @@ void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t t
   q_map_.encode(row_map(spec, tokens, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
                         given.q_token_stride),
                 &params.q);
-  if (!gathers(setup_)) {  // else rows are found through given.keys
+  params.box_keys = prefill_.box_keys();
+  if (gathers(setup_)) {
+    // Rows are found through given.keys.
+  } else if (cached(spec)) {
     params.k = prefill_.k(layer);
     params.v = prefill_.v(layer);
+  } else {
+    packed_.encode(setup_, given.keys, shared_keys_, tokens, params);
   }
   params.attention = given;
   params.attention.work = work;
   params.heads_shift = heads_shift(spec);
-  params.box_keys = prefill_.box_keys();
   params.beside = beside;
   params.list_settled = list_settled;
   prefill_.kernel().launch_overlapped({static_cast<uint32_t>(work.ctas)}, params, stream);
@@ -85,6 +91,7 @@ WorkList SplitKeys::carve(WorkspaceCarver& workspace, const AttentionSetup& setu
 
 SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
     : most_decode_rows_(dtype_bytes(stored(setup)) == 1 ? kMostDecodeRowsFp8 : kMostDecodeRows),
+      least_idle_keys_(cached(setup.spec) ? kLeastIdleKeys : kLeastIdlePackedKeys),
       blocks_(setup.multiprocessors) {
   for (const FormVariants& form : find_forms(setup)) {
     forms_.push_back({form.rows, form.over_whole, Kernel(form.plan, store),
@@ -99,7 +106,8 @@ bool SplitKeys::outruns_decode(const BatchParams& batch) const {
 }
 
 // Not by the tokens: they may be fewer in a captured pass, whose bits are those of an eager one.
-bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass) {
+bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests, int32_t keys,
+                     PassPlan& pass) {
   const int64_t group = batch.q_heads / batch.kv_heads;
   active_ = nullptr;
   beside_ = batch.most_q_len > 0;
@@ -107,11 +115,11 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t keys, Pas
   for (Form& form : forms_) {
     const int64_t tiles_of_longest = ceil_div(longest(batch) * group, int64_t{form.rows});
     if (tiles_of_longest > 1 && &form != &forms_.back()) continue;
-    const int64_t tiles = batch.kv_heads * batch.requests * tiles_of_longest;
+    const int64_t tiles = batch.kv_heads * requests * tiles_of_longest;
     const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));
     const float share = static_cast<float>(tiles) / static_cast<float>(blocks_);
     const float idle_keys = (turns - form.over_whole * share) * static_cast<float>(keys);
-    if (idle_keys <= kLeastIdleKeys && !outruns_decode(batch)) return false;
+    if (idle_keys <= least_idle_keys_ && !outruns_decode(batch)) return false;
     active_ = &form;
     tokens_ = tokens;
     pass.add(form.plan, PlanParams{batch, work_, 0});

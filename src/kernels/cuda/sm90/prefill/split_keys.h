@@ -16,6 +16,7 @@ class Parts {
   Parts(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t rows,
         gpu::KernelStore& store)
       : setup_(setup), prefill_(setup, variant, rows, store) {}
+  void share_keys(const SharedKeys& keys) { shared_keys_ = keys; }
   // `tokens`: of the planned pass at most. beside, list_settled: as PrefillParams.
   void attend(const AttentionParams& given, const WorkList& work, int32_t tokens, bool beside,
               bool list_settled, int32_t layer, Stream stream);
@@ -24,6 +25,8 @@ class Parts {
   AttentionSetup setup_;
   Prefill prefill_;
   gpu::RepeatedTensorMap q_map_;
+  SharedKeys shared_keys_;
+  PackedKeys packed_;
 };
 
 class SplitKeys {
@@ -39,11 +42,16 @@ class SplitKeys {
     work_ = work;
     max_q_len_ = limits.max_q_len;
   }
+  void share_keys(const SharedKeys& keys) {
+    for (Form& form : forms_) form.parts.share_keys(keys);
+  }
   // Whether a batch is faster here than by sm90/decode, which could serve it.
   bool outruns_decode(const BatchParams& batch) const;
   // Whether it takes the batch: such a one, or where blocks that take whole row tiles would leave
-  // others idle for long, or wait for memory. `keys`: of a request at most.
-  bool plan(const BatchParams& batch, int32_t tokens, int32_t keys, PassPlan& pass);
+  // others idle for long, or wait for memory. `keys`: of a request at most; `requests`: that have
+  // any.
+  bool plan(const BatchParams& batch, int32_t tokens, int32_t requests, int32_t keys,
+            PassPlan& pass);
   void attend(const AttentionParams& given, int32_t layer, Stream stream);
 
  private:
@@ -59,6 +67,7 @@ class SplitKeys {
   }
 
   int32_t most_decode_rows_;
+  float least_idle_keys_;
   int32_t blocks_;
   std::vector<Form> forms_;  // by rows
   Form* active_ = nullptr;   // of the planned batch

@@ -170,9 +170,9 @@ std::optional<gpu::KernelVariant> find_parts(const AttentionSetup& setup, const 
   const auto q = variant_type(spec.q_dtype);
   const auto kv = variant_type(stored(setup));
   const auto dims = padded_dims(spec);
-  if (setup.sm != kHopper || !q || !kv || !cached(spec) || !dims || !fills_tiles ||
-      is_fp8(spec.q_dtype) || (stored(setup) != spec.q_dtype && !widens(setup)) ||
-      uses_positions(spec)) {
+  if (setup.sm != kHopper || !q || !kv || !dims || !fills_tiles ||
+      !(cached(spec) || *dims == kSharesKeys) || is_fp8(spec.q_dtype) ||
+      (stored(setup) != spec.q_dtype && !widens(setup)) || uses_positions(spec)) {
     return std::nullopt;
   }
   const Family& prefill = family(kFolder);
