@@ -249,16 +249,17 @@ void PackedBatch::add_rows(const std::vector<Piece>& pieces) {
 
 BatchView PackedBatch::view() const {
   BatchView view;
-  view.max_q_len = bounds_->max_q_len_;
+  const PackedBatch& bounds = bounds_ ? *bounds_ : *this;
+  view.max_q_len = bounds.max_q_len_;
   // A mixed case whose pieces are all single tokens is a decode batch.
   view.mode =
       test_.mode == ForwardMode::mixed && view.max_q_len == 1 ? ForwardMode::decode : test_.mode;
   view.requests = requests_;
   view.tokens = tokens_;
-  view.max_kv_len = bounds_->max_kv_len_;
+  view.max_kv_len = bounds.max_kv_len_;
   if (tells_host_lens_) {
-    view.host_q_lens = bounds_->q_lens_.data();
-    view.host_kv_lens = bounds_->kv_lens_.data();
+    view.host_q_lens = bounds.q_lens_.data();
+    view.host_kv_lens = bounds.kv_lens_.data();
   }
   view.q_indptr = q_indptr_.data();
   if (test_.spec.scope != AttentionScope::cross) view.kv_lens = kv_lens_.data();

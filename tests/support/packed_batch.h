@@ -95,7 +95,7 @@ class PackedBatch {
   bool tells_host_lens_ = false;
   int32_t tokens_ = 0, requests_ = 0;
   int32_t max_q_len_ = 0, max_kv_len_ = 0;
-  const PackedBatch* bounds_ = this;
+  const PackedBatch* bounds_ = nullptr;  // null: its own
 
   std::vector<int32_t> q_indptr_, q_lens_, kv_lens_, request_rows_, encoder_lens_, positions_,
       shared_;
