@@ -13,7 +13,8 @@ namespace {
 // 4k, 2816 by this count, takes 53 us instead of 54, 1 x 16 over 16k 35 instead of 166 (H200,
 // 2026-11-23).
 constexpr float kLeastIdleKeys = 2048;
-// Of packed keys, which no other row tile of many reads.
+// Of packed keys, which are not waited for: 16 heads, 1 x 256 in 2048, 1527 by this count, takes 44
+// us with its projections instead of 66 (H200, 2026-11-28).
 constexpr float kLeastIdlePackedKeys = 1024;
 
 // Packed rows of a request up to which sm90/decode is faster. Its tiles of 16 rows take long to
@@ -90,8 +91,8 @@ WorkList SplitKeys::carve(WorkspaceCarver& workspace, const AttentionSetup& setu
 }
 
 SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
-    : most_decode_rows_(dtype_bytes(stored(setup)) == 1 ? kMostDecodeRowsFp8 : kMostDecodeRows),
-      least_idle_keys_(cached(setup.spec) ? kLeastIdleKeys : kLeastIdlePackedKeys),
+    : packed_(!cached(setup.spec)),
+      most_decode_rows_(dtype_bytes(stored(setup)) == 1 ? kMostDecodeRowsFp8 : kMostDecodeRows),
       blocks_(setup.multiprocessors) {
   for (const FormVariants& form : find_forms(setup)) {
     forms_.push_back({form.rows, form.over_whole, Kernel(form.plan, store),
@@ -101,7 +102,7 @@ SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
 
 bool SplitKeys::outruns_decode(const BatchParams& batch) const {
   const int64_t rows = longest(batch) * (batch.q_heads / batch.kv_heads);
-  return forms_.front().rows == kFewPartRows && rows > most_decode_rows_ &&
+  return !packed_ && forms_.front().rows == kFewPartRows && rows > most_decode_rows_ &&
          rows <= hopper_decode().row_tile;
 }
 
@@ -119,7 +120,8 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests,
     const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));
     const float share = static_cast<float>(tiles) / static_cast<float>(blocks_);
     const float idle_keys = (turns - form.over_whole * share) * static_cast<float>(keys);
-    if (idle_keys <= least_idle_keys_ && !outruns_decode(batch)) return false;
+    if (idle_keys <= (packed_ ? kLeastIdlePackedKeys : kLeastIdleKeys) && !outruns_decode(batch))
+      return false;
     active_ = &form;
     tokens_ = tokens;
     pass.add(form.plan, PlanParams{batch, work_, 0});

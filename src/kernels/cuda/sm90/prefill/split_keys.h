@@ -66,8 +66,8 @@ class SplitKeys {
     return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
   }
 
+  bool packed_;  // sm90/decode serves no packed keys
   int32_t most_decode_rows_;
-  float least_idle_keys_;
   int32_t blocks_;
   std::vector<Form> forms_;  // by rows
   Form* active_ = nullptr;   // of the planned batch
