@@ -101,7 +101,7 @@ SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
 }
 
 bool SplitKeys::outruns_decode(const BatchParams& batch) const {
-  const int64_t rows = longest(batch) * (batch.q_heads / batch.kv_heads);
+  const int64_t rows = int64_t{longest(batch)} * (batch.q_heads / batch.kv_heads);
   return !packed_ && forms_.front().rows == kFewPartRows && rows > most_decode_rows_ &&
          rows <= hopper_decode().row_tile;
 }
@@ -110,11 +110,12 @@ bool SplitKeys::outruns_decode(const BatchParams& batch) const {
 bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests, int32_t keys,
                      PassPlan& pass) {
   const int64_t group = batch.q_heads / batch.kv_heads;
+  if (batch.kv_lens == nullptr) keys = std::min(keys, longest(batch));
   active_ = nullptr;
   beside_ = batch.most_q_len > 0;
   list_settled_ = false;
   for (Form& form : forms_) {
-    const int64_t tiles_of_longest = ceil_div(longest(batch) * group, int64_t{form.rows});
+    const int64_t tiles_of_longest = ceil_div(int64_t{longest(batch)} * group, int64_t{form.rows});
     if (tiles_of_longest > 1 && &form != &forms_.back()) continue;
     const int64_t tiles = batch.kv_heads * requests * tiles_of_longest;
     const auto turns = static_cast<float>(ceil_div(tiles, int64_t{blocks_}));

@@ -62,7 +62,7 @@ class SplitKeys {
     Parts parts;
   };
 
-  int64_t longest(const BatchParams& batch) const {
+  int32_t longest(const BatchParams& batch) const {
     return batch.max_q_len > 0 ? batch.max_q_len : max_q_len_;
   }
 
