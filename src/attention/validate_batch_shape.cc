@@ -12,7 +12,7 @@ void check_at_most(int64_t value, int64_t limit, std::string_view name) {
   check_argument(value >= 0 && value <= limit, "{} is {}, must be in [0, {}]", name, value, limit);
 }
 
-void check_host_lens(const int32_t* lens, int32_t requests, int64_t limit, std::string_view name) {
+void check_each(const int32_t* lens, int32_t requests, int64_t limit, std::string_view name) {
   for (int32_t i = 0; i < requests; ++i) {
     check_argument(lens[i] >= 0 && lens[i] <= limit, "{}[{}] is {}, must be in [0, {}]", name, i,
                    lens[i], limit);
@@ -25,10 +25,10 @@ void check_host_lens(const BatchView& batch, const BatchLimits& limits) {
                  "host_q_lens are {}, host_kv_lens are {}: give both or neither",
                  batch.host_q_lens ? "given" : "null", batch.host_kv_lens ? "given" : "null");
   if (batch.host_q_lens == nullptr) return;
-  check_host_lens(batch.host_q_lens, batch.requests,
-                  batch.max_q_len > 0 ? batch.max_q_len : limits.max_q_len, "host_q_lens");
-  check_host_lens(batch.host_kv_lens, batch.requests,
-                  batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len, "host_kv_lens");
+  check_each(batch.host_q_lens, batch.requests,
+             batch.max_q_len > 0 ? batch.max_q_len : limits.max_q_len, "host_q_lens");
+  check_each(batch.host_kv_lens, batch.requests,
+             batch.max_kv_len > 0 ? batch.max_kv_len : limits.max_kv_len, "host_kv_lens");
 }
 
 // On a GPU nobody sees the lengths: the bound must be one that the table has room for. A batch has

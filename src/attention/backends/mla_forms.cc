@@ -15,14 +15,14 @@ int64_t most_context(const AttentionSpec& spec, int32_t q_len) {
   return most < kLongContext ? std::max(most, 0) : std::numeric_limits<int32_t>::max();
 }
 
-// Above the new tokens of every request that is cheaper absorbed; 0: of one with fewer the
-// up-projected form is the cheaper one.
-int32_t least_up_projected(const AttentionSpec& spec, const BatchView& view) {
+// The number of new tokens that parts the forms: requests with as many are cheaper up-projected,
+// all others absorbed. 0: none does.
+int32_t least_up_projected(const AttentionSpec& spec, const BatchView& batch) {
   int32_t most_absorbed = 0, least = std::numeric_limits<int32_t>::max();
-  for (int32_t i = 0; i < view.requests; ++i) {
-    const int32_t q_len = view.host_q_lens[i];
+  for (int32_t i = 0; i < batch.requests; ++i) {
+    const int32_t q_len = batch.host_q_lens[i];
     if (q_len == 0) continue;
-    if (choose_mla_form(spec, q_len, view.host_kv_lens[i]) == MlaForm::absorbed) {
+    if (choose_mla_form(spec, q_len, batch.host_kv_lens[i]) == MlaForm::absorbed) {
       most_absorbed = std::max(most_absorbed, q_len);
     } else {
       least = std::min(least, q_len);
@@ -39,10 +39,10 @@ void add_up_projected(MlaFormBounds& bounds, int64_t context, int32_t q_len, int
   bounds.max_kv_len = std::max(bounds.max_kv_len, kv_len);
 }
 
-MlaFormBounds bound_by_q_len(const BatchView& view, int32_t least_q_len) {
+MlaFormBounds bound_by_q_len(const BatchView& batch, int32_t least_q_len) {
   MlaFormBounds bounds{.least_q_len = least_q_len, .by_q_len = true};
-  for (int32_t i = 0; i < view.requests; ++i) {
-    const int32_t q_len = view.host_q_lens[i], kv_len = view.host_kv_lens[i];
+  for (int32_t i = 0; i < batch.requests; ++i) {
+    const int32_t q_len = batch.host_q_lens[i], kv_len = batch.host_kv_lens[i];
     if (q_len >= least_q_len) {
       add_up_projected(bounds, std::max(kv_len - least_q_len, 0), q_len, kv_len);
     } else {
@@ -90,30 +90,30 @@ MlaRows most_up_projected_rows(const BatchLimits& batch, int64_t max_context) {
   return {context, std::min(context + batch.max_tokens, all)};
 }
 
-MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& view,
-                              const BatchLimits& batch, int64_t max_context) {
-  MlaFormBounds bounds{.most_absorbed = batch.max_q_len};
-  if (view.host_q_lens == nullptr) {
-    if (batch.max_q_len >= kMinUpProjected) {
-      const int64_t context = most_context(spec, batch.max_q_len);
-      bounds.rows = most_up_projected_rows(batch, context);
-      bounds.requests = std::min(batch.max_requests, batch.max_tokens / kMinUpProjected);
-      bounds.max_q_len = batch.max_q_len;
+MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
+                              const BatchLimits& most, int64_t max_context) {
+  MlaFormBounds bounds{.most_absorbed = most.max_q_len};
+  if (batch.host_q_lens == nullptr) {
+    if (most.max_q_len >= kMinUpProjected) {
+      const int64_t context = most_context(spec, most.max_q_len);
+      bounds.rows = most_up_projected_rows(most, context);
+      bounds.requests = std::min(most.max_requests, most.max_tokens / kMinUpProjected);
+      bounds.max_q_len = most.max_q_len;
       bounds.max_kv_len =
-          static_cast<int32_t>(std::min<int64_t>(batch.max_kv_len, context + batch.max_q_len));
+          static_cast<int32_t>(std::min<int64_t>(most.max_kv_len, context + most.max_q_len));
     }
     return bounds;
   }
-  if (const int32_t least = least_up_projected(spec, view); least > 0) {
-    const MlaFormBounds apart = bound_by_q_len(view, least);
+  if (const int32_t least = least_up_projected(spec, batch); least > 0) {
+    const MlaFormBounds apart = bound_by_q_len(batch, least);
     if (apart.rows.context <= max_context) return apart;
   }
-  for (int32_t i = 0; i < view.requests; ++i) {
-    const int32_t q_len = view.host_q_lens[i], kv_len = view.host_kv_lens[i];
+  for (int32_t i = 0; i < batch.requests; ++i) {
+    const int32_t q_len = batch.host_q_lens[i], kv_len = batch.host_kv_lens[i];
     if (q_len < kMinUpProjected) continue;
     const int64_t context = std::min<int64_t>(most_context(spec, q_len), kv_len);
-    const int64_t most = std::min<int64_t>(context + q_len, kv_len);
-    add_up_projected(bounds, context, q_len, static_cast<int32_t>(most));
+    const int64_t tokens = std::min<int64_t>(context + q_len, kv_len);
+    add_up_projected(bounds, context, q_len, static_cast<int32_t>(tokens));
   }
   return bounds;
 }

@@ -64,11 +64,11 @@ struct MlaFormBounds {
   int32_t requests = 0, max_q_len = 0, max_kv_len = 0;
   int32_t most_absorbed = 0;  // new tokens of an absorbed request; 0: there are none
 };
-// batch: its bounds, none of them 0. By BatchView::host_q_lens, where they are given, if no request
-// that is to stay absorbed has as many new tokens as one that is not; max_context: the most context
-// in all that can be served up-projected.
-MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& view,
-                              const BatchLimits& batch, int64_t max_context);
+// most: the batch's own bounds, none of them 0. by_q_len where BatchView::host_q_lens are given, no
+// request that is cheaper absorbed has as many new tokens as one that is cheaper up-projected, and
+// all context of the latter is at most max_context tokens.
+MlaFormBounds bound_mla_forms(const AttentionSpec& spec, const BatchView& batch,
+                              const BatchLimits& most, int64_t max_context);
 
 // The weights with the strides between heads that 0 stands for.
 MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);

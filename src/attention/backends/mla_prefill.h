@@ -79,7 +79,7 @@ class MlaPrefill {
   const uint8_t* tokens() const { return buffers_.up_tokens; }
 
   // Enqueues the layer's attention of the requests that are up-projected. Rows of other requests in
-  // out and lse are written too, with nothing of use.
+  // out and lse may be written too, with nothing of use.
   void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
               Stream stream);
 
