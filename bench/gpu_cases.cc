@@ -324,13 +324,15 @@ std::vector<GpuCase> mla_table() {
     append(cases, {mla_prefill(heads, batch, tokens * kKilo),
                    mla_extend(heads, batch, tokens * kKilo, 0)});
   }
-  append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo)});
+  append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo),
+                 mla_extend(128, 1, 2 * kKilo, 14 * kKilo), mla_extend(128, 8, 512, 8 * kKilo)});
   for (const int32_t heads : {128, 16}) {
     const GpuCase prompt = mla_extend(heads, 1, 2 * kKilo, 0);
     append(cases, {mla_extend(heads, 1, 64, 0), mla_extend(heads, 1, 512, 0), prompt,
                    mla_extend(heads, 1, 256, 4 * kKilo), mla_extend(heads, 1, 512, 16 * kKilo),
                    with_decodes(mla_extend(heads, 1, 512, 0), 32, 4 * kKilo),
                    with_decodes(mla_extend(heads, 1, 2 * kKilo, 14 * kKilo), 32, 4 * kKilo),
+                   with_decodes(mla_extend(heads, 4, 512, 8 * kKilo), 32, 4 * kKilo),
                    with_decodes(prompt, 128, 4 * kKilo)});
   }
   const std::vector<std::array<int32_t, 3>> projected = {

@@ -99,6 +99,7 @@ class GpuMergeStates : public test::GpuKernelTest<::testing::Test> {
     params.work.partial_lse = partial_lse.data<float>();
     params.out = joined_out.data();
     params.lse = joined_lse.data<float>();
+    params.lse_token_stride = kHeads;
     params.head_dim_v = kDim;
     params.f32_out = 1;
     load("portable/merge", {"64", "bf16"}).launch({1}, params, nullptr);

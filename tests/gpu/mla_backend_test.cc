@@ -331,17 +331,21 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
 }
 
 // Contexts in many chunks, with the ends of several requests in one of them; in one; and with the
-// new tokens.
+// new tokens; for all three heads together, and for each by itself.
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
   struct Split {
     bool split;
-    int32_t chunk_rows, rows;
+    std::optional<MlaPrefillRoom> room;
   };
-  for (const auto& [split, chunk_rows, rows] : {Split{false, 1, 504},
-                                                {true, 1, 504},
-                                                {false, 8300, 8300},
-                                                {true, 8300, 8300},
-                                                {false, 0, 8400}}) {
+  for (const auto& [split, room] : {Split{false, MlaPrefillRoom{504, 3 * 504}},
+                                    {true, MlaPrefillRoom{504, 3 * 504}},
+                                    {true, MlaPrefillRoom{504, 504}},
+                                    {false, MlaPrefillRoom{8300, 3 * 8300}},
+                                    {true, MlaPrefillRoom{8300, 3 * 8300}},
+                                    {false, MlaPrefillRoom{8300, 8300}},
+                                    {false, {}},
+                                    {false, MlaPrefillRoom{8400, 8400}},
+                                    {true, MlaPrefillRoom{8400, 8400}}}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
     test.spec.nope_dim = test.spec.v_dim = 128;
     test.spec.softmax_scale = 0;
@@ -349,16 +353,18 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     test.split_q = test.strided = split;
     test.requests = {{170, 900}, {3, 50}, {175, 1200}, {1, 300}, {20, 30}, {0, 0}, {135, 165}};
     BackendEntry entry = *BackendRegistry::builtin().find(GetParam()->name);
-    entry.workspace_bytes = [rows = chunk_rows](const BackendRequest& request) {
+    entry.workspace_bytes = [room](const BackendRequest& request) {
       return mla_workspace_bytes(*GetParam(), request.spec, request.cache, request.device,
-                                 request.limits, rows);
+                                 request.limits, room);
     };
-    entry.create = [rows = chunk_rows](const BackendContext& context) {
-      return make_mla_backend(*GetParam(), context, rows);
+    entry.create = [room](const BackendContext& context) {
+      return make_mla_backend(*GetParam(), context, room);
     };
-    EXPECT_EQ(mla_prefill_rows(*GetParam(), test.spec, test.cache.dtype, context_->info(),
-                               test::limits_of(test), chunk_rows),
-              rows);
+    // All that the batch can have.
+    const MlaPrefillRoom usual = mla_prefill_room(*GetParam(), test.spec, test.cache.dtype,
+                                                  context_->info(), test::limits_of(test));
+    EXPECT_EQ(usual.rows, 8400);
+    EXPECT_EQ(usual.head_rows, 3 * 8400);
     const test::CaseData data = make_data(test);
     const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
     size_t row = 0;
@@ -367,7 +373,8 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
       EXPECT_TRUE(is_close(test.spec, oracle(test, data, request),
                            std::span(got.out).subspan(row * 128, count * 128),
                            std::span(got.lse).subspan(row, count)))
-          << test.name << ", " << chunk_rows << " rows a chunk, request " << request;
+          << test.name << ", room for " << (room ? room->rows : 0) << " rows, "
+          << (room ? room->head_rows : 0) << " of heads, request " << request;
       row += count;
     }
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90/mla_project alone: keys and values of every head by fp64, and nothing else written.
+// sm90/mla_project alone: keys and values of every head by fp64, copies of rotary keys, and nothing
+// else written.
 #include "kernels/cuda/mla_project.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr uint16_t kUntouched = 0xABCD;
-constexpr int32_t kRope = 8;         // columns behind a head's keys that are another kernel's
+constexpr int32_t kRope = 72;        // columns behind a head's keys that are another kernel's
 constexpr int32_t kStoredRows = 64;  // up to a multiple of these rows are written
 
 struct Shape {
@@ -54,8 +55,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
     offsets.push_back(is_zero(row) ? -1 : static_cast<int64_t>(place(row) * row_dim));
   }
   const auto offsets_device = to_device(offsets);
-  const MlaProject project({.heads = shape.heads,
-                            .rank = shape.rank,
+  const auto rotary = to_device(std::vector<uint16_t>(rows * kRope, kUntouched));
+  const MlaProject project({.rank = shape.rank,
                             .nope_dim = shape.nope_dim,
                             .v_dim = shape.v_dim,
                             .sm = context->info().sm,
@@ -65,6 +66,8 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   project.run({.latents = latents_device.data(),
                .latents_row_stride = static_cast<int64_t>(row_dim),
                .offsets = offsets_device.data<int64_t>(),
+               .rotary = rotary.data(),
+               .rope_dim = kRope,
                .w_uk = w_uk_device.data(),
                .w_uv = w_uv_device.data(),
                .w_uk_head_stride = int64_t{shape.nope_dim} * shape.rank,
@@ -76,11 +79,20 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
                .values_token_stride = static_cast<int64_t>(heads * v_dim),
                .values_head_stride = static_cast<int64_t>(v_dim),
                .live_rows = live.data<int32_t>(),
-               .rows = shape.rows},
+               .rows = shape.rows,
+               .heads = shape.heads},
               nullptr);
   gpu::synchronize(nullptr);
   const auto got_keys = to_host<uint16_t>(keys, rows * heads * width);
   const auto got_values = to_host<uint16_t>(values, rows * heads * v_dim);
+
+  const auto got_rotary = to_host<uint16_t>(rotary, rows * kRope);
+  for (size_t i = 0; i < got_rotary.size(); ++i) {
+    const size_t row = i / kRope;
+    const bool copied = gathers && row < static_cast<size_t>(shape.live) && !is_zero(row);
+    ASSERT_EQ(got_rotary[i], copied ? latents[place(row) * row_dim + rank + i % kRope] : kUntouched)
+        << row;
+  }
 
   const auto expect_product = [&](uint16_t got, size_t row, const uint16_t* weights) {
     double sum = 0;

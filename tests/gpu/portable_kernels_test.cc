@@ -102,6 +102,7 @@ class DeviceBatch {
     params.out_token_stride = int64_t{c_.q_heads} * c_.head_dim_v;
     params.out_head_stride = c_.head_dim_v;
     params.lse = lse_.data<float>();
+    params.lse_token_stride = c_.q_heads;
     params.head_dim = c_.head_dim;
     params.head_dim_v = c_.head_dim_v;
     params.scale = 1 / std::sqrt(static_cast<float>(c_.head_dim));
@@ -233,9 +234,16 @@ TEST_P(PortableKernels, MatchFp64) {
               nullptr);
   const AttentionParams params = device.attention();
   const PlanLaunch<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
-  const MergeParams merge{
-      params.batch,           params.work, params.out,   params.out_token_stride,
-      params.out_head_stride, params.lse,  params.sinks, c.head_dim_v};
+  const MergeParams merge{.batch = params.batch,
+                          .work = params.work,
+                          .out = params.out,
+                          .out_token_stride = params.out_token_stride,
+                          .out_head_stride = params.out_head_stride,
+                          .lse = params.lse,
+                          .lse_token_stride = params.lse_token_stride,
+                          .sinks = params.sinks,
+                          .head_dim_v = c.head_dim_v,
+                          .f32_out = 0};
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
   load("portable/merge", {std::to_string(tile), "bf16"})

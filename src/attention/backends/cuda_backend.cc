@@ -140,6 +140,7 @@ CudaBackend::CudaBackend(const CudaKernels& table, const BackendContext& context
 
   params_.batch.q_heads = spec().q_heads;
   params_.batch.kv_heads = spec().kv_heads;
+  params_.lse_token_stride = spec().q_heads;
   params_.head_dim = spec().head_dim;
   params_.head_dim_v = spec().head_dim_v;
   params_.scale = softmax_scale(spec());

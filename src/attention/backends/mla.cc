@@ -124,8 +124,9 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
   };
   entry.notes = [&kernels](const BackendRequest& request) {
     return describe_mla_forms(
-        request.spec, mla_prefill_rows(kernels, request.spec, request.cache.dtype, request.device,
-                                       request.limits));
+        request.spec,
+        mla_prefill_room(kernels, request.spec, request.cache.dtype, request.device, request.limits)
+            .rows);
   };
   return guarded(std::move(entry));
 }

@@ -42,7 +42,7 @@ struct Setup {
   AttentionSpec spec;
   KvCacheSpec cache;
   DeviceInfo device;
-  int32_t chunk_rows = 0;
+  std::optional<MlaPrefillRoom> room;  // of the up-projected form, else the usual one
 
   std::vector<cuda::MlaDecodeSetup> decode() const {
     return mla_decode_setups(*kernels, spec, cache, device);
@@ -69,15 +69,18 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
   if (up) {
-    buffers.prefill = MlaPrefill::carve(workspace, *setup.kernels, spec, setup.cache.dtype,
-                                        setup.device, limits, setup.chunk_rows);
+    const auto& [kernels, _, cache, device, room] = setup;
+    buffers.prefill = carve_mla_prefill(
+        workspace, *kernels, spec, cache.dtype, device, limits,
+        room ? *room : mla_prefill_room(*kernels, spec, cache.dtype, device, limits));
   }
   return buffers;
 }
 
 class MlaBackend final : public AttentionBackend {
  public:
-  MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t chunk_rows);
+  MlaBackend(const MlaKernels& kernels, const BackendContext& context,
+             const std::optional<MlaPrefillRoom>& room);
   ~MlaBackend() override { context_.bind_to_free(); }
 
   std::string_view name() const override { return setup_.kernels->name; }
@@ -124,10 +127,11 @@ class MlaBackend final : public AttentionBackend {
   std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
 };
 
-MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context, int32_t chunk_rows)
+MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
+                       const std::optional<MlaPrefillRoom>& room)
     : context_(context.device.index), pool_(context.kv) {
   setup_.kernels = &kernels;
-  setup_.chunk_rows = chunk_rows;
+  setup_.room = room;
   setup_.spec = context.spec;
   setup_.device = context_.info();
   validate_spec(spec());
@@ -162,7 +166,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
 size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
   validate_limits(spec(), limits);
   return mla_workspace_bytes(*setup_.kernels, spec(), setup_.cache, setup_.device, limits,
-                             setup_.chunk_rows);
+                             setup_.room);
 }
 
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
@@ -229,6 +233,7 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
       kernel.plan(params, {bounds.most_absorbed, batch.max_kv_len, batch.prefix_settled},
                   {cache_.page_table(batch, batch.kv_lens, buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
+      if (up_projects_) prefill_->locate(layers_.front().cache, stream);
     });
     active_ = &kernel;
   }
@@ -328,16 +333,16 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
 
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
-                           const BatchLimits& limits, int32_t chunk_rows) {
+                           const BatchLimits& limits, const std::optional<MlaPrefillRoom>& room) {
   WorkspaceCarver counter(nullptr);
-  carve(counter, {&kernels, spec, cache, device, chunk_rows}, limits);
+  carve(counter, {&kernels, spec, cache, device, room}, limits);
   return counter.bytes();
 }
 
 std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
                                                    const BackendContext& context,
-                                                   int32_t chunk_rows) {
-  return std::make_unique<MlaBackend>(kernels, context, chunk_rows);
+                                                   const std::optional<MlaPrefillRoom>& room) {
+  return std::make_unique<MlaBackend>(kernels, context, room);
 }
 
 }  // namespace fovea

@@ -6,21 +6,24 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "attention/backends/mla_kernels.h"
+#include "attention/backends/mla_prefill_buffers.h"
 #include "fovea/attention_backend.h"
 #include "fovea/select_backend.h"
 
 namespace fovea {
 
-// chunk_rows: as mla_prefill_rows().
+// room: of the up-projected form, else mla_prefill_room().
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
-                           const BatchLimits& limits, int32_t chunk_rows = 0);
+                           const BatchLimits& limits,
+                           const std::optional<MlaPrefillRoom>& room = {});
 
 // Loads every kernel: what is not packed is compiled here. Errors as BackendEntry::create.
 std::unique_ptr<AttentionBackend> make_mla_backend(const MlaKernels& kernels,
                                                    const BackendContext& context,
-                                                   int32_t chunk_rows = 0);
+                                                   const std::optional<MlaPrefillRoom>& room = {});
 
 }  // namespace fovea

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/backends/row_copy.h"
 #include "attention/validate_spec.h"
 #include "core/rounding.h"
 #include "kernels/cuda/attention_kernel.h"
@@ -18,30 +19,6 @@ namespace cuda = kernels::cuda;
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
 int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
-
-// Attention over keys and values of every head, packed; the rotary key once for all heads where it
-// can read it so.
-cuda::AttentionSetup attention_setup(const MlaKernels& kernels, const AttentionSpec& spec,
-                                     const DeviceInfo& device) {
-  cuda::AttentionSetup setup;
-  setup.spec.kind = AttentionKind::mha;
-  setup.spec.scope = AttentionScope::encoder;
-  setup.spec.q_heads = setup.spec.kv_heads = spec.q_heads;
-  setup.spec.head_dim = key_dim(spec);
-  setup.spec.head_dim_v = spec.v_dim;
-  setup.spec.q_dtype = spec.q_dtype;
-  setup.sm = device.sm;
-  setup.multiprocessors = device.cores;
-  setup.shared_key_dims = spec.rope_dim;
-  if (kernels.attention->variants(setup).empty()) setup.shared_key_dims = 0;
-  return setup;
-}
-
-// Elements of what a chunk keeps of a row beside keys and values of every head: latent and rotary
-// key, or, where the latent is read in its page, the key and 8 bytes for the place.
-int64_t gathered_elements(const AttentionSpec& spec, bool gathers) {
-  return gathers ? spec.rope_dim + 4 : spec.head_dim;
-}
 
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
   const cuda::Family& family = cuda::family("portable/mla_prefill");
@@ -64,23 +41,6 @@ uint32_t blocks(int64_t rows, const cuda::Kernel& kernel) {
 
 }  // namespace
 
-int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                         const DeviceInfo& device, const BatchLimits& limits, int32_t chunk_rows) {
-  // Few heads have few row tiles, and chunks of more requests fill the GPU more evenly: 16 heads,
-  // 8x512 over 8k took 1894 us in chunks of 26,214 rows, 1655 in two of 52,428, 1270 where all
-  // 65,536 fit one (H100, 2026-11-27).
-  constexpr int64_t kMinRows = 4096, kBytes = int64_t{736} << 20;
-  const int64_t width =
-      key_dim(spec) + spec.v_dim - attention_setup(kernels, spec, device).shared_key_dims;
-  const int64_t elements =
-      spec.q_heads * width +
-      gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device));
-  const int64_t row_bytes = elements * static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-  const int64_t wanted = chunk_rows > 0 ? chunk_rows : std::max(kBytes / row_bytes, kMinRows);
-  const int64_t all = most_up_projected_rows(limits, std::numeric_limits<int32_t>::max()).all;
-  return static_cast<int32_t>(std::max<int64_t>(limits.max_tokens, std::min(all, wanted)));
-}
-
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits) {
   return can_up_project(spec) && std::min(limits.max_q_len, limits.max_tokens) >= kMinUpProjected;
 }
@@ -93,43 +53,8 @@ std::vector<gpu::KernelVariant> MlaPrefill::variants(const MlaKernels& kernels,
     needed.insert(needed.end(), list.begin(), list.end());
   };
   add(MlaProjection::variants(kernels, spec, stored, device));
-  add(kernels.attention->variants(attention_setup(kernels, spec, device)));
+  add(kernels.attention->variants(mla_prefill_attention(kernels, spec, device)));
   return needed;
-}
-
-MlaPrefillBuffers MlaPrefill::carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                    const AttentionSpec& spec, DType stored,
-                                    const DeviceInfo& device, const BatchLimits& limits,
-                                    int32_t chunk_rows) {
-  MlaPrefillBuffers buffers;
-  buffers.rows = mla_prefill_rows(kernels, spec, stored, device, limits, chunk_rows);
-  const auto rows_of = [&](int64_t width) {
-    return workspace.take<std::byte>(buffers.rows * width *
-                                     static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
-  };
-  const cuda::AttentionSetup setup = attention_setup(kernels, spec, device);
-  if (MlaProjection::gathers(kernels, spec, stored, device)) {
-    buffers.gathered = rows_of(spec.rope_dim);
-    buffers.offsets = workspace.take<int64_t>(buffers.rows);
-  } else {
-    buffers.gathered = rows_of(spec.head_dim);
-  }
-  buffers.keys = rows_of(int64_t{spec.q_heads} * (key_dim(spec) - setup.shared_key_dims));
-  buffers.values = rows_of(int64_t{spec.q_heads} * spec.v_dim);
-  buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
-  buffers.part_lse = workspace.take<float>(int64_t{limits.max_tokens} * spec.q_heads);
-  for (std::byte*& attention : buffers.attention) {
-    attention = workspace.take_bytes(kernels.attention->workspace_bytes(setup, limits)).data();
-  }
-  buffers.up_requests = workspace.take<uint8_t>(limits.max_requests);
-  buffers.up_tokens = workspace.take<uint8_t>(limits.max_tokens);
-  buffers.new_lens = workspace.take<int32_t>(limits.max_requests);
-  buffers.row_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
-  buffers.live_rows = workspace.take<int32_t>(1);
-  buffers.chunk_begin = workspace.take<int32_t>(limits.max_requests);
-  buffers.chunk_lens = workspace.take<int32_t>(limits.max_requests);
-  buffers.chunk_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
-  return buffers;
 }
 
 MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
@@ -143,8 +68,9 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
   gather_ = cuda::Kernel(own[1], store);
   add_ = cuda::Kernel(own[2], store);
   join_ = cuda::Kernel(own[3], store);
-  const cuda::AttentionSetup attention = attention_setup(kernels, spec, device);
+  const cuda::AttentionSetup attention = mla_prefill_attention(kernels, spec, device);
   shared_key_dims_ = attention.shared_key_dims;
+  copies_rotary_ = gathers_ && shared_key_dims_ > 0;
   new_part_.attention = kernels.attention->load(attention, store);
   chunk_part_.attention = kernels.attention->load(attention, store);
 }
@@ -164,14 +90,26 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   }
 }
 
-int64_t MlaPrefill::max_context() const { return int64_t{kMaxChunks} * buffers_.rows; }
+int64_t MlaPrefill::max_context() const { return int64_t{kMaxChunks} * buffers_.room.rows; }
+
+void MlaPrefill::choose_heads(int64_t rows) {
+  const auto rows_of = [&](int32_t heads) {
+    return std::min<int64_t>(buffers_.room.rows, buffers_.room.head_rows / heads);
+  };
+  for (heads_ = spec_.q_heads; heads_ > 1; --heads_) {
+    if (spec_.q_heads % heads_ != 0) continue;
+    if (rows_of(heads_) >= std::min<int64_t>(rows, buffers_.room.rows)) break;
+  }
+  chunk_rows_ = static_cast<int32_t>(rows_of(heads_));
+}
 
 void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream) {
   batch_ = batch;
+  choose_heads(bounds.rows.all);
+  at_once_ = bounds.rows.all <= chunk_rows_;
   // Every chunk that the lengths could need is enqueued.
-  at_once_ = bounds.rows.all <= buffers_.rows;
   const int64_t context = std::min(bounds.rows.context, max_context());
-  chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{buffers_.rows}));
+  chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_rows_}));
   cuda::MlaFormsParams params{};
   params.q_indptr = batch.q_indptr;
   params.kv_lens = batch.kv_lens;
@@ -182,7 +120,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
   params.least_q_len = bounds.least_q_len;
   params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
-  params.most_rows = at_once_ ? buffers_.rows : static_cast<int32_t>(context);
+  params.most_rows = at_once_ ? chunk_rows_ : static_cast<int32_t>(context);
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
@@ -192,22 +130,21 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
 
   cuda::BatchParams part{};
   part.requests = batch.requests;
-  part.q_heads = part.kv_heads = spec_.q_heads;
+  part.q_heads = part.kv_heads = heads_;
   part.max_q_len = bounds.max_q_len;
+  // Requests without keys have no rows here: absorbed ones, whose own kernels write their rows, and
+  // of a chunk those whose context is elsewhere.
+  part.least_kv_len = 1;
   new_part_.batch = chunk_part_.batch = part;
-  // Absorbed requests have no keys here, and their own kernels write their rows.
-  const int32_t least_kv_len = bounds.most_absorbed > 0;
   new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
   new_part_.batch.kv_lens = buffers_.new_lens;
   new_part_.batch.mask.causal = 1;
-  new_part_.batch.least_kv_len = least_kv_len;
   chunk_part_.batch.q_indptr = buffers_.chunk_indptr;
   chunk_part_.batch.kv_lens = buffers_.chunk_lens;
   chunk_part_.batch.mask.causal = at_once_;
-  if (at_once_) chunk_part_.batch.least_kv_len = least_kv_len;  // else `add` wants all rows
   chunk_part_.begin = buffers_.chunk_begin;
   new_part_.attention->expect_keys(false, bounds.max_q_len, bounds.requests);
-  chunk_part_.attention->expect_keys(false, std::min(bounds.max_kv_len, buffers_.rows),
+  chunk_part_.attention->expect_keys(false, std::min(bounds.max_kv_len, chunk_rows_),
                                      bounds.requests);
   if (!at_once_) plan_part(new_part_, stream);
   if (chunks_ == 1) plan_part(chunk_part_, stream);
@@ -224,12 +161,10 @@ cuda::MlaChunk MlaPrefill::chunk() const {
           .begin = buffers_.chunk_begin,
           .lens = buffers_.chunk_lens,
           .indptr = buffers_.chunk_indptr,
-          .most_rows = buffers_.rows};
+          .most_rows = chunk_rows_};
 }
 
-void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
-                        Stream stream) {
-  const HeadRows q = joined_queries(tensors, stream);
+cuda::MlaGatherParams MlaPrefill::gather_params(const cuda::MlaDecodeTensors& cache) const {
   cuda::MlaGatherParams rows{};
   rows.cache = cache.cache;
   rows.page_stride = cache.page_stride;
@@ -243,37 +178,62 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   rows.q_indptr = batch_.q_indptr;
   rows.kv_lens = batch_.kv_lens;
   rows.requests = batch_.requests;
+  rows.row_indptr = buffers_.row_indptr;
   rows.up_requests = buffers_.up_requests;
+  rows.of_chunk = 1;
   rows.kv_lora_rank = spec_.kv_lora_rank;
   rows.rope_dim = spec_.rope_dim;
   rows.nope_dim = spec_.nope_dim;
-  rows.heads = spec_.q_heads;
+  rows.heads = heads_;
   rows.rows = buffers_.gathered;
   rows.offsets = buffers_.offsets;
   rows.keys = shared_key_dims_ > 0 ? nullptr : buffers_.keys;
-  float* const lse = tensors.lse ? tensors.lse.data : buffers_.lse;
-  if (!at_once_) {
-    rows.row_indptr = batch_.q_indptr;
-    rows.most_rows = batch_.tokens;
-    gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
-    project(tensors.mla_weights, cache, batch_.q_indptr + batch_.requests, batch_.tokens, stream);
-    run(new_part_, q, tensors.out, lse, batch_.tokens, stream);
-  }
-
-  rows.row_indptr = buffers_.row_indptr;
-  rows.of_chunk = 1;
-  rows.most_rows = buffers_.rows;
   rows.chunk = chunk();
-  const HeadRows part = dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim);
+  return rows;
+}
+
+void MlaPrefill::gather(cuda::MlaGatherParams& params, int32_t most_rows, Stream stream) const {
+  params.most_rows = most_rows;
+  gather_.launch_overlapped({blocks(most_rows, gather_)}, params, stream);
+}
+
+void MlaPrefill::locate(const cuda::MlaDecodeTensors& cache, Stream stream) const {
+  if (!located()) return;
+  cuda::MlaGatherParams rows = gather_params(cache);
+  gather(rows, chunk_rows_, stream);
+}
+
+void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
+                        Stream stream) {
+  const HeadRows q = joined_queries(tensors, stream);
+  cuda::MlaGatherParams rows = gather_params(cache);
+  const Result result = {tensors.out, tensors.lse ? tensors.lse.data : buffers_.lse};
+  if (at_once_) {
+    if (!located()) gather(rows, chunk_rows_, stream);
+    attend_rows(chunk_part_, {chunk_rows_, buffers_.live_rows}, tensors, cache.cache, q, result,
+                stream);
+    return;
+  }
+  cuda::MlaGatherParams new_rows = rows;
+  new_rows.row_indptr = batch_.q_indptr;
+  new_rows.of_chunk = 0;
+  gather(new_rows, batch_.tokens, stream);
+  attend_rows(new_part_, {batch_.tokens, batch_.q_indptr + batch_.requests}, tensors, cache.cache,
+              q, result, stream);
+
+  const Result part = {dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim),
+                       buffers_.part_lse};
+  rows.part_lse = part.lse;
+  rows.part_rows = int64_t{batch_.tokens} * spec_.q_heads;
   cuda::MlaAddParams add{};
-  add.out = tensors.out.data;
-  add.out_token_stride = tensors.out.token_stride;
-  add.out_head_stride = tensors.out.head_stride;
-  add.lse = lse;
-  add.part = part.data;
-  add.part_token_stride = part.token_stride;
-  add.part_head_stride = part.head_stride;
-  add.part_lse = buffers_.part_lse;
+  add.out = result.out.data;
+  add.out_token_stride = result.out.token_stride;
+  add.out_head_stride = result.out.head_stride;
+  add.lse = result.lse;
+  add.part = part.out.data;
+  add.part_token_stride = part.out.token_stride;
+  add.part_head_stride = part.out.head_stride;
+  add.part_lse = part.lse;
   add.live_rows = buffers_.live_rows;
   add.q_indptr = batch_.q_indptr;
   add.requests = batch_.requests;
@@ -281,16 +241,12 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.heads = spec_.q_heads;
   add.v_dim = spec_.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
-    rows.first_row = chunk * buffers_.rows;
-    gather_.launch_overlapped({blocks(rows.most_rows, gather_)}, rows, stream);
-    project(tensors.mla_weights, cache, buffers_.live_rows, buffers_.rows, stream);
+    rows.first_row = chunk * chunk_rows_;
+    gather(rows, chunk_rows_, stream);
     if (chunks_ > 1) plan_part(chunk_part_, stream);
-    if (at_once_) {
-      run(chunk_part_, q, tensors.out, lse, buffers_.rows, stream);
-      return;
-    }
-    run(chunk_part_, q, part, buffers_.part_lse, buffers_.rows, stream);
-    add_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, add_)}, add, stream);
+    attend_rows(chunk_part_, {chunk_rows_, buffers_.live_rows}, tensors, cache.cache, q, part,
+                stream);
+    add_.launch_overlapped({blocks(rows.part_rows, add_)}, add, stream);
   }
 }
 
@@ -313,40 +269,53 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
 }
 
-// keys = latents W_UK, values = latents W_UV; rotary keys are there already
-void MlaPrefill::project(const MlaWeights& given, const cuda::MlaDecodeTensors& cache,
-                         const int32_t* live_rows, int32_t rows, Stream stream) const {
-  const MlaWeights weights = with_head_strides(given, spec_);
-  const int32_t heads = spec_.q_heads;
+void MlaPrefill::attend_rows(const Part& part, const Rows& rows, const LayerTensors& tensors,
+                             const void* cache, const HeadRows& q, const Result& result,
+                             Stream stream) {
+  const MlaWeights weights = with_head_strides(tensors.mla_weights, spec_);
+  for (int32_t head = 0; head < spec_.q_heads; head += heads_) {
+    project(rows, from_head(weights, head), cache, head == 0, stream);
+    run(part, rows.most, from_head(q, head), {from_head(result.out, head), result.lse + head},
+        stream);
+  }
+}
+
+// keys = latents W_UK, values = latents W_UV. Rotary keys come with the first heads or are there
+// already.
+void MlaPrefill::project(const Rows& rows, const MlaWeights& weights, const void* cache, bool first,
+                         Stream stream) const {
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
-  projection_.run({.latents = gathers_ ? cache.cache : buffers_.gathered,
+  projection_.run({.latents = gathers_ ? cache : buffers_.gathered,
                    .latents_row_stride = spec_.head_dim,
                    .offsets = buffers_.offsets,
+                   .rotary = first && copies_rotary_ ? buffers_.gathered : nullptr,
+                   .rope_dim = spec_.rope_dim,
                    .w_uk = weights.w_uk,
                    .w_uv = weights.w_uv,
                    .w_uk_head_stride = weights.w_uk_head_stride,
                    .w_uv_head_stride = weights.w_uv_head_stride,
                    .keys = buffers_.keys,
-                   .keys_token_stride = key_width * heads,
+                   .keys_token_stride = key_width * heads_,
                    .keys_head_stride = key_width,
                    .values = buffers_.values,
-                   .values_token_stride = int64_t{spec_.v_dim} * heads,
+                   .values_token_stride = int64_t{spec_.v_dim} * heads_,
                    .values_head_stride = spec_.v_dim,
-                   .live_rows = live_rows,
-                   .rows = rows},
+                   .live_rows = rows.live,
+                   .rows = rows.most,
+                   .heads = heads_},
                   stream);
 }
 
-void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse,
-                     int32_t rows, Stream stream) {
+void MlaPrefill::run(const Part& part, int32_t rows, const HeadRows& q, const Result& result,
+                     Stream stream) {
   cuda::AttentionParams params{};
   params.batch = part.batch;
   params.keys.k = buffers_.keys;
   params.keys.v = buffers_.values;
   params.keys.k_head_stride = key_dim(spec_) - shared_key_dims_;
-  params.keys.k_token_stride = params.keys.k_head_stride * spec_.q_heads;
+  params.keys.k_token_stride = params.keys.k_head_stride * heads_;
   params.keys.v_head_stride = spec_.v_dim;
-  params.keys.v_token_stride = int64_t{spec_.v_dim} * spec_.q_heads;
+  params.keys.v_token_stride = int64_t{spec_.v_dim} * heads_;
   params.keys.k_page_stride = rows * params.keys.k_token_stride;
   params.keys.v_page_stride = rows * params.keys.v_token_stride;
   params.keys.page_size = 1;
@@ -354,10 +323,11 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const HeadRows& out, f
   params.q = q.data;
   params.q_token_stride = q.token_stride;
   params.q_head_stride = q.head_stride;
-  params.out = out.data;
-  params.out_token_stride = out.token_stride;
-  params.out_head_stride = out.head_stride;
-  params.lse = lse;
+  params.out = result.out.data;
+  params.out_token_stride = result.out.token_stride;
+  params.out_head_stride = result.out.head_stride;
+  params.lse = result.lse;
+  params.lse_token_stride = spec_.q_heads;
   params.head_dim = key_dim(spec_);
   params.head_dim_v = spec_.v_dim;
   params.scale = softmax_scale(spec_);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The up-projected form of MLA on a GPU: keys and values of every head from the latents, then plain
-// ragged attention: over all tokens of a pass at once where its bounds say that they fit the
-// buffers. Else its new tokens come first; the tokens before them follow in chunks of a bounded
-// number of rows, whatever the context, and are added by their log-sum-exp.
+// ragged attention, for all heads or a few of them after the other: over all tokens of a pass at
+// once where its bounds say that they fit the buffers. Else its new tokens come first; the tokens
+// before them follow in chunks of a bounded number of rows, whatever the context, and are added by
+// their log-sum-exp.
 #pragma once
 
 #include <array>
@@ -12,41 +13,15 @@
 #include "attention/backends/cuda_cache.h"
 #include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_kernels.h"
+#include "attention/backends/mla_prefill_buffers.h"
 #include "attention/backends/mla_projection.h"
 #include "fovea/select_backend.h"
 #include "kernels/cuda/common/mla_prefill_params.h"
 
 namespace fovea {
 
-// Rows of latents that are up-projected at a time in batches within the limits: all tokens of a
-// pass, but no more than all its new ones, `chunk_rows`, and, for 0, 4096 or as many as keep them
-// with their keys and values within 736 MB, whichever is most.
-int32_t mla_prefill_rows(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                         const DeviceInfo& device, const BatchLimits& limits,
-                         int32_t chunk_rows = 0);
 // Whether requests within the limits can be up-projected.
 bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
-
-struct MlaPrefillBuffers {
-  int32_t rows = 0;  // of latents, keys and values
-  // [rows, kv_lora_rank + rope_dim] latents and rotary keys; with offsets, where latents are read
-  // in their pages, [rows, rope_dim].
-  std::byte* gathered = nullptr;
-  int64_t* offsets = nullptr;   // [rows]
-  std::byte* keys = nullptr;    // [rows, q_heads, nope_dim], or with a rotary key for each
-  std::byte* values = nullptr;  // [rows, q_heads, v_dim]
-  float* lse = nullptr;         // [max_tokens, q_heads]
-  float* part_lse = nullptr;    // [max_tokens, q_heads]
-  std::array<std::byte*, 2> attention{};  // of MlaKernels::attention: new tokens, chunks
-  uint8_t* up_requests = nullptr;         // [max_requests]
-  uint8_t* up_tokens = nullptr;           // [max_tokens]
-  int32_t* new_lens = nullptr;            // [max_requests]
-  int32_t* row_indptr = nullptr;          // [max_requests + 1]
-  int32_t* live_rows = nullptr;           // [1]
-  int32_t* chunk_begin = nullptr;         // [max_requests]
-  int32_t* chunk_lens = nullptr;          // [max_requests]
-  int32_t* chunk_indptr = nullptr;        // [max_requests + 1]
-};
 
 // What the two forms share of the workspace; the up-projected one goes first.
 struct MlaScratch {
@@ -60,11 +35,6 @@ class MlaPrefill {
   static std::vector<gpu::KernelVariant> variants(const MlaKernels& kernels,
                                                   const AttentionSpec& spec, DType stored,
                                                   const DeviceInfo& device);
-  // Of limits that serve_up_projected.
-  static MlaPrefillBuffers carve(WorkspaceCarver& workspace, const MlaKernels& kernels,
-                                 const AttentionSpec& spec, DType stored, const DeviceInfo& device,
-                                 const BatchLimits& limits, int32_t chunk_rows);
-
   MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec, const KvCacheSpec& cache,
              const DeviceInfo& device, gpu::KernelStore& store);
   void reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
@@ -74,6 +44,9 @@ class MlaPrefill {
   int64_t max_context() const;
   // Enqueues the choice of every request's form. `bounds`: of bound_mla_forms() with max_context().
   void plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream);
+  // Behind plan() and the page table: what of the rows' places holds for every layer. `cache`: of
+  // any layer.
+  void locate(const kernels::cuda::MlaDecodeTensors& cache, Stream stream) const;
   // [requests] and [tokens] on the device: 1 where the form is this one.
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }
@@ -91,15 +64,36 @@ class MlaPrefill {
     const int32_t* begin = nullptr;      // [requests] first rows
   };
 
+  // Rows of gathered latents: at most, and how many there are, on the device.
+  struct Rows {
+    int32_t most = 0;
+    const int32_t* live = nullptr;  // [1]
+  };
+  // Where a part's attention goes: all heads.
+  struct Result {
+    HeadRows out;
+    float* lse = nullptr;  // [tokens, q_heads]
+  };
+
+  // How many heads and rows a pass with at most so many up-projected tokens takes at a time: all
+  // rows if they fit for any number of heads, else as many as there is room for.
+  void choose_heads(int64_t rows);
   HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
-  void project(const MlaWeights& given, const kernels::cuda::MlaDecodeTensors& cache,
-               const int32_t* live_rows, int32_t rows, Stream stream) const;
+  // Of the first chunk.
+  kernels::cuda::MlaGatherParams gather_params(const kernels::cuda::MlaDecodeTensors& cache) const;
+  void gather(kernels::cuda::MlaGatherParams& params, int32_t most_rows, Stream stream) const;
+  // Of the planned batch: locate() says all there is to say.
+  bool located() const { return at_once_ && copies_rotary_; }
+  // Keys and values of the gathered rows, and attention over them, heads_ heads after the other.
+  void attend_rows(const Part& part, const Rows& rows, const LayerTensors& tensors,
+                   const void* cache, const HeadRows& q, const Result& result, Stream stream);
+  void project(const Rows& rows, const MlaWeights& weights, const void* cache, bool first,
+               Stream stream) const;
   // Orders a part's work: of new tokens and a single chunk once a pass, as the lengths of both are
   // known then; of several chunks, which share buffers, in every layer.
   void plan_part(const Part& part, Stream stream) const;
   kernels::cuda::MlaChunk chunk() const;
-  void run(const Part& part, const HeadRows& q, const HeadRows& out, float* lse, int32_t rows,
-           Stream stream);
+  void run(const Part& part, int32_t rows, const HeadRows& q, const Result& result, Stream stream);
 
   AttentionSpec spec_;
   KvCacheSpec cache_;
@@ -108,13 +102,17 @@ class MlaPrefill {
   Part new_part_, chunk_part_;
   int32_t shared_key_dims_ = 0;  // as attention reads them
   bool gathers_;                 // latents are read in their pages
+  bool copies_rotary_;           // so are rotary keys, which are copied then; else gather_ does it
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
   BatchLimits limits_;
   BatchView batch_;  // the planned one
-  // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most.
+  // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most; their
+  // rows; heads of which there are keys and values at a time, a divisor of q_heads.
   bool at_once_ = false;
   int32_t chunks_ = 0;
+  int32_t chunk_rows_ = 0;
+  int32_t heads_ = 0;
 };
 
 }  // namespace fovea

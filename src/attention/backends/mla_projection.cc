@@ -12,8 +12,7 @@ namespace cuda = kernels::cuda;
 std::optional<cuda::MlaProjectSetup> project_setup(const MlaKernels& kernels,
                                                    const AttentionSpec& spec, DType stored,
                                                    const DeviceInfo& device) {
-  const cuda::MlaProjectSetup setup = {.heads = spec.q_heads,
-                                       .rank = spec.kv_lora_rank,
+  const cuda::MlaProjectSetup setup = {.rank = spec.kv_lora_rank,
                                        .nope_dim = spec.nope_dim,
                                        .v_dim = spec.v_dim,
                                        .dtype = spec.q_dtype,
@@ -60,7 +59,7 @@ void MlaProjection::run(const cuda::MlaProjectTensors& tensors, Stream stream) c
   params.live_tokens = tensors.live_rows;
   params.tokens = tensors.rows;
   params.k = spec_.kv_lora_rank;
-  params.heads = spec_.q_heads;
+  params.heads = tensors.heads;
   params.weight = tensors.w_uk;
   params.weight_head_stride = tensors.w_uk_head_stride;
   params.n = spec_.nope_dim;

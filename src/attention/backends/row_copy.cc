@@ -71,6 +71,12 @@ HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim) {
   return later;
 }
 
+HeadRows from_head(const HeadRows& rows, int64_t head) {
+  HeadRows later = rows;
+  later.data = row_address(rows, 0, head);
+  return later;
+}
+
 HeadRows rotary_queries(const LayerTensors& layer, const AttentionSpec& spec) {
   if (spec.kind != AttentionKind::mla || !layer.q) return layer.q;
   return layer.q_rope

@@ -11,8 +11,7 @@
 namespace fovea::kernels::cuda {
 
 struct MlaProjectSetup {
-  int32_t heads = 0, rank = 0;
-  int32_t nope_dim = 0, v_dim = 0;
+  int32_t rank = 0, nope_dim = 0, v_dim = 0;
   DType dtype = DType::bf16;  // bf16 or f16
   int sm = 90;
   int32_t multiprocessors = 0;
@@ -24,6 +23,10 @@ struct MlaProjectTensors {
   const void* latents = nullptr;     // [rows, rank], or what offsets are counted from
   int64_t latents_row_stride = 0;    // without offsets
   const int64_t* offsets = nullptr;  // [rows] elements, multiples of 8; -1: a row of zeros
+  // With offsets, or null: [rows, rope_dim] copies of what stands behind the rank in each row, but
+  // for rows of zeros.
+  void* rotary = nullptr;
+  int32_t rope_dim = 0;
   const void* w_uk = nullptr;        // [heads, nope_dim, rank]
   const void* w_uv = nullptr;        // [heads, v_dim, rank]
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
@@ -33,6 +36,7 @@ struct MlaProjectTensors {
   int64_t values_token_stride = 0, values_head_stride = 0;
   const int32_t* live_rows = nullptr;  // [1]: row tiles of 64 from here on stay untouched
   int32_t rows = 0;                    // at most, and of keys and values
+  int32_t heads = 0;
 };
 
 class MlaProject {

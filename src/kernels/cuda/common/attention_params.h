@@ -105,8 +105,9 @@ struct AttentionParams {
   int64_t q_scale_token_stride, q_scale_head_stride;
   void* out;  // [tokens, q_heads, head_dim_v]
   int64_t out_token_stride, out_head_stride;
-  float* lse;       // [tokens, q_heads] or null
-  int32_t f32_out;  // out is f32 and dense, without sinks, and lse is not null: for prefix_join
+  float* lse;  // [tokens, q_heads] or null
+  int32_t lse_token_stride;
+  int32_t f32_out;  // out is f32, without sinks; out and lse, which is not null, are dense: for prefix_join
   int32_t head_dim, head_dim_v;  // at most the variant's
   float scale;
   float logit_cap;
@@ -128,6 +129,7 @@ struct MergeParams {
   void* out;
   int64_t out_token_stride, out_head_stride;
   float* lse;
+  int32_t lse_token_stride;
   const float* sinks;
   int32_t head_dim_v;
   int32_t f32_out;

@@ -40,7 +40,7 @@ struct MlaFormsParams {
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
-// cache: latents, or where they lie, and rotary keys. fp8 caches become 16-bit. Of a chunk also what
+// cache: latents and rotary keys, or where they lie. fp8 caches become 16-bit. Of a chunk also what
 // attention needs to know about it.
 struct MlaGatherParams {
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride elements
@@ -60,9 +60,12 @@ struct MlaGatherParams {
   int32_t first_row, most_rows;
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
   void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
-  int64_t* offsets;  // [most_rows] where latents lie in the cache, -1: nowhere; rows have none then. Or null
+  int64_t* offsets;  // [most_rows] instead of rows: where they lie in the cache, -1: nowhere. Or null
   void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
   MlaChunk chunk;  // written where of_chunk
+  // Of a chunk whose attention is added: [tokens, heads] becomes -inf, for rows that see none of it. Or null.
+  float* part_lse;
+  int64_t part_rows;  // tokens times heads
 };
 
 // Adds the part of a context chunk, or any state, to the result so far.

@@ -12,12 +12,14 @@ struct alignas(64) MlaProjectParams {
   TensorMap latents;         // [rows, rank], boxes [128, 64]; or, where rows lie anywhere:
   const void* cache;         // row r at cache + offsets[r] elements, 16-byte aligned
   const int64_t* offsets;    // [rows] -1: a row of zeros
+  void* rotary;              // [rows, rope_dim]: what stands behind the rank there; or null
   TensorMap w_uk, w_uv;      // [1, heads, nope_dim or v_dim, rank], boxes [1, 1, 128, 64]
   TensorMap keys, values;    // [rows, heads, nope_dim or v_dim], boxes [64, 1, 64]
   const int32_t* live_rows;  // [1], on the device: row tiles from here on stay untouched
   int32_t rows;              // at most
   int32_t heads;
-  int32_t rank;  // a multiple of 64
+  int32_t rank;      // a multiple of 64
+  int32_t rope_dim;  // a multiple of 8
 };
 
 }  // namespace fovea::kernels::cuda

@@ -113,7 +113,7 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
     }
     return;
   }
-  if (params.lse && stores_lse) params.lse[token * params.batch.q_heads + head] = lse;
+  if (params.lse && stores_lse) params.lse[token * params.lse_token_stride + head] = lse;
   if (params.sinks && !empty) factor /= 1.0f + __expf(params.sinks[head] - lse);
   uint16_t* to = static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
                  head * params.out_head_stride;

@@ -80,7 +80,7 @@ struct MergeConfig {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
     const float lse = empty ? -infinity() : most + logf(total);
-    if (params.lse && lane == 0) params.lse[token * params.batch.q_heads + head] = lse;
+    if (params.lse && lane == 0) params.lse[token * params.lse_token_stride + head] = lse;
     const float base = params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
 #pragma unroll 1
     for (int first = 0; first < params.head_dim_v; first += 32 * kColumns) {

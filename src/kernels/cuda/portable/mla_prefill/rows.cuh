@@ -71,7 +71,14 @@ struct GatherConfig {
     if (params.of_chunk && blockIdx.x == 0) {
       describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, params.first_row);
     }
-    // Of rows without latents little is copied, so a warp has several on their way.
+    if (params.part_lse) {
+      const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+      for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < params.part_rows;
+           i += threads) {
+        params.part_lse[i] = -infinity();
+      }
+    }
+    // Where little or nothing is copied, a warp has several rows on their way.
     if (params.offsets) {
       for_each_row<8>(rows, [&](int64_t row) { gather_row<8>(params, row); });
     } else {
@@ -101,12 +108,15 @@ struct GatherConfig {
     const CacheRow<kCache, kTo> from = {
         static_cast<const char*>(params.cache) + element * type_bytes(kCache), params,
         params.scale ? params.scale[slot * params.scale_slot_stride] : 1.0f};
-    if (params.offsets && lane == 0) params.offsets[row] = element;
-    const int latents = params.offsets ? 0 : params.kv_lora_rank / kChunk;
     const int chunks = params.rope_dim / kChunk;
-    uint4* const to = static_cast<uint4*>(params.rows) + row * (latents + chunks);
-    for (int i = lane; i < latents; i += kLanes) to[i] = from.latent(i);
-    for (int i = lane; i < chunks; i += kLanes) to[latents + i] = from.rope(i);
+    if (params.offsets) {
+      if (lane == 0) params.offsets[row] = element;
+    } else {
+      const int latents = params.kv_lora_rank / kChunk;
+      uint4* const to = static_cast<uint4*>(params.rows) + row * (latents + chunks);
+      for (int i = lane; i < latents; i += kLanes) to[i] = from.latent(i);
+      for (int i = lane; i < chunks; i += kLanes) to[latents + i] = from.rope(i);
+    }
     if (!params.keys) return;
     const int dim = params.nope_dim + params.rope_dim;
     uint16_t* const keys =

@@ -60,7 +60,7 @@ __device__ void store_row(const DecodeParams& params, const Tile& tile, int head
   float factor = empty ? 0.0f : __fdividef(1.0f, part.sum);
   if (params.sinks || (params.lse && column == 0)) {
     const float lse = empty ? -infinity() : (part.most + __log2f(part.sum)) * kLn2;
-    if (params.lse && column == 0) params.lse[token * params.batch.q_heads + q_head] = lse;
+    if (params.lse && column == 0) params.lse[token * params.lse_token_stride + q_head] = lse;
     if (params.sinks && !empty) factor /= 1 + __expf(params.sinks[q_head] - lse);
   }
   const float4 value = scaled(part.out, factor);

@@ -45,4 +45,9 @@ __device__ __forceinline__ ProjectTile tile_at(const MlaProjectParams& params, i
   return {(n / params.heads * kBlocks + cluster_rank()) * kRows, n % params.heads};
 }
 
+// Whether the rotary keys of the tile's rows are copied with it: once for all heads, by every pair its share.
+__device__ __forceinline__ bool brings_rotary(const MlaProjectParams& params, int n) {
+  return n % params.heads == n / params.heads % params.heads;
+}
+
 }  // namespace fovea::kernels::cuda

@@ -34,12 +34,15 @@ MlaProject::MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store)
 
 void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   const auto row_tile = static_cast<uint32_t>(kernel_.row_tile());
-  const auto rank = static_cast<uint64_t>(setup_.rank), heads = static_cast<uint64_t>(setup_.heads),
+  const auto rank = static_cast<uint64_t>(setup_.rank),
+             heads = static_cast<uint64_t>(tensors.heads),
              rows = static_cast<uint64_t>(tensors.rows);
   MlaProjectParams params{};
   if (setup_.gathers) {
     params.cache = tensors.latents;
     params.offsets = tensors.offsets;
+    params.rotary = tensors.rotary;
+    params.rope_dim = tensors.rope_dim;
   } else {
     maps_.latents.encode({.data = tensors.latents,
                           .rank = 2,
@@ -76,9 +79,9 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
              maps_.values, params.values);
   params.live_rows = tensors.live_rows;
   params.rows = tensors.rows;
-  params.heads = setup_.heads;
+  params.heads = tensors.heads;
   params.rank = setup_.rank;
-  const int64_t pairs = ceil_div(int64_t{tensors.rows}, int64_t{kPair * row_tile}) * setup_.heads;
+  const int64_t pairs = ceil_div(int64_t{tensors.rows}, int64_t{kPair * row_tile}) * tensors.heads;
   const auto most = static_cast<int64_t>(setup_.multiprocessors / static_cast<int32_t>(kPair));
   kernel_.launch_overlapped({kPair * static_cast<uint32_t>(std::min(pairs, most))}, params, stream,
                             kPair);

@@ -34,7 +34,7 @@ __device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMe
 }
 
 // A warpgroup, row by row: 8 lanes copy 128 bytes of a row. Where each of a warp's 32 rows lies is known a tile ahead,
-// a lane for a row.
+// a lane for a row. Rotary keys are copied while the consumers still have full stages.
 __device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMemory& shared, int first, int tiles,
                                        int pairs, int rows) {
   constexpr int kChunks = kDepth / 8;        // of 16 bytes
@@ -76,6 +76,22 @@ __device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMem
       }
       full.arrive_after_copies();
       ring.advance();
+    }
+    if (!params.rotary || !brings_rotary(params, n)) continue;
+    const int row_chunks = params.rope_dim / 8;
+    const int64_t first_of_tile = tile_at(params, n).row;
+    uint4* const rotary = static_cast<uint4*>(params.rotary) + first_of_tile * row_chunks;
+    for (int c = chunk; c < row_chunks; c += kChunks) {
+      uint4 keys[kCopies];
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        keys[i] = *reinterpret_cast<const uint4*>(from[i] + 2 * (params.rank + (c - chunk) * 8));
+      }
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = first_row + i * kAtOnce + lane / kChunks;
+        if (live >> i & 1) rotary[row * row_chunks + c] = keys[i];
+      }
     }
   }
 }

@@ -29,7 +29,7 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
     const int token = row_token(params, work, consumer, row);
     if (token >= work.q_len) continue;
     if (attention.lse && threadIdx.x % 4 == 0) {
-      attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.batch.q_heads + head] =
+      attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] =
           lse;
     }
     if (attention.sinks && !empty) factor[half] /= 1.0f + __expf(attention.sinks[head] - lse);

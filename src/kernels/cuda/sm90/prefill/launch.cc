@@ -150,7 +150,7 @@ class HopperPrefill final : public AttentionKernel {
         batch.max_q_len <= kGroupRows >> params_.heads_shift) {
       active_ = plain ? &*few_plain_ : &*few_general_;
       if (plain && batch.max_q_len << params_.heads_shift <= kEightRows) {
-        active_sharing_ = find_sharing(batch.requests);
+        active_sharing_ = find_sharing(batch);
         active_ = active_sharing_ ? &*active_sharing_->kernel : &*eight_plain_;
       }
     }
@@ -176,11 +176,12 @@ class HopperPrefill final : public AttentionKernel {
     params_.attention.batch = without_idle_positions(given.batch);
     if (splits_) return split_->attend(params_.attention, layer, stream);
     params_.box_keys = active_->box_keys();
-    maps_.q.encode(row_map(spec, tokens_, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
-                           given.q_token_stride),
+    const int32_t q_heads = given.batch.q_heads, shift = params_.heads_shift;
+    maps_.q.encode(row_map(q_heads, shift, tokens_, given.q, spec.q_dtype, spec.head_dim,
+                           given.q_head_stride, given.q_token_stride),
                    &params_.q);
-    maps_.out.encode(row_map(spec, tokens_, given.out, activation_dtype(spec), spec.head_dim_v,
-                             given.out_head_stride, given.out_token_stride),
+    maps_.out.encode(row_map(q_heads, shift, tokens_, given.out, activation_dtype(spec),
+                             spec.head_dim_v, given.out_head_stride, given.out_token_stride),
                      &params_.out);
     if (gathers(setup_)) {
       // Rows are found through given.keys.
@@ -188,7 +189,7 @@ class HopperPrefill final : public AttentionKernel {
       params_.k = active_->k(layer);
       params_.v = active_->v(layer);
     } else {
-      packed_.encode(setup_, given.keys, shared_keys_, tokens_, params_);
+      packed_.encode(setup_, shared_keys_, tokens_, params_);
     }
     const GridSize grid{static_cast<uint32_t>(blocks())};
     const auto cluster_size = static_cast<uint32_t>(cluster());
@@ -226,14 +227,14 @@ class HopperPrefill final : public AttentionKernel {
   bool joins_slowly(int32_t segment) const {
     return 4 * int64_t{longest_} > 11 * segment && longest_ <= 3 * segment;
   }
-  const Sharing* find_sharing(int32_t requests) const {
-    const int32_t tiles = requests * (setup_.spec.q_heads >> params_.heads_shift);
+  const Sharing* find_sharing(const BatchParams& batch) const {
+    const int32_t tiles = batch.requests * (batch.q_heads >> params_.heads_shift);
     for (const Sharing& sharing : sharing_) {
       if (!sharing.kernel || tiles > sharing.clusters) continue;
       const int32_t segment = sharing.kernel->segment_keys();
       const int64_t segments = (longest_ - 1) / segment + 1;
       if (sharing.most_segments > 0
-              ? requests == 1 && segments <= sharing.most_segments && !joins_slowly(segment)
+              ? batch.requests == 1 && segments <= sharing.most_segments && !joins_slowly(segment)
               : tiles <= kMaxSharedTiles || tiles * segments <= sharing.clusters) {
         return &sharing;
       }
@@ -252,7 +253,7 @@ class HopperPrefill final : public AttentionKernel {
     if (sums_segments(setup_) && tokens_ / kMinPairedTokens < batch.requests) return false;
     const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
     if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kMinRowTile) return false;
-    const auto& [q_heads, kv_heads] = std::pair(setup_.spec.q_heads, setup_.spec.kv_heads);
+    const auto& [q_heads, kv_heads] = std::pair(batch.q_heads, batch.kv_heads);
     const int32_t key_tile = active_->kernel().key_tile();
     const bool passing = &pairs == &pairs_ && q_heads == kv_heads &&
                          (pairs_pass(setup_) || key_tile == kGroupRows) &&

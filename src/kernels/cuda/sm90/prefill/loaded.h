@@ -45,15 +45,14 @@ inline TensorMap encoded(const gpu::TensorMapSpec& spec) {
   return map;
 }
 
-// Rows of a consumer: of [tokens, q_heads, dim].
-inline gpu::TensorMapSpec row_map(const AttentionSpec& layers, int32_t tokens, const void* data,
+// Rows of a consumer: of [tokens, q_heads, dim]. A tile has 2^shift heads.
+inline gpu::TensorMapSpec row_map(int32_t q_heads, int32_t shift, int32_t tokens, const void* data,
                                   DType dtype, int64_t dim, int64_t head_stride,
                                   int64_t token_stride) {
-  const int32_t shift = heads_shift(layers);
   gpu::TensorMapSpec spec;
   spec.rank = 3;
   spec.data = data;
-  spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(layers.q_heads),
+  spec.sizes = {bytes_of(dim, dtype) / kWordBytes, static_cast<uint64_t>(q_heads),
                 static_cast<uint64_t>(tokens)};
   spec.strides = {bytes_of(head_stride, dtype), bytes_of(token_stride, dtype)};
   spec.box = {kBoxColumns, 1u << shift, static_cast<uint32_t>(kGroupRows >> shift)};
@@ -69,17 +68,19 @@ struct SharedKeys {
 // Maps of packed keys, which lie elsewhere in every pass.
 class PackedKeys {
  public:
-  // tokens: rows, where strides do not say how many.
-  void encode(const AttentionSetup& setup, const KeyParams& keys, const SharedKeys& shared,
-              int32_t tokens, PrefillParams& params) {
+  // Of params.attention. tokens: rows, where strides do not say how many.
+  void encode(const AttentionSetup& setup, const SharedKeys& shared, int32_t tokens,
+              PrefillParams& params) {
     const AttentionSpec& spec = setup.spec;
+    const KeyParams& keys = params.attention.keys;
+    const int32_t heads = params.attention.batch.kv_heads;
     const int64_t rows = keys.k_page_stride > 0 ? keys.k_page_stride / keys.k_token_stride : tokens;
     const int32_t dims = setup.shared_key_dims;
-    k_.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim - dims, spec.kv_heads, rows, 1},
+    k_.encode(key_map(keys.k, spec.q_dtype, {spec.head_dim - dims, heads, rows, 1},
                       {keys.k_head_stride, keys.k_token_stride, rows * keys.k_token_stride},
                       params.box_keys),
               &params.k);
-    v_.encode(key_map(keys.v, spec.q_dtype, {spec.head_dim_v, spec.kv_heads, rows, 1},
+    v_.encode(key_map(keys.v, spec.q_dtype, {spec.head_dim_v, heads, rows, 1},
                       {keys.v_head_stride, keys.v_token_stride, rows * keys.v_token_stride},
                       params.box_keys),
               &params.v);

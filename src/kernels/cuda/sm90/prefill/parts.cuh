@@ -43,7 +43,7 @@ __device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, con
   const int32_t partial = static_cast<const PartSlot&>(slot).partial;
   if (partial >= 0) return static_cast<int64_t>(partial) * Config::kTraits.row_tile + consumer * kGroupRows + row;
   return static_cast<int64_t>(slot.work.q_begin + row_token(params, slot.work, consumer, row)) *
-             params.attention.batch.q_heads +
+             params.attention.lse_token_stride +
          row_head(params, slot.work, row);
 }
 

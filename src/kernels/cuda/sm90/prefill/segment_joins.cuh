@@ -41,7 +41,7 @@ __device__ __forceinline__ float finish_row(const PrefillParams& params, const W
   const int token = row_token(params, work, consumer, row);
   if (token >= work.q_len) return factor;
   if (attention.lse && writes) {
-    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.batch.q_heads + head] = lse;
+    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] = lse;
   }
   return attention.sinks && !empty ? factor / (1.0f + __expf(attention.sinks[head] - lse)) : factor;
 }

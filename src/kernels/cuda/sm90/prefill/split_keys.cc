@@ -55,8 +55,11 @@ void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t t
                    bool list_settled, int32_t layer, Stream stream) {
   const AttentionSpec& spec = setup_.spec;
   PrefillParams params{};
-  q_map_.encode(row_map(spec, tokens, given.q, spec.q_dtype, spec.head_dim, given.q_head_stride,
-                        given.q_token_stride),
+  params.attention = given;
+  params.attention.work = work;
+  params.heads_shift = heads_shift(spec);
+  q_map_.encode(row_map(given.batch.q_heads, params.heads_shift, tokens, given.q, spec.q_dtype,
+                        spec.head_dim, given.q_head_stride, given.q_token_stride),
                 &params.q);
   params.box_keys = prefill_.box_keys();
   if (gathers(setup_)) {
@@ -65,11 +68,8 @@ void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t t
     params.k = prefill_.k(layer);
     params.v = prefill_.v(layer);
   } else {
-    packed_.encode(setup_, given.keys, shared_keys_, tokens, params);
+    packed_.encode(setup_, shared_keys_, tokens, params);
   }
-  params.attention = given;
-  params.attention.work = work;
-  params.heads_shift = heads_shift(spec);
   params.beside = beside;
   params.list_settled = list_settled;
   prefill_.kernel().launch_overlapped({static_cast<uint32_t>(work.ctas)}, params, stream);
@@ -134,15 +134,16 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests,
 void SplitKeys::attend(const AttentionParams& given, int32_t layer, Stream stream) {
   active_->parts.attend(given, work_, tokens_, beside_, list_settled_, layer, stream);
   list_settled_ = true;
-  const MergeParams merge{given.batch,
-                          work_,
-                          given.out,
-                          given.out_token_stride,
-                          given.out_head_stride,
-                          given.lse,
-                          given.sinks,
-                          given.head_dim_v,
-                          0};
+  const MergeParams merge{.batch = given.batch,
+                          .work = work_,
+                          .out = given.out,
+                          .out_token_stride = given.out_token_stride,
+                          .out_head_stride = given.out_head_stride,
+                          .lse = given.lse,
+                          .lse_token_stride = given.lse_token_stride,
+                          .sinks = given.sinks,
+                          .head_dim_v = given.head_dim_v,
+                          .f32_out = 0};
   active_->merge.launch_overlapped(
       {static_cast<uint32_t>(work_.ctas), static_cast<uint32_t>(active_->rows / kMergedRows)},
       merge, stream);
