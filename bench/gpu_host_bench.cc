@@ -86,15 +86,17 @@ class Pass {
     backend_ = entry.create(context);
     backend_->reserve(setting.limits());
     std::mt19937 random(1);
-    std::vector<int32_t> q_indptr{0}, rows, lens, shared;
+    std::vector<int32_t> q_indptr{0}, rows, shared;
     std::vector<int64_t> out_slots(static_cast<size_t>(setting.tokens()));
     std::iota(out_slots.begin(), out_slots.end(), kPage);
     for (int32_t i = 0; i < requests; ++i) {
       rows.push_back(i);
       const int32_t q_len = i < setting.requests ? setting.q_len : 1;
       q_indptr.push_back(q_indptr.back() + q_len);
-      lens.push_back(q_len + static_cast<int32_t>(random() % (kMaxKvLen - q_len + 1)));
-      shared.push_back(i == 0 ? 0 : std::min(lens[static_cast<size_t>(i) - 1], lens.back()) - 1);
+      q_lens_.push_back(q_len);
+      kv_lens_.push_back(q_len + static_cast<int32_t>(random() % (kMaxKvLen - q_len + 1)));
+      shared.push_back(
+          i == 0 ? 0 : std::min(kv_lens_[static_cast<size_t>(i) - 1], kv_lens_.back()) - 1);
     }
     const int32_t entry_tokens = setting.by_pages ? setting.page_size : 1;
     const int32_t stride = kMaxKvLen / entry_tokens;
@@ -103,7 +105,7 @@ class Pass {
       table.push_back((i * entry_tokens % (kPage * (kPages - 1)) + kPage) / entry_tokens);
     }
     arrays_.push_back(gpu::to_device(q_indptr, nullptr));
-    arrays_.push_back(gpu::to_device(lens, nullptr));
+    arrays_.push_back(gpu::to_device(kv_lens_, nullptr));
     arrays_.push_back(gpu::to_device(rows, nullptr));
     arrays_.push_back(gpu::to_device(table, nullptr));
     arrays_.push_back(gpu::to_device(out_slots, nullptr));
@@ -115,6 +117,8 @@ class Pass {
               .tokens = setting.tokens(),
               .max_q_len = setting.q_len,
               .max_kv_len = kMaxKvLen,
+              .host_q_lens = q_lens_.data(),
+              .host_kv_lens = kv_lens_.data(),
               .q_indptr = arrays_[0].data<int32_t>(),
               .kv_lens = arrays_[1].data<int32_t>(),
               .request_rows = arrays_[2].data<int32_t>(),
@@ -160,6 +164,7 @@ class Pass {
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<AttentionBackend> backend_;
   std::vector<gpu::DeviceBuffer> arrays_;
+  std::vector<int32_t> q_lens_, kv_lens_;
   BatchView batch_;
   LayerTensors attention_, all_;  // without and with new k and v
   int32_t turn_ = 0;

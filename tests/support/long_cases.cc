@@ -257,6 +257,13 @@ void long_masks(Cases& cases) {
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
+  // Few row tiles over many keys, which GPUs cut.
+  add_long(cases, "ragged_split_dim_192_128", 1, 1, 192, [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::ragged;
+    test.spec.head_dim_v = 128;
+    test.mode = ForwardMode::extend;
+    test.requests = {{1500, 1500}, {1, 1}, {70, 70}};
+  });
   add_long(cases, "cross", 8, 2, 128, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{1, 1500}, {200, 700}, {1, 0}};

@@ -207,7 +207,7 @@ void CudaBackend::expect_long_requests(const BatchView& batch, int32_t least_q_l
     ++requests;
     most_keys = std::max(most_keys, batch.host_kv_lens[i]);
   }
-  prefill_->expect_keys(batch.prefix_settled, most_keys, requests);
+  prefill_->expect_keys({batch.prefix_settled, most_keys, requests});
 }
 
 void CudaBackend::plan(const BatchView& batch, Stream stream) {
@@ -229,8 +229,8 @@ void CudaBackend::plan(const BatchView& batch, Stream stream) {
     params_.batch.requests = batch.requests;
     for (cuda::AttentionKernel* kernel : {prefill_.get(), decode_.get()}) {
       if (kernel == nullptr) continue;
-      kernel->expect_keys(batch.prefix_settled && cached && !cross, cross ? 0 : batch.max_kv_len,
-                          0);
+      kernel->expect_keys({.prefix_settled = batch.prefix_settled && cached && !cross,
+                           .max_kv_len = cross ? 0 : batch.max_kv_len});
     }
     params_.batch.max_q_len = batch.mode == ForwardMode::decode ? 1 : batch.max_q_len;
     params_.batch.mask = mask_params(batch_mask(batch, spec()));

@@ -92,24 +92,28 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
 
 int64_t MlaPrefill::max_context() const { return int64_t{kMaxChunks} * buffers_.room.rows; }
 
-void MlaPrefill::choose_heads(int64_t rows) {
-  const auto rows_of = [&](int32_t heads) {
-    return std::min<int64_t>(buffers_.room.rows, buffers_.room.head_rows / heads);
-  };
-  for (heads_ = spec_.q_heads; heads_ > 1; --heads_) {
-    if (spec_.q_heads % heads_ != 0) continue;
-    if (rows_of(heads_) >= std::min<int64_t>(rows, buffers_.room.rows)) break;
-  }
-  chunk_rows_ = static_cast<int32_t>(rows_of(heads_));
+int32_t MlaPrefill::rows_for(int32_t heads) const {
+  const MlaPrefillRoom& room = buffers_.room;
+  return static_cast<int32_t>(std::min<int64_t>(room.rows, room.head_rows / heads));
+}
+
+int32_t MlaPrefill::heads_for(int64_t rows) const {
+  const int64_t wanted = std::min<int64_t>(rows, buffers_.room.rows);
+  int32_t heads = spec_.q_heads;
+  while (heads > 1 && (spec_.q_heads % heads != 0 || rows_for(heads) < wanted)) --heads;
+  return heads;
 }
 
 void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream) {
   batch_ = batch;
-  choose_heads(bounds.rows.all);
-  at_once_ = bounds.rows.all <= chunk_rows_;
+  new_part_.heads = heads_for(batch.tokens);
+  new_part_.rows = batch.tokens;
+  chunk_part_.heads = heads_for(bounds.rows.all);
+  chunk_part_.rows = rows_for(chunk_part_.heads);
+  at_once_ = bounds.rows.all <= chunk_part_.rows;
   // Every chunk that the lengths could need is enqueued.
   const int64_t context = std::min(bounds.rows.context, max_context());
-  chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_rows_}));
+  chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_part_.rows}));
   cuda::MlaFormsParams params{};
   params.q_indptr = batch.q_indptr;
   params.kv_lens = batch.kv_lens;
@@ -120,7 +124,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
   params.least_q_len = bounds.least_q_len;
   params.by_q_len = bounds.by_q_len;
   params.at_once = at_once_;
-  params.most_rows = at_once_ ? chunk_rows_ : static_cast<int32_t>(context);
+  params.most_rows = at_once_ ? chunk_part_.rows : static_cast<int32_t>(context);
   params.up_requests = buffers_.up_requests;
   params.up_tokens = buffers_.up_tokens;
   params.new_lens = buffers_.new_lens;
@@ -130,22 +134,26 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
 
   cuda::BatchParams part{};
   part.requests = batch.requests;
-  part.q_heads = part.kv_heads = heads_;
   part.max_q_len = bounds.max_q_len;
   // Requests without keys have no rows here: absorbed ones, whose own kernels write their rows, and
   // of a chunk those whose context is elsewhere.
   part.least_kv_len = 1;
-  new_part_.batch = chunk_part_.batch = part;
+  for (Part* of : {&new_part_, &chunk_part_}) {
+    of->batch = part;
+    of->batch.q_heads = of->batch.kv_heads = of->heads;
+  }
+  new_part_.live_rows = batch.q_indptr + batch.requests;
   new_part_.batch.q_indptr = new_part_.begin = batch.q_indptr;
   new_part_.batch.kv_lens = buffers_.new_lens;
   new_part_.batch.mask.causal = 1;
+  chunk_part_.live_rows = buffers_.live_rows;
   chunk_part_.batch.q_indptr = buffers_.chunk_indptr;
   chunk_part_.batch.kv_lens = buffers_.chunk_lens;
   chunk_part_.batch.mask.causal = at_once_;
   chunk_part_.begin = buffers_.chunk_begin;
-  new_part_.attention->expect_keys(false, bounds.max_q_len, bounds.requests);
-  chunk_part_.attention->expect_keys(false, std::min(bounds.max_kv_len, chunk_rows_),
-                                     bounds.requests);
+  new_part_.attention->expect_keys({.max_kv_len = bounds.max_q_len, .requests = bounds.requests});
+  chunk_part_.attention->expect_keys(
+      {.max_kv_len = std::min(bounds.max_kv_len, chunk_part_.rows), .requests = bounds.requests});
   if (!at_once_) plan_part(new_part_, stream);
   if (chunks_ == 1) plan_part(chunk_part_, stream);
 }
@@ -161,10 +169,11 @@ cuda::MlaChunk MlaPrefill::chunk() const {
           .begin = buffers_.chunk_begin,
           .lens = buffers_.chunk_lens,
           .indptr = buffers_.chunk_indptr,
-          .most_rows = chunk_rows_};
+          .most_rows = chunk_part_.rows};
 }
 
-cuda::MlaGatherParams MlaPrefill::gather_params(const cuda::MlaDecodeTensors& cache) const {
+cuda::MlaGatherParams MlaPrefill::gather_params(const Part& part,
+                                                const cuda::MlaDecodeTensors& cache) const {
   cuda::MlaGatherParams rows{};
   rows.cache = cache.cache;
   rows.page_stride = cache.page_stride;
@@ -178,13 +187,14 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const cuda::MlaDecodeTensors& ca
   rows.q_indptr = batch_.q_indptr;
   rows.kv_lens = batch_.kv_lens;
   rows.requests = batch_.requests;
-  rows.row_indptr = buffers_.row_indptr;
+  rows.of_chunk = &part == &chunk_part_;
+  rows.row_indptr = rows.of_chunk ? buffers_.row_indptr : batch_.q_indptr;
   rows.up_requests = buffers_.up_requests;
-  rows.of_chunk = 1;
+  rows.most_rows = part.rows;
   rows.kv_lora_rank = spec_.kv_lora_rank;
   rows.rope_dim = spec_.rope_dim;
   rows.nope_dim = spec_.nope_dim;
-  rows.heads = heads_;
+  rows.heads = part.heads;
   rows.rows = buffers_.gathered;
   rows.offsets = buffers_.offsets;
   rows.keys = shared_key_dims_ > 0 ? nullptr : buffers_.keys;
@@ -192,34 +202,26 @@ cuda::MlaGatherParams MlaPrefill::gather_params(const cuda::MlaDecodeTensors& ca
   return rows;
 }
 
-void MlaPrefill::gather(cuda::MlaGatherParams& params, int32_t most_rows, Stream stream) const {
-  params.most_rows = most_rows;
-  gather_.launch_overlapped({blocks(most_rows, gather_)}, params, stream);
+void MlaPrefill::gather(const cuda::MlaGatherParams& params, Stream stream) const {
+  gather_.launch_overlapped({blocks(params.most_rows, gather_)}, params, stream);
 }
 
 void MlaPrefill::locate(const cuda::MlaDecodeTensors& cache, Stream stream) const {
-  if (!located()) return;
-  cuda::MlaGatherParams rows = gather_params(cache);
-  gather(rows, chunk_rows_, stream);
+  if (located()) gather(gather_params(chunk_part_, cache), stream);
 }
 
 void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensors& cache,
                         Stream stream) {
   const HeadRows q = joined_queries(tensors, stream);
-  cuda::MlaGatherParams rows = gather_params(cache);
   const Result result = {tensors.out, tensors.lse ? tensors.lse.data : buffers_.lse};
+  cuda::MlaGatherParams rows = gather_params(chunk_part_, cache);
   if (at_once_) {
-    if (!located()) gather(rows, chunk_rows_, stream);
-    attend_rows(chunk_part_, {chunk_rows_, buffers_.live_rows}, tensors, cache.cache, q, result,
-                stream);
+    if (!located()) gather(rows, stream);
+    attend_rows(chunk_part_, tensors, cache.cache, q, result, stream);
     return;
   }
-  cuda::MlaGatherParams new_rows = rows;
-  new_rows.row_indptr = batch_.q_indptr;
-  new_rows.of_chunk = 0;
-  gather(new_rows, batch_.tokens, stream);
-  attend_rows(new_part_, {batch_.tokens, batch_.q_indptr + batch_.requests}, tensors, cache.cache,
-              q, result, stream);
+  gather(gather_params(new_part_, cache), stream);
+  attend_rows(new_part_, tensors, cache.cache, q, result, stream);
 
   const Result part = {dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim),
                        buffers_.part_lse};
@@ -241,11 +243,10 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.heads = spec_.q_heads;
   add.v_dim = spec_.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
-    rows.first_row = chunk * chunk_rows_;
-    gather(rows, chunk_rows_, stream);
+    rows.first_row = chunk * chunk_part_.rows;
+    gather(rows, stream);
     if (chunks_ > 1) plan_part(chunk_part_, stream);
-    attend_rows(chunk_part_, {chunk_rows_, buffers_.live_rows}, tensors, cache.cache, q, part,
-                stream);
+    attend_rows(chunk_part_, tensors, cache.cache, q, part, stream);
     add_.launch_overlapped({blocks(rows.part_rows, add_)}, add, stream);
   }
 }
@@ -269,20 +270,18 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
 }
 
-void MlaPrefill::attend_rows(const Part& part, const Rows& rows, const LayerTensors& tensors,
-                             const void* cache, const HeadRows& q, const Result& result,
-                             Stream stream) {
+void MlaPrefill::attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
+                             const HeadRows& q, const Result& result, Stream stream) {
   const MlaWeights weights = with_head_strides(tensors.mla_weights, spec_);
-  for (int32_t head = 0; head < spec_.q_heads; head += heads_) {
-    project(rows, from_head(weights, head), cache, head == 0, stream);
-    run(part, rows.most, from_head(q, head), {from_head(result.out, head), result.lse + head},
-        stream);
+  for (int32_t head = 0; head < spec_.q_heads; head += part.heads) {
+    project(part, from_head(weights, head), cache, head == 0, stream);
+    run(part, from_head(q, head), {from_head(result.out, head), result.lse + head}, stream);
   }
 }
 
 // keys = latents W_UK, values = latents W_UV. Rotary keys come with the first heads or are there
 // already.
-void MlaPrefill::project(const Rows& rows, const MlaWeights& weights, const void* cache, bool first,
+void MlaPrefill::project(const Part& part, const MlaWeights& weights, const void* cache, bool first,
                          Stream stream) const {
   const int64_t key_width = key_dim(spec_) - shared_key_dims_;
   projection_.run({.latents = gathers_ ? cache : buffers_.gathered,
@@ -295,29 +294,28 @@ void MlaPrefill::project(const Rows& rows, const MlaWeights& weights, const void
                    .w_uk_head_stride = weights.w_uk_head_stride,
                    .w_uv_head_stride = weights.w_uv_head_stride,
                    .keys = buffers_.keys,
-                   .keys_token_stride = key_width * heads_,
+                   .keys_token_stride = key_width * part.heads,
                    .keys_head_stride = key_width,
                    .values = buffers_.values,
-                   .values_token_stride = int64_t{spec_.v_dim} * heads_,
+                   .values_token_stride = int64_t{spec_.v_dim} * part.heads,
                    .values_head_stride = spec_.v_dim,
-                   .live_rows = rows.live,
-                   .rows = rows.most,
-                   .heads = heads_},
+                   .live_rows = part.live_rows,
+                   .rows = part.rows,
+                   .heads = part.heads},
                   stream);
 }
 
-void MlaPrefill::run(const Part& part, int32_t rows, const HeadRows& q, const Result& result,
-                     Stream stream) {
+void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, Stream stream) {
   cuda::AttentionParams params{};
   params.batch = part.batch;
   params.keys.k = buffers_.keys;
   params.keys.v = buffers_.values;
   params.keys.k_head_stride = key_dim(spec_) - shared_key_dims_;
-  params.keys.k_token_stride = params.keys.k_head_stride * heads_;
+  params.keys.k_token_stride = params.keys.k_head_stride * part.heads;
   params.keys.v_head_stride = spec_.v_dim;
-  params.keys.v_token_stride = int64_t{spec_.v_dim} * heads_;
-  params.keys.k_page_stride = rows * params.keys.k_token_stride;
-  params.keys.v_page_stride = rows * params.keys.v_token_stride;
+  params.keys.v_token_stride = int64_t{spec_.v_dim} * part.heads;
+  params.keys.k_page_stride = part.rows * params.keys.k_token_stride;
+  params.keys.v_page_stride = part.rows * params.keys.v_token_stride;
   params.keys.page_size = 1;
   params.keys.kv_indptr = part.begin;
   params.q = q.data;

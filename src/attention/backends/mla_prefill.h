@@ -57,43 +57,43 @@ class MlaPrefill {
               Stream stream);
 
  private:
-  // Attention over up-projected rows: of the new tokens, or of a chunk.
+  // Attention over up-projected rows: of the new tokens, or of a chunk. Of the planned pass:
   struct Part {
     std::unique_ptr<kernels::cuda::AttentionKernel> attention;
-    kernels::cuda::BatchParams batch{};  // of the planned pass
+    kernels::cuda::BatchParams batch{};
     const int32_t* begin = nullptr;      // [requests] first rows
+    const int32_t* live_rows = nullptr;  // [1] how many rows there are, on the device
+    int32_t rows = 0;                    // at most
+    int32_t heads = 0;  // whose keys and values there are at a time, a divisor of q_heads
   };
 
-  // Rows of gathered latents: at most, and how many there are, on the device.
-  struct Rows {
-    int32_t most = 0;
-    const int32_t* live = nullptr;  // [1]
-  };
   // Where a part's attention goes: all heads.
   struct Result {
     HeadRows out;
     float* lse = nullptr;  // [tokens, q_heads]
   };
 
-  // How many heads and rows a pass with at most so many up-projected tokens takes at a time: all
-  // rows if they fit for any number of heads, else as many as there is room for.
-  void choose_heads(int64_t rows);
+  // How many rows there is room for with keys and values of so many heads; how many heads as many
+  // rows leave room for, or, if there is not, as all rows that fit do.
+  int32_t rows_for(int32_t heads) const;
+  int32_t heads_for(int64_t rows) const;
   HeadRows joined_queries(const LayerTensors& tensors, Stream stream) const;
-  // Of the first chunk.
-  kernels::cuda::MlaGatherParams gather_params(const kernels::cuda::MlaDecodeTensors& cache) const;
-  void gather(kernels::cuda::MlaGatherParams& params, int32_t most_rows, Stream stream) const;
+  // Of a part; of chunks the first.
+  kernels::cuda::MlaGatherParams gather_params(const Part& part,
+                                               const kernels::cuda::MlaDecodeTensors& cache) const;
+  void gather(const kernels::cuda::MlaGatherParams& params, Stream stream) const;
   // Of the planned batch: locate() says all there is to say.
   bool located() const { return at_once_ && copies_rotary_; }
-  // Keys and values of the gathered rows, and attention over them, heads_ heads after the other.
-  void attend_rows(const Part& part, const Rows& rows, const LayerTensors& tensors,
-                   const void* cache, const HeadRows& q, const Result& result, Stream stream);
-  void project(const Rows& rows, const MlaWeights& weights, const void* cache, bool first,
+  // Keys and values of the gathered rows, and attention over them, some heads after the others.
+  void attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
+                   const HeadRows& q, const Result& result, Stream stream);
+  void project(const Part& part, const MlaWeights& weights, const void* cache, bool first,
                Stream stream) const;
   // Orders a part's work: of new tokens and a single chunk once a pass, as the lengths of both are
   // known then; of several chunks, which share buffers, in every layer.
   void plan_part(const Part& part, Stream stream) const;
   kernels::cuda::MlaChunk chunk() const;
-  void run(const Part& part, int32_t rows, const HeadRows& q, const Result& result, Stream stream);
+  void run(const Part& part, const HeadRows& q, const Result& result, Stream stream);
 
   AttentionSpec spec_;
   KvCacheSpec cache_;
@@ -107,12 +107,9 @@ class MlaPrefill {
   MlaScratch scratch_;
   BatchLimits limits_;
   BatchView batch_;  // the planned one
-  // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most; their
-  // rows; heads of which there are keys and values at a time, a divisor of q_heads.
+  // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most.
   bool at_once_ = false;
   int32_t chunks_ = 0;
-  int32_t chunk_rows_ = 0;
-  int32_t heads_ = 0;
 };
 
 }  // namespace fovea

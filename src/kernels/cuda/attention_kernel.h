@@ -35,6 +35,13 @@ struct AttentionSetup {
   std::vector<KvLayerView> layers;
 };
 
+// What is known of a batch's keys before it is planned, as bounds that hold for every replay.
+struct ExpectedKeys {
+  bool prefix_settled = false;  // BatchView::prefix_settled, for kernels that can read ahead
+  int32_t max_kv_len = 0;       // of a request; 0: that of the limits
+  int32_t requests = 0;         // that have any; 0: all
+};
+
 // A loaded variant, bound to one setup. plan() and attend() only enqueue: nothing is allocated or
 // copied from the host, and all of it is legal in a capture.
 class AttentionKernel {
@@ -48,9 +55,8 @@ class AttentionKernel {
   // With AttentionSetup::shared_key_dims, before the first attend(): the rows of these columns on
   // the device, as many and in the order of those of params.keys.k; the stride is in elements.
   virtual void share_keys(const void* /*rows*/, int64_t /*row_stride*/) {}
-  // Of the batch planned next: BatchView::prefix_settled, for kernels that can read ahead, and
-  // bounds of keys, 0: that of the limits, and of requests that have any, 0: all.
-  virtual void expect_keys(bool /*prefix_settled*/, int32_t /*max_kv_len*/, int32_t /*requests*/) {}
+  // Of the batch planned next.
+  virtual void expect_keys(const ExpectedKeys& /*keys*/) {}
   // This kernel attends to groups. Of the pass over them planned next, whose plan() another kernel
   // may have for all levels: a bound of tokens that holds for every replay, and whether the launch
   // ahead of each attend() is of a kernel of few new tokens whose results it does not need, so that

@@ -176,9 +176,9 @@ class HopperDecode final : public AttentionKernel {
     max_kv_len_ = longest_ = limits.max_kv_len;
   }
 
-  void expect_keys(bool prefix_settled, int32_t max_kv_len, int32_t /*requests*/) override {
-    prefix_settled_ = prefix_settled;
-    longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
+  void expect_keys(const ExpectedKeys& keys) override {
+    prefix_settled_ = keys.prefix_settled;
+    longest_ = keys.max_kv_len > 0 ? keys.max_kv_len : max_kv_len_;
   }
 
   // Host figures choose the row tile, so that a captured pass keeps its kernels.

@@ -50,6 +50,10 @@ struct EitherOf<false, First, Second> {
 template <bool kFirst, class First, class Second>
 using Either = typename EitherOf<kFirst, First, Second>::Type;
 
+// MLA's heads: their keys may be packed, and the last columns of K one row for all heads.
+template <int kDim, int kDimV>
+constexpr bool kLatentHeads = kDim == 192 && kDimV == 128;
+
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
 struct PrefillConfig {
   static_assert(kDim * type_bytes(kQuery) % kSwizzledBytes == 0);
@@ -169,7 +173,7 @@ struct PrefillConfig {
   static constexpr int kQueryRegisterSteps =
       kQueryRegisters ? kDim * kBytes / 32
                       : kMasked && kInPlace ? 2
-                      : (kDim == 192 && kDimV == 128 && !kMasked && !kWiden && !kRows ? 6 : 0);
+                      : (kLatentHeads<kDim, kDimV> && !kMasked && !kWiden && !kRows ? 6 : 0);
   // Grain in keys to which the products of the first key tile of a row tile are cut.
   static constexpr int kGrain = kKeys % 32 == 0 ? 32 : kKeys;
   // A block of three warpgroups starts with 168 registers a thread, of four with 128; the roles share the same total.

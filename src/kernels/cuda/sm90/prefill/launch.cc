@@ -124,10 +124,10 @@ class HopperPrefill final : public AttentionKernel {
     if (split_) split_->share_keys(shared_keys_);
   }
 
-  void expect_keys(bool prefix_settled, int32_t max_kv_len, int32_t requests) override {
-    prefix_settled_ = prefix_settled;
-    requests_ = requests;
-    longest_ = max_kv_len > 0 ? max_kv_len : max_kv_len_;
+  void expect_keys(const ExpectedKeys& keys) override {
+    prefix_settled_ = keys.prefix_settled;
+    requests_ = keys.requests;
+    longest_ = keys.max_kv_len > 0 ? keys.max_kv_len : max_kv_len_;
   }
 
   bool outruns_decode(const BatchParams& batch) const override {

@@ -84,8 +84,7 @@ __device__ __forceinline__ BoxPlace box_place(const PrefillParams& params, const
           key % keys.page_size};
 }
 
-// `place` is that of the lane's first box. Of head dims 192/128 K's last columns may be one row for all heads, as MLA's
-// rotary keys are.
+// `place` is that of the lane's first box.
 template <class Config, int kColumnBlocks>
 __device__ __forceinline__ void load_key_tile(
     const PrefillParams& params, const TensorMap& map, const WorkTile& tile, int block,
@@ -94,7 +93,8 @@ __device__ __forceinline__ void load_key_tile(
   if (lane == 0) full.arrive_expecting(sizeof(to));
   __syncwarp();
   const auto own_blocks = [&] {
-    constexpr bool kMayShare = kColumnBlocks == 3 && Config::kHeadDimV == 128;
+    constexpr bool kMayShare =
+        kLatentHeads<Config::kHeadDim, Config::kHeadDimV> && kColumnBlocks == Config::kHeadDim / kSwizzledColumns;
     return kMayShare ? kColumnBlocks - params.shared_blocks : kColumnBlocks;
   };
 #pragma unroll 1

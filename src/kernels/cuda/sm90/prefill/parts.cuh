@@ -27,7 +27,7 @@ __device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial
   work.first_token = item.first_row >> params.heads_shift;
   work.kv_head = item.kv_head;
   work.q_head = item.kv_head << params.heads_shift;
-  if constexpr (Config::kHeadDim == 192 && Config::kHeadDimV == 128) {  // MLA's, which may be packed
+  if constexpr (kLatentHeads<Config::kHeadDim, Config::kHeadDimV>) {
     if (!attention.keys.page_table) work.first_key = attention.keys.kv_indptr[item.request];
   }
   work.key_begin = item.key_begin;
