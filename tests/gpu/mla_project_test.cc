@@ -136,7 +136,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
                                                               Shape{2, 192, 72, 24, 130, 130},
                                                               Shape{1, 128, 64, 32, 1500, 1400},
                                                               Shape{16, 512, 128, 128, 3000, 2777},
-                                                              Shape{5, 256, 64, 128, 700, 1}),
+                                                              Shape{5, 256, 64, 128, 700, 1},
+                                                              Shape{4, 128, 128, 128, 200, 0}),
                                             ::testing::Bool()),
                          name_of);
 
