@@ -258,7 +258,7 @@ void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
     cache_.store(mla_written(tensors, spec(), setup_.cache.layout), layer.write, batch_, stream);
   }
   if (!tensors.q) return;
-  // The other form's rows are written over.
+  // Either form writes the rows of its own requests alone.
   if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
   if (!absorbs_) return;
   if (spec().nope_dim > 0) absorb(tensors, stream);

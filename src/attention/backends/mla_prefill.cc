@@ -77,7 +77,6 @@ MlaPrefill::MlaPrefill(const MlaKernels& kernels, const AttentionSpec& spec,
 
 void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buffers,
                          const MlaScratch& scratch) {
-  limits_ = limits;
   buffers_ = buffers;
   scratch_ = scratch;
   const int64_t latents = gathers_ ? 0 : spec_.kv_lora_rank;

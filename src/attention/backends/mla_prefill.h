@@ -51,8 +51,8 @@ class MlaPrefill {
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }
 
-  // Enqueues the layer's attention of the requests that are up-projected. Rows of other requests in
-  // out and lse may be written too, with nothing of use.
+  // Enqueues the layer's attention of the requests that are up-projected; other rows of out and lse
+  // stay as they are.
   void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
               Stream stream);
 
@@ -105,7 +105,6 @@ class MlaPrefill {
   bool copies_rotary_;           // so are rotary keys, which are copied then; else gather_ does it
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
-  BatchLimits limits_;
   BatchView batch_;  // the planned one
   // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most.
   bool at_once_ = false;

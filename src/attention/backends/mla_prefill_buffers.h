@@ -22,6 +22,7 @@ struct MlaPrefillRoom {
 // In batches within the limits: rows for 16 heads within 736 MB, or all that such a batch can have.
 MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
                                 const DeviceInfo& device, const BatchLimits& limits);
+
 struct MlaPrefillBuffers {
   MlaPrefillRoom room;
   // [rows, kv_lora_rank + rope_dim] latents and rotary keys; with offsets, where latents are read
