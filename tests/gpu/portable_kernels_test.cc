@@ -13,6 +13,7 @@
 #include "core/float_types.h"
 #include "gpu/gpu.h"
 #include "gpu/portable_kernel_cases.h"
+#include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/plan_launch.h"
 #include "support/device_array.h"
 #include "support/gpu_kernel_test.h"
@@ -234,20 +235,11 @@ TEST_P(PortableKernels, MatchFp64) {
               nullptr);
   const AttentionParams params = device.attention();
   const PlanLaunch<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
-  const MergeParams merge{.batch = params.batch,
-                          .work = params.work,
-                          .out = params.out,
-                          .out_token_stride = params.out_token_stride,
-                          .out_head_stride = params.out_head_stride,
-                          .lse = params.lse,
-                          .lse_token_stride = params.lse_token_stride,
-                          .sinks = params.sinks,
-                          .head_dim_v = c.head_dim_v,
-                          .f32_out = 0};
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
   load("portable/merge", {std::to_string(tile), "bf16"})
-      .launch({static_cast<uint32_t>(ctas), static_cast<uint32_t>(tile / 16)}, merge, nullptr);
+      .launch({static_cast<uint32_t>(ctas), static_cast<uint32_t>(tile / 16)}, merge_params(params),
+              nullptr);
   gpu::synchronize(nullptr);
   expect_fp64(batch, device);
 }

@@ -107,6 +107,9 @@ struct RowTiles {
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, RowTiles row_tiles, int32_t ctas);
 
+// Of portable/merge behind attention with these parameters.
+MergeParams merge_params(const AttentionParams& params);
+
 // Rows of a block of portable/merge: few tiles of many parts, as shared prefixes give, would keep
 // few SMs busy with all rows of a tile in one.
 inline constexpr int32_t kMergedRows = 16;

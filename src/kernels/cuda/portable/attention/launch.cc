@@ -98,17 +98,8 @@ class PortableAttention final : public AttentionKernel {
     params.work = work_;
     const auto ctas = static_cast<uint32_t>(work_.ctas);
     attention_.launch({ctas}, params, stream);
-    const MergeParams merge{.batch = params.batch,
-                            .work = work_,
-                            .out = params.out,
-                            .out_token_stride = params.out_token_stride,
-                            .out_head_stride = params.out_head_stride,
-                            .lse = params.lse,
-                            .lse_token_stride = params.lse_token_stride,
-                            .sinks = params.sinks,
-                            .head_dim_v = params.head_dim_v,
-                            .f32_out = params.f32_out};
-    merge_.launch_overlapped({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)}, merge, stream);
+    merge_.launch_overlapped({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)},
+                             merge_params(params), stream);
   }
 
  private:

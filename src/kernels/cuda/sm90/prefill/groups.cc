@@ -59,7 +59,9 @@ class HopperGroups final : public AttentionKernel {
 
   // Results are f32: given.f32_out.
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
-    parts_.attend(given, buffers_.work, tokens_, beside_, false, layer, stream);
+    AttentionParams params = given;
+    params.work = buffers_.work;
+    parts_.attend(params, tokens_, beside_, false, layer, stream);
   }
 
   void tell_parts(PrefixState& state) const override {

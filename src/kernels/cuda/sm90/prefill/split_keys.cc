@@ -51,12 +51,11 @@ std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
 
 }  // namespace
 
-void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t tokens, bool beside,
-                   bool list_settled, int32_t layer, Stream stream) {
+void Parts::attend(const AttentionParams& given, int32_t tokens, bool beside, bool list_settled,
+                   int32_t layer, Stream stream) {
   const AttentionSpec& spec = setup_.spec;
   PrefillParams params{};
   params.attention = given;
-  params.attention.work = work;
   params.heads_shift = heads_shift(spec);
   q_map_.encode(row_map(given.batch.q_heads, params.heads_shift, tokens, given.q, spec.q_dtype,
                         spec.head_dim, given.q_head_stride, given.q_token_stride),
@@ -72,7 +71,7 @@ void Parts::attend(const AttentionParams& given, const WorkList& work, int32_t t
   }
   params.beside = beside;
   params.list_settled = list_settled;
-  prefill_.kernel().launch_overlapped({static_cast<uint32_t>(work.ctas)}, params, stream);
+  prefill_.kernel().launch_overlapped({static_cast<uint32_t>(given.work.ctas)}, params, stream);
 }
 
 std::vector<gpu::KernelVariant> SplitKeys::variants(const AttentionSetup& setup) {
@@ -132,21 +131,13 @@ bool SplitKeys::plan(const BatchParams& batch, int32_t tokens, int32_t requests,
 }
 
 void SplitKeys::attend(const AttentionParams& given, int32_t layer, Stream stream) {
-  active_->parts.attend(given, work_, tokens_, beside_, list_settled_, layer, stream);
+  AttentionParams params = given;
+  params.work = work_;
+  active_->parts.attend(params, tokens_, beside_, list_settled_, layer, stream);
   list_settled_ = true;
-  const MergeParams merge{.batch = given.batch,
-                          .work = work_,
-                          .out = given.out,
-                          .out_token_stride = given.out_token_stride,
-                          .out_head_stride = given.out_head_stride,
-                          .lse = given.lse,
-                          .lse_token_stride = given.lse_token_stride,
-                          .sinks = given.sinks,
-                          .head_dim_v = given.head_dim_v,
-                          .f32_out = 0};
   active_->merge.launch_overlapped(
       {static_cast<uint32_t>(work_.ctas), static_cast<uint32_t>(active_->rows / kMergedRows)},
-      merge, stream);
+      merge_params(params), stream);
 }
 
 }  // namespace fovea::kernels::cuda::prefill

@@ -17,9 +17,10 @@ class Parts {
         gpu::KernelStore& store)
       : setup_(setup), prefill_(setup, variant, rows, store) {}
   void share_keys(const SharedKeys& keys) { shared_keys_ = keys; }
-  // `tokens`: of the planned pass at most. beside, list_settled: as PrefillParams.
-  void attend(const AttentionParams& given, const WorkList& work, int32_t tokens, bool beside,
-              bool list_settled, int32_t layer, Stream stream);
+  // With the list in given.work. `tokens`: of the planned pass at most. beside, list_settled: as
+  // PrefillParams.
+  void attend(const AttentionParams& given, int32_t tokens, bool beside, bool list_settled,
+              int32_t layer, Stream stream);
 
  private:
   AttentionSetup setup_;
