@@ -69,10 +69,11 @@ Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits&
   buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
   buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
   if (up) {
-    const auto& [kernels, _, cache, device, room] = setup;
-    buffers.prefill = carve_mla_prefill(
-        workspace, *kernels, spec, cache.dtype, device, limits,
-        room ? *room : mla_prefill_room(*kernels, spec, cache.dtype, device, limits));
+    const DType stored = setup.cache.dtype;
+    const MlaPrefillRoom room =
+        setup.room.value_or(mla_prefill_room(*setup.kernels, spec, stored, setup.device, limits));
+    buffers.prefill =
+        carve_mla_prefill(workspace, *setup.kernels, spec, stored, setup.device, limits, room);
   }
   return buffers;
 }
