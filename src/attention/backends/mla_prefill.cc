@@ -2,7 +2,6 @@
 #include "attention/backends/mla_prefill.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "attention/backends/row_copy.h"
 #include "attention/validate_spec.h"
@@ -18,7 +17,6 @@ namespace cuda = kernels::cuda;
 // A pass that could have more context than this many chunks keeps the rest of its requests
 // absorbed.
 constexpr int32_t kMaxChunks = 256;
-int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
 
 std::vector<gpu::KernelVariant> own_variants(const AttentionSpec& spec, DType stored, int sm) {
   const cuda::Family& family = cuda::family("portable/mla_prefill");

@@ -57,9 +57,10 @@ class MlaPrefill {
               Stream stream);
 
  private:
-  // Attention over up-projected rows: of the new tokens, or of a chunk. Of the planned pass:
+  // Attention over up-projected rows: of the new tokens, or of a chunk.
   struct Part {
     std::unique_ptr<kernels::cuda::AttentionKernel> attention;
+    // Of the planned pass:
     kernels::cuda::BatchParams batch{};
     const int32_t* begin = nullptr;      // [requests] first rows
     const int32_t* live_rows = nullptr;  // [1] how many rows there are, on the device

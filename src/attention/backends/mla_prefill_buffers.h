@@ -13,6 +13,9 @@
 
 namespace fovea {
 
+// Columns of an up-projected key.
+inline int32_t key_dim(const AttentionSpec& spec) { return spec.nope_dim + spec.rope_dim; }
+
 // What is up-projected at a time.
 struct MlaPrefillRoom {
   int32_t rows = 0;       // of latents; max_tokens at least

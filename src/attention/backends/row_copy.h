@@ -12,8 +12,9 @@
 
 namespace fovea {
 
-// The same array from a later token or dim, or head, on.
+// The same array from a later token or dim on.
 HeadRows rows_from(const HeadRows& rows, int64_t token, int64_t dim = 0);
+// From a later head on.
 HeadRows from_head(const HeadRows& rows, int64_t head);
 
 // What has_rope turns: q; of kind mla its rotary part, which is q_rope or the end of q.
