@@ -31,12 +31,12 @@ struct Shape {
   int32_t heads, rank, nope_dim, v_dim, rows, live;
 };
 
-using Case = std::tuple<Shape, bool>;  // gathers
+using Case = std::tuple<Shape, bool, bool>;  // gathers; for a GPU of few multiprocessors
 class MlaProjectTest : public test::GpuKernelTest<::testing::TestWithParam<Case>, 90> {};
 
 TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const Shape& shape = std::get<0>(GetParam());
-  const bool gathers = std::get<1>(GetParam());
+  const bool gathers = std::get<1>(GetParam()), few_blocks = std::get<2>(GetParam());
   const auto heads = static_cast<size_t>(shape.heads), rank = static_cast<size_t>(shape.rank),
              nope = static_cast<size_t>(shape.nope_dim), v_dim = static_cast<size_t>(shape.v_dim),
              rows = static_cast<size_t>(shape.rows), width = nope + kRope, row_dim = rank + kRope;
@@ -60,7 +60,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
                             .nope_dim = shape.nope_dim,
                             .v_dim = shape.v_dim,
                             .sm = context->info().sm,
-                            .multiprocessors = context->info().cores,
+                            .multiprocessors = few_blocks ? 4 : context->info().cores,
                             .gathers = gathers},
                            *store);
   project.run({.latents = latents_device.data(),
@@ -124,21 +124,24 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<Case>& test) {
-  const auto& [shape, gathers] = test.param;
+  const auto& [shape, gathers, few_blocks] = test.param;
   const int64_t size = int64_t{shape.rows} * shape.heads * shape.rank;
   return (size < 500'000 ? "small_" : "large_") + std::to_string(shape.rank) + "_" +
-         std::to_string(shape.nope_dim) + (gathers ? "_gathered" : "");
+         std::to_string(shape.nope_dim) + (gathers ? "_gathered" : "") +
+         (few_blocks ? "_in_turns" : "");
 }
 
-// The third has more row tiles than a block.
+// By few blocks the first three take tiles of both sides, by pairs, the last of one; by many the
+// small ones all take those of one side.
 INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
                          ::testing::Combine(::testing::Values(Shape{3, 512, 128, 128, 300, 170},
                                                               Shape{2, 192, 72, 24, 130, 130},
                                                               Shape{1, 128, 64, 32, 1500, 1400},
                                                               Shape{16, 512, 128, 128, 3000, 2777},
                                                               Shape{5, 256, 64, 128, 700, 1},
-                                                              Shape{4, 128, 128, 128, 200, 0}),
-                                            ::testing::Bool()),
+                                                              Shape{4, 128, 128, 128, 200, 0},
+                                                              Shape{6, 192, 128, 64, 100, 90}),
+                                            ::testing::Bool(), ::testing::Bool()),
                          name_of);
 
 }  // namespace

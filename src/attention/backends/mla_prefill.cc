@@ -106,8 +106,9 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
   new_part_.heads = heads_for(batch.tokens);
   new_part_.rows = batch.tokens;
   chunk_part_.heads = heads_for(bounds.rows.all);
-  chunk_part_.rows = rows_for(chunk_part_.heads);
-  at_once_ = bounds.rows.all <= chunk_part_.rows;
+  const int32_t room = rows_for(chunk_part_.heads);
+  at_once_ = bounds.rows.all <= room;
+  chunk_part_.rows = at_once_ ? static_cast<int32_t>(bounds.rows.all) : room;
   // Every chunk that the lengths could need is enqueued.
   const int64_t context = std::min(bounds.rows.context, max_context());
   chunks_ = at_once_ ? 1 : static_cast<int32_t>(ceil_div(context, int64_t{chunk_part_.rows}));

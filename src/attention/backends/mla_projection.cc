@@ -35,7 +35,7 @@ std::vector<gpu::KernelVariant> MlaProjection::variants(const MlaKernels& kernel
                                                         const AttentionSpec& spec, DType stored,
                                                         const DeviceInfo& device) {
   const auto setup = project_setup(kernels, spec, stored, device);
-  if (setup) return {cuda::MlaProject::variant(*setup)};
+  if (setup) return cuda::MlaProject::variants(*setup);
   return cuda::HeadGemm::variants(mla_weights_setup(cuda::WeightOrder::nk, kernels, spec, device));
 }
 

@@ -2,6 +2,8 @@
 // MLA's up-projection on Hopper: keys and values of every head from rows of latents.
 #pragma once
 
+#include <vector>
+
 #include "fovea/dtype.h"
 #include "gpu/kernel_pack.h"
 #include "gpu/tensor_map.h"
@@ -27,15 +29,15 @@ struct MlaProjectTensors {
   // for rows of zeros.
   void* rotary = nullptr;
   int32_t rope_dim = 0;
-  const void* w_uk = nullptr;        // [heads, nope_dim, rank]
-  const void* w_uv = nullptr;        // [heads, v_dim, rank]
+  const void* w_uk = nullptr;  // [heads, nope_dim, rank]
+  const void* w_uv = nullptr;  // [heads, v_dim, rank]
   int64_t w_uk_head_stride = 0, w_uv_head_stride = 0;
   void* keys = nullptr;  // [rows, heads, nope_dim]
   int64_t keys_token_stride = 0, keys_head_stride = 0;
   void* values = nullptr;  // [rows, heads, v_dim]
   int64_t values_token_stride = 0, values_head_stride = 0;
   const int32_t* live_rows = nullptr;  // [1]: row tiles of 64 from here on stay untouched
-  int32_t rows = 0;                    // at most, and of keys and values
+  int32_t rows = 0;  // at most, of keys and values too; the closer, the better the choice of tiles
   int32_t heads = 0;
 };
 
@@ -43,7 +45,8 @@ class MlaProject {
  public:
   // Whether there is a kernel for these dims.
   static bool serves(const MlaProjectSetup& setup);
-  static gpu::KernelVariant variant(const MlaProjectSetup& setup);
+  // What the constructor takes from the store.
+  static std::vector<gpu::KernelVariant> variants(const MlaProjectSetup& setup);
 
   // Error{unsupported} as Kernel's constructor.
   MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store);
@@ -53,7 +56,7 @@ class MlaProject {
 
  private:
   MlaProjectSetup setup_;
-  Kernel kernel_;
+  Kernel pairs_, sides_;  // for many row tiles, for few
   mutable struct { gpu::RepeatedTensorMap latents, w_uk, w_uv, keys, values; } maps_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <vector>
 
 #include "core/rounding.h"
 #include "gpu/tensor_map.h"
@@ -13,7 +14,10 @@ namespace {
 constexpr int32_t kSideColumns = 128;  // of keys, of values
 constexpr uint32_t kBoxColumns = 64;   // of every box
 constexpr uint32_t kStoredRows = 64;   // of a warpgroup
-constexpr uint32_t kPair = 2;          // blocks of a cluster
+constexpr int64_t kPair = 2;           // blocks of a cluster
+
+// Of the time that pairs take for a tile of keys and values, what a block takes for keys or values.
+constexpr float kSideTurn = 0.65f;
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
 
@@ -24,16 +28,20 @@ bool MlaProject::serves(const MlaProjectSetup& setup) {
          setup.rank % static_cast<int32_t>(kBoxColumns) == 0;
 }
 
-gpu::KernelVariant MlaProject::variant(const MlaProjectSetup& setup) {
-  return make_variant(family("sm90/mla_project"),
-                      {*variant_type(setup.dtype), setup.gathers ? "true" : "false"}, setup.sm);
+std::vector<gpu::KernelVariant> MlaProject::variants(const MlaProjectSetup& setup) {
+  const auto variant = [&](const char* tile) {
+    return make_variant(family("sm90/mla_project"),
+                        {*variant_type(setup.dtype), setup.gathers ? "true" : "false", tile},
+                        setup.sm);
+  };
+  return {variant("pairs"), variant("sides")};
 }
 
 MlaProject::MlaProject(const MlaProjectSetup& setup, gpu::KernelStore& store)
-    : setup_(setup), kernel_(variant(setup), store) {}
+    : setup_(setup), pairs_(variants(setup)[0], store), sides_(variants(setup)[1], store) {}
 
 void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
-  const auto row_tile = static_cast<uint32_t>(kernel_.row_tile());
+  const auto row_tile = static_cast<uint32_t>(pairs_.row_tile());
   const auto rank = static_cast<uint64_t>(setup_.rank),
              heads = static_cast<uint64_t>(tensors.heads),
              rows = static_cast<uint64_t>(tensors.rows);
@@ -81,10 +89,17 @@ void MlaProject::run(const MlaProjectTensors& tensors, Stream stream) const {
   params.rows = tensors.rows;
   params.heads = tensors.heads;
   params.rank = setup_.rank;
-  const int64_t pairs = ceil_div(int64_t{tensors.rows}, int64_t{kPair * row_tile}) * tensors.heads;
-  const auto most = static_cast<int64_t>(setup_.multiprocessors / static_cast<int32_t>(kPair));
-  kernel_.launch_overlapped({kPair * static_cast<uint32_t>(std::min(pairs, most))}, params, stream,
-                            kPair);
+  const int64_t row_tiles = ceil_div(int64_t{tensors.rows}, int64_t{row_tile});
+  const int64_t paired = ceil_div(row_tiles, kPair) * tensors.heads,
+                sides = 2 * row_tiles * tensors.heads;
+  const int64_t blocks = setup_.multiprocessors, pairs = blocks / kPair;
+  if (kSideTurn * static_cast<float>(ceil_div(sides, blocks)) <
+      static_cast<float>(ceil_div(paired, pairs))) {
+    sides_.launch_overlapped({static_cast<uint32_t>(std::min(sides, blocks))}, params, stream);
+  } else {
+    pairs_.launch_overlapped({static_cast<uint32_t>(kPair * std::min(paired, pairs))}, params,
+                             stream, static_cast<uint32_t>(kPair));
+  }
 }
 
 }  // namespace fovea::kernels::cuda

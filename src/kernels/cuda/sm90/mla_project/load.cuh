@@ -1,33 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer: stages of weights by the copy engine, of latents by it or row by row. The first block of a pair brings
-// the weights of keys to both, the second those of values.
+// the weights of keys to both, the second those of values; a block on its own brings those of its side.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// One thread: this block's half of the weights of a step, to both blocks.
-__device__ __forceinline__ void load_weights(const MlaProjectParams& params, SharedMemory& shared, int stage, int k,
-                                             int head) {
-  const int side = cluster_rank();
-  load_box_to_pair(shared.stages[stage].weights[side], side == 0 ? params.w_uk : params.w_uv, shared.full[stage], k, 0,
-                   head, 0);
+// One thread: this block's share of the weights of a step, to all that need them.
+template <class Config>
+__device__ __forceinline__ void load_weights(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+                                             int stage, int k, const ProjectTile& tile) {
+  auto& to = shared.stages[stage].weights;
+  if constexpr (Config::kSides == 2) {
+    const int side = cluster_rank();
+    load_box_to_pair(to[side], side == 0 ? params.w_uk : params.w_uv, shared.full[stage], k, 0, tile.head, 0);
+  } else {
+    load_box(to[0], tile.side == 0 ? params.w_uk : params.w_uv, shared.full[stage], kEvictNormal, k, 0, tile.head, 0);
+  }
 }
 
 // One thread, rows in boxes.
-__device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMemory& shared, int first, int tiles,
-                                        int pairs) {
-  Ring<kStages> ring;
-  for (int n = first; n < tiles; n += pairs) {
-    const ProjectTile tile = tile_at(params, n);
+template <class Config>
+__device__ __forceinline__ void produce(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+                                        int first, int clusters) {
+  Ring<Config::kStages> ring;
+  const int tiles = live_tiles<Config>(params).tiles;
+  for (int n = first; n < tiles; n += clusters) {
+    const ProjectTile tile = tile_at<Config>(params, n);
     for (int k = 0; k < params.rank; k += kDepth) {
-      Stage& stage = shared.stages[ring.stage];
+      auto& stage = shared.stages[ring.stage];
       TransactionBarrier& full = shared.full[ring.stage];
       shared.empty[ring.stage].wait(ring.phase ^ 1);
-      full.arrive_expecting(sizeof(Stage));
+      full.arrive_expecting(sizeof(stage));
       load_box(stage.latents, params.latents, full, k, tile.row);
-      load_weights(params, shared, ring.stage, k, tile.head);
+      load_weights<Config>(params, shared, ring.stage, k, tile);
       ring.advance();
     }
   }
@@ -35,21 +42,22 @@ __device__ __forceinline__ void produce(const MlaProjectParams& params, SharedMe
 
 // A warpgroup, row by row: 8 lanes copy 128 bytes of a row. Where each of a warp's 32 rows lies is known a tile ahead,
 // a lane for a row. Rotary keys are copied while the consumers still have full stages.
-__device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMemory& shared, int first, int tiles,
-                                       int pairs, int rows) {
+template <class Config>
+__device__ __forceinline__ void gather(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+                                       int first, int clusters) {
   constexpr int kChunks = kDepth / 8;        // of 16 bytes
   constexpr int kAtOnce = 32 / kChunks;      // rows
   constexpr int kCopies = 32 / kAtOnce;      // of a lane
   const int lane = threadIdx.x % 32;
   const int first_row = threadIdx.x % kWarpgroupThreads / 32 * 32;  // of the warp's
   const int chunk = lane % kChunks;
-  const auto offset_in = [&](int n) {
-    const int row = tile_at(params, n).row + first_row + lane;
-    return n < tiles && row < rows ? params.offsets[row] : int64_t{-1};
-  };
-  Ring<kStages> ring;
-  int64_t offset = offset_in(first);
-  for (int n = first; n < tiles; n += pairs) {
+  const auto row_in = [&](int n) { return tile_at<Config>(params, n).row + first_row + lane; };
+  // Asked for beside the number of live rows.
+  int64_t offset = row_in(first) < params.rows ? params.offsets[row_in(first)] : -1;
+  const auto [rows, tiles] = live_tiles<Config>(params);
+  if (row_in(first) >= rows) offset = -1;
+  Ring<Config::kStages> ring;
+  for (int n = first; n < tiles; n += clusters) {
     const char* from[kCopies];
     unsigned live = 0;
 #pragma unroll
@@ -58,15 +66,16 @@ __device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMem
       live |= at >= 0 ? 1u << i : 0;
       from[i] = static_cast<const char*>(params.cache) + 2 * (max(at, int64_t{0}) + chunk * 8);
     }
-    offset = offset_in(n + pairs);
-    const int head = tile_at(params, n).head;
+    const int next = n + clusters;
+    offset = next < tiles && row_in(next) < rows ? params.offsets[row_in(next)] : -1;
+    const ProjectTile tile = tile_at<Config>(params, n);
     for (int k = 0; k < params.rank; k += kDepth) {
-      Stage& stage = shared.stages[ring.stage];
+      auto& stage = shared.stages[ring.stage];
       TransactionBarrier& full = shared.full[ring.stage];
       shared.empty[ring.stage].wait(ring.phase ^ 1);
       if (threadIdx.x % kWarpgroupThreads == 0) {
         full.arrive_expecting(sizeof(stage.weights));
-        load_weights(params, shared, ring.stage, k, head);
+        load_weights<Config>(params, shared, ring.stage, k, tile);
       }
       __syncwarp();
 #pragma unroll
@@ -77,9 +86,9 @@ __device__ __forceinline__ void gather(const MlaProjectParams& params, SharedMem
       full.arrive_after_copies();
       ring.advance();
     }
-    if (!params.rotary || !brings_rotary(params, n)) continue;
+    if (!params.rotary || !brings_rotary<Config>(params, n)) continue;
     const int row_chunks = params.rope_dim / 8;
-    const int64_t first_of_tile = tile_at(params, n).row;
+    const int64_t first_of_tile = tile.row;
     uint4* const rotary = static_cast<uint4*>(params.rotary) + first_of_tile * row_chunks;
     for (int c = chunk; c < row_chunks; c += kChunks) {
       uint4 keys[kCopies];

@@ -6,38 +6,56 @@
 
 namespace fovea::kernels::cuda {
 
-// A stage is free when the consumers of both blocks have read it.
+// A stage is free when the consumers of all blocks of the cluster have read it.
+template <class Config>
 __device__ __forceinline__ void release(TransactionBarrier& empty) {
   __syncwarp();
   const int lane = threadIdx.x % 32;
-  if (lane < kBlocks) arrive_in_cluster(empty, lane);
+  if constexpr (Config::kBlocks > 1) {
+    if (lane < Config::kBlocks) arrive_in_cluster(empty, lane);
+  } else {
+    if (lane == 0) empty.arrive();
+  }
 }
 
-// sums: keys, values. One group of products stays unfinished while the next begins.
-template <Type kType, bool kGathers>
-__device__ __forceinline__ void multiply(const MlaProjectParams& params, SharedMemory& shared, int consumer,
-                                         Ring<kStages>& ring, float (&sums)[kColumns / 2]) {
+// The stages of a tile without live rows of the consumer's.
+template <class Config>
+__device__ __forceinline__ void pass_by(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+                                        Ring<Config::kStages>& ring) {
+  for (int k = 0; k < params.rank; k += kDepth) {
+    shared.full[ring.stage].wait(ring.phase);
+    release<Config>(shared.empty[ring.stage]);
+    ring.advance();
+  }
+}
+
+// sums: the tile's columns, of both sides keys first. One group of products stays unfinished while the next begins.
+template <class Config>
+__device__ __forceinline__ void multiply(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+                                         int consumer, Ring<Config::kStages>& ring,
+                                         float (&sums)[Config::kColumns / 2]) {
   int before = -1;
   for (int k = 0; k < params.rank; k += kDepth) {
-    Stage& stage = shared.stages[ring.stage];
+    auto& stage = shared.stages[ring.stage];
     shared.full[ring.stage].wait(ring.phase);
-    if constexpr (kGathers) fence_async_proxy();
+    if constexpr (Config::kGathers) fence_async_proxy();
     const uint64_t rows = rows_descriptor(shared_address(stage.latents[consumer * kGroupRows]));
     const uint64_t weights = rows_descriptor(shared_address(stage.weights));
     products_begin();
 #pragma unroll
     for (int step = 0; step < kDepth / 16; ++step) {
-      Product<kColumns>::run<kType, false>(sums, rows + step * 2, weights + step * 2, k > 0 || step > 0);
+      Product<Config::kColumns>::template run<Config::kType, false>(sums, rows + step * 2, weights + step * 2,
+                                                                    k > 0 || step > 0);
     }
     products_commit();
     products_wait<1>();
-    if (before >= 0) release(shared.empty[before]);
+    if (before >= 0) release<Config>(shared.empty[before]);
     before = ring.stage;
     ring.advance();
   }
   products_wait<0>();
   products_landed(sums);
-  release(shared.empty[before]);
+  release<Config>(shared.empty[before]);
 }
 
 }  // namespace fovea::kernels::cuda
