@@ -257,6 +257,16 @@ void long_masks(Cases& cases) {
     test.mode = ForwardMode::extend;
     test.requests = {{500, 500}, {1, 1}, {300, 300}};
   });
+  // Prompts as MLA has them, of more row tiles than there are multiprocessors, and of fewer.
+  for (const auto& [name, heads] :
+       {std::pair{"ragged_dim_192_128", 16}, {"ragged_few_dim_192_128", 2}}) {
+    add_long(cases, name, heads, heads, 192, [](AttentionCase& test) {
+      test.spec.scope = AttentionScope::ragged;
+      test.spec.head_dim_v = 128;
+      test.mode = ForwardMode::extend;
+      test.requests = {{500, 500}, {1, 1}, {300, 300}};
+    });
+  }
   // Few row tiles over many keys, which GPUs cut.
   add_long(cases, "ragged_split_dim_192_128", 1, 1, 192, [](AttentionCase& test) {
     test.spec.scope = AttentionScope::ragged;

@@ -40,6 +40,9 @@ struct ExpectedKeys {
   bool prefix_settled = false;  // BatchView::prefix_settled, for kernels that can read ahead
   int32_t max_kv_len = 0;       // of a request; 0: that of the limits
   int32_t requests = 0;         // that have any; 0: all
+  // The kernel ahead of each attend() brings these keys and waits for all before itself before it
+  // lets attention begin: what else attention reads is there by then.
+  bool last = false;
 };
 
 // A loaded variant, bound to one setup. plan() and attend() only enqueue: nothing is allocated or

@@ -91,6 +91,8 @@ struct alignas(64) PrefillParams {
   int32_t list_settled;
   // So are the keys of tokens before the pass's own.
   int32_t keys_settled;
+  // The kernel ahead brings the keys, and let this one begin when all before it was complete.
+  int32_t keys_last;
   int32_t shared_blocks;  // of 64 columns that shared_k has
   int32_t box_keys;  // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;

@@ -27,6 +27,7 @@ enum Scores : int { plain, exponents, masked, sloped, general };
 // blocks, where there are few; of a single request of one segment by four (eight_quarters), or of up to four, which a
 // cluster has (eight_joined).
 // parts: row tiles and their keys are items of portable/plan's list: parts.cuh. few_parts: of up to 64 rows.
+// few_whole: as whole, of row tiles of 64 rows, where there is a multiprocessor for each.
 enum Sums : int {
   whole,
   segments,
@@ -36,7 +37,8 @@ enum Sums : int {
   eight_joined,
   eight_quarters,
   parts,
-  few_parts
+  few_parts,
+  few_whole
 };
 
 template <bool kFirst, class First, class Second>
@@ -79,10 +81,11 @@ struct PrefillConfig {
   static constexpr bool kTransforms = kScores == sloped || kCaps;
   static constexpr bool kParts = kSums == parts || kSums == few_parts;
   static_assert(!kParts || (kLoad != pairs && (kScores == plain || kScores == masked) && type_bytes(kQuery) == 2));
-  static constexpr bool kSegments = kSums != whole && !kParts;
+  static constexpr bool kWhole = kSums == whole || kSums == few_whole;
+  static constexpr bool kSegments = !kWhole && !kParts;
   static_assert(!kSegments || (kLoad != rows && type_bytes(kCache) == 2 && kDim <= 128));
   // The warps that take tiles and copy boxes read the list and the page table before they wait for the kernel ahead.
-  static constexpr bool kReadsAhead = (kSums == whole || kParts) && !kRows;
+  static constexpr bool kReadsAhead = (kWhole || kParts) && !kRows;
   static constexpr bool kFp8 = type_bytes(kCache) == 1;
   // Queries are e4m3 too, and so are the products: half the bytes, twice the rate. V is transposed on its
   // way, because both operands of such a product run along the summed dimension.
@@ -107,7 +110,7 @@ struct PrefillConfig {
   // Head dim 64 leaves registers for three, and its powers take as long as its products: 382 TFLOP/s with two,
   // 540 with three that take turns (4x4k, H200, 2026-11-21). So do those of fp8 products: 965 and 1062 (1x16k,
   // 2026-11-22). Threads that gather rows need more registers, and so do sums of segments.
-  static constexpr int kConsumers = kSums == few_rows || kSums == few_parts                            ? 1
+  static constexpr int kConsumers = kSums == few_rows || kSums == few_parts || kSums == few_whole       ? 1
                                     : (kDim <= 64 || kNarrow) && !kMasked && !kRows && kSums == whole ? 3
                                                                                                    : 2;
   static constexpr bool kWeighsAhead = kConsumers == 3 && !kNarrow;

@@ -193,6 +193,7 @@ __device__ void take_and_store_tiles(const PrefillParams& params, typename Confi
   for (;; ++taken) {
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
+    taker.claim_next();
     load_queries_boxes<Config>(params, shared, tile, q);
     if (taken >= 2) store(taken - 2);
   }

@@ -83,6 +83,9 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
     }
     fence_barrier_init();
   }
+  if constexpr (!kRows) {
+    if (threadIdx.x == 32) prefetch_maps<Config>(params);
+  }
   __syncthreads();
   meet_pair<Config>();  // the barriers of both are there
   // What is settled is read ahead of the wait, by warps that wait afterwards.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "kernels/cuda/sm90/prefill/split_keys.h"
 
 namespace fovea::kernels::cuda {
@@ -87,6 +88,7 @@ class HopperPrefill final : public AttentionKernel {
     // A request of theirs has one tile, as it would with tiles of kMinRowTile.
     load(few_plain_, variants.few_plain, kGroupRows);
     load(few_general_, variants.few_general, kGroupRows);
+    load(few_whole_, variants.few_whole, kGroupRows);
     load(eight_plain_, variants.eight_plain, kGroupRows);
     if (!SplitKeys::variants(setup).empty()) split_.emplace(setup, store);
     load(sharing_[0].kernel, variants.eight_quarters, kGroupRows);
@@ -126,6 +128,7 @@ class HopperPrefill final : public AttentionKernel {
 
   void expect_keys(const ExpectedKeys& keys) override {
     prefix_settled_ = keys.prefix_settled;
+    params_.keys_last = keys.last;
     requests_ = keys.requests;
     longest_ = keys.max_kv_len > 0 ? keys.max_kv_len : max_kv_len_;
   }
@@ -153,6 +156,9 @@ class HopperPrefill final : public AttentionKernel {
         active_sharing_ = find_sharing(batch);
         active_ = active_sharing_ ? &*active_sharing_->kernel : &*eight_plain_;
       }
+    }
+    if (few_whole_ && plain && half_tiles(batch) <= setup_.multiprocessors) {
+      active_ = &*few_whole_;
     }
     const std::optional<Prefill>& pairs = plain ? pairs_ : general_pairs_;
     if (in_pairs(pairs, batch)) active_ = &*pairs;
@@ -200,6 +206,10 @@ class HopperPrefill final : public AttentionKernel {
   }
 
  private:
+  // New tokens of a request at most.
+  int32_t longest(const BatchParams& batch) const {
+    return batch.max_q_len > 0 ? batch.max_q_len : tokens_;
+  }
   int32_t keyed_requests(const BatchParams& batch) const {
     return requests_ > 0 ? requests_ : batch.requests;
   }
@@ -251,7 +261,7 @@ class HopperPrefill final : public AttentionKernel {
   bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
     if (!pairs || params_.beside) return false;
     if (sums_segments(setup_) && tokens_ / kMinPairedTokens < batch.requests) return false;
-    const int32_t longest = batch.max_q_len > 0 ? batch.max_q_len : tokens_;
+    const int32_t longest = this->longest(batch);
     if (&pairs == &general_pairs_ && longest << params_.heads_shift <= kMinRowTile) return false;
     const auto& [q_heads, kv_heads] = std::pair(batch.q_heads, batch.kv_heads);
     const int32_t key_tile = active_->kernel().key_tile();
@@ -264,6 +274,13 @@ class HopperPrefill final : public AttentionKernel {
            longest / key_tile >= least;
   }
 
+  // Row tiles of 64 rows, at most.
+  int64_t half_tiles(const BatchParams& batch) const {
+    const int64_t tokens = kGroupRows >> params_.heads_shift;
+    return keyed_requests(batch) * ceil_div(int64_t{longest(batch)}, tokens) *
+           (batch.q_heads >> params_.heads_shift);
+  }
+
   BatchParams without_idle_positions(BatchParams batch) const {
     if (!measures_positions(setup_.spec)) batch.mask.positions = nullptr;
     return batch;
@@ -271,8 +288,8 @@ class HopperPrefill final : public AttentionKernel {
 
   AttentionSetup setup_;
   Kernel order_;
-  std::optional<Prefill> plain_, general_, few_plain_, few_general_, eight_plain_, pairs_,
-      general_pairs_;
+  std::optional<Prefill> plain_, general_, few_plain_, few_general_, few_whole_, eight_plain_,
+      pairs_, general_pairs_;
   std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
   std::optional<SplitKeys> split_;
   Buffers buffers_{};

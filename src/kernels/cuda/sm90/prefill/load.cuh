@@ -8,6 +8,16 @@
 
 namespace fovea::kernels::cuda {
 
+// So that no first box waits for its map.
+template <class Config>
+__device__ __forceinline__ void prefetch_maps(const PrefillParams& params) {
+  prefetch_tensor_map(params.q);
+  prefetch_tensor_map(params.k);
+  prefetch_tensor_map(params.v);
+  if constexpr (Config::kStageOut) prefetch_tensor_map(params.out);
+  if (params.shared_blocks > 0) prefetch_tensor_map(params.shared_k);
+}
+
 // Queries of a row tile, a lane for those of a consumer. A warp.
 template <class Config>
 __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
@@ -59,7 +69,11 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
   while (true) {
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
-    if constexpr (!Config::kQueryRing) load_queries_boxes<Config>(params, shared, tile, q);
+    if constexpr (!Config::kQueryRing) {
+      if (Config::kReadsAhead && !params.keys_last) await_inputs(params);
+      load_queries_boxes<Config>(params, shared, tile, q);
+    }
+    taker.claim_next();
   }
   taker.finish();
 }

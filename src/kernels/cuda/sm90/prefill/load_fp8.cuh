@@ -76,7 +76,11 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
     const int slot = taker.slots.stage;
     int begun = slot;
     const WorkTile tile = taker.take();
-    if (tile.request < 0) begun = kNoMoreTiles;
+    if (tile.request < 0) {
+      begun = kNoMoreTiles;
+    } else {
+      taker.claim_next();
+    }
     int block = tile.block_end - 1;
     BoxPlace place;
     if (begun != kNoMoreTiles) place = box_place<Config>(params, tile, block, lane);

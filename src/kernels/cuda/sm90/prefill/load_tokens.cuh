@@ -21,6 +21,7 @@ __device__ void take_token_tiles(const PrefillParams& params,
   while (true) {
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
+    taker.claim_next();
     load_queries_boxes<Config>(params, shared, tile, q);
     const int32_t* const pages = keys.page_table + tile.request * keys.page_table_stride;
     const char* const k = static_cast<const char*>(keys.k) + tile.kv_head * keys.k_head_stride * 2;

@@ -100,6 +100,7 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
     int begun = slot;
     const WorkTile& tile = taker.take();
     if (tile.request < 0) break;
+    taker.claim_next();
     const RowFinder finder = {keys.page_table + tile.request * keys.page_table_stride,
                               {tile.key_begin, tile.kv_len}, keys.page_size, inverse};
     const int kv_head = tile.kv_head, first_block = tile.block_begin;

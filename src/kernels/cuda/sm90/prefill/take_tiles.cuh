@@ -234,18 +234,23 @@ struct TileTaker {
       shared.tile_full[slots.stage].arrive();
     }
     slots.advance();
+    return slot.work;
+  }
+
+  // Behind take(), if there was a tile. Blocks that begin early wait: they would have more than their share.
+  __device__ __forceinline__ void claim_next() {
     if constexpr (Config::kReadsAhead) await_inputs(params);
     if constexpr (Config::kParts) {
       ++n;
-    } else if (more && (!Config::kPairs || cluster_rank() == 0)) {
+    } else if (!Config::kPairs || cluster_rank() == 0) {
       // Kept, it takes a register from a warp that has none to spare.
       const int blocks = Config::kBoxes && Config::kMasked ? grid_blocks_anew() : gridDim.x;
       n = next() + (params.beside ? 0 : blocks / Config::kBlocks);
     }
-    return slot.work;
   }
 
   __device__ __forceinline__ void finish() {
+    if constexpr (Config::kReadsAhead) await_inputs(params);
     // The last block to run out of work leaves the counters as it found them.
     if (!Config::kParts && threadIdx.x % 32 == 0 &&
         atomicAdd(&params.order->finished, 1) == static_cast<int>(gridDim.x) - 1) {

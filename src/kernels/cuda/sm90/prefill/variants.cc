@@ -147,6 +147,9 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
         variant(gathers_tokens(setup) ? "tokens" : loader, exponents ? "exponents" : "plain", sums);
   }
   if (general) found.general = variant(loader, scores, sums);
+  if (plain && paired && *dims == kSharesKeys && !spec.batch_invariant) {
+    found.few_whole = variant(loader, "plain", "few_whole");
+  }
   if (plain && segments) found.few_plain = variant(loader, "plain", "few_rows");
   if (general && segments) found.few_general = variant(loader, scores, "few_rows");
   if (plain && segments) found.eight_plain = variant(loader, "plain", "eight_rows");
@@ -192,7 +195,7 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general,
+  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general, found->few_whole,
                               found->eight_plain, found->eight_shared, found->eight_joined,
                               found->eight_quarters, found->pairs, found->general_pairs}) {
     if (variant) list.push_back(*variant);

@@ -24,6 +24,8 @@ struct Variants {
   std::optional<gpu::KernelVariant> plain, general;
   // Of the same bits, for requests with few rows; where segments are summed.
   std::optional<gpu::KernelVariant> few_plain, few_general;
+  // For few row tiles, of heads of 192/128.
+  std::optional<gpu::KernelVariant> few_whole;
   // For requests with up to eight rows; shared: and few row tiles; quarters, joined: a single
   // request of one or of up to four segments.
   std::optional<gpu::KernelVariant> eight_plain, eight_shared, eight_joined, eight_quarters;
