@@ -346,9 +346,9 @@ TEST(MlaCost, ContextCostsNoWorkspace) {
 TEST(MlaForms, AreDescribedAsChosen) {
   AttentionSpec absorbed = test::deepseek_spec();
   absorbed.nope_dim = absorbed.v_dim = 0;
-  EXPECT_NE(describe_mla_forms(absorbed, 512).find("queries come absorbed"), std::string::npos);
+  EXPECT_NE(describe_mla_forms(absorbed, "").find("queries come absorbed"), std::string::npos);
   AttentionSpec spec = test::deepseek_spec();
-  EXPECT_EQ(describe_mla_forms(spec, 512),
+  EXPECT_EQ(describe_mla_forms(spec, "context in chunks of 512 rows"),
             "up-projected from 171 new tokens of a request on, and from 16 on where few tokens "
             "stand before them (with 93 new ones at most 56); context in chunks of 512 rows; else "
             "absorbed");
@@ -357,7 +357,7 @@ TEST(MlaForms, AreDescribedAsChosen) {
   EXPECT_EQ(choose_mla_form(spec, 93, 93 + 56), MlaForm::up_projected);
   EXPECT_EQ(choose_mla_form(spec, 93, 93 + 57), MlaForm::absorbed);
   spec.batch_invariant = true;
-  EXPECT_NE(describe_mla_forms(spec, 512).find("absorbed form only"), std::string::npos);
+  EXPECT_NE(describe_mla_forms(spec, "").find("absorbed form only"), std::string::npos);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_entry.h"
 
+#include <fmt/core.h>
+
 #include <limits>
 
 #include "attention/backends/entry.h"
@@ -66,7 +68,9 @@ BackendEntry host_entry(BackendEntry entry, const HostKernels& kernels,
   entry.create = [&kernels](const BackendContext& context) { return create(kernels, context); };
   entry.notes = [](const BackendRequest& request) {
     const AttentionSpec& spec = request.spec;
-    if (spec.kind == AttentionKind::mla) return describe_mla_forms(spec, kMlaChunkRows);
+    if (spec.kind == AttentionKind::mla) {
+      return describe_mla_forms(spec, fmt::format("context in chunks of {} rows", kMlaChunkRows));
+    }
     return spec.dual_chunk ? describe_dual_chunk(spec)
                            : describe_prefix_levels(spec, request.limits);
   };

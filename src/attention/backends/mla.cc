@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `mla`: multi-head latent attention on Hopper; `portable_mla`: on any NVIDIA GPU from Ampere.
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <span>
@@ -123,10 +125,12 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
     return make_mla_backend(kernels, context);
   };
   entry.notes = [&kernels](const BackendRequest& request) {
+    const MlaPrefillRoom room = mla_prefill_room(kernels, request.spec, request.cache.dtype,
+                                                 request.device, request.limits);
     return describe_mla_forms(
         request.spec,
-        mla_prefill_room(kernels, request.spec, request.cache.dtype, request.device, request.limits)
-            .rows);
+        fmt::format("up to {} rows at once (of all heads up to {}), more context in chunks",
+                    room.rows, room.head_rows / request.spec.q_heads));
   };
   return guarded(std::move(entry));
 }

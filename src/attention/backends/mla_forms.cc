@@ -132,7 +132,7 @@ MlaWeights from_head(MlaWeights weights, int32_t head) {
   return weights;
 }
 
-std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
+std::string describe_mla_forms(const AttentionSpec& spec, std::string_view context) {
   if (spec.nope_dim == 0) return "queries come absorbed: attention is over the latents";
   if (!can_up_project(spec)) {
     return "absorbed form only: masks, windows, chunks, sinks, biases and batch_invariant keep to "
@@ -149,7 +149,7 @@ std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows) {
         "most {})",
         kMinUpProjected, middle, most_up_projected_context(spec, middle));
   }
-  return text + fmt::format("; context in chunks of {} rows; else absorbed", chunk_rows);
+  return text + fmt::format("; {}; else absorbed", context);
 }
 
 }  // namespace fovea

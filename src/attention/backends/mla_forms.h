@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "fovea/attention_backend.h"
 #include "fovea/batch.h"
@@ -76,7 +77,8 @@ MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);
 // The weights from a head on; their strides are not 0.
 MlaWeights from_head(MlaWeights weights, int32_t head);
 
-// The choice in words, for explain(): from how many new tokens on, and how much context at a time.
-std::string describe_mla_forms(const AttentionSpec& spec, int32_t chunk_rows);
+// The choice in words, for explain(): from how many new tokens on. `context`: how much context a
+// backend up-projects at a time.
+std::string describe_mla_forms(const AttentionSpec& spec, std::string_view context);
 
 }  // namespace fovea
