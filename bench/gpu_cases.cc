@@ -242,7 +242,7 @@ GpuCase projected_decode(int32_t q_heads, int32_t batch, int32_t length) {
   return config;
 }
 
-void append(std::vector<GpuCase>& cases, std::vector<GpuCase> more) {
+void append(std::vector<GpuCase>& cases, const std::vector<GpuCase>& more) {
   cases.insert(cases.end(), more.begin(), more.end());
 }
 
@@ -324,16 +324,16 @@ std::vector<GpuCase> mla_table() {
     append(cases, {mla_prefill(heads, batch, tokens * kKilo),
                    mla_extend(heads, batch, tokens * kKilo, 0)});
   }
-  append(cases, {mla_extend(16, 8, 512, 8 * kKilo), mla_extend(16, 8, 64, 8 * kKilo),
-                 mla_extend(128, 1, 2 * kKilo, 14 * kKilo), mla_extend(128, 8, 512, 8 * kKilo)});
+  append(cases, {mla_extend(16, 8, 64, 8 * kKilo), mla_extend(128, 1, 2 * kKilo, 14 * kKilo)});
   for (const int32_t heads : {128, 16}) {
-    const GpuCase prompt = mla_extend(heads, 1, 2 * kKilo, 0);
-    append(cases, {mla_extend(heads, 1, 64, 0), mla_extend(heads, 1, 512, 0), prompt,
-                   mla_extend(heads, 1, 256, 4 * kKilo), mla_extend(heads, 1, 512, 16 * kKilo),
-                   with_decodes(mla_extend(heads, 1, 512, 0), 32, 4 * kKilo),
-                   with_decodes(mla_extend(heads, 1, 2 * kKilo, 14 * kKilo), 32, 4 * kKilo),
-                   with_decodes(mla_extend(heads, 4, 512, 8 * kKilo), 32, 4 * kKilo),
-                   with_decodes(prompt, 128, 4 * kKilo)});
+    const auto work = [&](int32_t batch, int32_t tokens, int32_t context) {
+      return mla_extend(heads, batch, tokens, context * kKilo);
+    };
+    append(cases,
+           {work(8, 512, 8), work(1, 64, 0), work(1, 512, 0), work(1, 2048, 0), work(1, 256, 4),
+            work(1, 512, 16), with_decodes(work(1, 512, 0), 32, 4096),
+            with_decodes(work(1, 2048, 14), 32, 4096), with_decodes(work(4, 512, 8), 32, 4096),
+            with_decodes(work(1, 2048, 0), 128, 4096)});
   }
   const std::vector<std::array<int32_t, 3>> projected = {
       {128, 1, 1}, {128, 8, 4}, {128, 32, 4}, {128, 128, 4}, {16, 1, 1},  {64, 64, 1},

@@ -336,19 +336,26 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
   struct Split {
     bool split;
     std::optional<MlaPrefillRoom> room;
+    bool fp8_rows = false;
   };
-  for (const auto& [split, room] : {Split{false, MlaPrefillRoom{504, 3 * 504}},
-                                    {true, MlaPrefillRoom{504, 3 * 504}},
-                                    {true, MlaPrefillRoom{504, 504}},
-                                    {false, MlaPrefillRoom{8300, 3 * 8300}},
-                                    {true, MlaPrefillRoom{8300, 3 * 8300}},
-                                    {false, MlaPrefillRoom{8300, 8300}},
-                                    {false, {}},
-                                    {false, MlaPrefillRoom{8400, 8400}},
-                                    {true, MlaPrefillRoom{8400, 8400}}}) {
+  for (const auto& [split, room, fp8_rows] : {Split{false, MlaPrefillRoom{504, 3 * 504}},
+                                              {true, MlaPrefillRoom{504, 3 * 504}},
+                                              {true, MlaPrefillRoom{504, 504}},
+                                              {false, MlaPrefillRoom{8300, 3 * 8300}},
+                                              {true, MlaPrefillRoom{8300, 3 * 8300}},
+                                              {false, MlaPrefillRoom{8300, 8300}},
+                                              {false, {}},
+                                              {false, MlaPrefillRoom{8400, 8400}},
+                                              {true, MlaPrefillRoom{8400, 8400}},
+                                              {true, MlaPrefillRoom{504, 504}, true},
+                                              {false, MlaPrefillRoom{8400, 8400}, true}}) {
     test::AttentionCase test = test::mla_case(split ? "split_q_strided" : "joined", 3);
     test.spec.nope_dim = test.spec.v_dim = 128;
     test.spec.softmax_scale = 0;
+    if (fp8_rows) {
+      test.cache.layout = KvLayout::mla_fp8_rows;
+      test.cache.dtype = DType::f8e4m3;
+    }
     test.cache.page_size = split ? 3 : 64;
     test.split_q = test.strided = split;
     test.requests = {{170, 900}, {3, 50}, {175, 1200}, {1, 300}, {20, 30}, {0, 0}, {135, 165}};
@@ -374,7 +381,8 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
                            std::span(got.out).subspan(row * 128, count * 128),
                            std::span(got.lse).subspan(row, count)))
           << test.name << ", room for " << (room ? room->rows : 0) << " rows, "
-          << (room ? room->head_rows : 0) << " of heads, request " << request;
+          << (room ? room->head_rows : 0) << " of heads, " << (fp8_rows ? "fp8 rows" : "bf16")
+          << ", request " << request;
       row += count;
     }
   }
