@@ -195,9 +195,10 @@ std::vector<gpu::KernelVariant> variants(const AttentionSetup& setup) {
   const auto found = find_variants(setup);
   if (!found) return {};
   std::vector<gpu::KernelVariant> list = {found->order};
-  for (const auto& variant : {found->plain, found->general, found->few_plain, found->few_general, found->few_whole,
-                              found->eight_plain, found->eight_shared, found->eight_joined,
-                              found->eight_quarters, found->pairs, found->general_pairs}) {
+  for (const auto& variant :
+       {found->plain, found->general, found->few_plain, found->few_general, found->few_whole,
+        found->eight_plain, found->eight_shared, found->eight_joined, found->eight_quarters,
+        found->pairs, found->general_pairs}) {
     if (variant) list.push_back(*variant);
   }
   return list;
