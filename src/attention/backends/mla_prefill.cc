@@ -150,10 +150,10 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
   chunk_part_.batch.mask.causal = at_once_;
   chunk_part_.begin = buffers_.chunk_begin;
   new_part_.attention->expect_keys(
-      {.max_kv_len = bounds.max_q_len, .requests = bounds.requests, .last = copies_rotary_});
+      {.max_kv_len = bounds.max_q_len, .requests = bounds.requests, .come_last = copies_rotary_});
   chunk_part_.attention->expect_keys({.max_kv_len = std::min(bounds.max_kv_len, chunk_part_.rows),
                                       .requests = bounds.requests,
-                                      .last = copies_rotary_});
+                                      .come_last = copies_rotary_});
   if (!at_once_) plan_part(new_part_, stream);
   if (chunks_ == 1) plan_part(chunk_part_, stream);
 }

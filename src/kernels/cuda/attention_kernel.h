@@ -42,7 +42,7 @@ struct ExpectedKeys {
   int32_t requests = 0;         // that have any; 0: all
   // The kernel ahead of each attend() brings these keys and waits for all before itself before it
   // lets attention begin: what else attention reads is there by then.
-  bool last = false;
+  bool come_last = false;
 };
 
 // A loaded variant, bound to one setup. plan() and attend() only enqueue: nothing is allocated or

@@ -28,7 +28,7 @@ template <Type kElements, bool kRowsAnywhere, Tile kTile>
 struct MlaProjectConfig {
   using Params = MlaProjectParams;
   static constexpr Type kType = kElements;
-  static constexpr bool kGathers = kRowsAnywhere;    // as in a paged cache: the threads of a warpgroup copy them
+  static constexpr bool kGathers = kRowsAnywhere;         // as in a paged cache: the threads of a warpgroup copy them
   static constexpr int kBlocks = kTile == pairs ? 2 : 1;  // of a cluster: the same head, neighbouring rows
   static constexpr int kSides = kTile == pairs ? 2 : 1;   // of a tile
   static constexpr int kColumns = kSides * kSideColumns;

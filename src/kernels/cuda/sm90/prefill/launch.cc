@@ -128,7 +128,7 @@ class HopperPrefill final : public AttentionKernel {
 
   void expect_keys(const ExpectedKeys& keys) override {
     prefix_settled_ = keys.prefix_settled;
-    params_.keys_last = keys.last;
+    params_.keys_last = keys.come_last;
     requests_ = keys.requests;
     longest_ = keys.max_kv_len > 0 ? keys.max_kv_len : max_kv_len_;
   }
