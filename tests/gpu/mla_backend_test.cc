@@ -331,7 +331,8 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
 }
 
 // Contexts in many chunks, with the ends of several requests in one of them; in one; and with the
-// new tokens; for all three heads together, and for each by itself.
+// new tokens; for all three heads together, and for each by itself;
+// some of each over fp8 rows too.
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
   struct Split {
     bool split;

@@ -131,8 +131,8 @@ std::string name_of(const ::testing::TestParamInfo<Case>& test) {
          (few_blocks ? "_in_turns" : "");
 }
 
-// By few blocks the first three take tiles of both sides, by pairs, the last of one; by many the
-// small ones all take those of one side.
+// By few blocks all but the last take tiles of both sides, by pairs; by many the small ones take
+// those of one side.
 INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
                          ::testing::Combine(::testing::Values(Shape{3, 512, 128, 128, 300, 170},
                                                               Shape{2, 192, 72, 24, 130, 130},

@@ -149,6 +149,7 @@ void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Strea
   chunk_part_.batch.kv_lens = buffers_.chunk_lens;
   chunk_part_.batch.mask.causal = at_once_;
   chunk_part_.begin = buffers_.chunk_begin;
+  // Who copies rotary keys is sm90/mla_project, directly ahead of attention.
   new_part_.attention->expect_keys(
       {.max_kv_len = bounds.max_q_len, .requests = bounds.requests, .come_last = copies_rotary_});
   chunk_part_.attention->expect_keys({.max_kv_len = std::min(bounds.max_kv_len, chunk_part_.rows),

@@ -31,6 +31,7 @@ struct MlaProjectConfig {
   static constexpr bool kGathers = kRowsAnywhere;         // as in a paged cache: the threads of a warpgroup copy them
   static constexpr int kBlocks = kTile == pairs ? 2 : 1;  // of a cluster: the same head, neighbouring rows
   static constexpr int kSides = kTile == pairs ? 2 : 1;   // of a tile
+  static constexpr int kTilesOfHead = 2 / kSides;         // of the same rows
   static constexpr int kColumns = kSides * kSideColumns;
   static constexpr int kStages = kTile == pairs ? 4 : 6;  // 48 or 32 KB each
   // Beside the consumers a warp that starts copies, or a warpgroup that copies rows one by one.
@@ -62,7 +63,7 @@ struct ProjectTile {
 // Tiles of a row tile, or a pair's two.
 template <class Config>
 __device__ __forceinline__ int tiles_abreast(const MlaProjectParams& params) {
-  return params.heads * (2 / Config::kSides);
+  return params.heads * Config::kTilesOfHead;
 }
 
 // Tiles stand row tile by row tile, heads side by side; a cluster takes every one so many from its number on.
@@ -71,7 +72,7 @@ __device__ __forceinline__ ProjectTile tile_at(const MlaProjectParams& params, i
   const int abreast = tiles_abreast<Config>(params);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
   const int within = n % abreast;
-  return {(n / abreast * Config::kBlocks + rank) * kRows, within / (2 / Config::kSides), within % (2 / Config::kSides)};
+  return {(n / abreast * Config::kBlocks + rank) * kRows, within / Config::kTilesOfHead, within % Config::kTilesOfHead};
 }
 
 // Rows there are, tiles of them.

@@ -17,7 +17,7 @@ constexpr uint32_t kStoredRows = 64;   // of a warpgroup
 constexpr int64_t kPair = 2;           // blocks of a cluster
 
 // Of the time that pairs take for a tile of keys and values, what a block takes for keys or values:
-// 0.6 by 1x512 of 128 heads, where many tiles follow each other (H200, 2026-11-28).
+// somewhat more than the 0.6 by which 1x512 of 128 heads differs with either (H200, 2026-11-28).
 constexpr float kSideTurn = 0.65f;
 
 uint64_t bytes(int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(uint16_t); }
