@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole numbers that are not negative, divided and rounded up.
+// Division, rounding and divisibility of whole numbers that are not negative.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 namespace fovea {
@@ -15,6 +16,13 @@ constexpr T ceil_div(T a, std::type_identity_t<T> b) {
 template <typename T>
 constexpr T round_up(T a, std::type_identity_t<T> step) {
   return ceil_div(a, step) * step;
+}
+
+// Returns the largest power of two that divides `value` and is at most `limit`, a power of two.
+// 0 is divisible by every power of two.
+constexpr uint64_t power_of_two_in(uint64_t value, uint64_t limit) {
+  const uint64_t bits = value | limit;
+  return bits & (~bits + 1);
 }
 
 }  // namespace fovea

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cublaslt.h"
 
-#include <algorithm>
 #include <bit>
 
 #include "core/check.h"
+#include "core/rounding.h"
 #include "gpu/cublaslt_library.h"
 
 namespace fovea::gpu {
@@ -94,7 +94,8 @@ MatrixProducts::~MatrixProducts() {
 
 MatrixProducts::Key MatrixProducts::key_of(const MatmulParams& p) const {
   const auto alignment = [](const void* pointer) {
-    return std::min(kMaxAligned, 1u << std::countr_zero(reinterpret_cast<uintptr_t>(pointer)));
+    return static_cast<uint32_t>(
+        power_of_two_in(reinterpret_cast<uintptr_t>(pointer), kMaxAligned));
   };
   return {.dtype = p.dtype,
           .out_dtype = p.out_dtype,
