@@ -4,7 +4,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fovea)
 # Each uses those behind it.
-set(libraries fovea_engine fovea_model fovea_attention fovea_kvcache fovea_kernels fovea_gpu fovea_core)
+set(libraries fovea_engine fovea_tokenizer fovea_model fovea_attention fovea_kvcache fovea_kernels fovea_gpu fovea_core)
 
 install(TARGETS fovea fovea_options ${libraries} EXPORT fovea ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/fovea DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

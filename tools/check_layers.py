@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "engine", "surface"]
+ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "surface"]
 # The surfaces see the public headers and each other only; bench/ measures what it likes.
 SURFACES = {"cli", "bench"}
 # Kernel implementations do not include each other.

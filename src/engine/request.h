@@ -10,8 +10,8 @@
 
 #include "engine/cache_set.h"
 #include "engine/stop_matcher.h"
-#include "engine/tokenizer.h"
 #include "fovea/engine.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fovea {
 

@@ -16,9 +16,9 @@
 #include "engine/request.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
-#include "engine/tokenizer.h"
 #include "fovea/engine.h"
 #include "fovea/thread_pool.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fovea {
 

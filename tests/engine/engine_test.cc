@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/small_engine.h"
-#include "engine/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fovea {
 namespace {

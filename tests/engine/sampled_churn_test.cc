@@ -14,8 +14,8 @@
 
 #include "engine/small_engine.h"
 #include "engine/tight_engine.h"
-#include "engine/tokenizer.h"
 #include "support/cases.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fovea {
 namespace {

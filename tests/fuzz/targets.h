@@ -11,11 +11,11 @@
 #include <string>
 #include <string_view>
 
-#include "engine/tokenizer.h"
-#include "engine/tokenizer_utf8.h"
 #include "fovea/error.h"
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea::fuzz {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_file.h"
+#include "tokenizer/tokenizer_file.h"
 
 #include <array>
 #include <utility>
 
 #include "core/check.h"
-#include "engine/tokenizer_nfc.h"
-#include "engine/tokenizer_utf8.h"
 #include "model/config.h"
 #include "model/json.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

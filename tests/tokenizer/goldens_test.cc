@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/tokenizer.h"
-#include "engine/tokenizer_files.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_files.h"
 
 namespace fovea {
 namespace {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <utility>
 
 #include "core/check.h"
 #include "core/mapped_file.h"
-#include "engine/tokenizer_file.h"
-#include "engine/tokenizer_nfc.h"
-#include "engine/tokenizer_unicode.h"
-#include "engine/tokenizer_utf8.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/tokenizer_file.h"
+#include "tokenizer/unicode.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_nfc.h"
+#include "tokenizer/nfc.h"
 
 #include <utf8proc.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "engine/tokenizer_utf8.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_added.h"
+#include "tokenizer/added_tokens.h"
 
 #include <algorithm>
 
-#include "engine/tokenizer_utf8.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

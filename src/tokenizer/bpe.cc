@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_bpe.h"
+#include "tokenizer/bpe.h"
 
 #include <queue>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_unicode.h"
+#include "tokenizer/unicode.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
-#include "engine/tokenizer_utf8.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

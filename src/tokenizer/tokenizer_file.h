@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/tokenizer_added.h"
-#include "engine/tokenizer_bpe.h"
-#include "engine/tokenizer_pattern.h"
+#include "tokenizer/added_tokens.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/pattern.h"
 
 namespace fovea {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer_utf8.h"
+#include "tokenizer/utf8.h"
 
 #include <utility>
 
-#include "engine/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fovea {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,10 +12,10 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "engine/tokenizer_files.h"
-#include "engine/tokenizer_utf8.h"
 #include "fovea/error.h"
 #include "support/expect_error.h"
+#include "tokenizer/tokenizer_files.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {
