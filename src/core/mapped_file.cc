@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "core/check.h"
+#include "core/quote.h"
 
 namespace fovea {
 namespace {
@@ -29,7 +30,8 @@ class Descriptor {
 };
 
 [[noreturn]] void fail_io(const std::string& path, const char* action, int error) {
-  fail(ErrorCode::io, "{}: cannot {}: {}", path, action, std::generic_category().message(error));
+  fail(ErrorCode::io, "{}: cannot {}: {}", printable(path), action,
+       std::generic_category().message(error));
 }
 
 }  // namespace
@@ -40,7 +42,7 @@ MappedFile::MappedFile(const std::string& path) {
   if (file.value() < 0) fail_io(path, "open", errno);
   struct stat status = {};
   if (::fstat(file.value(), &status) != 0) fail_io(path, "stat", errno);
-  if (!S_ISREG(status.st_mode)) fail(ErrorCode::io, "{}: is not a regular file", path);
+  if (!S_ISREG(status.st_mode)) fail(ErrorCode::io, "{}: is not a regular file", printable(path));
   if (status.st_size == 0) return;
   const auto size = static_cast<size_t>(status.st_size);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.value(), 0);

@@ -59,7 +59,7 @@ Reference read_reference(const std::string& folder) {
   reference.validation = read_tensor<int32_t>(file, path, "validation.input_ids", DType::i32);
   const Config json = Config::open(folder + "/reference.json").object("validation");
   reference.window = json.integer("tokens_per_window", 2, 1 << 20);
-  reference.perplexity = json.number("perplexity");
+  reference.perplexity = json.number("perplexity", 1, 1e9);
   return reference;
 }
 

@@ -37,9 +37,11 @@ void rms_norm(const RmsNormParams& params, ThreadPool& threads);
 
 enum class RopeScaling : uint8_t {
   none,
-  linear,  // positions / factor
-  llama3,  // Llama 3.1: long wavelengths / factor, blended between the two frequency bounds
-  yarn,    // arXiv:2309.00071
+  linear,    // positions / factor
+  dynamic,   // none up to the length the model was made for, beyond which nothing is served
+  llama3,    // Llama 3.1: long wavelengths / factor, blended between the two frequency bounds
+  yarn,      // arXiv:2309.00071
+  longrope,  // arXiv:2402.13753: each frequency / a factor of its own
 };
 
 // Rotary frequencies as Hugging Face's `rope_parameters` define them.
@@ -48,14 +50,16 @@ struct RopeSpec {
   double theta = 10000;
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;
-  int32_t original_max_positions = 0;  // llama3, yarn
+  int32_t original_max_positions = 0;  // llama3, yarn, longrope
   double beta_fast = 32, beta_slow = 1;
   bool truncate = true;  // yarn: whole dims as bounds of the blend
-  // yarn: what cos and sin are multiplied by; 0: from mscale and mscale_all_dim when both are set,
-  // else 0.1 ln(factor) + 1.
+  // Factor of cos and sin. 0: yarn takes it from mscale and mscale_all_dim where both are set, else
+  // 0.1 ln(factor) + 1; longrope takes sqrt(1 + ln(factor) / ln(original_max_positions)).
   double attention_factor = 0;
   double mscale = 0, mscale_all_dim = 0;
   double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+  // longrope, [rotary_dim / 2]: for tables of up to original_max_positions, and for longer ones.
+  std::vector<double> short_factors, long_factors;
 };
 
 // cos and sin, each [max_positions, rotary_dim / 2]; cos null: none.
@@ -102,6 +106,14 @@ enum class Activation : uint8_t {
   clamped_swiglu,  // gpt-oss: (up + 1) gate sigmoid(alpha gate); gate <= limit, |up| <= limit
 };
 
+// Constants of clamped_swiglu.
+struct SwigluBounds {
+  float alpha = 1.702f;
+  float limit = 7;
+
+  bool operator==(const SwigluBounds&) const = default;
+};
+
 // out[r, i] = activation(gate[r, i]) * up[r, i].
 struct GatedActivationParams {
   Activation activation = Activation::silu;
@@ -113,7 +125,7 @@ struct GatedActivationParams {
   int64_t out_row_stride = 0;
   int64_t rows = 0;
   int32_t dim = 0;
-  float alpha = 1.702f, limit = 7;  // clamped_swiglu
+  SwigluBounds bounds;  // clamped_swiglu
 };
 void gated_activation(const GatedActivationParams& params, ThreadPool& threads);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/config.h"
 
-#include <cmath>
 #include <utility>
 
 #include "core/check.h"
@@ -23,16 +22,21 @@ struct Config::Node {
     return found == object->end() || found->is_null() ? nullptr : &*found;
   }
 
+  bool contains(std::string_view field) const { return object->find(field) != object->end(); }
+
   const json& need(std::string_view field) const {
     const json* value = find(field);
-    if (value == nullptr) fail(ErrorCode::corrupt_file, "{}: {}{} is missing", name, path, field);
+    if (value == nullptr) {
+      fail(ErrorCode::corrupt_file, "{}: {}{} is {}", name, path, clipped(field),
+           contains(field) ? "null" : "missing");
+    }
     return *value;
   }
 
   [[noreturn]] void refuse(std::string_view field, const json& value,
                            std::string_view wanted) const {
-    fail(ErrorCode::corrupt_file, "{}: {}{} is {}, must be {}", name, path, field,
-         value.is_null() ? "missing" : json_shown(value), wanted);
+    fail(ErrorCode::corrupt_file, "{}: {}{} is {}, must be {}", name, path, clipped(field),
+         json_shown(value), wanted);
   }
 
   int64_t integer(std::string_view field, const json& value, int64_t low, int64_t high) const {
@@ -42,6 +46,14 @@ struct Config::Node {
       refuse(field, value, fmt::format("an integer from {} to {}", low, high));
     }
     return value.get<int64_t>();
+  }
+
+  double number(std::string_view field, const json& value, double low, double high) const {
+    const double found = value.is_number() ? value.get<double>() : low - 1;
+    if (!(found >= low && found <= high)) {
+      refuse(field, value, fmt::format("a number from {} to {}", low, high));
+    }
+    return found;
   }
 
   const std::string& text(std::string_view field, const json& value) const {
@@ -66,22 +78,32 @@ Config Config::parse(std::string_view text, std::string_view name) {
 }
 
 Config Config::parse(std::string_view text, std::string_view name, const JsonLimits& limits) {
-  auto document = std::make_shared<json>(parse_json(text, name, limits));
+  const std::string shown_name = printable(name);
+  std::shared_ptr<const json> document = parse_json(text, shown_name, limits);
   if (!document->is_object()) {
-    fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", name, json_shown(*document));
+    fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", shown_name,
+         json_shown(*document));
   }
   const json* object = document.get();
   Config config;
-  config.node_ = std::make_shared<Node>(Node{std::move(document), object, std::string(name), ""});
+  config.node_ = std::make_shared<Node>(Node{std::move(document), object, shown_name, ""});
   return config;
 }
 
 void Config::refuse(std::string_view field, std::string_view wanted) const {
-  const json* value = node_->find(field);
-  node_->refuse(field, value == nullptr ? json() : *value, wanted);
+  if (node_->contains(field)) node_->refuse(field, *node_->object->find(field), wanted);
+  fail(ErrorCode::corrupt_file, "{}: {}{} is missing, must be {}", node_->name, node_->path,
+       clipped(field), wanted);
 }
 
 bool Config::has(std::string_view field) const { return node_->find(field) != nullptr; }
+
+bool Config::contains(std::string_view field) const { return node_->contains(field); }
+
+bool Config::is_object(std::string_view field) const {
+  const json* value = node_->find(field);
+  return value != nullptr && value->is_object();
+}
 
 int64_t Config::integer(std::string_view field, int64_t low, int64_t high) const {
   return node_->integer(field, node_->need(field), low, high);
@@ -92,16 +114,12 @@ int64_t Config::integer_or(std::string_view field, int64_t fallback, int64_t low
   return has(field) ? integer(field, low, high) : fallback;
 }
 
-double Config::number(std::string_view field) const {
-  const json& value = node_->need(field);
-  if (!value.is_number() || !std::isfinite(value.get<double>())) {
-    node_->refuse(field, value, "a finite number");
-  }
-  return value.get<double>();
+double Config::number(std::string_view field, double low, double high) const {
+  return node_->number(field, node_->need(field), low, high);
 }
 
-double Config::number_or(std::string_view field, double fallback) const {
-  return has(field) ? number(field) : fallback;
+double Config::number_or(std::string_view field, double fallback, double low, double high) const {
+  return has(field) ? number(field, low, high) : fallback;
 }
 
 bool Config::boolean_or(std::string_view field, bool fallback) const {
@@ -135,11 +153,19 @@ std::vector<int64_t> Config::integers(std::string_view field, int64_t low, int64
   return values;
 }
 
+std::vector<double> Config::numbers(std::string_view field, double low, double high) const {
+  std::vector<double> values;
+  for (const json& item : node_->array(field)) {
+    values.push_back(node_->number(fmt::format("{}[{}]", field, values.size()), item, low, high));
+  }
+  return values;
+}
+
 Config Config::child(const json& object, std::string_view field) const {
   if (!object.is_object()) node_->refuse(field, object, "an object");
   Config config;
-  config.node_ = std::make_shared<Node>(
-      Node{node_->document, &object, node_->name, fmt::format("{}{}.", node_->path, field)});
+  config.node_ = std::make_shared<Node>(Node{node_->document, &object, node_->name,
+                                             fmt::format("{}{}.", node_->path, clipped(field))});
   return config;
 }
 

@@ -21,16 +21,19 @@ class Config {
   static Config parse(std::string_view text, std::string_view name);
   static Config parse(std::string_view text, std::string_view name, const JsonLimits& limits);
 
-  bool has(std::string_view field) const;  // present and not null
+  bool has(std::string_view field) const;       // present and not null
+  bool contains(std::string_view field) const;  // present, if only as null
+  bool is_object(std::string_view field) const;
   int64_t integer(std::string_view field, int64_t low, int64_t high) const;
   int64_t integer_or(std::string_view field, int64_t fallback, int64_t low, int64_t high) const;
-  double number(std::string_view field) const;  // finite
-  double number_or(std::string_view field, double fallback) const;
+  double number(std::string_view field, double low, double high) const;
+  double number_or(std::string_view field, double fallback, double low, double high) const;
   bool boolean_or(std::string_view field, bool fallback) const;
   std::string text(std::string_view field) const;
   std::string text_or(std::string_view field, std::string_view fallback) const;
   std::vector<std::string> texts(std::string_view field) const;
   std::vector<int64_t> integers(std::string_view field, int64_t low, int64_t high) const;
+  std::vector<double> numbers(std::string_view field, double low, double high) const;
   Config object(std::string_view field) const;
   std::vector<Config> objects(std::string_view field) const;  // of an array
   std::vector<std::string> fields() const;                    // the names in this object

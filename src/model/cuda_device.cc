@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/float_types.h"
+#include "core/quote.h"
 #include "core/rounding.h"
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/store.h"
@@ -114,7 +115,7 @@ class CudaDevice final : public ModelDevice {
 
 void check_matrix(const StoredTensor& tensor, std::string_view name) {
   if (tensor.dtype == DType::bf16) return;
-  fail(ErrorCode::unsupported, "tensor '{}' is {}; on a GPU matrices must be bf16", name,
+  fail(ErrorCode::unsupported, "tensor {} is {}; on a GPU matrices must be bf16", quote(name),
        dtype_name(tensor.dtype));
 }
 

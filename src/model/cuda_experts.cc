@@ -27,7 +27,7 @@ void check_same(const std::vector<MlpParts>& experts) {
     const bool same = same_shape(expert.gate, first.gate) && same_shape(expert.up, first.up) &&
                       same_shape(expert.down, first.down) &&
                       expert.alternates == first.alternates &&
-                      expert.activation == first.activation;
+                      expert.activation == first.activation && expert.bounds == first.bounds;
     if (!same) fail(ErrorCode::unsupported, "experts of different shapes do not run on a GPU");
   }
   for (const Linear* matrix : {&first.gate, &first.down}) {

@@ -53,9 +53,8 @@ void launch_gated_activation(const CudaLayerKernels& kernels, const MlpParts& pa
   params.out_stride = out.stride;
   params.in_step = parts.alternates ? 2 : 1;
   params.activation = static_cast<int32_t>(parts.activation);
-  const kernels::GatedActivationParams defaults;
-  params.alpha = defaults.alpha;
-  params.limit = defaults.limit;
+  params.alpha = parts.bounds.alpha;
+  params.limit = parts.bounds.limit;
   params.rows = rows;
   params.dim = parts.width();
   kernels.gated_activation.launch(element_grid(rows * params.dim), params, stream);

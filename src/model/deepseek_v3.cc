@@ -150,7 +150,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   kernels::MoeRoutingParams& routing = parts.routing;
   routing.score = kernels::MoeScore::grouped_sigmoid;
   routing.normalise = config.boolean_or("norm_topk_prob", true);
-  routing.factor = static_cast<float>(config.number("routed_scaling_factor"));
+  routing.factor = static_cast<float>(config.number("routed_scaling_factor", 1e-6, 1e6));
   routing.groups = static_cast<int32_t>(config.integer("n_group", 1, experts));
   routing.top_groups = static_cast<int32_t>(config.integer("topk_group", 1, routing.groups));
   if (experts % routing.groups != 0) {

@@ -85,6 +85,7 @@ struct MlpParts {
   Linear down;
   bool alternates = false;  // one matrix: columns gate, up, gate, up...; else gates, then ups
   kernels::Activation activation = kernels::Activation::silu;
+  kernels::SwigluBounds bounds;  // clamped_swiglu
 
   int32_t width() const { return down.k; }
 };

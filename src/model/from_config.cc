@@ -4,14 +4,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 #include "core/check.h"
+#include "core/quote.h"
 
 namespace fovea {
 namespace {
 
 constexpr int32_t kMaxSize = 1 << 24, kMaxHeads = 1 << 16, kMaxHeadDim = 1024;
+constexpr int32_t kMaxLayers = 1 << 14;
 // Positions that are served at most; tables of rotary positions are this long.
 constexpr int32_t kLongestContext = 1 << 18;
 
@@ -20,11 +23,13 @@ constexpr int32_t kLongestContext = 1 << 18;
 std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& folder,
                                      int32_t vocabulary) {
   std::vector<int32_t> tokens;
+  std::vector<bool> is_known(static_cast<size_t>(vocabulary));
   const auto append = [&](const Config& from) {
     if (!from.has("eos_token_id")) return;
     for (const int64_t token : from.integer_or_list("eos_token_id", 0, vocabulary - 1)) {
-      const auto id = static_cast<int32_t>(token);
-      if (std::find(tokens.begin(), tokens.end(), id) == tokens.end()) tokens.push_back(id);
+      if (is_known[static_cast<size_t>(token)]) continue;
+      is_known[static_cast<size_t>(token)] = true;
+      tokens.push_back(static_cast<int32_t>(token));
     }
   };
   append(config);
@@ -33,42 +38,59 @@ std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& fo
   return tokens;
 }
 
-kernels::RopeScaling rope_scaling(std::string_view type) {
-  if (type == "default") return kernels::RopeScaling::none;
-  if (type == "linear") return kernels::RopeScaling::linear;
-  if (type == "llama3") return kernels::RopeScaling::llama3;
-  if (type == "yarn") return kernels::RopeScaling::yarn;
-  fail(ErrorCode::unsupported, "rope_type is '{}'; supported are default, linear, llama3, yarn",
-       type);
-}
-
-void read_scaling(const Config& config, kernels::RopeSpec& spec) {
-  spec.factor = read_positive(config, "factor", spec.factor);
-  if (spec.scaling == kernels::RopeScaling::linear) return;
-  spec.original_max_positions = read_size(config, "original_max_position_embeddings");
-  if (spec.scaling == kernels::RopeScaling::llama3) {
-    spec.low_freq_factor = read_positive(config, "low_freq_factor", spec.low_freq_factor);
-    spec.high_freq_factor = read_positive(config, "high_freq_factor", spec.high_freq_factor);
-    return;
+// The embedding and the head, which `tied` makes one matrix. As in the reference, a checkpoint that
+// stores two different ones keeps both, and one that stores only the head embeds with it.
+void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
+  constexpr std::string_view kEmbedding = "model.embed_tokens", kHead = "lm_head";
+  const int64_t rows = parts.info.vocabulary, columns = parts.info.hidden;
+  const Weights weights = parts.weights();
+  const auto stored = [&](std::string_view name) {
+    return parts.checkpoint->find(fmt::format("{}.weight", name));
+  };
+  std::string_view embedding = kEmbedding, head = kHead;
+  if (tied) {
+    const StoredTensor* const of_embedding = stored(kEmbedding);
+    const StoredTensor* const of_head = stored(kHead);
+    if (of_head == nullptr) {
+      head = kEmbedding;
+    } else if (of_embedding == nullptr) {
+      embedding = kHead;
+    } else if (of_head->dtype == of_embedding->dtype && of_head->shape == of_embedding->shape &&
+               std::memcmp(of_head->data, of_embedding->data, of_head->bytes) == 0) {
+      head = kEmbedding;
+    }
   }
-  spec.beta_fast = read_positive(config, "beta_fast", spec.beta_fast);
-  spec.beta_slow = read_positive(config, "beta_slow", spec.beta_slow);
-  spec.truncate = config.boolean_or("truncate", true);
-  spec.attention_factor = config.number_or("attention_factor", 0);
-  spec.mscale = config.number_or("mscale", 0);
-  spec.mscale_all_dim = config.number_or("mscale_all_dim", 0);
+  const Linear matrix = weights.linear(embedding, rows, columns);
+  parts.embedding = matrix.weight;
+  parts.embedding_dtype = matrix.dtype;
+  parts.head = weights.linear(head, rows, columns);
 }
 
 }  // namespace
 
 double read_positive(const Config& config, std::string_view field, double fallback) {
-  const double value = config.number_or(field, fallback);
-  if (!(value > 0)) config.refuse(field, "positive");
-  return value;
+  constexpr double kLow = 1e-6, kHigh = 1e9;
+  return config.number_or(field, fallback, kLow, kHigh);
 }
 
 int32_t read_size(const Config& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kMaxSize));
+}
+
+int32_t read_layers(const Config& config) {
+  return static_cast<int32_t>(config.integer("num_hidden_layers", 1, kMaxLayers));
+}
+
+float read_cap(const Config& config, std::string_view field, float fallback) {
+  constexpr double kLow = 1e-3, kHigh = 1e6;
+  if (!config.contains(field)) return fallback;
+  return static_cast<float>(config.number_or(field, 0, kLow, kHigh));
+}
+
+std::optional<int32_t> read_window(const Config& config, std::optional<int32_t> fallback) {
+  if (!config.contains("sliding_window")) return fallback;
+  if (!config.has("sliding_window")) return std::nullopt;
+  return read_size(config, "sliding_window");
 }
 
 int32_t read_heads(const Config& config, std::string_view field) {
@@ -80,8 +102,8 @@ int32_t read_head_dim(const Config& config, std::string_view field) {
 }
 
 float read_epsilon(const Config& config) {
-  config.number("rms_norm_eps");  // has no default: architectures differ
-  return static_cast<float>(read_positive(config, "rms_norm_eps", 0));
+  constexpr double kLow = 1e-30, kHigh = 1;
+  return static_cast<float>(config.number("rms_norm_eps", kLow, kHigh));
 }
 
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
@@ -106,7 +128,7 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
   DecoderParts parts;
   ModelInfo& info = parts.info;
   info.architecture = config.texts("architectures").at(0);
-  info.layers = read_size(config, "num_hidden_layers");
+  info.layers = read_layers(config);
   info.hidden = read_size(config, "hidden_size");
   info.vocabulary = read_size(config, "vocab_size");
   info.max_context = std::min(read_size(config, "max_position_embeddings"), kLongestContext);
@@ -114,26 +136,26 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
 
   parts.device = std::move(device);
   parts.checkpoint = std::make_unique<const Checkpoint>(std::move(checkpoint));
-  const Weights weights = parts.weights();
-  constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-  parts.embedding = weights.matrix(kEmbedding, {info.vocabulary, info.hidden});
-  parts.embedding_dtype = weights.tensor(kEmbedding, {info.vocabulary, info.hidden}).dtype;
-  const bool tied = config.boolean_or("tie_word_embeddings", defaults.tied_embeddings);
-  parts.head =
-      weights.linear(tied ? "model.embed_tokens" : "lm_head", info.vocabulary, info.hidden);
+  info.note = parts.checkpoint->note();
+  read_vocabulary_matrices(parts,
+                           config.boolean_or("tie_word_embeddings", defaults.tied_embeddings));
   parts.final_norm =
-      read_norm(config, weights["model"], "norm", info.hidden, defaults.norms_plus_one);
+      read_norm(config, parts.weights()["model"], "norm", info.hidden, defaults.norms_plus_one);
   return parts;
 }
 
-AttentionSpec read_attention(const Config& config) {
+AttentionSpec read_attention(const Config& config, const AttentionDefaults& defaults) {
   const int32_t heads = read_heads(config, "num_attention_heads");
   const int32_t hidden = read_size(config, "hidden_size");
   AttentionSpec spec;
   spec.q_heads = heads;
-  spec.kv_heads = static_cast<int32_t>(config.integer_or("num_key_value_heads", heads, 1, heads));
-  spec.head_dim = static_cast<int32_t>(
-      config.integer_or("head_dim", std::clamp(hidden / heads, 1, kMaxHeadDim), 1, kMaxHeadDim));
+  const auto read = [&](std::string_view field, int32_t if_missing, int32_t if_null, int32_t high) {
+    if (!config.contains(field) && if_missing > 0) return if_missing;
+    return static_cast<int32_t>(config.integer_or(field, if_null, 1, high));
+  };
+  spec.kv_heads = read("num_key_value_heads", defaults.kv_heads, heads, heads);
+  spec.head_dim =
+      read("head_dim", defaults.head_dim, std::clamp(hidden / heads, 1, kMaxHeadDim), kMaxHeadDim);
   spec.head_dim_v = spec.head_dim;
   if (heads % spec.kv_heads != 0) {
     config.refuse("num_attention_heads",
@@ -184,24 +206,6 @@ std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_
   return experts;
 }
 
-kernels::RopeSpec read_rope(const Config& config, int32_t rotary_dim) {
-  kernels::RopeSpec spec;
-  spec.rotary_dim = rotary_dim;
-  if (config.has("rope_parameters")) {
-    const Config rope = config.object("rope_parameters");
-    spec.theta = read_positive(rope, "rope_theta", spec.theta);
-    spec.scaling = rope_scaling(rope.text_or("rope_type", "default"));
-    if (spec.scaling != kernels::RopeScaling::none) read_scaling(rope, spec);
-    return spec;
-  }
-  spec.theta = read_positive(config, "rope_theta", spec.theta);
-  if (!config.has("rope_scaling")) return spec;
-  const Config rope = config.object("rope_scaling");
-  spec.scaling = rope_scaling(rope.text_or("rope_type", rope.text_or("type", "default")));
-  if (spec.scaling != kernels::RopeScaling::none) read_scaling(rope, spec);
-  return spec;
-}
-
 Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
                    kernels::RopeLayout layout) {
   kernels::RopeTable table = make_rope_table(spec, parts.info.max_context);
@@ -214,7 +218,7 @@ Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
 std::vector<std::string> read_layer_types(const Config& config,
                                           std::initializer_list<std::string_view> known,
                                           std::span<const std::string_view> pattern) {
-  const auto layers = static_cast<size_t>(read_size(config, "num_hidden_layers"));
+  const auto layers = static_cast<size_t>(read_layers(config));
   std::vector<std::string> types;
   if (config.has("layer_types")) {
     types = config.texts("layer_types");
@@ -224,7 +228,7 @@ std::vector<std::string> read_layer_types(const Config& config,
   if (types.size() != layers) config.refuse("layer_types", fmt::format("an array of {}", layers));
   for (const std::string& type : types) {
     if (std::find(known.begin(), known.end(), type) == known.end()) {
-      fail(ErrorCode::unsupported, "layer_types holds '{}'; supported here are {}", type,
+      fail(ErrorCode::unsupported, "layer_types holds {}; supported here are {}", quote(type),
            fmt::join(known, ", "));
     }
   }
@@ -232,12 +236,16 @@ std::vector<std::string> read_layer_types(const Config& config,
 }
 
 std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
-                                               std::span<const std::string_view> pattern) {
+                                               std::span<const std::string_view> pattern,
+                                               std::optional<int32_t> default_window) {
+  const std::optional<int32_t> window = read_window(config, default_window);
   std::vector<AttentionSpec> specs;
   for (const std::string& type :
        read_layer_types(config, {kFullAttention, kSlidingAttention}, pattern)) {
     specs.push_back(full);
-    if (type == kSlidingAttention) specs.back().window = read_size(config, "sliding_window");
+    if (type != kSlidingAttention) continue;
+    if (!window) config.refuse("sliding_window", "set, as some layers are sliding_attention");
+    specs.back().window = *window;
   }
   return specs;
 }
@@ -245,7 +253,7 @@ std::vector<AttentionSpec> read_sliding_layers(const Config& config, const Atten
 void require_text(const Config& config, std::string_view field, std::string_view value) {
   const std::string found = config.text_or(field, value);
   if (found != value) {
-    fail(ErrorCode::unsupported, "{} is '{}'; supported is '{}'", field, found, value);
+    fail(ErrorCode::unsupported, "{} is {}; supported is {}", field, quote(found), quote(value));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,12 +14,13 @@
 
 #include "model/config.h"
 #include "model/decoder.h"
+#include "model/read_rope.h"
 
 namespace fovea {
 
-// Sizes, context, eos tokens, the embedding, the final norm and the head: a matrix of its own, or
-// the embedding where `tie_word_embeddings` (missing: `tied_embeddings`) says so. Layers and groups
-// are left to the architecture.
+// Reads sizes, context, eos tokens, the embedding, the final norm and the head. The head is the
+// embedding where `tie_word_embeddings` (missing: `tied_embeddings`) says so, unless the checkpoint
+// stores another one. Layers and groups are left to the architecture.
 struct DecoderDefaults {
   bool tied_embeddings = false;
   bool norms_plus_one = false;
@@ -32,8 +34,14 @@ float read_epsilon(const Config& config);  // rms_norm_eps
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one = false);
 
-// Heads of grouped-query attention; head_dim defaults to hidden / heads. No masks but causality.
-AttentionSpec read_attention(const Config& config);
+// Reads the heads of grouped-query attention without masks but causality. A null
+// num_key_value_heads means one per q head, a null head_dim hidden_size / num_attention_heads; a
+// missing one means the default of the architecture, or the same as null where that is 0.
+struct AttentionDefaults {
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+AttentionSpec read_attention(const Config& config, const AttentionDefaults& defaults = {});
 
 // q_proj, k_proj, v_proj, o_proj, with biases where `attention_bias` says so. Slot, norms and
 // positions are left to the architecture.
@@ -51,8 +59,6 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
                                    int64_t width);
 
-// Frequencies of `rope_parameters`, or of the older `rope_theta` and `rope_scaling`.
-kernels::RopeSpec read_rope(const Config& config, int32_t rotary_dim);
 Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
                    kernels::RopeLayout layout = kernels::RopeLayout::half_split);
 
@@ -63,11 +69,19 @@ std::vector<std::string> read_layer_types(const Config& config,
 
 inline constexpr std::string_view kFullAttention = "full_attention";
 inline constexpr std::string_view kSlidingAttention = "sliding_attention";
-// What each layer needs, by its type, where some have the config's window: `full` without it.
+// The spec of each layer by its type: `full`, with the config's window on sliding layers. Error
+// where a layer is sliding and `sliding_window` is null, or missing without a default.
 std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
-                                               std::span<const std::string_view> pattern);
+                                               std::span<const std::string_view> pattern,
+                                               std::optional<int32_t> default_window = {});
 
-// A number above 0.
+// Reads `sliding_window`: null means none, and a missing field means `fallback`.
+std::optional<int32_t> read_window(const Config& config, std::optional<int32_t> fallback);
+
+// Reads the bound of a soft cap: null means 0, which is off, and a missing field means `fallback`.
+float read_cap(const Config& config, std::string_view field, float fallback);
+
+// A number in [1e-6, 1e9].
 double read_positive(const Config& config, std::string_view field, double fallback);
 
 // The field is missing or has the one value that is implemented.
@@ -75,6 +89,7 @@ void require_text(const Config& config, std::string_view field, std::string_view
 void require_boolean(const Config& config, std::string_view field, bool value);
 
 // The ranges are far beyond what exists; they keep products of sizes inside their types.
+int32_t read_layers(const Config& config);                            // in [1, 2^14]
 int32_t read_size(const Config& config, std::string_view field);      // in [1, 2^24]
 int32_t read_heads(const Config& config, std::string_view field);     // in [1, 2^16]
 int32_t read_head_dim(const Config& config, std::string_view field);  // in [1, 1024]

@@ -20,16 +20,16 @@ std::unique_ptr<Model> load_gemma2(const Config& config, Checkpoint checkpoint,
   const int32_t hidden = parts.info.hidden;
   // The factor of a model that runs in fp32; one that runs in bf16 rounds it.
   parts.embedding_factor = std::sqrt(static_cast<float>(hidden));
-  parts.logit_cap = static_cast<float>(config.number("final_logit_softcapping"));
+  parts.logit_cap = read_cap(config, "final_logit_softcapping", 30);
 
-  AttentionSpec full = read_attention(config);
+  AttentionSpec full = read_attention(config, {.kv_heads = 4, .head_dim = 256});
   full.has_rope = rotates_in_backend(*parts.device);
   full.softmax_scale =
       1 / std::sqrt(static_cast<float>(read_size(config, "query_pre_attn_scalar")));
-  full.logit_cap = static_cast<float>(config.number("attn_logit_softcapping"));
+  full.logit_cap = read_cap(config, "attn_logit_softcapping", 50);
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t width = read_size(config, "intermediate_size");
-  const auto specs = read_sliding_layers(config, full, kPattern);
+  const auto specs = read_sliding_layers(config, full, kPattern, 4096);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];

@@ -20,6 +20,13 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   parts.routing.top_k = static_cast<int32_t>(config.integer("num_experts_per_tok", 1, experts));
   const auto gate_biases = stack.vector("gate_up_proj_bias", {experts, 2 * width});
   const auto down_biases = stack.vector("down_proj_bias", {experts, hidden});
+  const auto bound = [&](std::string_view field, float fallback) {
+    constexpr double kLow = 1e-3, kHigh = 1e6;
+    return static_cast<float>(config.number_or(field, fallback, kLow, kHigh));
+  };
+  const kernels::SwigluBounds usual;
+  const kernels::SwigluBounds bounds = {bound("swiglu_alpha", usual.alpha),
+                                        bound("swiglu_limit", usual.limit)};
   std::vector<MlpParts> mlps;
   for (int64_t e = 0; e < experts; ++e) {
     MlpParts& expert = mlps.emplace_back();
@@ -29,6 +36,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
     expert.down.bias = down_biases.data() + e * hidden;
     expert.alternates = true;
     expert.activation = kernels::Activation::clamped_swiglu;
+    expert.bounds = bounds;
   }
   parts.experts = weights.device().place(std::move(mlps), false);
   return parts;
@@ -39,14 +47,18 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
 std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
                                     std::shared_ptr<ModelDevice> device) {
   constexpr std::array kPattern = {kSlidingAttention, kFullAttention};
+  constexpr RopeDefaults kRope = {
+      .theta = 150000,
+      .parameters = R"({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                        "truncate": false, "original_max_position_embeddings": 4096})"};
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
-  AttentionSpec full = read_attention(config);
+  AttentionSpec full = read_attention(config, {.kv_heads = 8, .head_dim = 64});
   full.has_sinks = true;
   full.has_rope = rotates_in_backend(*parts.device);
-  const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
-  const auto specs = read_sliding_layers(config, full, kPattern);
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim, kRope), parts);
+  const auto specs = read_sliding_layers(config, full, kPattern, 128);
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];

@@ -127,6 +127,7 @@ class HostDevice final : public ModelDevice {
   void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) override {
     kernels::GatedActivationParams params;
     params.activation = parts.activation;
+    params.bounds = parts.bounds;
     params.gate = in.floats();
     params.up = in.floats() + (parts.alternates ? 1 : parts.width());
     params.in_row_stride = in.stride;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/json.h"
 
-#include <algorithm>
-#include <functional>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -13,55 +11,114 @@ namespace {
 
 using nlohmann::json;
 
-// Refuses deep nesting and repeated keys while the document is built.
-class Guard {
- public:
-  Guard(std::string_view name, int max_depth) : name_(name), max_depth_(max_depth) {}
+// Frees a document from the inside out. The destructor of a json that holds others allocates a list
+// of them, and ends the process where memory has ended.
+void dismantle(json& value) {
+  if (!value.is_structured()) return;
+  for (json& part : value) dismantle(part);
+  value.clear();
+}
 
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-        keys_.emplace_back();
-        [[fallthrough]];
-      case json::parse_event_t::array_start:
-        if (depth >= max_depth_) {
-          fail(ErrorCode::corrupt_file, "{}: nested deeper than {} levels", name_, max_depth_);
-        }
-        break;
-      case json::parse_event_t::object_end:
-        keys_.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!keys_.back().insert(parsed.get_ref<const std::string&>()).second) {
-          fail(ErrorCode::corrupt_file, "{}: key '{}' is there twice in one object", name_,
-               clipped(parsed.get_ref<const std::string&>()));
-        }
-        break;
-      default:
-        break;
+struct Document {
+  json root;
+
+  Document() = default;
+  ~Document() { dismantle(root); }
+  Document(const Document&) = delete;
+  Document& operator=(const Document&) = delete;
+};
+
+// Builds the document from what the parser meets, and refuses deep nesting and repeated keys on the
+// way. (The parser's own callbacks look through a whole array or object at the end of each part.)
+class DocumentBuilder {
+ public:
+  DocumentBuilder(json& document, std::string_view name, int max_depth)
+      : document_(document), name_(name), max_depth_(max_depth) {}
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(json::number_integer_t value) { return put(value); }
+  bool number_unsigned(json::number_unsigned_t value) { return put(value); }
+  bool number_float(json::number_float_t value, const std::string&) { return put(value); }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(json::binary_t& value) { return put(std::move(value)); }
+  bool start_object(size_t) { return open(json::object()); }
+  bool start_array(size_t) { return open(json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+
+  bool key(std::string& name) {
+    auto& object = open_.back()->get_ref<json::object_t&>();
+    const auto [place, is_new] = object.emplace(std::move(name), nullptr);
+    if (!is_new) {
+      fail(ErrorCode::corrupt_file, "{}: key {} is there twice in one object", name_,
+           quote(place->first));
     }
+    member_ = &place->second;
     return true;
   }
 
+  bool parse_error(size_t, const std::string&, const json::exception& error) {
+    fail(ErrorCode::corrupt_file, "{}: {}", name_, json_problem(error));
+  }
+
  private:
+  json* put(json&& value, json::array_t* array) {
+    if (array != nullptr) return &array->emplace_back(std::move(value));
+    json* const place = open_.empty() ? &document_ : std::exchange(member_, nullptr);
+    *place = std::move(value);
+    return place;
+  }
+
+  json::array_t* open_array() {
+    return open_.empty() ? nullptr : open_.back()->get_ptr<json::array_t*>();
+  }
+
+  bool put(json&& value) {
+    put(std::move(value), open_array());
+    return true;
+  }
+
+  bool open(json&& empty) {
+    if (open_.size() >= static_cast<size_t>(max_depth_)) {
+      fail(ErrorCode::corrupt_file, "{}: nested deeper than {} levels", name_, max_depth_);
+    }
+    open_.push_back(put(std::move(empty), open_array()));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  json& document_;
   std::string_view name_;
   int max_depth_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<json*> open_;  // objects and arrays from the outermost to the current one
+  json* member_ = nullptr;   // of the current object: the value behind the last key
 };
 
 }  // namespace
 
-nlohmann::json parse_json(std::string_view text, std::string_view name, JsonLimits limits) {
-  if (text.size() > limits.bytes) {
+void check_json_text(std::string_view text, std::string_view name, size_t max_bytes) {
+  if (text.size() > max_bytes) {
     fail(ErrorCode::corrupt_file, "{}: {} bytes of JSON, the limit is {}", name, text.size(),
-         limits.bytes);
+         max_bytes);
   }
-  Guard guard(name, limits.depth);
-  try {
-    return json::parse(text.begin(), text.end(), std::ref(guard));
-  } catch (const json::exception& error) {
-    fail(ErrorCode::corrupt_file, "{}: {}", name, json_problem(error));
+  // The parser would take a NUL for the end of the text.
+  if (const size_t at = text.find('\0'); at != text.npos) {
+    fail(ErrorCode::corrupt_file, "{}: byte {} is NUL, which JSON does not contain", name, at);
   }
+}
+
+std::shared_ptr<const json> parse_json(std::string_view text, std::string_view name,
+                                       JsonLimits limits) {
+  check_json_text(text, name, limits.bytes);
+  const auto document = std::make_shared<Document>();
+  DocumentBuilder builder(document->root, name, limits.depth);
+  json::sax_parse(text.begin(), text.end(), &builder);
+  return {document, &document->root};
 }
 
 std::string json_problem(const nlohmann::json::exception& error) {
@@ -75,23 +132,6 @@ std::string json_shown(const nlohmann::json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return fmt::format("an array of {}", value.size());
   return clipped(value.dump(-1, ' ', false, json::error_handler_t::replace));
-}
-
-std::string clipped(std::string_view text) {
-  constexpr size_t kLongest = 200;
-  size_t end = std::min(text.size(), kLongest);
-  const auto is_continuation = [&] { return (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80; };
-  while (end < text.size() && end > 0 && is_continuation()) --end;
-  std::string shown;
-  for (const char c : text.substr(0, end)) {
-    if (static_cast<unsigned char>(c) < 0x20) {
-      shown += fmt::format("\\x{:02x}", c);
-    } else {
-      shown += c;
-    }
-  }
-  if (end < text.size()) shown += fmt::format("... ({} bytes)", text.size());
-  return shown;
 }
 
 }  // namespace fovea

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+
+#include "core/quote.h"
 
 namespace fovea {
 
@@ -15,15 +18,18 @@ struct JsonLimits {
 };
 
 // The parsed text. Errors name `name` and the byte; repeated keys of one object are errors too.
-nlohmann::json parse_json(std::string_view text, std::string_view name, JsonLimits limits);
+// Where memory ends, std::bad_alloc leaves this function, and destroying the document allocates
+// nothing.
+std::shared_ptr<const nlohmann::json> parse_json(std::string_view text, std::string_view name,
+                                                 JsonLimits limits);
+
+// Throws for text that is too long or holds a NUL.
+void check_json_text(std::string_view text, std::string_view name, size_t max_bytes);
 
 // What nlohmann-json said, without its prefix and at a readable length.
 std::string json_problem(const nlohmann::json::exception& error);
 
 // A value for an error message: the literal, or "an object", "an array of 3".
 std::string json_shown(const nlohmann::json& value);
-
-// Text of a file for an error message: cut at a readable length, control characters as \x00.
-std::string clipped(std::string_view text);
 
 }  // namespace fovea

@@ -60,6 +60,12 @@ std::vector<bool> read_rope_layers(const Config& config, int32_t layers) {
   return has_rope;
 }
 
+int32_t read_chunk(const Config& config) {
+  constexpr int32_t kUsual = 8192;
+  constexpr std::string_view kField = "attention_chunk_size";
+  return config.contains(kField) ? read_size(config, kField) : kUsual;
+}
+
 // Layers that rotate normalise q and k afterwards, the others scale q with its position.
 void read_head_steps(const Config& config, SelfAttentionParts& parts) {
   const bool rotates = static_cast<bool>(parts.q_steps.rotary);
@@ -67,7 +73,7 @@ void read_head_steps(const Config& config, SelfAttentionParts& parts) {
     parts.q_steps.l2_epsilon = parts.k_steps.l2_epsilon = read_epsilon(config);
   }
   if (!rotates && config.boolean_or("attn_temperature_tuning", true)) {
-    parts.q_steps.scale.factor = static_cast<float>(config.number_or("attn_scale", 0.1));
+    parts.q_steps.scale.factor = static_cast<float>(config.number_or("attn_scale", 0.1, 0, 1e3));
     parts.q_steps.scale.floor_scale =
         static_cast<float>(read_positive(config, "floor_scale", 8192));
   }
@@ -82,12 +88,16 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
   const int32_t hidden = parts.info.hidden;
-  const AttentionSpec full = read_attention(config);
-  const Rotary rotary =
-      make_rotary(read_rope(config, full.head_dim), parts, kernels::RopeLayout::interleaved);
+  const AttentionSpec full = read_attention(config, {.kv_heads = 8, .head_dim = 128});
+  const Rotary rotary = make_rotary(read_rope(config, full.head_dim, {.theta = 500000}), parts,
+                                    kernels::RopeLayout::interleaved);
   const std::vector<bool> has_rope = read_rope_layers(config, parts.info.layers);
   std::vector<std::string_view> pattern;
-  for (const bool rotates : has_rope) pattern.push_back(rotates ? kChunked : kFullAttention);
+  constexpr std::string_view kChunkSize = "attention_chunk_size";
+  const bool has_chunks = config.has(kChunkSize) || !config.contains(kChunkSize);
+  for (const bool rotates : has_rope) {
+    pattern.push_back(rotates && has_chunks ? kChunked : kFullAttention);
+  }
   const auto types = read_layer_types(config, {kFullAttention, kChunked}, pattern);
   const std::vector<bool> is_moe = read_moe_layers(config, parts.info.layers);
 
@@ -95,7 +105,7 @@ std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpo
     const auto index = static_cast<size_t>(i);
     const Weights weights = parts.weights()["model.layers"][i];
     AttentionSpec spec = full;
-    if (types[index] == kChunked) spec.chunk = read_size(config, "attention_chunk_size");
+    if (types[index] == kChunked) spec.chunk = read_chunk(config);
     SelfAttentionParts attention = read_self_attention(config, weights["self_attn"], spec);
     attention.slot = join_group(parts.info, i, spec);
     if (has_rope[index]) attention.rotate(rotary);

@@ -32,6 +32,7 @@ struct ModelInfo {
   int32_t vocabulary = 0;
   int32_t max_context = 0;
   std::vector<int32_t> eos_tokens;
+  std::string note;  // of the checkpoint: which of several files are read; else empty
   std::vector<LayerGroup> groups;
 };
 

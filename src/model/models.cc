@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/quote.h"
 #include "model/architectures.h"
 #include "model/model.h"
 
@@ -33,8 +34,8 @@ std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<Mod
   for (const ModelEntry& entry : models()) {
     if (names.empty() || names[0] != entry.architecture) continue;
     if (device->kind() == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
-      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", folder, entry.architecture,
-           entry.not_on_gpus);
+      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(folder),
+           entry.architecture, entry.not_on_gpus);
     }
     return entry.load(config, Checkpoint::open(folder), std::move(device));
   }
@@ -43,8 +44,8 @@ std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<Mod
     known += known.empty() ? "" : ", ";
     known += entry.architecture;
   }
-  fail(ErrorCode::unsupported, "{}: the architecture is '{}'; known are {}", folder,
-       names.empty() ? "" : names[0], known);
+  fail(ErrorCode::unsupported, "{}: the architecture is {}; known are {}", printable(folder),
+       quote(names.empty() ? "" : names[0]), known);
 }
 
 }  // namespace fovea

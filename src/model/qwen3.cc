@@ -10,19 +10,24 @@ namespace fovea {
 
 std::unique_ptr<Model> load_qwen3(const Config& config, Checkpoint checkpoint,
                                   std::shared_ptr<ModelDevice> device) {
+  constexpr int32_t kWindow = 4096;  // without sliding_window
   require_text(config, "hidden_act", "silu");
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
-  const AttentionSpec full = read_attention(config);
+  const AttentionSpec full = read_attention(config, {.kv_heads = 32, .head_dim = 128});
   const Rotary rotary = make_rotary(read_rope(config, full.head_dim), parts);
   const int32_t hidden = parts.info.hidden;
   const int32_t width = read_size(config, "intermediate_size");
   std::vector<std::string_view> pattern(static_cast<size_t>(parts.info.layers), kFullAttention);
-  if (config.boolean_or("use_sliding_window", false)) {
+  const bool has_windows = config.boolean_or("use_sliding_window", false);
+  if (has_windows && read_window(config, kWindow)) {
     const int64_t first = config.integer_or("max_window_layers", 28, 0, 1 << 20);
     std::fill(pattern.begin() + std::min<int64_t>(first, parts.info.layers), pattern.end(),
               kSlidingAttention);
   }
-  const auto specs = read_sliding_layers(config, full, pattern);
+  const auto specs = read_sliding_layers(config, full, pattern, kWindow);
+  if (!has_windows && std::ranges::any_of(specs, &AttentionSpec::window)) {
+    config.refuse("use_sliding_window", "true, as layer_types holds sliding_attention");
+  }
 
   for (int32_t i = 0; i < parts.info.layers; ++i) {
     const Weights weights = parts.weights()["model.layers"][i];

@@ -206,17 +206,6 @@ std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, i
   return std::make_unique<Mlp>(read_mlp(weights, hidden, read_size(config, "intermediate_size")));
 }
 
-int32_t read_rotary_dim(const Config& config, int32_t head_dim) {
-  const Config& owner = config.has("rope_parameters") ? config.object("rope_parameters") : config;
-  const double factor = owner.number_or("partial_rotary_factor", 0.25);
-  const int32_t dim = factor > 0 && factor <= 1 ? static_cast<int32_t>(head_dim * factor) : 0;
-  if (dim < 2 || dim % 2 != 0) {
-    owner.refuse("partial_rotary_factor",
-                 fmt::format("what leaves an even number of {} dims", head_dim));
-  }
-  return dim;
-}
-
 }  // namespace
 
 std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoint,
@@ -226,12 +215,15 @@ std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoi
   DecoderParts parts =
       read_decoder(config, std::move(checkpoint), std::move(device), {.norms_plus_one = true});
   const int32_t hidden = parts.info.hidden;
-  const AttentionSpec full = read_attention(config);
+  const AttentionSpec full = read_attention(config, {.kv_heads = 2, .head_dim = 256});
   const AttentionSpec linear = read_delta_net_spec(config);
-  const Rotary rotary =
-      make_rotary(read_rope(config, read_rotary_dim(config, full.head_dim)), parts);
+  const Rotary rotary = make_rotary(
+      read_rope(config, full.head_dim, {.rotates_parts = true, .partial_rotary_factor = 0.25}),
+      parts);
+  constexpr int64_t kMaxInterval = 1 << 20;
   std::vector<std::string_view> pattern(
-      static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, 1 << 20)), kLinear);
+      static_cast<size_t>(config.integer_or("full_attention_interval", 4, 1, kMaxInterval)),
+      kLinear);
   pattern.back() = kFullAttention;
   const auto types = read_layer_types(config, {kFullAttention, kLinear}, pattern);
 

@@ -23,6 +23,7 @@ using nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 constexpr size_t kMaxDimensions = 16;
+constexpr int kMaxDepth = 128;  // of values in fields that nothing reads
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
@@ -71,20 +72,29 @@ std::optional<uint64_t> shape_bytes(const Entry& entry) {
 // Reads the header event by event, so that memory stays proportional to it whatever it holds:
 //   {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape": [2], "data_offsets": [0,
 //   8]}}
+// __metadata__ may be null. Other fields of a tensor hold any value, which is passed over.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   HeaderReader(std::string_view file, uint64_t data_bytes) : file_(file), data_bytes_(data_bytes) {}
 
   std::vector<Entry> take_entries() { return std::move(entries_); }
 
-  bool null() override { unexpected("null"); }
-  bool boolean(bool) override { unexpected("a boolean"); }
+  bool null() override {
+    if (place_ == Place::header && entry_.name == kMetadata) {
+      if (std::exchange(has_metadata_, true)) refuse("is there twice");
+      return true;
+    }
+    return is_other_field() || unexpected("null");
+  }
+  bool boolean(bool) override { return is_other_field() || unexpected("a boolean"); }
   bool number_float(number_float_t, const string_t& text) override {
+    if (is_other_field()) return true;
     unexpected(fmt::format("{}, which is no integer", clipped(text)));
   }
   bool binary(binary_t&) override { unexpected("binary data"); }
 
   bool number_integer(number_integer_t value) override {
+    if (is_other_field()) return true;
     unexpected(fmt::format("{}, which is negative", value));
   }
 
@@ -98,29 +108,30 @@ class HeaderReader : public nlohmann::json_sax<json> {
     } else if (place_ == Place::offsets) {
       if (entry_.offsets.size() == 2) refuse("data_offsets has more than two numbers");
       entry_.offsets.push_back(value);
-    } else {
+    } else if (!is_other_field()) {
       unexpected(fmt::format("the number {}", value));
     }
     return true;
   }
 
   bool string(string_t& value) override {
-    if (place_ == Place::metadata) return true;
+    if (place_ == Place::metadata || is_other_field()) return true;
     if (place_ != Place::tensor || field_ != "dtype") {
-      unexpected(fmt::format("the text '{}'", clipped(value)));
+      unexpected(fmt::format("the text {}", quote(value)));
     }
     if (entry_.type != nullptr) refuse("has two dtype fields");
     for (const StoredType& type : kStoredTypes) {
       if (type.name == value) entry_.type = &type;
     }
-    if (entry_.type == nullptr) refuse(fmt::format("unknown dtype '{}'", clipped(value)));
+    if (entry_.type == nullptr) refuse(fmt::format("unknown dtype {}", quote(value)));
     return true;
   }
 
   bool start_object(size_t) override {
+    if (is_other_field()) return descend();
     if (place_ == Place::outside) {
       place_ = Place::header;
-    } else if (place_ == Place::header && entry_.name == "__metadata__") {
+    } else if (place_ == Place::header && entry_.name == kMetadata) {
       if (std::exchange(has_metadata_, true)) refuse("is there twice");
       place_ = Place::metadata;
     } else if (place_ == Place::header) {
@@ -136,15 +147,13 @@ class HeaderReader : public nlohmann::json_sax<json> {
       entry_ = Entry{};
       entry_.name = value;
     } else if (place_ == Place::tensor) {
-      if (value != "dtype" && value != "shape" && value != "data_offsets") {
-        refuse(fmt::format("unknown field '{}'", clipped(value)));
-      }
       field_ = value;
     }
     return true;
   }
 
   bool end_object() override {
+    if (depth_ > 0) return ascend();
     if (place_ == Place::tensor) {
       check_entry();
       entries_.push_back(std::move(entry_));
@@ -155,6 +164,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool start_array(size_t) override {
+    if (is_other_field()) return descend();
     if (place_ == Place::tensor && field_ == "shape") {
       if (std::exchange(entry_.has_shape, true)) refuse("has two shape fields");
       place_ = Place::shape;
@@ -168,6 +178,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool end_array() override {
+    if (depth_ > 0) return ascend();
     place_ = Place::tensor;
     return true;
   }
@@ -178,13 +189,30 @@ class HeaderReader : public nlohmann::json_sax<json> {
 
  private:
   enum class Place { outside, header, metadata, tensor, shape, offsets };
+  static constexpr std::string_view kMetadata = "__metadata__";
+
+  // In the value of a field that nothing reads.
+  bool is_other_field() const {
+    if (place_ != Place::tensor) return false;
+    return depth_ > 0 || (field_ != "dtype" && field_ != "shape" && field_ != "data_offsets");
+  }
+  bool descend() {
+    if (++depth_ > kMaxDepth) {
+      refuse(fmt::format("field {} is nested deeper than {} levels", quote(field_), kMaxDepth));
+    }
+    return true;
+  }
+  bool ascend() {
+    --depth_;
+    return true;
+  }
 
   [[noreturn]] void refuse(std::string_view problem) const {
     if (entry_.name.empty()) fail(ErrorCode::corrupt_file, "{}: {}", file_, problem);
-    fail(ErrorCode::corrupt_file, "{}: tensor '{}': {}", file_, clipped(entry_.name), problem);
+    fail(ErrorCode::corrupt_file, "{}: tensor {}: {}", file_, quote(entry_.name), problem);
   }
 
-  [[noreturn]] void unexpected(std::string_view what) const {
+  [[noreturn]] bool unexpected(std::string_view what) const {
     constexpr std::array<std::string_view, 6> kWanted = {
         "the header is an object",       "a tensor is an object",
         "metadata holds texts",          "a tensor has a dtype text, a shape and data_offsets",
@@ -218,6 +246,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   Place place_ = Place::outside;
   bool has_metadata_ = false;
   std::string field_;  // of the tensor being read
+  int depth_ = 0;      // of objects and arrays in a field that nothing reads
   Entry entry_;        // being read
   std::vector<Entry> entries_;
 };
@@ -233,16 +262,16 @@ void check_coverage(std::vector<Entry>& entries, uint64_t data_bytes, std::strin
   for (const Entry& entry : entries) {
     if (entry.offsets[0] != covered) {
       fail(ErrorCode::corrupt_file,
-           "{}: tensor '{}' begins at byte {} of the data, but '{}' ends at byte {}: {}", file,
-           clipped(entry.name), entry.offsets[0], clipped(before), covered,
+           "{}: tensor {} begins at byte {} of the data, but {} ends at byte {}: {}", file,
+           quote(entry.name), entry.offsets[0], quote(before), covered,
            entry.offsets[0] < covered ? "they overlap" : "there is a gap");
     }
     covered = entry.offsets[1];
     before = entry.name;
   }
   if (covered != data_bytes) {
-    fail(ErrorCode::corrupt_file, "{}: '{}' ends at byte {} of the data, which has {} bytes", file,
-         clipped(before), covered, data_bytes);
+    fail(ErrorCode::corrupt_file, "{}: {} ends at byte {} of the data, which has {} bytes", file,
+         quote(before), covered, data_bytes);
   }
 }
 
@@ -265,8 +294,9 @@ std::pair<std::string_view, std::span<const std::byte>> split_file(std::span<con
          header_bytes, rest.size());
   }
   const std::string_view header(reinterpret_cast<const char*>(rest.data()), header_bytes);
-  if (!header.starts_with('{')) {
-    fail(ErrorCode::corrupt_file, "{}: the header does not start with '{{'", name);
+  // The parser would take a NUL for the end of the text.
+  if (const size_t at = header.find('\0'); at != header.npos) {
+    fail(ErrorCode::corrupt_file, "{}: byte {} of the header is NUL", name, at);
   }
   return {header, rest.subspan(header_bytes)};
 }
@@ -281,15 +311,15 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 }
 
 SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::string_view name) {
-  const auto [header, data] = split_file(bytes, name);
-  HeaderReader reader(name, data.size());
+  SafetensorsFile file;
+  file.name_ = printable(name);
+  const auto [header, data] = split_file(bytes, file.name_);
+  HeaderReader reader(file.name_, data.size());
   json::sax_parse(header.begin(), header.end(), &reader);
   std::vector<Entry> entries = reader.take_entries();
-  SafetensorsFile file;
-  file.name_ = name;
   for (const Entry& entry : entries) {
     if (file.contains(entry.name)) {
-      fail(ErrorCode::corrupt_file, "{}: tensor '{}' is there twice", name, clipped(entry.name));
+      fail(ErrorCode::corrupt_file, "{}: tensor {} is there twice", file.name_, quote(entry.name));
     }
     if (!entry.type->dtype) {
       file.unsupported_.emplace(entry.name, entry.type->name);
@@ -299,7 +329,7 @@ SafetensorsFile SafetensorsFile::parse(std::span<const std::byte> bytes, std::st
         entry.name, StoredTensor{*entry.type->dtype, entry.shape, data.data() + entry.offsets[0],
                                  static_cast<size_t>(entry.offsets[1] - entry.offsets[0])});
   }
-  check_coverage(entries, data.size(), name);
+  check_coverage(entries, data.size(), file.name_);
   return file;
 }
 
@@ -308,8 +338,8 @@ const StoredTensor* SafetensorsFile::find(std::string_view tensor) const {
   if (found != tensors_.end()) return &found->second;
   const auto refused = unsupported_.find(tensor);
   if (refused != unsupported_.end()) {
-    fail(ErrorCode::unsupported, "{}: tensor '{}' has dtype {}, which is not supported", name_,
-         tensor, refused->second);
+    fail(ErrorCode::unsupported, "{}: tensor {} has dtype {}, which is not supported", name_,
+         quote(tensor), refused->second);
   }
   return nullptr;
 }

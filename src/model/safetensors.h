@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fovea/dtype.h"
+#include "model/checkpoint_index.h"
 
 namespace fovea {
 
@@ -46,7 +47,8 @@ class SafetensorsFile {
   std::shared_ptr<const void> mapping_;
 };
 
-// A checkpoint folder: model.safetensors, or the shards named by model.safetensors.index.json.
+// A checkpoint folder: model.safetensors, or else the shards named by model.safetensors.index.json.
+// A tensor is that of the shard the index names, whatever other shards hold under its name.
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& folder);
@@ -56,10 +58,16 @@ class Checkpoint {
   const StoredTensor* find(std::string_view name) const;  // as SafetensorsFile::find
   size_t bytes() const;                                   // of all tensors
   const std::string& folder() const { return folder_; }
+  // A line that says which files are read where there are several choices; else empty.
+  const std::string& note() const { return note_; }
 
  private:
-  std::string folder_;
+  void open_shards(const std::string& index);
+  const SafetensorsFile* file_of(std::string_view tensor) const;  // null where none has it
+
+  std::string folder_, note_;
   std::vector<SafetensorsFile> files_;
+  CheckpointIndex index_;  // its shards are files_; empty: one file
 };
 
 }  // namespace fovea

@@ -8,14 +8,15 @@
 
 #include "core/check.h"
 #include "core/float_types.h"
+#include "core/quote.h"
 
 namespace fovea {
 namespace {
 
 int32_t checked_size(std::string_view name, int64_t size) {
   if (size > std::numeric_limits<int32_t>::max()) {
-    fail(ErrorCode::unsupported, "'{}' has a dimension of {}, at most 2^31 - 1 are supported", name,
-         size);
+    fail(ErrorCode::unsupported, "{} has a dimension of {}, at most 2^31 - 1 are supported",
+         quote(name), size);
   }
   return static_cast<int32_t>(size);
 }
@@ -34,8 +35,8 @@ const StoredTensor& Weights::tensor(std::string_view name,
   const StoredTensor& tensor =
       checkpoint_->tensor(full_name, std::span(shape.begin(), shape.end()));
   if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
-    fail(ErrorCode::unsupported, "tensor '{}' is {}; weights may be fp32, bf16 or fp16", full_name,
-         dtype_name(tensor.dtype));
+    fail(ErrorCode::unsupported, "tensor {} is {}; weights may be fp32, bf16 or fp16",
+         quote(full_name), dtype_name(tensor.dtype));
   }
   return tensor;
 }

@@ -100,7 +100,7 @@ class Reader {
       if (!model.text_or(field, "").empty()) refuse(fmt::format("model.{}", field));
     }
     if (model.boolean_or("byte_fallback", false)) refuse("model.byte_fallback");
-    if (model.number_or("dropout", 0) != 0) refuse("model.dropout");
+    if (model.number_or("dropout", 0, 0, 1) != 0) refuse("model.dropout");
     file_.ignore_merges = model.boolean_or("ignore_merges", false);
     const Config vocab = model.object("vocab");
     for (const std::string& token : vocab.fields()) {

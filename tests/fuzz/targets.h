@@ -42,7 +42,7 @@ inline void read_config(const Config& config) {
     const std::array<std::function<void()>, 10> accessors = {
         [&] { require(std::abs(config.integer(field, -5, 5)) <= 5); },
         [&] { config.integer_or(field, 0, INT64_MIN, INT64_MAX); },
-        [&] { config.number_or(field, 0); },
+        [&] { config.number_or(field, 0, -5, 5); },
         [&] { config.boolean_or(field, true); },
         [&] { config.text_or(field, ""); },
         [&] { config.texts(field); },

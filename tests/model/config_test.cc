@@ -26,9 +26,9 @@ TEST(Config, ReadsFields) {
   EXPECT_EQ(config.integer("layers", 1, 4), 4);
   EXPECT_EQ(config.integer_or("none", 9, 0, 10), 9);
   EXPECT_EQ(config.integer_or("missing", 9, 0, 10), 9);
-  EXPECT_EQ(config.number("theta"), 10000.0);
-  EXPECT_EQ(config.number("whole"), 7.0);
-  EXPECT_EQ(config.number_or("none", 0.5), 0.5);
+  EXPECT_EQ(config.number("theta", 0, 1e5), 10000.0);
+  EXPECT_EQ(config.number("whole", 7, 7), 7.0);
+  EXPECT_EQ(config.number_or("none", 0.5, 0, 1), 0.5);
   EXPECT_TRUE(config.boolean_or("tied", false));
   EXPECT_TRUE(config.boolean_or("missing", true));
   EXPECT_EQ(config.text("name"), "llama");
@@ -39,7 +39,7 @@ TEST(Config, ReadsFields) {
   EXPECT_EQ(config.integer_or_list("eos", 0, 9), (std::vector<int64_t>{1, 2}));
   EXPECT_FALSE(config.has("none"));
   EXPECT_TRUE(config.has("rope"));
-  EXPECT_EQ(config.object("rope").number("factor"), 8.5);
+  EXPECT_EQ(config.object("rope").number("factor", 1, 10), 8.5);
 }
 
 TEST(Config, ObjectsOutliveTheirParent) {
@@ -57,15 +57,18 @@ TEST(Config, NamesFieldValueAndLimit) {
   expect_corrupt([&] { config.integer("f", 0, 9); }, {"f is 4.5", "integer"});
   expect_corrupt([&] { config.integer("s", 0, 9); }, {"s is \"x\""});
   expect_corrupt([&] { config.integer("missing", 0, 9); }, {"missing is missing"});
-  expect_corrupt([&] { config.integer("none", 0, 9); }, {"none is missing"});
-  expect_corrupt([&] { config.number("s"); }, {"finite number"});
+  expect_corrupt([&] { config.refuse("none", "set"); }, {"none is null, must be set"});
+  expect_corrupt([&] { config.integer("none", 0, 9); }, {"none is null"});
+  expect_corrupt([&] { config.number("s", 0, 1); }, {"s is \"x\"", "a number from 0 to 1"});
+  expect_corrupt([&] { config.number("f", 0, 4.25); }, {"f is 4.5", "a number from 0 to 4.25"});
+  expect_corrupt([&] { config.numbers("list", 0, 9); }, {"list[1] is \"two\""});
   expect_corrupt([&] { config.boolean_or("n", true); }, {"true or false"});
   expect_corrupt([&] { config.text("n"); }, {"n is 4", "string"});
   expect_corrupt([&] { config.texts("list"); }, {"list[0] is 1"});
   expect_corrupt([&] { config.integers("list", 0, 9); }, {"list[1] is \"two\""});
   expect_corrupt([&] { config.integers("n", 0, 9); }, {"array"});
   expect_corrupt([&] { config.object("list"); }, {"list is an array of 2", "object"});
-  expect_corrupt([&] { config.number("o"); }, {"o is an object"});
+  expect_corrupt([&] { config.number("o", 0, 1); }, {"o is an object"});
 }
 
 TEST(Config, RefusesBrokenText) {
@@ -88,13 +91,13 @@ TEST(Config, CutsLongTextsBetweenCharacters) {
   std::string name(199, 'n');
   name += "\u00e9\u00e9";
   expect_corrupt([&] { parse("{\"" + name + "\":1,\"" + name + "\":2}"); },
-                 {name.substr(0, 199) + "... (203 bytes)"});
+                 {"'" + name.substr(0, 199) + "'... (203 bytes)"});
 }
 
 TEST(Config, ReadsTheModelsOfTheRepository) {
   const Config config = Config::open(FOVEA_SOURCE_DIR "/testdata/models/llama/config.json");
   EXPECT_EQ(config.texts("architectures"), std::vector<std::string>{"LlamaForCausalLM"});
-  EXPECT_EQ(config.object("rope_parameters").number("rope_theta"), 10000.0);
+  EXPECT_EQ(config.object("rope_parameters").number("rope_theta", 1, 1e9), 10000.0);
   EXPECT_THROW(Config::open(FOVEA_SOURCE_DIR "/testdata/none.json"), Error);
 }
 

@@ -10,8 +10,8 @@
 
 namespace fovea {
 
-// A folder with the checkpoint of testdata/models/NAME and its config changed by a JSON merge patch
-// (null removes a field). Gone with the object.
+// A folder with the checkpoint of testdata/models/NAME and its config changed by a JSON merge
+// patch: null removes a field, the text "null" stands for null. Gone with the object.
 class PatchedModel {
  public:
   PatchedModel(const std::string& name, const nlohmann::json& patch) {
@@ -25,6 +25,7 @@ class PatchedModel {
     std::ifstream file(source / "config.json");
     config_ = nlohmann::json::parse(file);
     config_.merge_patch(patch);
+    put_nulls(config_);
     std::ofstream(folder_ / "config.json") << config_;
   }
   ~PatchedModel() { std::filesystem::remove_all(folder_); }
@@ -35,6 +36,12 @@ class PatchedModel {
   const nlohmann::json& config() const { return config_; }
 
  private:
+  static void put_nulls(nlohmann::json& value) {
+    if (value == "null") value = nullptr;
+    if (!value.is_structured()) return;
+    for (nlohmann::json& item : value) put_nulls(item);
+  }
+
   std::filesystem::path folder_;
   nlohmann::json config_;
 };

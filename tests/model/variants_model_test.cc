@@ -99,6 +99,85 @@ constexpr Variant kVariants[] = {
      {-7.953959f, -0.088496f, -4.824151f, -3.3422f, -2.925592f, -0.515308f, 1.432305f, -1.133464f}},
 };
 
+// Spellings of a config that mean the same as another, or nearly: where two fields describe one
+// fact, where a field is missing or null. Logits of transformers 5.24.
+struct Spelling {
+  const char* name;
+  const char* model;
+  const char* patch;
+  std::array<float, 3> logits;  // of tokens 13, 269 and 260 behind kSpelt
+};
+
+constexpr std::array<int32_t, 10> kSpelt = {0, 5, 7, 9, 100, 200, 300, 400, 500, 600};
+
+void PrintTo(const Spelling& spelling, std::ostream* out) { *out << spelling.name; }
+
+std::array<float, 3> spelt_logits(const std::string& folder) {
+  ThreadPool threads;
+  ModelDriver driver(folder, {.backend = "reference", .max_requests = 1}, threads);
+  const std::vector<ModelDriver::Work> work = {{driver.open(), kSpelt}};
+  const std::span<const float> logits = driver.run(work, false);
+  return {logits[13], logits[269], logits[260]};
+}
+
+class Spellings : public testing::TestWithParam<Spelling> {};
+
+TEST_P(Spellings, GiveTheReferenceLogits) {
+  const Spelling& spelling = GetParam();
+  const PatchedModel model(spelling.model, nlohmann::json::parse(spelling.patch));
+  const std::array<float, 3> logits = spelt_logits(model.folder());
+  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], spelling.logits[i], 1e-3);
+}
+
+constexpr std::array<float, 3> kLlama = {1.7155f, -0.9592f, 4.9527f};
+constexpr std::array<float, 3> kLlamaAtTheta500000 = {1.6942f, -0.5451f, 5.4102f};
+constexpr std::array<float, 3> kLlamaYarn = {1.8396f, -0.3894f, 5.5490f};
+constexpr std::array<float, 3> kQwen3 = {2.3607f, 0.6947f, 3.1083f};
+constexpr std::array<float, 3> kQwen3Yarn = {1.1857f, 0.8957f, 2.5037f};
+
+constexpr Spelling kSpellings[] = {
+    {"OlderThetaBesideAType", "llama",
+     R"({"rope_parameters": {"rope_type": "default", "rope_theta": null}, "rope_theta": 500000.0})",
+     kLlamaAtTheta500000},
+    {"OlderThetaBesideNothing", "llama",
+     R"({"rope_parameters": {"rope_type": null, "rope_theta": null}, "rope_theta": 500000.0})",
+     kLlamaAtTheta500000},
+    {"OlderThetaBesideAnother", "llama", R"({"rope_theta": 500000.0})", kLlama},
+    {"NullParameters", "llama", R"({"rope_parameters": "null", "rope_scaling": "null"})", kLlama},
+    {"EmptyOlderScaling", "llama", R"({"rope_scaling": {}, "rope_theta": 500000.0})", kLlama},
+    {"OlderScalingBesideParameters", "qwen3",
+     R"({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}})",
+     kQwen3Yarn},
+    {"YarnFactorIsNull", "llama",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": "null",
+         "original_max_position_embeddings": 64}, "max_position_embeddings": 256})",
+     kLlamaYarn},
+    {"YarnWithoutOriginalLength", "llama",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 64})",
+     kLlamaYarn},
+    {"YarnOfTheOuterOriginalLength", "llama",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0,
+         "original_max_position_embeddings": 8192}, "original_max_position_embeddings": 64})",
+     kLlamaYarn},
+    {"YarnDefaultsAsNullAndZero", "llama",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "mscale": "null",
+         "beta_slow": "null", "attention_factor": "null", "original_max_position_embeddings": 64}})",
+     kLlamaYarn},
+    {"DynamicWithinItsLength", "llama",
+     R"({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})", kLlama},
+    {"DefaultTypeOfGptOss",
+     "gpt_oss",
+     R"({"rope_parameters": null, "rope_scaling": {"rope_type": "default"}})",
+     {5.4117f, 3.2082f, 4.7789f}},
+    {"DefaultParametersOfGptOss",
+     "gpt_oss",
+     R"({"rope_parameters": null})",
+     {5.4046f, 3.2231f, 4.7556f}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, Spellings, testing::ValuesIn(kSpellings),
+                         [](const auto& test) { return std::string(test.param.name); });
+
 INSTANTIATE_TEST_SUITE_P(Models, Variants, testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });
 

@@ -47,8 +47,10 @@ double llama3_frequency(const RopeSpec& spec, double frequency) {
   return (1 - smooth) * frequency / spec.factor + smooth * frequency;
 }
 
-std::vector<float> frequencies(const RopeSpec& spec) {
+std::vector<float> frequencies(const RopeSpec& spec, int32_t max_positions) {
   const int32_t pairs = spec.rotary_dim / 2;
+  const std::vector<double>& factors =
+      max_positions > spec.original_max_positions ? spec.long_factors : spec.short_factors;
   std::vector<double> blend;
   if (spec.scaling == RopeScaling::yarn) blend = yarn_blend(spec);
   std::vector<float> result(static_cast<size_t>(pairs));
@@ -57,6 +59,7 @@ std::vector<float> frequencies(const RopeSpec& spec) {
     double frequency = 1 / std::pow(spec.theta, 2.0 * i / spec.rotary_dim);
     switch (spec.scaling) {
       case RopeScaling::none:
+      case RopeScaling::dynamic:
         break;
       case RopeScaling::linear:
         frequency /= spec.factor;
@@ -67,6 +70,9 @@ std::vector<float> frequencies(const RopeSpec& spec) {
       case RopeScaling::yarn:
         frequency = frequency / spec.factor * (1 - blend[at]) + frequency * blend[at];
         break;
+      case RopeScaling::longrope:
+        frequency /= factors[at];
+        break;
     }
     result[at] = static_cast<float>(frequency);
   }
@@ -74,8 +80,13 @@ std::vector<float> frequencies(const RopeSpec& spec) {
 }
 
 double attention_factor(const RopeSpec& spec) {
-  if (spec.scaling != RopeScaling::yarn) return 1;
+  const bool is_longrope = spec.scaling == RopeScaling::longrope;
+  if (spec.scaling != RopeScaling::yarn && !is_longrope) return 1;
   if (spec.attention_factor > 0) return spec.attention_factor;
+  if (is_longrope) {
+    if (spec.factor <= 1) return 1;
+    return std::sqrt(1 + std::log(spec.factor) / std::log(spec.original_max_positions));
+  }
   if (spec.mscale > 0 && spec.mscale_all_dim > 0) {
     return yarn_mscale(spec.factor, spec.mscale) / yarn_mscale(spec.factor, spec.mscale_all_dim);
   }
@@ -100,7 +111,8 @@ RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions) {
   check_argument(max_positions > 0, "max_positions is {}, must be positive", max_positions);
   check_argument(spec.theta > 1, "rope theta is {}, must be above 1", spec.theta);
   check_argument(spec.factor > 0, "rope factor is {}, must be positive", spec.factor);
-  if (spec.scaling == RopeScaling::llama3 || spec.scaling == RopeScaling::yarn) {
+  if (spec.scaling == RopeScaling::llama3 || spec.scaling == RopeScaling::yarn ||
+      spec.scaling == RopeScaling::longrope) {
     check_argument(spec.original_max_positions > 0,
                    "original_max_positions is {}, must be positive", spec.original_max_positions);
   }
@@ -109,7 +121,13 @@ RopeTable make_rope_table(const RopeSpec& spec, int32_t max_positions) {
                    "high_freq_factor is {}, must be above low_freq_factor ({})",
                    spec.high_freq_factor, spec.low_freq_factor);
   }
-  const std::vector<float> frequency = frequencies(spec);
+  if (spec.scaling == RopeScaling::longrope) {
+    const auto pairs = static_cast<size_t>(spec.rotary_dim) / 2;
+    check_argument(spec.short_factors.size() == pairs && spec.long_factors.size() == pairs,
+                   "there are {} short_factors and {} long_factors, must be {}",
+                   spec.short_factors.size(), spec.long_factors.size(), pairs);
+  }
+  const std::vector<float> frequency = frequencies(spec, max_positions);
   const auto factor = static_cast<float>(attention_factor(spec));
   RopeTable table;
   table.max_positions = max_positions;
