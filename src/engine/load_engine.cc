@@ -47,7 +47,10 @@ int32_t context_of(const EngineOptions& options, const ModelInfo& model) {
   check_argument(options.max_context <= model.max_context,
                  "max_context is {}, the model was made for {}", options.max_context,
                  model.max_context);
-  return options.max_context > 0 ? options.max_context : model.max_context;
+  check_argument(options.max_context <= kLongestContext,
+                 "max_context is {}, Fovea serves contexts of up to {}", options.max_context,
+                 kLongestContext);
+  return options.max_context > 0 ? options.max_context : model.default_context;
 }
 
 size_t free_memory(Device device) {

@@ -119,7 +119,7 @@ ReservedModel::ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads
     backend_pointers_.push_back(backends_.back().get());
     workspace_bytes_ += backends_.back()->workspace_bytes(limits);
   }
-  workspace_bytes_ += model.reserve(limits.max_tokens);
+  workspace_bytes_ += model.reserve(limits.max_tokens, limits.max_kv_len);
 }
 
 void ReservedModel::forward(const BatchView& batch, const ModelInputs& inputs,

@@ -217,9 +217,11 @@ void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows,
   params.head_stride = x.head_stride;
   params.positions = positions;
   params.norm = weights_of(steps.norm);
-  const kernels::RopeTableView& table = steps.rotary.table;
-  params.rotary = {table.cos, table.sin, table.max_positions, table.rotary_dim,
-                   steps.rotary.layout == kernels::RopeLayout::interleaved};
+  if (steps.rotary) {
+    const kernels::RopeTableView& table = *steps.rotary.table;
+    params.rotary = {table.cos, table.sin, table.max_positions, table.rotary_dim,
+                     steps.rotary.layout == kernels::RopeLayout::interleaved};
+  }
   params.l2_epsilon = steps.l2_epsilon.value_or(-1.0f);
   params.position_scale = steps.scale.factor;
   params.floor_scale = steps.scale.floor_scale;

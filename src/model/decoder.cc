@@ -14,7 +14,7 @@ class DecoderModel : public Model {
 
   const ModelInfo& info() const override { return parts_.info; }
   ModelDevice& device() const override { return *parts_.device; }
-  size_t reserve(int32_t max_tokens) override;
+  size_t reserve(int32_t max_tokens, int32_t max_context) override;
   void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
                std::span<float> logits) override;
 
@@ -26,6 +26,7 @@ class DecoderModel : public Model {
     float* branch;
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
+  size_t make_rotary_tables(int32_t positions);
   size_t scratch_bytes(int64_t rows) const;  // of the hungriest block
   void check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const;
   void check_values(const ModelInputs& inputs) const;
@@ -38,6 +39,7 @@ class DecoderModel : public Model {
 
   DecoderParts parts_;
   int32_t max_tokens_ = 0;
+  int32_t max_context_ = 0;
   std::shared_ptr<std::byte> memory_;
   Residual stream_{};
   std::span<std::byte> scratch_;
@@ -62,8 +64,23 @@ size_t DecoderModel::scratch_bytes(int64_t rows) const {
   return most;
 }
 
-size_t DecoderModel::reserve(int32_t max_tokens) {
+// Returns the bytes of all tables.
+size_t DecoderModel::make_rotary_tables(int32_t positions) {
+  size_t bytes = 0;
+  for (const auto& rotary : parts_.rotary_tables) {
+    kernels::RopeTable table = make_rope_table(rotary->spec, positions);
+    rotary->view = table.view();
+    bytes += (table.cos.size() + table.sin.size()) * sizeof(float);
+    rotary->view.cos = parts_.device->place(std::move(table.cos)).data();
+    rotary->view.sin = parts_.device->place(std::move(table.sin)).data();
+  }
+  return bytes;
+}
+
+size_t DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
   check_argument(max_tokens > 0, "max_tokens is {}, must be positive", max_tokens);
+  check_argument(max_context > 0 && max_context <= parts_.info.max_context,
+                 "max_context is {}, must be in [1, {}]", max_context, parts_.info.max_context);
   Arena counter = arena();
   take_residual(counter, max_tokens);
   const size_t bytes = counter.used() + scratch_bytes(max_tokens);
@@ -73,7 +90,8 @@ size_t DecoderModel::reserve(int32_t max_tokens) {
   stream_ = take_residual(taken, max_tokens);
   scratch_ = memory.subspan(taken.used());
   max_tokens_ = max_tokens;
-  return bytes;
+  max_context_ = max_context;
+  return bytes + make_rotary_tables(max_context);
 }
 
 void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const {
@@ -93,11 +111,10 @@ void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends, size_
 }
 
 void DecoderModel::check_values(const ModelInputs& inputs) const {
-  const ModelInfo& info = parts_.info;
   const size_t rows = inputs.tokens.size();
   for (const int32_t position : inputs.positions) {
-    check_argument(position >= 0 && position < info.max_context,
-                   "positions holds {}, must be in [0, {})", position, info.max_context);
+    check_argument(position >= 0 && position < max_context_,
+                   "positions holds {}, must be in [0, {})", position, max_context_);
   }
   for (const int32_t row : inputs.logit_rows) {
     check_argument(row >= 0 && static_cast<size_t>(row) < rows,

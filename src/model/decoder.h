@@ -22,6 +22,12 @@ struct DecoderLayer {
   Norm feed_out_norm;  // empty: none
 };
 
+// Frequencies and, once the context is known, the table made of them.
+struct RotaryTable {
+  kernels::RopeSpec spec;
+  kernels::RopeTableView view;
+};
+
 struct DecoderParts {
   ModelInfo info;
   std::shared_ptr<ModelDevice> device;
@@ -32,6 +38,7 @@ struct DecoderParts {
   std::vector<DecoderLayer> layers;
   Norm final_norm;
   Linear head;
+  std::vector<std::unique_ptr<RotaryTable>> rotary_tables;
   float logit_cap = 0;  // logits <- cap * tanh(logits / cap); 0: off
 
   Weights weights() const { return Weights(*checkpoint, *device); }

@@ -51,12 +51,13 @@ struct Norm {
   int32_t dim() const { return static_cast<int32_t>(weight.size()); }
 };
 
-// What rotates q and k. The table is shared by all layers of a model.
+// Rotation of q and k. The model owns the table, which its layers share and which is empty until
+// Model::reserve.
 struct Rotary {
-  kernels::RopeTableView table;  // empty: no positions in this layer
+  const kernels::RopeTableView* table = nullptr;  // null: no positions in this layer
   kernels::RopeLayout layout = kernels::RopeLayout::half_split;
 
-  explicit operator bool() const { return table.cos != nullptr; }
+  explicit operator bool() const { return table != nullptr; }
 };
 
 // What happens to the heads of q or k between projection and attention, in this order and in place.

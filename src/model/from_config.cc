@@ -15,8 +15,6 @@ namespace {
 
 constexpr int32_t kMaxSize = 1 << 24, kMaxHeads = 1 << 16, kMaxHeadDim = 1024;
 constexpr int32_t kMaxLayers = 1 << 14;
-// Positions that are served at most; tables of rotary positions are this long.
-constexpr int32_t kLongestContext = 1 << 18;
 
 // Tokens that end a text, of config.json and of generation_config.json, which some checkpoints
 // extend.
@@ -131,7 +129,8 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
   info.layers = read_layers(config);
   info.hidden = read_size(config, "hidden_size");
   info.vocabulary = read_size(config, "vocab_size");
-  info.max_context = std::min(read_size(config, "max_position_embeddings"), kLongestContext);
+  info.max_context = read_size(config, "max_position_embeddings");
+  info.default_context = std::min(info.max_context, kLongestContext);
   info.eos_tokens = read_eos_tokens(config, checkpoint.folder(), info.vocabulary);
 
   parts.device = std::move(device);
@@ -206,13 +205,13 @@ std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_
   return experts;
 }
 
-Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
-                   kernels::RopeLayout layout) {
-  kernels::RopeTable table = make_rope_table(spec, parts.info.max_context);
-  kernels::RopeTableView view = table.view();
-  view.cos = parts.device->place(std::move(table.cos)).data();
-  view.sin = parts.device->place(std::move(table.sin)).data();
-  return {view, layout};
+Rotary make_rotary(const kernels::RopeSpec& spec, DecoderParts& parts, kernels::RopeLayout layout) {
+  make_rope_table(spec, 1);  // which refuses what no table can be made of
+  if (spec.scaling == kernels::RopeScaling::longrope) {
+    parts.info.default_context = std::min(parts.info.default_context, spec.original_max_positions);
+  }
+  parts.rotary_tables.push_back(std::make_unique<RotaryTable>(RotaryTable{spec, {}}));
+  return {&parts.rotary_tables.back()->view, layout};
 }
 
 std::vector<std::string> read_layer_types(const Config& config,

@@ -59,7 +59,9 @@ MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool ha
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
                                    int64_t width);
 
-Rotary make_rotary(const kernels::RopeSpec& spec, const DecoderParts& parts,
+// Adds a table of these frequencies to the model. With longrope the default context ends where the
+// short factors do.
+Rotary make_rotary(const kernels::RopeSpec& spec, DecoderParts& parts,
                    kernels::RopeLayout layout = kernels::RopeLayout::half_split);
 
 // `layer_types`, one of `known` for each layer; without the field `pattern`, repeated.

@@ -96,7 +96,7 @@ class HostDevice final : public ModelDevice {
     if (steps.rotary) {
       kernels::RopeParams params;
       params.x = view;
-      params.table = steps.rotary.table;
+      params.table = *steps.rotary.table;
       params.layout = steps.rotary.layout;
       params.positions = positions;
       params.rows = rows;

@@ -81,10 +81,10 @@ inline bool rotates_in_backend(const ModelDevice& device) {
 }
 
 inline RotaryTensors rotary_tensors(const Rotary& rotary, const int32_t* positions) {
-  return {rotary.table.cos,
-          rotary.table.sin,
-          rotary.table.max_positions,
-          rotary.table.rotary_dim,
+  return {rotary.table->cos,
+          rotary.table->sin,
+          rotary.table->max_positions,
+          rotary.table->rotary_dim,
           rotary.layout == kernels::RopeLayout::interleaved,
           positions};
 }

@@ -25,12 +25,18 @@ struct LayerGroup {
   StateCacheSpec state;         // linear kinds only
 };
 
+// The longest context that is served, whatever a model was made for.
+inline constexpr int32_t kLongestContext = 1 << 22;
+
 struct ModelInfo {
   std::string architecture;  // "LlamaForCausalLM"
   int32_t layers = 0;
   int32_t hidden = 0;
   int32_t vocabulary = 0;
-  int32_t max_context = 0;
+  int32_t max_context = 0;  // tokens the model was made for
+  // Tokens that are served where nothing else is asked for. Fewer than max_context where longer
+  // contexts change the results of short ones (the longrope scaling).
+  int32_t default_context = 0;
   std::vector<int32_t> eos_tokens;
   std::string note;  // of the checkpoint: which of several files are read; else empty
   std::vector<LayerGroup> groups;
@@ -51,8 +57,9 @@ class Model {
 
   virtual ModelDevice& device() const = 0;
 
-  // Allocates all activations for passes of up to max_tokens. Returns the bytes.
-  virtual size_t reserve(int32_t max_tokens) = 0;
+  // Allocates all activations for passes of up to max_tokens, and tables of positions for requests
+  // of up to max_context tokens. Returns the bytes.
+  virtual size_t reserve(int32_t max_tokens, int32_t max_context) = 0;
 
   // One pass. backends[g] serves info().groups[g] and has planned this batch. logits:
   // [logit_rows, vocabulary], on the device. Nothing is allocated. On a GPU everything is enqueued

@@ -98,12 +98,14 @@ TEST_F(ModelDevices, PrepareHeadsAlike) {
           DType::bf16, dim,
           [&](Side& side) {
             HeadSteps steps;
+            kernels::RopeTableView view;
             if (which == 0 || which == 1) steps.norm = {side->place(norm), 1e-6f, which == 1};
             if (which >= 1 && which <= 3) {
               kernels::RopeTable table = make_rope_table(spec, kPositions);
-              steps.rotary.table = table.view();
-              steps.rotary.table.cos = side->place(table.cos).data();
-              steps.rotary.table.sin = side->place(table.sin).data();
+              view = table.view();
+              view.cos = side->place(table.cos).data();
+              view.sin = side->place(table.sin).data();
+              steps.rotary.table = &view;
               steps.rotary.layout =
                   which == 3 ? kernels::RopeLayout::interleaved : kernels::RopeLayout::half_split;
             }

@@ -40,7 +40,7 @@ class ModelDriver {
         registry_(BackendRegistry::builtin()),
         table_(options.max_requests + 1, options.max_context),
         pages_(1 + options.max_requests * pages_per_request(), options.page_size) {
-    model_->reserve(options.max_tokens);
+    model_->reserve(options.max_tokens, std::min(options.max_context, info().max_context));
     for (const LayerGroup& group : model_->info().groups) add_group(group, threads);
     for (const auto& backend : backends_) backend_pointers_.push_back(backend.get());
   }

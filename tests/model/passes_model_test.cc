@@ -96,7 +96,7 @@ TEST(Inputs, OutsideTheirLimitsAreRefused) {
       {{1, 2048}, {0, 1}, {}, 0, "2048"},
       {{1, -1}, {0, 1}, {}, 0, "-1"},
   };
-  model->reserve(4);
+  model->reserve(4, 8192);
   for (const BadInputs& bad : cases) {
     std::vector<float> logits(bad.logits);
     test::expect_invalid(bad.message, [&] {
