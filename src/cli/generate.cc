@@ -119,8 +119,11 @@ void print_stats(const EngineStats& stats) {
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
-// not serve, graphs, scales that nobody sets, the model's whole context.
+// not serve, graphs, scales that nobody sets, the model's whole context, one of two checkpoints.
 void print_fallbacks(const Engine& engine) {
+  if (!engine.checkpoint_note().empty()) {
+    print_note(fmt::format("fovea: {}\n", engine.checkpoint_note()));
+  }
   if (engine.max_context() < engine.wanted_context()) {
     print_note(fmt::format(
         "fovea: the context ends at {} of the model's {} tokens, which is all that {:.1f} MB of "

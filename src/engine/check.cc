@@ -5,12 +5,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "core/check.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
-#include "model/config.h"
+#include "model/model.h"
 #include "model/safetensors.h"
 
 namespace fovea {
@@ -168,9 +169,12 @@ CheckLimits check_limits(DType kv_dtype) {
 }
 
 std::vector<CheckRow> check_model(const CheckOptions& options) {
-  find_device(options.engine.device);  // a device that is not there is no backend's refusal
-  check_argument(!options.engine.model_path.empty(), "model_path is empty");
-  const Reference reference = read_reference(options.engine.model_path);
+  // A device that is not there and a model that is not known are no backend's refusals.
+  const DeviceInfo device = find_device(options.engine.device);
+  const std::string& folder = options.engine.model_path;
+  check_argument(!folder.empty(), "model_path is empty");
+  find_model(read_config(folder), folder, device.kind);
+  const Reference reference = read_reference(folder);
   std::vector<std::string> backends = options.backends;
   if (backends.empty()) {
     const BackendRegistry builtin = BackendRegistry::builtin();
@@ -178,15 +182,19 @@ std::vector<CheckRow> check_model(const CheckOptions& options) {
     for (const BackendEntry& entry : registry.entries()) backends.push_back(entry.name);
   }
   std::vector<CheckRow> rows;
+  std::set<std::string> refusals;
   for (const std::string& backend : backends) {
     std::vector<CheckRow> of_backend;
     for (const DType kv_dtype : options.kv_dtypes) {
       of_backend.push_back(check_combination(options, backend, kv_dtype, reference));
+      refusals.insert(of_backend.back().unsupported);
     }
     const bool runs = std::any_of(of_backend.begin(), of_backend.end(),
                                   [](const CheckRow& row) { return row.unsupported.empty(); });
     if (runs || !options.backends.empty()) std::ranges::move(of_backend, std::back_inserter(rows));
   }
+  // One reason everywhere is a refusal of the model.
+  if (rows.empty() && refusals.size() == 1) fail(ErrorCode::unsupported, "{}", *refusals.begin());
   return rows;
 }
 

@@ -54,6 +54,7 @@ class TextEngine final : public Engine {
   int32_t vocabulary() const override { return parts_.request_limits.vocabulary; }
   int32_t max_context() const override { return parts_.request_limits.max_context; }
   int32_t wanted_context() const override { return parts_.request_limits.wanted_context; }
+  const std::string& checkpoint_note() const override { return parts_.model->info().note; }
   const EngineStats& stats() const override;
   std::span<const GroupSelection> selections() const override { return parts_.selections; }
   std::string explain() const override;

@@ -80,6 +80,10 @@ const StoredTensor* Checkpoint::find(std::string_view name) const {
   return file == nullptr ? nullptr : file->find(name);
 }
 
+void Checkpoint::check_intact() const {
+  for (const SafetensorsFile& file : files_) file.check_intact();
+}
+
 size_t Checkpoint::bytes() const {
   size_t total = 0;
   for (const SafetensorsFile& file : files_) {

@@ -204,11 +204,14 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
   if (parts_.logit_cap > 0) {
     device.soft_cap(logits.data(), parts_.logit_cap, static_cast<int64_t>(logits.size()));
   }
+  // On the CPU the weights are the mapped files.
+  if (device.kind() == DeviceKind::cpu) parts_.checkpoint->check_intact();
 }
 
 }  // namespace
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {
+  parts.checkpoint->check_intact();
   for (LayerGroup& group : parts.info.groups) {
     group.spec.q_dtype = parts.device->activation_dtype();
   }

@@ -79,6 +79,11 @@ struct ModelEntry {
 // models.cc: the list.
 std::span<const ModelEntry> models();
 
+Config read_config(const std::string& folder);  // config.json
+
+// The entry of the architecture that `config` names first. Errors as of load_model.
+const ModelEntry& find_model(const Config& config, const std::string& folder, DeviceKind device);
+
 // Reads config.json and the weights of `folder`. An unknown architecture is Error{unsupported} that
 // lists the known ones; so is one that does not run on the device, with the reason.
 std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device);

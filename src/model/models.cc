@@ -28,16 +28,19 @@ std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads
   return load_model(folder, make_host_device(threads));
 }
 
-std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device) {
-  const Config config = Config::open((std::filesystem::path(folder) / "config.json").string());
+Config read_config(const std::string& folder) {
+  return Config::open((std::filesystem::path(folder) / "config.json").string());
+}
+
+const ModelEntry& find_model(const Config& config, const std::string& folder, DeviceKind device) {
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
     if (names.empty() || names[0] != entry.architecture) continue;
-    if (device->kind() == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
+    if (device == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
       fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(folder),
            entry.architecture, entry.not_on_gpus);
     }
-    return entry.load(config, Checkpoint::open(folder), std::move(device));
+    return entry;
   }
   std::string known;
   for (const ModelEntry& entry : models()) {
@@ -46,6 +49,12 @@ std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<Mod
   }
   fail(ErrorCode::unsupported, "{}: the architecture is {}; known are {}", printable(folder),
        quote(names.empty() ? "" : names[0]), known);
+}
+
+std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device) {
+  const Config config = read_config(folder);
+  const ModelEntry& entry = find_model(config, folder, device->kind());
+  return entry.load(config, Checkpoint::open(folder), std::move(device));
 }
 
 }  // namespace fovea

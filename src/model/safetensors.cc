@@ -344,6 +344,10 @@ const StoredTensor* SafetensorsFile::find(std::string_view tensor) const {
   return nullptr;
 }
 
+void SafetensorsFile::check_intact() const {
+  if (mapping_ != nullptr) mapping_->check_intact();
+}
+
 bool SafetensorsFile::contains(std::string_view tensor) const {
   return tensors_.contains(tensor) || unsupported_.contains(tensor);
 }

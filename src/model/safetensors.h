@@ -18,6 +18,8 @@
 
 namespace fovea {
 
+class MappedFile;
+
 struct StoredTensor {
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
@@ -39,12 +41,14 @@ class SafetensorsFile {
   // (BOOL, F64, ...): such tensors may be in a file as long as nobody asks for them.
   const StoredTensor* find(std::string_view tensor) const;
   bool contains(std::string_view tensor) const;  // of any dtype
+  // Error{io} where the file has been shortened since it was opened.
+  void check_intact() const;
 
  private:
   std::string name_;
   std::map<std::string, StoredTensor, std::less<>> tensors_;
   std::map<std::string, std::string, std::less<>> unsupported_;  // tensor -> dtype
-  std::shared_ptr<const void> mapping_;
+  std::shared_ptr<const MappedFile> mapping_;
 };
 
 // A checkpoint folder: model.safetensors, or else the shards named by model.safetensors.index.json.
@@ -60,6 +64,7 @@ class Checkpoint {
   const std::string& folder() const { return folder_; }
   // A line that says which files are read where there are several choices; else empty.
   const std::string& note() const { return note_; }
+  void check_intact() const;  // all files, as SafetensorsFile::check_intact
 
  private:
   void open_shards(const std::string& index);
