@@ -33,8 +33,11 @@ struct EngineOptions {
   size_t kv_memory_bytes = 0;
   int32_t max_requests = 32;       // running at once
   int32_t max_batch_tokens = 512;  // new tokens of one step; longer prompts are chunked
-  int32_t max_context = 0;         // 0: the model's, or less where kv_memory_bytes holds less
-  int threads = 0;                 // 0: one per core
+  // Tokens of one request, at most the model's and 2^22. 0: the model's, or less where
+  // kv_memory_bytes holds less or longer contexts change the results of short ones (longrope: the
+  // original length).
+  int32_t max_context = 0;
+  int threads = 0;  // 0: one per core
   bool prefix_cache = true;
   // A request's bits do not depend on its company, on chunks or on cached prefixes; on a GPU they
   // may on max_batch_tokens.

@@ -2,10 +2,12 @@
 // Engine::load: everything is checked, sized and selected before anything is allocated.
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 #include "attention/prefix_levels.h"
 #include "core/check.h"
+#include "core/quote.h"
 #include "engine/available_memory.h"
 #include "engine/shared_prefixes.h"
 #include "engine/text_engine.h"
@@ -108,10 +110,7 @@ int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
   return static_cast<int32_t>(std::clamp<int64_t>(rows, 1, options.max_batch_tokens));
 }
 
-}  // namespace
-
-std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
-  check_options(given);
+std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   EngineOptions options = given;
   std::unique_ptr<BackendRegistry> own_registry;
   if (options.registry == nullptr) {
@@ -151,6 +150,18 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& given) {
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
                                    {limits, options.max_graph_requests, options.cuda_graphs});
   return std::make_unique<TextEngine>(std::move(parts));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::load(const EngineOptions& options) {
+  check_options(options);
+  try {
+    return load_checked(options);
+  } catch (const std::bad_alloc&) {
+    fail(ErrorCode::out_of_memory, "memory ended while {} was loaded",
+         printable(options.model_path));
+  }
 }
 
 }  // namespace fovea

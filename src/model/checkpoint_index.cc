@@ -53,7 +53,7 @@ class IndexReader {
            quote(key_), quote(shard));
     }
     const auto [place, is_new] =
-        shards_.emplace(shard, static_cast<uint32_t>(index_.shards.size()));
+        shards_.try_emplace(shard, static_cast<uint32_t>(index_.shards.size()));
     if (is_new) index_.shards.push_back(shard);
     index_.entries.push_back({std::move(key_), place->second});
     return true;

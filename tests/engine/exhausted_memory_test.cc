@@ -73,21 +73,28 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
 // Whatever was built by then goes again: AddressSanitizer looks for what does not.
 TEST_P(ExhaustedMemory, LoadingSaysSo) {
   const EngineOptions options = small_options(GetParam());
-  int failures = 0;
-  for (int64_t before = 0;; before += 1 + before / 8) {
-    test::allocations_before_failure = before;
-    try {
-      (void)Engine::load(options);
-      if (test::allocations_before_failure >= 0) break;  // it did not come to that one
-    } catch (const std::bad_alloc&) {
-      ++failures;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+  for (const bool lasts : {false, true}) {
+    int failures = 0;
+    for (int64_t before = 0;; before += 1 + before / 8) {
+      ErrorCode code = ErrorCode::out_of_memory;
+      bool failed = true;
+      test::failure_lasts = lasts;
+      test::allocations_before_failure = before;
+      try {
+        (void)Engine::load(options);
+        failed = test::allocations_before_failure <= 0;  // else it did not come to that one
+      } catch (const std::bad_alloc&) {
+      } catch (const Error& error) {
+        code = error.code();
+      }
+      test::allocations_before_failure = -1;
+      test::failure_lasts = false;
+      EXPECT_EQ(code, ErrorCode::out_of_memory);
+      if (!failed) break;
       ++failures;
     }
+    EXPECT_GT(failures, 50) << lasts;
   }
-  test::allocations_before_failure = -1;
-  EXPECT_GT(failures, 50);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ExhaustedMemory,

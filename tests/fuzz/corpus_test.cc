@@ -50,6 +50,8 @@ TEST(Corpus, Safetensors) {
 
 TEST(Corpus, Config) { expect_promises(replay("config", fuzz::read_config)); }
 
+TEST(Corpus, Index) { expect_promises(replay("index", fuzz::read_index)); }
+
 TEST(Corpus, Tokenizer) { expect_promises(replay("tokenizer", fuzz::read_tokenizer)); }
 
 }  // namespace

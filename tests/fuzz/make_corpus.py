@@ -36,6 +36,13 @@ def safetensors():
                  "scale": tensor("BF16", [1, 2], 8, 12), "empty": tensor("I64", [0, 5], 12, 12),
                  "mask": tensor("BOOL", [4], 12, 16)}, bytes(16))
     put("good_no_tensors", {})
+    put("good_metadata_null", {"__metadata__": None, "weights": good}, data)
+    put("good_extra_field", {"weights": {"extra": [{"shape": None}, 2.5], **good, "more": -1}}, data)
+    put("good_leading_newline", "\n" + json.dumps({"weights": good}) + " \n", data)
+    put("bad_null", {"weights": None})
+    put("bad_depth_bomb_extra", '{"weights":{"extra":' + "[" * 5000)
+    put("bad_file_nul_behind_header", json.dumps({"weights": good}) + "\0" * 8, data)
+    put("bad_file_metadata_null_twice", '{"__metadata__":null,"__metadata__":null}')
     # 4 * 2^62 and 4 * 2^32 * 2^32 are 0 in 64 bits; 2 * (2^63 + 2) is 4.
     put("bad_product_overflow", {"weights": tensor("F32", [2**62], 0, 0)})
     put("bad_product_overflow_two", {"weights": tensor("F32", [2**32, 2**32], 0, 0)})
@@ -93,6 +100,29 @@ def config():
     put("bad_not_utf8", b'{"a": "\xff"}')
     put("bad_nan", '{"a": NaN}')
     put("bad_trailing", '{"a": 1} {}')
+    put("bad_nul_behind", '{"a": 1}\0')
+    put("bad_text_behind_a_nul", '{"a": 1}\0{"a": 2}')
+
+
+def index():
+    def put(name, text):
+        write("index", name + ".json", text if isinstance(text, str) else json.dumps(text))
+
+    put("good", {"metadata": {"total_size": 8, "weight_map": [[]]},
+                 "weight_map": {"b": "two", "a": "one", "c": "two"}})
+    put("bad_empty", "")
+    put("bad_number", "7")
+    put("bad_no_weight_map", {"metadata": {}})
+    put("bad_weight_map_empty", {"weight_map": {}})
+    put("bad_weight_map_array", {"weight_map": ["a"]})
+    put("bad_shard_null", {"weight_map": {"a": None}})
+    put("bad_shard_object", {"weight_map": {"a": {"b": "c"}}})
+    put("bad_shard_outside", {"weight_map": {"a": "../b"}})
+    put("bad_shard_nul", {"weight_map": {"a": "b\0"}})
+    put("bad_tensor_twice", '{"weight_map": {"a": "x", "a": "x"}}')
+    put("bad_truncated", '{"weight_map": {"a": "x"')
+    put("bad_depth_bomb", '{"metadata":' + "[" * 5000)
+    put("bad_nul_behind", '{"weight_map": {"a": "x"}}\0')
 
 
 def tokenizer():
@@ -141,4 +171,5 @@ def tokenizer():
 if __name__ == "__main__":
     safetensors()
     config()
+    index()
     tokenizer()

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "fovea/error.h"
+#include "model/checkpoint_index.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 #include "tokenizer/tokenizer.h"
@@ -65,6 +66,17 @@ inline void read_config(const Config& config) {
 inline void read_config(std::span<const uint8_t> data) {
   const std::string_view text(reinterpret_cast<const char*>(data.data()), data.size());
   read_config(Config::parse(text, "fuzz.json"));
+}
+
+// Every entry names a shard of the list, in order.
+inline void read_index(std::span<const uint8_t> data) {
+  const std::string_view text(reinterpret_cast<const char*>(data.data()), data.size());
+  const CheckpointIndex index = read_checkpoint_index(text, "fuzz.index.json");
+  require(!index.entries.empty());
+  for (size_t i = 0; i < index.entries.size(); ++i) {
+    require(index.entries[i].shard < index.shards.size());
+    require(i == 0 || index.entries[i - 1].tensor < index.entries[i].tensor);
+  }
 }
 
 // A text goes through tokenizers and comes back.

@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <functional>
+#include <new>
+#include <string>
 
 #include "fovea/error.h"
+#include "support/count_allocations.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -85,6 +89,69 @@ TEST(Config, RefusesBrokenText) {
   const std::string deep = std::string(63, '[') + std::string(63, ']');
   EXPECT_TRUE(parse("{\"a\":" + deep + "}").has("a"));
   expect_corrupt([&] { parse("{\"a\":[" + deep + "]}"); }, {"deeper than 64"});
+}
+
+// Escapes of a terminal and names of any length stay out of messages.
+TEST(Config, QuotesWhatAFileHolds) {
+  const std::string huge(5'000'000, 'n');
+  expect_corrupt([&] { parse("{\"" + huge + "\":1,\"" + huge + "\":2}"); },
+                 {"'... (5000000 bytes)"});
+  expect_corrupt([&] { parse("{\"a\":\"" + huge + "\"}").integer("a", 0, 1); }, {"bytes)"});
+  expect_corrupt([] { parse("{\"a\":\"\\u001b[2J\"}").integer("a", 0, 1); }, {"\\u001b[2J"});
+  expect_corrupt([] { parse("{\"\\u001b\":{\"b\":1}}").object("\x1b").integer("b", 2, 3); },
+                 {"\\x1b.b is 1"});
+  expect_corrupt([] { Config::parse("[]", "\x1b[2J/config.json"); }, {"\\x1b[2J/config.json"});
+}
+
+TEST(Config, RefusesANulAndWhatIsBehindIt) {
+  using namespace std::string_literals;
+  expect_corrupt([] { parse("{\"a\":1}\0"s); }, {"byte 7 is NUL"});
+  expect_corrupt([] { parse("{\"a\":1}\0{\"a\":2}"s); }, {"byte 7 is NUL"});
+  expect_corrupt([] { parse("\0"s); }, {"byte 0 is NUL"});
+}
+
+// Processor time of parsing, in clock ticks.
+double parsing_time(const std::string& text) {
+  const std::clock_t begin = std::clock();
+  parse(text);
+  return static_cast<double>(std::clock() - begin);
+}
+
+TEST(Config, ParsesInTimeProportionalToTheText) {
+  const auto list_of = [](int count, std::string_view part) {
+    std::string text = "{\"a\":[" + std::string(part);
+    for (int i = 1; i < count; ++i) text.append(",").append(part);
+    return text + "]}";
+  };
+  for (const std::string_view part : {"{}", "[]", "7", "{\"k\":{}}"}) {
+    constexpr int kFew = 100'000, kTimes = 8;
+    const double few = parsing_time(list_of(kFew, part));
+    const double many = parsing_time(list_of(kTimes * kFew, part));
+    // A square would be 64 times as long.
+    EXPECT_LT(many, 3 * kTimes * few + CLOCKS_PER_SEC / 10.0) << part;
+  }
+}
+
+// Memory that ends while a document is read, or while it is destroyed for that.
+TEST(Config, SurvivesTheEndOfMemory) {
+  const std::string text =
+      R"({"a":[{"b":[1,2,{"a long enough name for the heap":{"c":[[[]]]}}]}],"d":{"e":[{},{}]}})";
+  int failures = 0;
+  for (int64_t before = 0;; ++before) {
+    test::failure_lasts = true;
+    test::allocations_before_failure = before;
+    bool failed = false;
+    try {
+      parse(text);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    test::allocations_before_failure = -1;
+    test::failure_lasts = false;
+    if (!failed) break;
+    ++failures;
+  }
+  EXPECT_GT(failures, 20);
 }
 
 TEST(Config, CutsLongTextsBetweenCharacters) {

@@ -2,8 +2,10 @@
 // Configs that do not fit their weights or ask for what is not implemented are refused by name.
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "fovea/error.h"
 #include "model/model.h"
@@ -79,6 +81,20 @@ constexpr Refusal kRefusals[] = {
      "rope_parameters.rope_theta is 1.0, must be a number from"},
     {"PartialRotation", "llama", R"({"partial_rotary_factor": 0.5})", kUnsupported,
      "partial_rotary_factor is 0.5; this architecture rotates whole heads"},
+    {"WindowNull", "gemma2", R"({"sliding_window": "null"})", kCorrupt,
+     "sliding_window is null, must be set, as some layers are sliding_attention"},
+    {"WindowsWithoutTheSwitch", "qwen3",
+     R"({"layer_types": ["sliding_attention", "full_attention", "full_attention",
+                         "full_attention"], "sliding_window": 4, "use_sliding_window": false})",
+     kCorrupt, "use_sliding_window is false, must be true, as layer_types holds sliding_attention"},
+    {"Layers", "llama", R"({"num_hidden_layers": 16777216})", kCorrupt,
+     "num_hidden_layers is 16777216, must be an integer from 1 to 16384"},
+    {"Epsilon", "llama", R"({"rms_norm_eps": 1e300})", kCorrupt, "rms_norm_eps is 1e+300"},
+    {"FinalCap", "gemma2", R"({"final_logit_softcapping": -30})", kCorrupt,
+     "final_logit_softcapping is -30, must be a number from"},
+    {"AttentionCap", "gemma2", R"({"attn_logit_softcapping": 0})", kCorrupt,
+     "attn_logit_softcapping is 0"},
+    {"SwigluLimit", "gpt_oss", R"({"swiglu_limit": -1.0})", kCorrupt, "swiglu_limit is -1.0"},
     {"LayerTypes", "gemma2", R"({"layer_types": ["full_attention"]})", kCorrupt,
      "config.json: layer_types is an array of 1, must be an array of 4"},
     {"LayerType", "qwen3_next", R"({"num_hidden_layers": 1, "layer_types": ["mamba"]})",
@@ -113,6 +129,22 @@ constexpr Refusal kRefusals[] = {
 
 INSTANTIATE_TEST_SUITE_P(Models, Refusals, testing::ValuesIn(kRefusals),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// A list of ids as long as a config may be.
+TEST(ManyEosTokens, AreReadInTimeProportionalToTheList) {
+  const auto load_time = [](int count) {
+    std::vector<int> ids;
+    for (int i = 0; i < count; ++i) ids.push_back(i % 2048);
+    const PatchedModel model("llama", {{"eos_token_id", ids}});
+    ThreadPool threads(1);
+    const std::clock_t begin = std::clock();
+    EXPECT_EQ(load_model(model.folder(), threads)->info().eos_tokens.size(), 2048u);
+    return static_cast<double>(std::clock() - begin);
+  };
+  constexpr int kFew = 100'000, kTimes = 8;
+  const double few = load_time(kFew);
+  EXPECT_LT(load_time(kTimes * kFew), 3 * kTimes * few + CLOCKS_PER_SEC / 10.0);
+}
 
 class DamagedConfigs : public testing::TestWithParam<const char*> {};
 

@@ -12,6 +12,7 @@
 
 #include "core/mapped_file.h"
 #include "fovea/error.h"
+#include "support/count_allocations.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -82,6 +83,37 @@ TEST(Safetensors, ReadsTensorsInAnyOrder) {
   EXPECT_TRUE(parse(file_of("{}", 0)).tensors().empty());
 }
 
+// What the reference reads, too.
+TEST(Safetensors, PassesOverWhatItDoesNotNeed) {
+  const std::string fields = R"("dtype":"U8","shape":[1],"data_offsets":[0,1])";
+  for (const std::string& header : {
+           R"({"__metadata__":null,"x":{)" + fields + "}}",
+           R"({"__metadata__":{},"x":{)" + fields + "}}",
+           R"({"x":{"extra":{"dtype":[{"shape":null}],"shape":2.5},)" + fields + "}}",
+           R"({"x":{)" + fields + R"(,"a":[[],[{}]],"b":null,"c":true,"d":-1,"e":"F32","f":7}})",
+           "\n {\"x\":{" + fields + "}}  \n",
+       }) {
+    const SafetensorsFile file = parse(file_of(header, 1));
+    ASSERT_EQ(file.tensors().size(), 1u) << header;
+    EXPECT_EQ(file.find("x")->shape, std::vector<int64_t>{1});
+  }
+}
+
+TEST(Safetensors, RefusesANulInTheHeader) {
+  using namespace std::string_literals;
+  expect_corrupt("{}\0\0"s, 0, {"byte 2 of the header is NUL"});
+  expect_corrupt("\0{}"s, 0, {"byte 0 of the header is NUL"});
+}
+
+// Escapes of a terminal and names of any length stay out of messages.
+TEST(Safetensors, QuotesWhatAFileHolds) {
+  expect_corrupt(R"({"\u001b[2J'":7})", 0, {R"(tensor '\x1b[2J\'')"});
+  expect_corrupt(R"({"x":{"dtype":"\u009b2J"}})", 0, {R"(unknown dtype '\u009b2J')"});
+  const std::string bytes = file_of("[]", 0);
+  test::expect_error(ErrorCode::corrupt_file, R"(a\x1b[2J: )",
+                     [&] { SafetensorsFile::parse(std::as_bytes(std::span(bytes)), "a\033[2J"); });
+}
+
 TEST(Safetensors, RefusesOtherDtypesOnlyWhenAsked) {
   const auto file = parse(file_of(R"({"mask":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]},)"
                                   R"("x":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}})",
@@ -100,8 +132,7 @@ TEST(Safetensors, ChecksTheHeaderLength) {
   refuse(with_length("{}", "", 100'000'001), "100000001 bytes, the limit is 100000000");
   refuse(with_length("{}", "", UINT64_MAX), "18446744073709551615");
   refuse(with_length("{}", "", 3), "only 2 bytes follow");
-  refuse(with_length("", "", 0), "does not start with");
-  refuse(with_length(" {}", "", 3), "does not start with");
+  refuse(with_length("", "", 0), "header");
   refuse(with_length("{", "", 1), "header");
   refuse(with_length("{}{}", "", 4), "header");
 }
@@ -133,7 +164,8 @@ TEST(Safetensors, ChecksOffsetsAndShapes) {
   expect_corrupt(R"({"x":"F32"})", 0, {"'x'", "the text 'F32'"});
   expect_corrupt(R"({"__metadata__":{},"__metadata__":{}})", 0, {"__metadata__", "twice"});
   expect_corrupt(x("[1],\"shape\":[1]", "[0,4]"), 4, {"'x'", "two shape"});
-  expect_corrupt(x("[1]", "[0,4],\"extra\":1"), 4, {"'x'", "extra"});
+  expect_corrupt(R"({"x":null})", 0, {"'x'", "null"});
+  expect_corrupt(R"({"__metadata__":null,"__metadata__":{}})", 0, {"__metadata__", "twice"});
   expect_corrupt(x("[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]", "[0,4]"), 4, {"'x'", "dimensions"});
   expect_corrupt(R"({"x":{"dtype":"Q4","shape":[1],"data_offsets":[0,1]}})", 1, {"'x'", "'Q4'"});
   expect_corrupt(R"({"x":{"shape":[1],"data_offsets":[0,1]}})", 1, {"'x'", "no dtype"});
@@ -165,6 +197,8 @@ TEST(Safetensors, ChecksThatTheDataIsCoveredOnce) {
 TEST(Safetensors, SurvivesDepthAndLongNames) {
   expect_corrupt("{\"x\":" + std::string(1'000'000, '['), 0, {"'x'", "an array"});
   expect_corrupt("{\"x\":" + std::string(1'000'000, '{'), 0, {"'x'"});
+  expect_corrupt("{\"x\":{\"extra\":" + std::string(1'000'000, '['), 0,
+                 {"'x'", "'extra' is nested deeper than 128"});
   const std::string bytes = file_of("{\"" + std::string(1'000'000, 'n') + "\":1}", 0);
   EXPECT_LT(test::error_of([&] { parse(bytes); }, ErrorCode::corrupt_file).size(), 1000u);
 }
@@ -186,10 +220,79 @@ TEST_F(CheckpointTest, ReadsShards) {
                      [&] { checkpoint.tensor("c", three); });
   write("one.safetensors", b);
   expect_open_error(ErrorCode::corrupt_file, {"'a'", "is not in", "one.safetensors"});
-  write("one.safetensors", file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
-                                   R"("b":{"dtype":"U8","shape":[],"data_offsets":[4,5]}})",
-                                   5));
-  expect_open_error(ErrorCode::corrupt_file, {"'b'", "is also in", "one.safetensors"});
+}
+
+// A shard with a stale copy of a tensor that the index takes from another, before or behind it.
+TEST_F(CheckpointTest, TheIndexDecidesWhichShardHasATensor) {
+  const auto shard = [](uint8_t value) {
+    const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                               R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})";
+    return with_length(header, std::string(2, static_cast<char>(value)), header.size());
+  };
+  write("one.safetensors", shard(1));
+  write("two.safetensors", shard(2));
+  for (const int shard_of_a : {1, 2}) {
+    const std::array<const char*, 2> names = {"one.safetensors", "two.safetensors"};
+    write("model.safetensors.index.json",
+          fmt::format(R"({{"weight_map":{{"a":"{}","b":"{}"}}}})", names[shard_of_a - 1],
+                      names[2 - shard_of_a]));
+    const Checkpoint checkpoint = open();
+    EXPECT_EQ(std::to_integer<int>(checkpoint.find("a")->data[0]), shard_of_a);
+    EXPECT_EQ(std::to_integer<int>(checkpoint.find("b")->data[0]), 3 - shard_of_a);
+    EXPECT_EQ(checkpoint.bytes(), 2u);
+    EXPECT_EQ(checkpoint.note(), "");
+  }
+}
+
+TEST_F(CheckpointTest, SaysWhichOfTwoCheckpointsIsRead) {
+  const std::string a = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  write("model.safetensors", file_of(a, 1));
+  EXPECT_EQ(open().note(), "");
+  write("model.safetensors.index.json", R"({"weight_map":{"a":"missing.safetensors"}})");
+  const std::string note = open().note();
+  EXPECT_NE(note.find("model.safetensors is read"), note.npos) << note;
+  EXPECT_NE(note.find("model.safetensors.index.json and its shards are not"), note.npos) << note;
+}
+
+TEST_F(CheckpointTest, RefusesBrokenIndices) {
+  const auto refuse = [&](std::string_view text, std::string_view part) {
+    write("model.safetensors.index.json", text);
+    expect_open_error(ErrorCode::corrupt_file, {"model.safetensors.index.json", part});
+  };
+  using namespace std::string_view_literals;
+  refuse("", "parse error");
+  refuse("7", "weight_map");
+  refuse("{}", "weight_map");
+  refuse(R"({"weight_map":{}})", "weight_map");
+  refuse(R"({"weight_map":["a"]})", "weight_map");
+  refuse(R"({"metadata":{"weight_map":{"a":"b"}}})", "weight_map");
+  refuse(R"({"weight_map":{"a":"x","a":"x"}})", "tensor 'a' is there twice");
+  refuse(R"({"weight_map":{"a":null}})", "tensor 'a' is null");
+  refuse(R"({"weight_map":{"a":{"b":"c"}}})", "tensor 'a' is an object");
+  refuse(R"({"weight_map":{"a":["b"]}})", "tensor 'a' is an array");
+  refuse(R"({"weight_map":{"\u001b":1.5}})", R"(tensor '\x1b' is 1.5)");
+  refuse("{\"weight_map\":{\"a\":\"x\"}}\0"sv, "byte 25 is NUL");
+  refuse("{\"metadata\":" + std::string(100'000, '['), "deeper than 64");
+  refuse(R"({"weight_map":{"a":"../\u001b[2J"}})", R"('../\x1b[2J', must be a plain file name)");
+}
+
+// A shard that names escapes is opened, and named in messages without them.
+TEST_F(CheckpointTest, PrintsNamesOfShardsWithoutEscapes) {
+  write("model.safetensors.index.json", R"({"weight_map":{"a":"\u001b[2J"}})");
+  expect_open_error(ErrorCode::io, {R"(/\x1b[2J: cannot open)"});
+  write("\033[2J", file_of("{}", 0));
+  expect_open_error(ErrorCode::corrupt_file, {"'a'", R"(/\x1b[2J, but is not in it)"});
+}
+
+TEST_F(CheckpointTest, ReadsLongIndicesInLittleMemory) {
+  std::string text = "{\"weight_map\":{\"a\":\"one.safetensors\"";
+  for (int i = 0; i < 300'000; ++i) text += fmt::format(",\"{}\":\"s\"", i);
+  text += "}}";
+  test::allocated_bytes = 0;
+  const CheckpointIndex index = read_checkpoint_index(text, "index.json");
+  EXPECT_EQ(index.entries.size(), 300'001u);
+  EXPECT_EQ(index.shards, (std::vector<std::string>{"one.safetensors", "s"}));
+  EXPECT_LT(test::allocated_bytes, 12 * static_cast<int64_t>(text.size()));
 }
 
 TEST_F(CheckpointTest, ShardsStayInTheFolder) {

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <ostream>
 #include <string>
 
@@ -120,18 +123,23 @@ std::array<float, 3> spelt_logits(const std::string& folder) {
   return {logits[13], logits[269], logits[260]};
 }
 
+void expect_logits(const PatchedModel& model, const std::array<float, 3>& expected) {
+  const std::array<float, 3> logits = spelt_logits(model.folder());
+  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 1e-3) << i;
+}
+
 class Spellings : public testing::TestWithParam<Spelling> {};
 
 TEST_P(Spellings, GiveTheReferenceLogits) {
   const Spelling& spelling = GetParam();
-  const PatchedModel model(spelling.model, nlohmann::json::parse(spelling.patch));
-  const std::array<float, 3> logits = spelt_logits(model.folder());
-  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], spelling.logits[i], 1e-3);
+  expect_logits(PatchedModel(spelling.model, nlohmann::json::parse(spelling.patch)),
+                spelling.logits);
 }
 
 constexpr std::array<float, 3> kLlama = {1.7155f, -0.9592f, 4.9527f};
 constexpr std::array<float, 3> kLlamaAtTheta500000 = {1.6942f, -0.5451f, 5.4102f};
 constexpr std::array<float, 3> kLlamaYarn = {1.8396f, -0.3894f, 5.5490f};
+constexpr std::array<float, 3> kGemma2 = {0, 0, 0};
 constexpr std::array<float, 3> kQwen3 = {2.3607f, 0.6947f, 3.1083f};
 constexpr std::array<float, 3> kQwen3Yarn = {1.1857f, 0.8957f, 2.5037f};
 
@@ -160,11 +168,27 @@ constexpr Spelling kSpellings[] = {
          "original_max_position_embeddings": 8192}, "original_max_position_embeddings": 64})",
      kLlamaYarn},
     {"YarnDefaultsAsNullAndZero", "llama",
-     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0, "mscale": "null",
-         "beta_slow": "null", "attention_factor": "null", "original_max_position_embeddings": 64}})",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0,
+         "beta_slow": "null", "mscale": "null", "attention_factor": "null",
+         "original_max_position_embeddings": 64}})",
      kLlamaYarn},
     {"DynamicWithinItsLength", "llama",
      R"({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})", kLlama},
+    {"NoAttentionCap",
+     "gemma2",
+     R"({"attn_logit_softcapping": "null"})",
+     {2.7474f, 0.2446f, 3.4293f}},
+    {"NoFinalCap", "gemma2", R"({"final_logit_softcapping": "null"})", {2.7562f, 0.2460f, 3.4503f}},
+    {"DefaultsOfGemma2", "gemma2",
+     R"({"attn_logit_softcapping": null, "final_logit_softcapping": null, "head_dim": null,
+         "tie_word_embeddings": null})",
+     kGemma2},
+    {"NoWindowOfQwen3", "qwen3",
+     R"({"use_sliding_window": true, "sliding_window": "null", "max_window_layers": 2,
+         "layer_types": null})",
+     kQwen3},
+    {"DefaultHeadDimOfQwen3", "qwen3", R"({"head_dim": null})", kQwen3},
+    {"LimitOfSwiglu", "gpt_oss", R"({"swiglu_limit": 1.0})", {5.1977f, 3.2128f, 4.8806f}},
     {"DefaultTypeOfGptOss",
      "gpt_oss",
      R"({"rope_parameters": null, "rope_scaling": {"rope_type": "default"}})",
@@ -177,6 +201,60 @@ constexpr Spelling kSpellings[] = {
 
 INSTANTIATE_TEST_SUITE_P(Models, Spellings, testing::ValuesIn(kSpellings),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// Writes model.safetensors of `folder` anew with one more tensor, or with one renamed.
+class Checkpoints : public testing::Test {
+ protected:
+  struct Tensors {
+    nlohmann::json header;
+    std::string data;
+  };
+
+  static Tensors read(const PatchedModel& model) {
+    std::ifstream file(model.folder() + "/model.safetensors", std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    return {nlohmann::json::parse(bytes.substr(sizeof(length), length)),
+            bytes.substr(sizeof(length) + length)};
+  }
+
+  static void write(const PatchedModel& model, const Tensors& tensors) {
+    const std::string path = model.folder() + "/model.safetensors";
+    std::filesystem::remove(path);  // a link to the original
+    const std::string header = tensors.header.dump();
+    const uint64_t length = header.size();
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(&length), sizeof(length))
+        .write(header.data(), static_cast<std::streamsize>(header.size()))
+        .write(tensors.data.data(), static_cast<std::streamsize>(tensors.data.size()));
+  }
+};
+
+constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
+
+// A head of its own in a checkpoint whose config ties it to the embedding.
+TEST_F(Checkpoints, KeepAHeadThatDiffersFromTheEmbedding) {
+  const PatchedModel model("llama", {});
+  Tensors tensors = read(model);
+  nlohmann::json head = tensors.header.at(kEmbedding);
+  const size_t begin = head.at("data_offsets")[0], end = head.at("data_offsets")[1];
+  const size_t rows = head.at("shape")[0], row = (end - begin) / rows;
+  head["data_offsets"] = {tensors.data.size(), tensors.data.size() + end - begin};
+  for (size_t i = rows; i-- > 0;) tensors.data += tensors.data.substr(begin + i * row, row);
+  tensors.header[kHead] = head;
+  write(model, tensors);
+  expect_logits(model, {-3.0174f, -2.7869f, 0.8851f});
+}
+
+TEST_F(Checkpoints, EmbedWithTheHeadWhereOnlyThatIsStored) {
+  const PatchedModel model("llama", {});
+  Tensors tensors = read(model);
+  tensors.header[kHead] = tensors.header.at(kEmbedding);
+  tensors.header.erase(kEmbedding);
+  write(model, tensors);
+  expect_logits(model, kLlama);
+}
 
 INSTANTIATE_TEST_SUITE_P(Models, Variants, testing::ValuesIn(kVariants),
                          [](const auto& test) { return std::string(test.param.name); });

@@ -12,11 +12,16 @@
 namespace fovea::test {
 
 inline std::atomic<int64_t> allocations{0};
+inline std::atomic<int64_t> allocated_bytes{0};  // freed ones included
 // After so many allocations one fails; below 0: none.
 inline std::atomic<int64_t> allocations_before_failure{-1};
+// All after that one fail, too, until allocations_before_failure is below 0 again.
+inline std::atomic<bool> failure_lasts{false};
 
 inline void* count_allocation(size_t size, std::align_val_t alignment) noexcept {
   ++allocations;
+  allocated_bytes += static_cast<int64_t>(size);
+  if (allocations_before_failure == 0 && failure_lasts) return nullptr;
   if (allocations_before_failure >= 0 && allocations_before_failure-- == 0) return nullptr;
   const auto unit = static_cast<size_t>(alignment);
   return std::aligned_alloc(unit, size == 0 ? unit : (size + unit - 1) / unit * unit);

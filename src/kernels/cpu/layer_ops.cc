@@ -96,11 +96,12 @@ void gated_activation(const GatedActivationParams& params, ThreadPool& threads) 
     case Activation::gelu_tanh:
       return apply([](float gate, float up) { return gelu_tanh(gate) * up; });
     case Activation::clamped_swiglu:
-      return apply([alpha = params.bounds.alpha, limit = params.bounds.limit](float gate, float up) {
-        const float g = std::min(gate, limit);
-        const float u = std::clamp(up, -limit, limit);
-        return (u + 1.0f) * (g * sigmoid(alpha * g));
-      });
+      return apply(
+          [alpha = params.bounds.alpha, limit = params.bounds.limit](float gate, float up) {
+            const float g = std::min(gate, limit);
+            const float u = std::clamp(up, -limit, limit);
+            return (u + 1.0f) * (g * sigmoid(alpha * g));
+          });
   }
 }
 
