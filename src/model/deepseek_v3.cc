@@ -118,7 +118,8 @@ LatentParts read_latent_attention(const Config& config, const Weights& weights,
   const bool has_bias = config.boolean_or("attention_bias", false);
   LatentParts parts;
   parts.spec = spec;
-  if (config.has("q_lora_rank")) {
+  const bool is_null = config.contains("q_lora_rank") && !config.has("q_lora_rank");
+  if (!is_null) {
     const int64_t rank = read_size(config, "q_lora_rank");
     parts.q_a = weights.linear("q_a_proj", rank, hidden, has_bias);
     parts.q_a_norm = read_latent_norm(weights, "q_a_layernorm", rank);

@@ -32,7 +32,8 @@ std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& fo
   };
   append(config);
   const std::filesystem::path generation = std::filesystem::path(folder) / "generation_config.json";
-  if (std::filesystem::exists(generation)) append(Config::open(generation.string()));
+  std::error_code ignored;
+  if (std::filesystem::exists(generation, ignored)) append(Config::open(generation.string()));
   return tokens;
 }
 

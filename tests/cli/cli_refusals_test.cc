@@ -108,6 +108,15 @@ TEST(Cli, ListsTheKnownArchitectures) {
   expect_one_line(result);
 }
 
+TEST(Cli, SaysWhichOfTwoCheckpointsIsRead) {
+  const DamagedModel model;
+  model.write("model.safetensors.index.json", R"({"weight_map":{"a":"b"}})");
+  const ProgramResult result =
+      fovea({"generate", model.folder(), "-p", "x", "-n", "1", "--max-context", "64"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.err.find("model.safetensors is read"), std::string::npos) << result.err;
+}
+
 TEST(Cli, SaysBothLengthsOfATooLongPrompt) {
   std::string tokens = "5";
   for (int i = 1; i < 300; ++i) tokens += ",5";

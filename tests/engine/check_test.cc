@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "engine/reference_text.h"
+#include "model/patched_model.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -38,6 +40,23 @@ TEST_P(ReducedCaches, KeepThePerplexity) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ReducedCaches, ::testing::ValuesIn(kTestModels),
                          [](const auto& model) { return std::string(model.param); });
+
+// A model that no backend can serve is no refusal of backends: the message is that of a load.
+TEST(CheckModel, SaysWhatALoadSays) {
+  struct Case {
+    nlohmann::json patch;
+    const char* message;
+  };
+  for (const auto& [patch, message] :
+       {Case{{{"architectures", {"MambaForCausalLM"}}},
+             "the architecture is 'MambaForCausalLM'; known are LlamaForCausalLM"},
+        Case{{{"quantization_config", {{"bits", 4}}}}, "quantization_config is set"}}) {
+    const PatchedModel model("llama", patch);
+    CheckOptions options;
+    options.engine.model_path = model.folder();
+    test::expect_error(ErrorCode::unsupported, message, [&] { check_model(options); });
+  }
+}
 
 }  // namespace
 }  // namespace fovea

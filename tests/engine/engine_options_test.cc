@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "engine/available_memory.h"
 #include "engine/small_engine.h"
+#include "model/patched_model.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -48,6 +50,81 @@ TEST(EngineOptions, AreCheckedByName) {
     o.kv_memory_bytes = 100;
     o.max_context = 0;
   });
+}
+
+EngineOptions options_of(const PatchedModel& model) {
+  EngineOptions options = small_options();
+  options.model_path = model.folder();
+  return options;
+}
+
+TEST(EngineOptions, ServeContextsOfMillions) {
+  const PatchedModel model("llama", {{"max_position_embeddings", 1 << 24}});
+  EngineOptions options = options_of(model);
+  const size_t short_workspace = Engine::load(options)->stats().workspace_bytes;
+  EXPECT_EQ(short_workspace, Engine::load(small_options())->stats().workspace_bytes);
+  options.max_context = 300'000;
+  options.kv_dtype = DType::bf16;
+  options.kv_memory_bytes = size_t{1} << 30;
+  const std::unique_ptr<Engine> engine = Engine::load(options);
+  EXPECT_EQ(engine->max_context(), 300'000);
+  EXPECT_EQ(engine->generate({{text_request(kPrompt, 4)}})[0].tokens,
+            shared_engine().generate({{text_request(kPrompt, 4)}})[0].tokens);
+  options.max_context = (1 << 22) + 1;
+  test::expect_error(ErrorCode::invalid_argument,
+                     "max_context is 4194305, Fovea serves contexts of up to 4194304",
+                     [&] { (void)Engine::load(options); });
+  options.max_context = (1 << 24) + 1;
+  test::expect_error(ErrorCode::invalid_argument,
+                     "max_context is 16777217, the model was made for 16777216",
+                     [&] { (void)Engine::load(options); });
+}
+
+// Frequencies of longrope: the short ones wherever nothing longer is asked for.
+TEST(EngineOptions, LongropeServesItsOriginalLengthByDefault) {
+  const std::vector<double> ones(32, 1.0), fours(32, 4.0);
+  const PatchedModel model("llama", {{"rope_parameters",
+                                      {{"rope_type", "longrope"},
+                                       {"short_factor", ones},
+                                       {"long_factor", fours},
+                                       {"attention_factor", 1.0},
+                                       {"original_max_position_embeddings", 128}}}});
+  EngineOptions options = options_of(model);
+  const auto tokens = [&](int32_t context) {
+    options.max_context = context;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    EXPECT_EQ(engine->max_context(), context == 0 ? 128 : context);
+    return engine->generate({{text_request(kPrompt, 16)}})[0].tokens;
+  };
+  const std::vector<int32_t> plain =
+      shared_engine().generate({{text_request(kPrompt, 16)}})[0].tokens;
+  EXPECT_EQ(tokens(0), plain);
+  EXPECT_EQ(tokens(128), plain);
+  EXPECT_NE(tokens(129), plain);
+}
+
+// A checkpoint that is shortened while a CPU model reads from it.
+TEST(EngineOptions, NameACheckpointThatIsShortenedInUse) {
+  namespace fs = std::filesystem;
+  const PatchedModel model("llama", {});
+  const fs::path weights = fs::path(model.folder()) / "model.safetensors";
+  const fs::path original = fs::read_symlink(weights);
+  fs::remove(weights);
+  fs::copy_file(original, weights);
+  const std::unique_ptr<Engine> engine = Engine::load(options_of(model));
+  engine->add(text_request(kPrompt, 8));
+  std::vector<int32_t> tokens;
+  const auto step = [&] {
+    for (const TokenEvent& event : engine->step()) tokens.push_back(event.token);
+  };
+  while (tokens.size() < 4) step();
+  fs::resize_file(weights, 4096);
+  test::expect_error(ErrorCode::io, {weights.string(), "has been shortened from"}, step);
+  EXPECT_EQ(tokens.size(), 4u);
+  test::expect_error(ErrorCode::io, weights.string(),
+                     [&] { (void)engine->generate({{text_request(kPrompt, 8)}}); });
+  test::expect_error(ErrorCode::corrupt_file, weights.string(),
+                     [&] { (void)Engine::load(options_of(model)); });
 }
 
 // How far the last logits of a prompt are from the reference's, relative to these.

@@ -10,8 +10,8 @@
 
 namespace fovea {
 
-// A folder with the checkpoint of testdata/models/NAME and its config changed by a JSON merge
-// patch: null removes a field, the text "null" stands for null. Gone with the object.
+// A folder with links to the checkpoint of testdata/models/NAME and its config changed by a JSON
+// merge patch: null removes a field, the text "null" stands for null. Gone with the object.
 class PatchedModel {
  public:
   PatchedModel(const std::string& name, const nlohmann::json& patch) {
@@ -21,7 +21,10 @@ class PatchedModel {
               ("fovea_model_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     fs::create_directory(folder_);
     const fs::path source = fs::path(FOVEA_SOURCE_DIR) / "testdata/models" / name;
-    fs::create_symlink(source / "model.safetensors", folder_ / "model.safetensors");
+    for (const fs::directory_entry& entry : fs::directory_iterator(source)) {
+      const fs::path file = entry.path().filename();
+      if (file != "config.json") fs::create_symlink(entry.path(), folder_ / file);
+    }
     std::ifstream file(source / "config.json");
     config_ = nlohmann::json::parse(file);
     config_.merge_patch(patch);

@@ -115,6 +115,7 @@ constexpr Refusal kRefusals[] = {
     {"LatentRank", "deepseek_v3", R"({"kv_lora_rank": 256})", kCorrupt,
      "'model.layers.0.self_attn.kv_a_proj_with_mqa.weight' has shape [576, 128], must be [320, "
      "128]"},
+    {"QueryRank", "deepseek_v3", R"({"q_lora_rank": null})", kCorrupt, "q_lora_rank is missing"},
     {"NotText", "llama4_text", R"({"model_type": "llama4"})", kUnsupported,
      "model_type is 'llama4'; supported is 'llama4_text'"},
     {"RopeLayers", "llama4_text", R"({"no_rope_layers": [1, 1]})", kCorrupt,
