@@ -106,7 +106,7 @@ TEST(EngineOptions, LongropeServesItsOriginalLengthByDefault) {
 // A checkpoint that is shortened while a CPU model reads from it.
 TEST(EngineOptions, NameACheckpointThatIsShortenedInUse) {
   namespace fs = std::filesystem;
-  const PatchedModel model("llama", {});
+  const PatchedModel model("llama", nlohmann::json::object());
   const fs::path weights = fs::path(model.folder()) / "model.safetensors";
   const fs::path original = fs::read_symlink(weights);
   fs::remove(weights);

@@ -271,7 +271,7 @@ TEST_F(CheckpointTest, RefusesBrokenIndices) {
   refuse(R"({"weight_map":{"a":{"b":"c"}}})", "tensor 'a' is an object");
   refuse(R"({"weight_map":{"a":["b"]}})", "tensor 'a' is an array");
   refuse(R"({"weight_map":{"\u001b":1.5}})", R"(tensor '\x1b' is 1.5)");
-  refuse("{\"weight_map\":{\"a\":\"x\"}}\0"sv, "byte 25 is NUL");
+  refuse("{\"weight_map\":{\"a\":\"x\"}}\0"sv, "byte 24 is NUL");
   refuse("{\"metadata\":" + std::string(100'000, '['), "deeper than 64");
   refuse(R"({"weight_map":{"a":"../\u001b[2J"}})", R"('../\x1b[2J', must be a plain file name)");
 }

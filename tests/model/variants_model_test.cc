@@ -10,6 +10,7 @@
 #include <fstream>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "model_driver.h"
 #include "parity_limits.h"
@@ -117,7 +118,8 @@ void PrintTo(const Spelling& spelling, std::ostream* out) { *out << spelling.nam
 
 std::array<float, 3> spelt_logits(const std::string& folder) {
   ThreadPool threads;
-  ModelDriver driver(folder, {.backend = "reference", .max_requests = 1}, threads);
+  ModelDriver driver(folder, {.backend = "reference", .max_requests = 1, .max_context = 16},
+                     threads);
   const std::vector<ModelDriver::Work> work = {{driver.open(), kSpelt}};
   const std::span<const float> logits = driver.run(work, false);
   return {logits[13], logits[269], logits[260]};
@@ -139,7 +141,7 @@ TEST_P(Spellings, GiveTheReferenceLogits) {
 constexpr std::array<float, 3> kLlama = {1.7155f, -0.9592f, 4.9527f};
 constexpr std::array<float, 3> kLlamaAtTheta500000 = {1.6942f, -0.5451f, 5.4102f};
 constexpr std::array<float, 3> kLlamaYarn = {1.8396f, -0.3894f, 5.5490f};
-constexpr std::array<float, 3> kGemma2 = {0, 0, 0};
+constexpr std::array<float, 3> kGemma2 = {2.7484f, 0.2460f, 3.4352f};
 constexpr std::array<float, 3> kQwen3 = {2.3607f, 0.6947f, 3.1083f};
 constexpr std::array<float, 3> kQwen3Yarn = {1.1857f, 0.8957f, 2.5037f};
 
@@ -174,6 +176,32 @@ constexpr Spelling kSpellings[] = {
      kLlamaYarn},
     {"DynamicWithinItsLength", "llama",
      R"({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})", kLlama},
+    {"YarnWithTruncateNull",
+     "llama",
+     R"({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": "null",
+         "original_max_position_embeddings": 64}})",
+     {1.8600f, -0.3363f, 5.5679f}},
+    {"MscaleOfAnyTypeInDeepseek",
+     "deepseek_v3",
+     R"({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 1.0}})",
+     {3.2658f, 3.0284f, 6.5375f}},
+    {"OuterPartOfQwen3Next",
+     "qwen3_next",
+     R"({"rope_parameters": {"partial_rotary_factor": null}, "partial_rotary_factor": 0.5})",
+     {-0.6803f, -0.8365f, 1.9791f}},
+    {"OuterPartNullOfQwen3Next",
+     "qwen3_next",
+     R"({"rope_parameters": {"partial_rotary_factor": null}, "partial_rotary_factor": "null"})",
+     {0.5273f, -0.2706f, 1.7804f}},
+    {"NoPartOfQwen3Next",
+     "qwen3_next",
+     R"({"rope_parameters": {"partial_rotary_factor": null}, "partial_rotary_factor": null})",
+     {-1.2838f, -1.0286f, 2.1038f}},
+    {"NoChunksOfLlama4",
+     "llama4_text",
+     R"({"attention_chunk_size": "null", "layer_types": null})",
+     {6.0459f, 1.1091f, 5.1836f}},
+    {"AlphaOfSwiglu", "gpt_oss", R"({"swiglu_alpha": 1.0})", {5.2044f, 3.0777f, 4.7472f}},
     {"NoAttentionCap",
      "gemma2",
      R"({"attn_logit_softcapping": "null"})",
@@ -196,7 +224,7 @@ constexpr Spelling kSpellings[] = {
     {"DefaultParametersOfGptOss",
      "gpt_oss",
      R"({"rope_parameters": null})",
-     {5.4046f, 3.2231f, 4.7556f}},
+     {5.1637f, 3.0387f, 4.6246f}},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, Spellings, testing::ValuesIn(kSpellings),
@@ -231,11 +259,47 @@ class Checkpoints : public testing::Test {
   }
 };
 
+// Frequencies of longrope, each divided by a factor of its own.
+struct Longrope {
+  const char* name;
+  nlohmann::json parameters;  // beside the type and the factors
+  nlohmann::json outer;       // beside rope_parameters
+  std::array<float, 3> logits;
+};
+
+TEST(LongropeFrequencies, GiveTheReferenceLogits) {
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  std::vector<double> short_factors, long_factors;
+  for (int i = 0; i < 32; ++i) {
+    short_factors.push_back(1 + i / 8.0);
+    long_factors.push_back(2 + i / 4.0);
+  }
+  constexpr std::array<float, 3> kLong = {1.2968f, 0.7173f, 3.7586f};
+  for (const Longrope& longrope :
+       {Longrope{"short", {{kOriginal, 64}}, {}, {1.9258f, -0.0684f, 5.9377f}},
+        Longrope{"long", {{kOriginal, 8}}, {}, kLong},
+        Longrope{"long by the outer length", {{kOriginal, 64}}, {{kOriginal, 8}}, kLong},
+        Longrope{"factor", {{kOriginal, 64}, {"factor", 4.0}}, {}, {1.8428f, -0.4020f, 5.6138f}},
+        Longrope{"attention factor",
+                 {{kOriginal, 64}, {"attention_factor", 1.5}},
+                 {},
+                 {1.9224f, -0.0490f, 5.9592f}}}) {
+    SCOPED_TRACE(longrope.name);
+    nlohmann::json patch = {{"rope_parameters",
+                             {{"rope_type", "longrope"},
+                              {"short_factor", short_factors},
+                              {"long_factor", long_factors}}}};
+    patch["rope_parameters"].update(longrope.parameters);
+    if (!longrope.outer.is_null()) patch.update(longrope.outer);
+    expect_logits(PatchedModel("llama", patch), longrope.logits);
+  }
+}
+
 constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
 
 // A head of its own in a checkpoint whose config ties it to the embedding.
 TEST_F(Checkpoints, KeepAHeadThatDiffersFromTheEmbedding) {
-  const PatchedModel model("llama", {});
+  const PatchedModel model("llama", nlohmann::json::object());
   Tensors tensors = read(model);
   nlohmann::json head = tensors.header.at(kEmbedding);
   const size_t begin = head.at("data_offsets")[0], end = head.at("data_offsets")[1];
@@ -248,7 +312,7 @@ TEST_F(Checkpoints, KeepAHeadThatDiffersFromTheEmbedding) {
 }
 
 TEST_F(Checkpoints, EmbedWithTheHeadWhereOnlyThatIsStored) {
-  const PatchedModel model("llama", {});
+  const PatchedModel model("llama", nlohmann::json::object());
   Tensors tensors = read(model);
   tensors.header[kHead] = tensors.header.at(kEmbedding);
   tensors.header.erase(kEmbedding);
