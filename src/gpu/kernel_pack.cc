@@ -14,6 +14,7 @@
 #include "core/compression.h"
 #include "core/mapped_file.h"
 #include "core/sha256.h"
+#include "gpu/source_tokens.h"
 
 namespace fovea::gpu {
 namespace {
@@ -101,7 +102,7 @@ Headers::Headers(Texts texts) : texts_(std::move(texts)) {
   Sha256 sha;
   for (const auto& [name, text] : texts_) {
     add_field(sha, name);
-    add_field(sha, text);
+    add_field(sha, source_tokens(text));
   }
   hash_ = to_hex(sha.finish());
 }

@@ -19,8 +19,8 @@
 
 namespace fovea::gpu {
 
-// What programs include, hashed once for all that share it. A selection for a GPU asks for two
-// dozen kernels: 0.35 ms of a busy core, 15 when each hashed its own 0.1 MB (2026-11-23).
+// The headers of a program, hashed once for all programs that share them: a selection for a GPU
+// asks for two dozen kernels.
 class Headers {
  public:
   using Texts = std::vector<std::pair<std::string, std::string>>;  // name as included -> text
@@ -28,7 +28,8 @@ class Headers {
   explicit Headers(Texts texts);
 
   const Texts& texts() const { return texts_; }
-  const std::string& hash() const { return hash_; }  // SHA-256 in hex over all of them
+  // SHA-256 in hex over the names and tokens of all of them; comments and layout do not count.
+  const std::string& hash() const { return hash_; }
 
  private:
   Texts texts_;
@@ -52,8 +53,8 @@ struct CompiledKernel {
   double seconds = 0;  // it took to compile
 };
 
-// SHA-256 in hex over everything in the variant. A pack entry with another hash is stale and not
-// used.
+// SHA-256 in hex over everything in the variant but the layout and comments of its headers. A pack
+// entry with another hash is stale and not used.
 std::string content_hash(const KernelVariant& variant);
 
 CompiledKernel compile(const KernelVariant& variant);
