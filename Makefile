@@ -3,7 +3,7 @@ BUILD ?= build
 MODEL ?= testdata/models/llama
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu build fovea configure bench kernels sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu mutants build fovea configure bench kernels sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -28,6 +28,9 @@ deps: ## Debian packages this build needs
 
 test-gpu: build kernels ## the tests that need a GPU; without one they are skipped
 	FOVEA_KERNEL_PACK=$(CURDIR)/$(BUILD)/kernels.pack ctest --test-dir $(BUILD) -L gpu --output-on-failure
+
+mutants: deps ## bugs put into a copy of the sources one by one; a test must find each (MUTANTS=pattern for some)
+	tools/mutants.py --only '$(or $(MUTANTS),*)' --jobs $(JOBS)
 
 kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 	LD_LIBRARY_PATH=$$(tools/find_nvrtc.sh $(BUILD)/nvrtc) $(BUILD)/fovea kernels build --pack $(BUILD)/kernels.pack
@@ -56,4 +59,4 @@ format: ## clang-format on every host source, and on changed lines of device cod
 	git clang-format --force --quiet --extensions cuh || test $$? = 1
 
 clean: ## remove every build folder
-	rm -rf build build-asan build-tsan build-fuzz
+	rm -rf build build-asan build-tsan build-fuzz build-mutants

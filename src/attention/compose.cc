@@ -124,6 +124,7 @@ class ByLayer final : public AttentionBackend {
   }
 
   void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
+    planned_ = false;
     if (workspace.empty()) {
       for (const auto& part : parts_) part->reserve(limits);
       return;
@@ -136,13 +137,18 @@ class ByLayer final : public AttentionBackend {
     }
   }
 
+  // If a part refuses the batch, the parts before it hold a plan of this batch and those behind it
+  // a plan of the last one.
   void plan(const BatchView& batch, Stream stream) override {
+    planned_ = false;
     for (const auto& part : parts_) part->plan(batch, stream);
+    planned_ = true;
   }
 
   void forward(const LayerTensors& layer, Stream stream) override {
     check_argument(layer.layer >= 0 && layer.layer < static_cast<int64_t>(part_of_layer_.size()),
                    "layer is {}, must be in [0, {})", layer.layer, part_of_layer_.size());
+    check_argument(planned_, "forward() without a plan");
     const auto index = static_cast<size_t>(layer.layer);
     LayerTensors inner = layer;
     inner.layer = layer_in_part_[index];
@@ -154,6 +160,7 @@ class ByLayer final : public AttentionBackend {
   std::vector<int32_t> part_of_layer_;
   std::vector<int32_t> layer_in_part_;
   std::string name_;
+  bool planned_ = false;
 };
 
 }  // namespace

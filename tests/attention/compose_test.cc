@@ -20,7 +20,8 @@ class Recorder : public AttentionBackend {
 
   std::string_view name() const override { return name_; }
   size_t workspace_bytes(const BatchLimits&) const override { return bytes_; }
-  void reserve(const BatchLimits&, std::span<std::byte> workspace) override {
+  void reserve(const BatchLimits& limits, std::span<std::byte> workspace) override {
+    if (refuses_large_ && limits.max_requests >= 1000) refuse();
     workspace_ = workspace;
     log_.push_back(name_ + " reserve " + std::to_string(workspace.size()));
   }
@@ -28,7 +29,7 @@ class Recorder : public AttentionBackend {
   const KvPool* kv() const override { return kv_; }
   const StatePool* state() const override { return state_; }
   void plan(const BatchView& batch, Stream) override {
-    if (batch.requests < 0) throw Error(ErrorCode::invalid_argument, "refused");
+    if (batch.requests < 0 || (refuses_large_ && batch.requests >= 1000)) refuse();
     log_.push_back(name_ + " plan");
   }
   void forward(const LayerTensors& layer, Stream) override {
@@ -39,8 +40,11 @@ class Recorder : public AttentionBackend {
   Device device_;
   const KvPool* kv_ = nullptr;
   const StatePool* state_ = nullptr;
+  bool refuses_large_ = false;
 
  private:
+  [[noreturn]] static void refuse() { throw Error(ErrorCode::invalid_argument, "refused"); }
+
   std::string name_;
   size_t bytes_;
   std::vector<std::string>& log_;
@@ -151,6 +155,38 @@ TEST(ComposeByLayer, RoutesLayersAndPlansAll) {
                       "full layer 0", "linear layer 2"}));
   EXPECT_THROW(all->forward({.layer = 4}), Error);
   EXPECT_THROW(all->forward({.layer = -1}), Error);
+}
+
+// Also where the part that refuses is not that of the layer: its plan is new or old.
+TEST(ComposeByLayer, NoPlanOutlivesAReserveOrAPlanThatFails) {
+  for (const bool refuses_first : {true, false}) {
+    Log log;
+    const auto part = [&](const char* name, bool refuses) {
+      auto recorder = std::make_unique<Recorder>(name, 1, log);
+      recorder->refuses_large_ = refuses;
+      return recorder;
+    };
+    std::vector<std::unique_ptr<AttentionBackend>> parts;
+    parts.push_back(part("first", refuses_first));
+    parts.push_back(part("second", !refuses_first));
+    const auto all = compose_by_layer(std::move(parts), {0, 1}, {0, 0});
+    const auto expect_no_plan = [&] {
+      for (int32_t layer = 0; layer < 2; ++layer) {
+        EXPECT_EQ(test::error_of([&] { all->forward({.layer = layer}); }),
+                  "forward() without a plan");
+      }
+    };
+    expect_no_plan();
+    all->plan({});
+    EXPECT_NO_THROW(all->forward({.layer = 0}));
+    EXPECT_THROW(all->plan({.requests = 1000}), Error);
+    expect_no_plan();
+    all->plan({});
+    EXPECT_THROW(all->reserve({.max_requests = 1000}), Error);
+    expect_no_plan();
+    all->reserve({});
+    expect_no_plan();
+  }
 }
 
 TEST(ComposeByLayer, PartsHaveBytesOfTheirOwn) {

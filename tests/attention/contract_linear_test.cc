@@ -125,6 +125,15 @@ class LinearRun {
     return out;
   }
 
+  // The error of a forward() behind a plan() that was refused.
+  std::string error_behind_a_refused_plan() {
+    BatchView wrong;
+    wrong.mode = ForwardMode::mixed;
+    wrong.requests = static_cast<int32_t>(test_.lengths.size()) + 2;
+    test::expect_invalid("requests is", [&] { backend_->plan(wrong); });
+    return test::error_of([&] { backend_->forward({}); });
+  }
+
   // The request continues from a snapshot.
   void restore(size_t request, int32_t snapshot) { slots_[request] = snapshot_slot(snapshot); }
 
@@ -252,6 +261,13 @@ TEST_P(Linear, BatchInvariantRowsDependOnTheirTokensOnly) {
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_EQ(alone.run({{i, 0, contract.test.lengths[i]}}), want[i]) << "sequence " << i;
   }
+}
+
+TEST_P(Linear, APlanThatFailsLeavesNone) {
+  const LinearData data = make_data(test());
+  LinearRun run(GetParam(), data, 1);
+  (void)run.run({{0, 0, 1}});
+  EXPECT_EQ(run.error_behind_a_refused_plan(), "forward() without a plan");
 }
 
 // Padding gives zeros and touches no state; requests without tokens touch nothing either.

@@ -171,6 +171,41 @@ TEST_P(Served, GraphReplayEqualsEager) {
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Served);
 INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), test::served_case_name);
 
+// A case of each kind of attention.
+std::vector<ServedCase> kinds() {
+  std::vector<AttentionCase> cases;
+  for (const char* name : {"mixed", "decode_page_16", "encoder", "cross", "cascade", "mla_page_16",
+                           "mla_weights_split_decode", "dual_chunk"}) {
+    cases.push_back(test::attention_case(name));
+  }
+  return test::served_cases(cases);
+}
+
+class EveryKind : public Served {};
+
+// Layers that ran on would attend by lists and tables of a batch that is over.
+TEST_P(EveryKind, APlanThatFailsLeavesNone) {
+  const CaseData data = make_data(test());
+  ThreadPool threads(1);
+  std::optional<test::PagedStore> store;
+  if (test::is_cached(test().spec)) store.emplace(test(), data, Fill::zero);
+  test::PagedStore* pages = store ? &*store : nullptr;
+  test::BackendUnderTest under_test(entry(), test(), pages, threads);
+  AttentionBackend& backend = under_test.backend();
+  test::PackedBatch batch(test(), data, pages, whole_case(test()), Fill::poison);
+  EXPECT_EQ(test::error_of([&] { backend.forward(batch.tensors()); }), "forward() without a plan");
+  under_test.run(batch);
+  BatchView wrong = batch.view();
+  wrong.requests = limits_of(test()).max_requests + 1;
+  test::expect_invalid("requests is", [&] { backend.plan(wrong); });
+  EXPECT_EQ(test::error_of([&] { backend.forward(batch.tensors()); }), "forward() without a plan");
+  under_test.run(batch);
+  EXPECT_TRUE(under_test.guards_intact());
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EveryKind);
+INSTANTIATE_TEST_SUITE_P(Builtin, EveryKind, ::testing::ValuesIn(kinds()), test::served_case_name);
+
 class Refused : public ::testing::TestWithParam<AttentionCase> {};
 
 // The reasons come before anything is built, and nothing gets round them.

@@ -10,6 +10,7 @@
 
 #include "support/cases.h"
 #include "support/expect_close.h"
+#include "support/expect_error.h"
 #include "support/oracle.h"
 #include "support/run_backend.h"
 
@@ -56,6 +57,12 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.requests = {{20, 3100}, {0, 0}, {17, 300}, {1, 70}};
   });
   add("parts", [](AttentionCase& test) { test.requests = {{100, 4400}, {0, 0}}; });
+  // The first row sees all but the last key of a key tile.
+  add("open_edge", [](AttentionCase& test) { test.requests = {{70, 196}}; });
+  add("without_keys", [](AttentionCase& test) {
+    test.spec.scope = AttentionScope::cross;
+    test.requests = {{70, 100}, {33, 0}, {9, 3}};
+  });
   add("cascade", [](AttentionCase& test) {
     test.requests = {{100, 356}, {30, 300}, {32, 290}, {20, 276}};
     test.shared_prefix = 256;
@@ -78,6 +85,12 @@ void add_decode(std::vector<AttentionCase>& cases) {
   add("decode_16_rows", 26, 2, Requests{{1, 257}, {1, 64}});
   add("decode_parts", 7, 1, Requests{{1, 900}, {1, 30}, {1, 350}});
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
+  add("decode_sinks", 14, 2, Requests{{1, 90}, {1, 300}});
+  cases.back().spec.has_sinks = true;
+  add("decode_without_keys", 7, 1, Requests{{1, 40}, {1, 0}, {1, 3}});
+  cases.back().spec.scope = AttentionScope::cross;
+  add("decode_drafts", 3, 1, Requests{{5, 160}, {5, 68}});
+  cases.back().mode = ForwardMode::extend;
   // Positions given: which new keys a token sees is asked key by key, in the last key tiles alone.
   AttentionCase moved = test::mha_case("decode_moved", 3, 1, 128);
   moved.mode = ForwardMode::extend;
@@ -232,6 +245,23 @@ TEST_P(Flash, MatchesTheOracle) {
         << "request " << request;
     row += rows;
   }
+}
+
+// As the contract asks of every backend.
+TEST(FlashPlan, LeavesNoneBehindIfItFails) {
+  const AttentionCase test = test::mha_case("plan", 7, 1, 128);
+  const test::CaseData data = make_data(test);
+  const BackendRegistry registry = BackendRegistry::builtin();
+  ThreadPool threads(1);
+  test::PagedStore store(test, data, Fill::zero);
+  test::BackendUnderTest under_test(*registry.find("flash"), test, &store, threads);
+  test::PackedBatch batch(test, data, &store, whole_case(test), Fill::poison);
+  under_test.run(batch);
+  BatchView wrong = batch.view();
+  wrong.requests = limits_of(test).max_requests + 1;
+  test::expect_invalid("requests is", [&] { under_test.backend().plan(wrong); });
+  EXPECT_EQ(test::error_of([&] { under_test.backend().forward(batch.tensors()); }),
+            "forward() without a plan");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Flash, ::testing::ValuesIn(cases()),

@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "engine/sampler.h"
 #include "engine/small_engine.h"
 #include "tokenizer/tokenizer.h"
 
@@ -91,6 +93,25 @@ TEST(EngineText, SamplingDoesNotDependOnTheBatch) {
     different += batched[i].tokens != batched[0].tokens;
   }
   EXPECT_GT(different, 3);
+}
+
+// The token at a place of the text is drawn with the number of that place.
+TEST(EngineText, DrawsAreThoseOfTheirPositions) {
+  Engine& engine = shared_engine();
+  GenerateRequest request = text_request(kPrompt, 24);
+  request.sampling.temperature = 1.5f;
+  request.sampling.seed = 11;
+  const GenerateResult result = engine.generate({&request, 1}).front();
+  std::vector<int32_t> tokens = engine.encode(kPrompt);
+  const size_t prompt = tokens.size();
+  tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
+  const std::vector<float> logits = engine.logits(tokens);
+  const auto width = static_cast<size_t>(engine.vocabulary());
+  Sampler sampler(engine.vocabulary());
+  for (size_t i = prompt; i < tokens.size(); ++i) {
+    const std::span<const float> row(logits.data() + (i - 1) * width, width);
+    EXPECT_EQ(tokens[i], sampler.sample(row, request.sampling, i).token) << "position " << i;
+  }
 }
 
 TEST(EngineText, LogprobsAgreeWithTheLogits) {

@@ -8,9 +8,11 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "fovea/error.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -142,6 +144,33 @@ TEST(Sampler, MinPIsRelativeToTheLargest) {
                       renormalised(softmax(logits, 1), {true, true, false, true}));
 }
 
+// A limit keeps what lies at its bound and nothing more: weights of equal logits sum up exactly.
+TEST(Sampler, LimitsEndAtTheirBounds) {
+  struct Limits {
+    float top_p, min_p;
+    int32_t top_k;
+    std::vector<float> logits;
+    size_t kept;  // of the first tokens
+  };
+  const Limits cases[] = {{0.25f, 0, 0, {2, 2, 2, 2}, 1},   {0.5f, 0, 0, {2, 2, 2, 2}, 2},
+                          {0.75f, 0, 0, {2, 2, 2, 2}, 3},   {0.5f, 0, 2, {2, 2, 2, 2}, 1},
+                          {1, 1, 0, {3, 3, 3, 2.999f}, 3},  {0.5f, 1, 0, {3, 3, 2, 2}, 1},
+                          {1, 0, 3, {1, 1, 1, 1}, 3},       {1, 0, 4, {1, 1, 1, 1}, 4},
+                          {1, 1, 2, {-1, -1, -1, -1.1f}, 2}};
+  for (const Limits& limits : cases) {
+    SamplingParams params = with_temperature(0.5f);
+    params.top_p = limits.top_p;
+    params.min_p = limits.min_p;
+    params.top_k = limits.top_k;
+    const std::vector<int64_t> counts = histogram(limits.logits, params, 400);
+    for (size_t token = 0; token < counts.size(); ++token) {
+      EXPECT_EQ(counts[token] > 0, token < limits.kept)
+          << "token " << token << ", top_p " << limits.top_p << ", min_p " << limits.min_p
+          << ", top_k " << limits.top_k;
+    }
+  }
+}
+
 TEST(Sampler, DrawsDependOnSeedAndPositionOnly) {
   const std::vector<float> logits = random_logits(100, 4);
   SamplingParams params = with_temperature(1);
@@ -190,6 +219,26 @@ TEST(Sampler, RefusesLogitsWithoutADistribution) {
       EXPECT_THROW((void)sampler.sample(logits, params, 0), Error);
   }
   EXPECT_THROW((void)Sampler::logprob(std::vector<float>{1, nan}, 0), Error);
+}
+
+TEST(Sampler, RefusesALogitThatIsNoNumberWhereverItIs) {
+  const float nan = std::nanf("");
+  Sampler sampler(3);
+  for (const float temperature : {0.0f, 1.0f}) {
+    for (const float bad : {nan, -nan, kInfinity}) {
+      for (size_t at = 0; at < 3; ++at) {
+        for (const float other : {1.0f, -kInfinity}) {
+          std::vector<float> logits(3, other);
+          logits[at] = bad;
+          const std::string words = "the logit of token " + std::to_string(at) +
+                                    (bad == kInfinity ? " is +inf" : " is NaN");
+          test::expect_invalid(
+              words, [&] { (void)sampler.sample(logits, with_temperature(temperature), 0); });
+          test::expect_invalid(words, [&] { (void)Sampler::logprob(logits, 1); });
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct PortableCase {
   int32_t window = 0, chunk = 0;
   float logit_cap = 0;
   bool sinks = false, alibi = false, tree = false;
+  bool v_by_heads = false;  // pages of V hold head after head, those of K token after token
 };
 
 inline std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
@@ -86,9 +87,9 @@ inline HostBatch::HostBatch(const PortableCase& c) : test(c) {
     slots_table.insert(slots_table.end(), row.begin(), row.end());
     for (int32_t t = 0; t < q_len; ++t) {
       uint64_t bits = 1ull << t;
-      if (t > 0)
-        bits |= tree[tree.size() - static_cast<size_t>(t) + static_cast<size_t>((t - 1) / 2)];
-      tree.push_back(bits);  // a binary tree: the parent of draft t is (t - 1) / 2
+      if (t > 1)
+        bits |= tree[tree.size() - static_cast<size_t>(t) + static_cast<size_t>(t / 2 - 1)];
+      tree.push_back(bits);  // two binary trees: the parent of draft t is t / 2 - 1
     }
   }
   q = random_bf16(static_cast<size_t>(tokens) * c.q_heads * c.head_dim, random);
@@ -213,6 +214,15 @@ inline std::vector<PortableCase> portable_cases() {
   list.push_back({.name = "small_window_cap", .requests = small, .window = 20, .logit_cap = 5});
   list.push_back({.name = "small_sinks", .requests = small, .page_size = 64, .sinks = true});
   list.push_back({.name = "small_parts", .requests = {{5, 700}, {1, 650}, {20, 30}}});
+  list.push_back({.name = "small_sinks_parts", .requests = {{5, 700}, {1, 650}}, .sinks = true});
+  list.push_back({.name = "small_chunk", .requests = {{40, 90}, {1, 150}, {5, 66}}, .chunk = 32});
+  list.push_back({.name = "small_page_3", .requests = small, .page_size = 3});
+  list.push_back({.name = "small_alibi", .requests = small, .alibi = true});
+  list.push_back({.name = "small_v_by_heads", .requests = small, .v_by_heads = true});
+  list.push_back({.name = "small_without_keys", .requests = {{9, 4}, {3, 3}, {2, 0}}});
+  // A row more than two tiles of 16 have.
+  list.push_back(
+      {.name = "small_one_row_more", .requests = {{11, 40}}, .q_heads = 3, .kv_heads = 1});
   list.push_back({.name = "small_tree", .requests = {{15, 70}, {15, 15}}, .tree = true});
   list.push_back({.name = "tree", .requests = {{15, 300}, {15, 15}, {15, 2000}}, .tree = true});
   return list;

@@ -56,9 +56,9 @@ class DeviceBatch {
     write.k_page_stride = c_.page_size * write.k_token_stride;
     write.v_page_stride = c_.page_size * write.v_token_stride;
     write.k_place_stride = write.k_token_stride;
-    write.v_place_stride = write.v_token_stride;
+    write.v_place_stride = c_.v_by_heads ? c_.head_dim_v : write.v_token_stride;
     write.k_cache_head_stride = c_.head_dim;
-    write.v_cache_head_stride = c_.head_dim_v;
+    write.v_cache_head_stride = int64_t{c_.v_by_heads ? c_.page_size : 1} * c_.head_dim_v;
     write.k_scale = k_scale_.data<float>();
     write.v_scale = v_scale_.data<float>();
     write.scale_kind = fp8_ ? kScalePerTokenHead : kScaleNone;
