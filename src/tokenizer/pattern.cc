@@ -17,7 +17,8 @@ namespace fovea {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 10'000;
-constexpr uint32_t kMatchLimit = 10'000'000;
+// A quarter of a second; a run of 20 MB of spaces needs less.
+constexpr uint32_t kMatchLimit = 40'000'000;
 constexpr size_t kJitStackBytes = 8 << 20;
 
 // White_Space of Unicode, to stand inside a class. PCRE2's own \s has U+180E in addition.
