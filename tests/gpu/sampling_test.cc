@@ -3,6 +3,7 @@
 // a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -144,6 +145,54 @@ TEST_F(GpuSampling, NeverDrawsMinusInfinity) {
     if (i % 3 != 1) rows.logits[i] = -kInfinity;
   }
   expect_equal(rows, "two thirds at -inf");
+}
+
+// Weights of equal logits sum up exactly, so what lies at a limit is known: as on the CPU.
+TEST_F(GpuSampling, LimitsEndAtTheirBounds) {
+  for (const int32_t vocabulary : {4, 600}) {
+    Rows rows{.vocabulary = vocabulary};
+    const auto add = [&](float top_p, float min_p, int32_t top_k, int32_t lower) {
+      for (uint64_t position = 0; position < 100; ++position) {
+        SamplingParams params;
+        params.temperature = 0.5f;
+        params.top_p = top_p;
+        params.min_p = min_p;
+        params.top_k = top_k;
+        rows.params.push_back(params);
+        rows.positions.push_back(position);
+        rows.logits.resize(rows.params.size() * static_cast<size_t>(vocabulary), 2);
+        std::fill_n(rows.logits.end() - lower, lower, 1.999f);
+      }
+    };
+    for (const float top_p : {0.25f, 0.5f, 0.75f, 1.0f}) {
+      for (const float min_p : {0.0f, 1.0f}) {
+        for (const int32_t top_k : {0, 1, vocabulary / 2, vocabulary}) {
+          add(top_p, min_p, top_k, 0);
+          add(top_p, min_p, top_k, vocabulary / 2);
+        }
+      }
+    }
+    expect_equal(rows, "vocabulary " + std::to_string(vocabulary));
+  }
+}
+
+TEST_F(GpuSampling, ReportsALogitThatIsNoNumberWhereverItIs) {
+  constexpr int32_t kVocabulary = 1030;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float temperature : {0.0f, 1.0f}) {
+    Rows rows{.vocabulary = kVocabulary};
+    for (const float bad : {nan, -nan, kInfinity}) {
+      for (const size_t at : {0, 1, 31, 32, 511, 512, 1023, 1024, 1029}) {
+        for (const float other : {1.0f, -kInfinity}) {
+          rows.logits.resize(rows.logits.size() + kVocabulary, other);
+          *(rows.logits.end() - kVocabulary + static_cast<int64_t>(at)) = bad;
+          rows.params.emplace_back().temperature = temperature;
+          rows.positions.push_back(at);
+        }
+      }
+    }
+    EXPECT_EQ(draw(rows), std::vector<int32_t>(rows.params.size(), -1));
+  }
 }
 
 TEST_F(GpuSampling, ReportsRowsThatAreNoDistribution) {
