@@ -42,7 +42,7 @@ constexpr size_t dtype_bytes(DType dtype) {
 constexpr bool is_fp8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
 
 constexpr bool is_floating(DType dtype) {
-  return dtype != DType::i32 && dtype != DType::i64 && dtype != DType::u8;
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || is_fp8(dtype);
 }
 
 // "fp32", "bf16", "fp8_e4m3", ...: the spelling of the CLI, of explain and of error messages.

@@ -4,6 +4,8 @@
 
 #include <fmt/core.h>
 
+#include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "fovea/error.h"
@@ -19,6 +21,23 @@ template <typename... Args>
 template <typename... Args>
 void check_argument(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) fail(ErrorCode::invalid_argument, format, std::forward<Args>(args)...);
+}
+
+// Error{invalid_argument} where a value of an enum is none of its enumerators, the last of which is
+// `last`: a number that another configuration or another version meant.
+//   check_enum(spec.order, KvOrder::hnd, "order", "KvOrder");
+template <typename Enum>
+void check_enum(Enum value, Enum last, std::string_view name, std::string_view type) {
+  check_argument(value >= Enum{} && value <= last, "{} is {}({})", name, type,
+                 static_cast<int>(value));
+}
+
+// Error{invalid_argument} where a T cannot lie at that address; null is aligned.
+template <typename T>
+void check_aligned(const T* data, std::string_view name) {
+  check_argument(reinterpret_cast<uintptr_t>(data) % alignof(T) == 0,
+                 "{} is at {}, must be aligned to {} bytes", name, static_cast<const void*>(data),
+                 alignof(T));
 }
 
 }  // namespace fovea

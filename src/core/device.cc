@@ -42,7 +42,13 @@ int available_cores() {
 }  // namespace
 
 std::string device_name(Device device) {
-  return device.kind == DeviceKind::cpu ? "cpu" : "cuda:" + std::to_string(device.index);
+  switch (device.kind) {
+    case DeviceKind::cpu:
+      return "cpu";
+    case DeviceKind::cuda:
+      return "cuda:" + std::to_string(device.index);
+  }
+  return "DeviceKind(" + std::to_string(static_cast<int>(device.kind)) + ")";
 }
 
 DeviceInfo cpu_device() {

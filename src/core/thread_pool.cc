@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fovea/thread_pool.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/memory_error.h"
 #include "fovea/device.h"
 
 namespace fovea {
@@ -27,9 +30,33 @@ void pause_cpu() {
 #endif
 }
 
+// Forks that led to this process since the library was loaded. A child has one more than its
+// parent, and none of its parent's threads.
+std::atomic<int> forks{0};
+
+int count_forks() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  check_argument(registered == 0, "the system cannot tell the library of forks (error {})",
+                 registered);
+  return forks.load(std::memory_order_relaxed);
+}
+
+// Whether this thread is running a task.
+thread_local bool in_task = false;
+
+class TaskScope {
+ public:
+  TaskScope() { in_task = true; }
+  ~TaskScope() { in_task = false; }
+  TaskScope(const TaskScope&) = delete;
+  TaskScope& operator=(const TaskScope&) = delete;
+};
+
 }  // namespace
 
 struct ThreadPool::State {
+  const int forks_before = count_forks();
   std::mutex one_at_a_time;
 
   // A job is published by raising `generation` after its fields are written, and is over when
@@ -50,6 +77,8 @@ struct ThreadPool::State {
 
   std::vector<std::thread> workers;
 
+  bool is_forked() const { return forks.load(std::memory_order_relaxed) != forks_before; }
+
   // Ends the workers there are, also where not all could be started.
   ~State() {
     stop.store(true, std::memory_order_release);
@@ -58,6 +87,7 @@ struct ThreadPool::State {
   }
 
   void run_tasks(int worker) {
+    const TaskScope scope;
     for (;;) {
       const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
       if (index >= tasks) return;
@@ -103,30 +133,46 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads)
+    : state_(
+          name_memory([] { return std::make_unique<State>(); }, "a pool of {} threads", threads)) {
   check_argument(threads >= 0 && threads <= kMaxThreads, "threads is {}, must be in [0, {}]",
                  threads, kMaxThreads);
   if (threads == 0) threads = cpu_device().cores;
-  state_->workers.reserve(static_cast<size_t>(threads - 1));
-  try {
+  const auto start = [&] {
+    state_->workers.reserve(static_cast<size_t>(threads - 1));
     for (int worker = 1; worker < threads; ++worker) {
       state_->workers.emplace_back([state = state_.get(), worker] { state->work(worker); });
     }
+  };
+  try {
+    name_memory(start, "a pool of {} threads", threads);
   } catch (const std::system_error& error) {
     fail(ErrorCode::out_of_memory, "threads is {}, the system lets {} run: {}", threads, size(),
          error.code().message());
   }
 }
 
-ThreadPool::~ThreadPool() = default;
+// A forked process has no workers to end: it would wait for them, and for those that slept in the
+// condition variable, for ever. What they used stays allocated.
+ThreadPool::~ThreadPool() {
+  if (state_->is_forked()) (void)state_.release();
+}
 
 int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
 
 void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& task) {
   if (tasks <= 0) return;
   State& state = *state_;
+  check_argument(!in_task, "parallel_for() of {} tasks inside a task: it would wait for itself",
+                 tasks);
+  check_argument(state.workers.empty() || !state.is_forked(),
+                 "parallel_for() of {} tasks in a forked process, which has none of the pool's {} "
+                 "threads: make a pool after fork()",
+                 tasks, size());
   std::lock_guard lock(state.one_at_a_time);
   if (tasks == 1 || state.workers.empty()) {
+    const TaskScope scope;
     for (int64_t index = 0; index < tasks; ++index) task(index, 0);
     return;
   }

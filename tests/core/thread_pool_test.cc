@@ -2,17 +2,20 @@
 #include "fovea/thread_pool.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "fovea/error.h"
+#include "support/address_space_limit.h"
+#include "support/expect_error.h"
 
 namespace fovea {
 namespace {
@@ -74,30 +77,77 @@ TEST(ThreadPool, RethrowsTheFirstException) {
   }
 }
 
+// It would wait for itself: in a pool of one and in another pool's tasks as well.
+TEST(ThreadPool, TasksStartNoTasks) {
+  for (const int size : {1, 3}) {
+    ThreadPool threads(size), others(2);
+    for (ThreadPool* inner : {&threads, &others}) {
+      for (const int64_t tasks : {1, 2}) {
+        test::expect_invalid("parallel_for() of 2 tasks inside a task", [&] {
+          threads.parallel_for(tasks,
+                               [&](int64_t, int) { inner->parallel_for(2, [](int64_t, int) {}); });
+        });
+      }
+    }
+    std::atomic<int> after{0};
+    threads.parallel_for(3, [&](int64_t, int) { ++after; });
+    others.parallel_for(3, [&](int64_t, int) { ++after; });
+    EXPECT_EQ(after, 6);
+  }
+}
+
+// The exit code of `action` in a forked process; 99 where it has not ended after seconds.
+template <typename Action>
+int forked(const Action& action) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(action());
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 99;
+}
+
+TEST(ThreadPool, AForkedProcessHasNoWorkers) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer lets no thread start after a fork";
+#endif
+  auto threads = std::make_unique<ThreadPool>(3);
+  ThreadPool alone(1);
+  std::atomic<int> runs{0};
+  const auto count = [&](int64_t, int) { ++runs; };
+  threads->parallel_for(2, count);
+  for (const bool asleep : {false, true}) {
+    if (asleep) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(forked([&] {
+                try {
+                  threads->parallel_for(2, count);
+                } catch (const Error& error) {
+                  const std::string said = error.what();
+                  return said.find("in a forked process") != std::string::npos ? 7 : 8;
+                }
+                return 9;
+              }),
+              7);
+    EXPECT_EQ(forked([&] {
+                threads.reset();  // does not wait for workers that are not there
+                alone.parallel_for(2, count);
+                ThreadPool own(2);
+                own.parallel_for(2, count);
+                return 5;
+              }),
+              5);
+  }
+  threads->parallel_for(2, count);
+  EXPECT_EQ(runs, 4);
+}
+
 TEST(ThreadPool, RefusesSenselessSizes) {
   EXPECT_THROW(ThreadPool(-1), Error);
   EXPECT_THROW(ThreadPool(1 << 20), Error);
   EXPECT_GE(ThreadPool(0).size(), 1);
 }
-
-// Limits the address space to `bytes` more than there are, while it lives.
-class AddressSpaceLimit {
- public:
-  explicit AddressSpaceLimit(size_t bytes) {
-    size_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    getrlimit(RLIMIT_AS, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = pages * 4096 + bytes;
-    setrlimit(RLIMIT_AS, &limit);
-  }
-  ~AddressSpaceLimit() { setrlimit(RLIMIT_AS, &before_); }
-  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
-  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
-
- private:
-  rlimit before_{};
-};
 
 TEST(ThreadPool, SaysWhenNotAllThreadsCanStart) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -105,7 +155,7 @@ TEST(ThreadPool, SaysWhenNotAllThreadsCanStart) {
 #endif
   std::string said;
   {
-    const AddressSpaceLimit limit(256 << 20);  // stacks of 8 MB
+    const test::AddressSpaceLimit limit(256 << 20);  // stacks of 8 MB
     try {
       ThreadPool threads(1024);
     } catch (const Error& error) {

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/strided_rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+// Three products of a count and a stride add up to less than 2^127.
+__extension__ typedef __int128 Wide;
+
+// In bytes, strides positive and descending, without dimensions of one row.
+struct Pattern {
+  Wide begin = 0;
+  int64_t row = 0;
+  std::array<StridedRows::Dimension, 3> dimensions = {};
+  int size = 0;
+
+  bool is_row() const { return size == 0; }
+  StridedRows::Dimension outer() const { return dimensions[0]; }
+  // One step of the outer dimension.
+  Pattern inner() const {
+    Pattern inner = *this;
+    std::shift_left(inner.dimensions.begin(), inner.dimensions.end(), 1);
+    --inner.size;
+    return inner;
+  }
+  Wide extent() const {
+    Wide bytes = row;
+    for (int i = 0; i < size; ++i) bytes += Wide{dimensions[i].count - 1} * dimensions[i].stride;
+    return bytes;
+  }
+};
+
+Pattern pattern_of(const StridedRows& rows) {
+  Pattern pattern;
+  pattern.begin = static_cast<Wide>(reinterpret_cast<uintptr_t>(rows.data));
+  pattern.row = rows.row * rows.element_bytes;
+  for (const auto& [count, stride] : rows.dimensions) {
+    if (count <= 1 || stride == 0) continue;
+    const int64_t step = stride * rows.element_bytes;
+    if (step < 0) pattern.begin += Wide{count - 1} * step;
+    pattern.dimensions[pattern.size++] = {count, step < 0 ? -step : step};
+  }
+  std::sort(pattern.dimensions.begin(), pattern.dimensions.begin() + pattern.size,
+            [](const auto& x, const auto& y) { return x.stride > y.stride; });
+  return pattern;
+}
+
+// Whether b, which begins `offset` bytes behind a, meets it. A dimension of both counts as endless.
+bool meet(const Pattern& a, const Pattern& b, Wide offset) {
+  if (offset >= a.extent() || offset + b.extent() <= 0) return false;
+  if (a.is_row() && b.is_row()) return true;
+  const int64_t step_a = a.is_row() ? 0 : a.outer().stride;
+  const int64_t step_b = b.is_row() ? 0 : b.outer().stride;
+  const int64_t step = std::max(step_a, step_b);
+  const Pattern inner_a = step_a == step ? a.inner() : a;
+  const Pattern inner_b = step_b == step ? b.inner() : b;
+  // Otherwise b would have to be held against more than the two steps around it.
+  if (inner_a.extent() > step || inner_b.extent() > step) return true;
+  const Wide behind = ((offset % step) + step) % step;
+  return meet(inner_a, inner_b, behind) || meet(inner_a, inner_b, behind - step);
+}
+
+}  // namespace
+
+void check_reach(const StridedRows& rows, std::string_view name) {
+  Wide first = static_cast<Wide>(reinterpret_cast<uintptr_t>(rows.data));
+  Wide last = first + Wide{rows.row} * rows.element_bytes;
+  for (const auto& [count, stride] : rows.dimensions) {
+    if (count <= 1) continue;
+    const Wide step = Wide{count - 1} * stride * rows.element_bytes;
+    (step < 0 ? first : last) += step;
+  }
+  if (first >= 0 && last <= std::numeric_limits<int64_t>::max()) return;
+  std::string strides;
+  for (const auto& [count, stride] : rows.dimensions) {
+    if (count > 1) strides += fmt::format("{}{} x {}", strides.empty() ? "" : ", ", count, stride);
+  }
+  fail(ErrorCode::invalid_argument,
+       "{} at {} has rows x strides of {} elements: addresses exceed 63 bits", name, rows.data,
+       strides);
+}
+
+bool are_apart(const StridedRows& rows) {
+  std::array<StridedRows::Dimension, 3> dimensions = rows.dimensions;
+  std::sort(dimensions.begin(), dimensions.end(),
+            [](const auto& x, const auto& y) { return x.stride < y.stride; });
+  Wide extent = rows.row;
+  for (const auto& [count, stride] : dimensions) {
+    if (count <= 1) continue;
+    if (stride < extent) return false;
+    extent += Wide{count - 1} * stride;
+  }
+  return true;
+}
+
+bool share_memory(const StridedRows& a, const StridedRows& b) {
+  const Pattern first = pattern_of(a), second = pattern_of(b);
+  return meet(first, second, second.begin - first.begin);
+}
+
+}  // namespace fovea
