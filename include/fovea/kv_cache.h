@@ -246,7 +246,7 @@ class RequestTable {
 class PageAllocator {
  public:
   // pages (>= 2) includes the reserved page 0; pages * page_size must stay below 2^31, else
-  // Error{invalid_argument}.
+  // Error{invalid_argument}. Error{out_of_memory} where the system has no memory for the lists.
   PageAllocator(int64_t pages, int32_t page_size);
 
   // One request grows from `prefix` to `length` tokens; last_slot is the slot of token prefix-1

@@ -43,7 +43,9 @@ struct PrefixCacheStats {
 };
 
 // Holds one reference on every page in the tree. Only full pages enter; they are never written
-// again. The tokens are compared on a hit, so a hash collision costs time, never correctness.
+// again. The tokens are compared on a hit, so a hash collision costs time, never correctness. All
+// calls throw Error{out_of_memory} where the system has no memory for them; then the cache holds
+// what it held, after insert() perhaps the first of the offered pages too.
 class PrefixCache {
  public:
   // Both outlive the cache. state: null for models without linear layers; with it, a match ends
@@ -69,7 +71,9 @@ class PrefixCache {
 
   // Frees least recently used leaves nobody else holds until `pages` allocator pages became free or
   // nothing more can go. Returns the pages freed, whose slots are then invalid (window pools: unmap
-  // them). Costs O(log n) per page and a look at each leaf in use that is older.
+  // them). Costs O(log n) per page and a look at each leaf in use that is older. Throws
+  // Error{invalid_argument} naming a page of the cache that was released once too often; the cache
+  // has then forgotten it, and the next call goes on.
   std::vector<int64_t> evict(int64_t pages);
 
   // Frees the least recently used snapshot that is not pinned. False: there is none.

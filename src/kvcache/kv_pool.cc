@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/check.h"
+#include "core/checked_math.h"
+#include "core/memory_error.h"
 #include "fovea/kv_cache.h"
 #include "kvcache/pool_memory.h"
 
@@ -36,7 +38,8 @@ std::unique_ptr<KvPool> make_kv_pool(const KvCacheSpec& spec, int64_t pages, Dev
   check_argument(pages >= 2, "pages is {}, must be at least 2: page 0 is reserved", pages);
   check_argument(spec.window == 0, "window is {}, make_window_kv_pool builds such pools",
                  spec.window);
-  return std::make_unique<PagedKvPool>(spec, pages, device);
+  return name_memory([&] { return std::make_unique<PagedKvPool>(spec, pages, device); },
+                     "a KV pool of {} pages", pages);
 }
 
 size_t kv_pool_bytes(const KvCacheSpec& spec, int64_t pages, int64_t full_slots) {

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/memory_error.h"
 #include "core/rounding.h"
 #include "fovea/kv_cache.h"
 
@@ -12,8 +13,12 @@ PageAllocator::PageAllocator(int64_t pages, int32_t page_size) : page_size_(page
   const int64_t limit = std::numeric_limits<int32_t>::max() / page_size;
   check_argument(pages >= 2 && pages <= limit,
                  "pages is {}, must be in [2, {}] with a page_size of {}", pages, limit, page_size);
-  references_.resize(static_cast<size_t>(pages));
-  free_.reserve(static_cast<size_t>(pages) - 1);
+  name_memory(
+      [&] {
+        references_.resize(static_cast<size_t>(pages));
+        free_.reserve(static_cast<size_t>(pages) - 1);
+      },
+      "a page allocator of {} pages", pages);
   for (int64_t page = pages - 1; page > 0; --page) free_.push_back(page);
 }
 
@@ -49,7 +54,8 @@ bool PageAllocator::extend(int32_t prefix, int32_t length, int64_t last_slot,
   if (new_pages > free_pages()) return false;
 
   size_t at = slots.size();
-  slots.resize(at + static_cast<size_t>(length - prefix));
+  name_memory([&] { slots.resize(at + static_cast<size_t>(length - prefix)); },
+              "the slots of {} new tokens", length - prefix);
   for (int32_t position = prefix; position < length; ++position) {
     if (position % page_size_ == 0) {
       const int64_t page = free_.back();
@@ -65,7 +71,8 @@ bool PageAllocator::extend(int32_t prefix, int32_t length, int64_t last_slot,
 bool PageAllocator::allocate(int64_t count, std::vector<int64_t>& pages) {
   check_argument(count >= 0, "count is {}, must not be negative", count);
   if (count > free_pages()) return false;
-  pages.reserve(pages.size() + static_cast<size_t>(count));
+  name_memory([&] { pages.reserve(pages.size() + static_cast<size_t>(count)); },
+              "a list of {} pages", count);
   for (int64_t i = 0; i < count; ++i) {
     pages.push_back(free_.back());
     references_[static_cast<size_t>(free_.back())] = 1;

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/checked_math.h"
 #include "kernels/mla_row.h"
 
 namespace fovea {
@@ -14,6 +15,10 @@ using kernels::kMlaRowLatent;
 using kernels::kMlaRowRope;
 
 void check_spec(const KvCacheSpec& spec) {
+  check_enum(spec.layout, KvLayout::mla_fp8_rows, "layout", "KvLayout");
+  check_enum(spec.order, KvOrder::hnd, "order", "KvOrder");
+  check_enum(spec.scale, KvScale::per_token_head, "scale", "KvScale");
+  check_enum(spec.dtype, DType::u8, "dtype", "DType");
   check_argument(spec.layers > 0, "layers is {}, must be positive", spec.layers);
   check_argument(spec.kv_heads > 0, "kv_heads is {}, must be positive", spec.kv_heads);
   check_argument(spec.head_dim > 0, "head_dim is {}, must be positive", spec.head_dim);
@@ -72,22 +77,6 @@ int64_t scale_count(const KvCacheSpec& spec, int64_t pages) {
 }
 
 }  // namespace
-
-int64_t checked_product(std::string_view what, std::initializer_list<int64_t> factors) {
-  int64_t result = 1;
-  for (const int64_t factor : factors) {
-    check_argument(!__builtin_mul_overflow(result, factor, &result), "{} overflows 64 bits", what);
-  }
-  return result;
-}
-
-int64_t checked_sum(std::string_view what, std::initializer_list<int64_t> terms) {
-  int64_t result = 0;
-  for (const int64_t term : terms) {
-    check_argument(!__builtin_add_overflow(result, term, &result), "{} overflows 64 bits", what);
-  }
-  return result;
-}
 
 int64_t align_up(std::string_view what, int64_t bytes) {
   return checked_sum(what, {bytes, kPoolAlignment - 1}) / kPoolAlignment * kPoolAlignment;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string_view>
 
 #include "fovea/kv_cache.h"
@@ -13,9 +12,8 @@ namespace fovea {
 // Arrays start on a cache line.
 inline constexpr int64_t kPoolAlignment = 64;
 
-// Throws Error{invalid_argument} naming `what` where the result does not fit int64.
-int64_t checked_product(std::string_view what, std::initializer_list<int64_t> factors);
-int64_t checked_sum(std::string_view what, std::initializer_list<int64_t> terms);
+// The next multiple of kPoolAlignment. Throws Error{invalid_argument} naming `what` where it does
+// not fit int64.
 int64_t align_up(std::string_view what, int64_t bytes);
 
 // One layer is K, V, scales of K, scales of V, each array aligned; layers follow each other.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/check_device.h"
 
 namespace fovea {
 namespace {
@@ -23,6 +24,7 @@ void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers, F
 
 PoolMemory::PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device, const char* what)
     : device_(device) {
+  check_device(device, "device");
   if (device.kind == DeviceKind::cpu) {
     cpu_.emplace(layout.total_bytes, what);
     data_ = cpu_->data();

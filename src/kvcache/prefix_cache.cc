@@ -5,9 +5,20 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/memory_error.h"
 #include "kvcache/prefix_tree.h"
 
 namespace fovea {
+namespace {
+
+constexpr const char kSearch[] = "a search for {} tokens in the prefix cache";
+
+void check_given(std::span<const int32_t> tokens) {
+  check_argument(tokens.data() != nullptr || tokens.empty(), "tokens is null, of {} entries",
+                 tokens.size());
+}
+
+}  // namespace
 
 struct PrefixCache::Tree {
   Tree(PageAllocator& page_allocator, StatePool* state_pool)
@@ -67,23 +78,29 @@ struct PrefixCache::Tree {
     --stats.snapshots;
   }
 
+  // Forgets a page whose reference the caller gives back.
   void drop_leaf(int32_t node) {
     if (tree.node(node).state_slot >= 0) drop_state(node);
-    const int64_t page = tree.node(node).page;
     tree.remove_leaf(node);
-    pages.release(page);
     --stats.pages;
-    ++stats.evicted_pages;
   }
+
+  void insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
+              std::span<const int64_t> given, int32_t state_slot);
+  PrefixMatch match(const PrefixDomain& domain, std::span<const int32_t> tokens);
 };
 
 PrefixCache::PrefixCache(PageAllocator& pages, StatePool* state)
-    : tree_(std::make_unique<Tree>(pages, state)) {}
+    : tree_(name_memory([&] { return std::make_unique<Tree>(pages, state); },
+                        "a prefix cache over {} pages", pages.pages())) {}
 
+// A page or slot that somebody has released once too often has no owner any more.
 PrefixCache::~PrefixCache() {
   tree_->tree.visit_all([this](const PrefixTree::Node& node) {
-    if (node.page != 0) tree_->pages.release(node.page);
-    if (node.state_slot >= 0) tree_->state->release(node.state_slot);
+    if (node.page != 0 && tree_->pages.references(node.page) > 0) tree_->pages.release(node.page);
+    if (node.state_slot >= 0 && tree_->state->in_use(node.state_slot)) {
+      tree_->state->release(node.state_slot);
+    }
   });
 }
 
@@ -92,25 +109,29 @@ const PrefixCacheStats& PrefixCache::stats() const { return tree_->stats; }
 PrefixMatch PrefixCache::match(const PrefixDomain& domain, std::span<const int32_t> tokens,
                                int32_t max_tokens) {
   check_argument(max_tokens >= 0, "max_tokens is {}, must not be negative", max_tokens);
+  check_given(tokens);
   tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(max_tokens)));
-  Tree& cache = *tree_;
-  cache.walk(domain, tokens);
+  return name_memory([&] { return tree_->match(domain, tokens); }, kSearch, tokens.size());
+}
 
+PrefixMatch PrefixCache::Tree::match(const PrefixDomain& domain, std::span<const int32_t> tokens) {
+  walk(domain, tokens);
   PrefixMatch match;
-  match.tokens = cache.tokens_in(cache.path.size());
-  cache.stats.queries += static_cast<int64_t>(tokens.size());
-  cache.stats.hits += match.tokens;
-  if (cache.path.empty()) return match;
-  match.pages.reserve(cache.path.size());
-  for (const int32_t node : cache.path) {
-    match.pages.push_back(cache.tree.node(node).page);
-    cache.pages.retain(match.pages.back());
+  match.pages.reserve(path.size());
+  for (const int32_t node : path) {
+    match.pages.push_back(tree.node(node).page);
+    pages.check_owned(match.pages.back());
   }
-  const int32_t last = cache.path.back();
-  cache.tree.touch(last);
-  if (cache.state != nullptr) {
-    match.state_slot = cache.tree.node(last).state_slot;
-    cache.tree.touch_state(last);
+  match.tokens = tokens_in(path.size());
+  stats.queries += static_cast<int64_t>(tokens.size());
+  stats.hits += match.tokens;
+  if (path.empty()) return match;
+  for (const int64_t page : match.pages) pages.retain(page);
+  const int32_t last = path.back();
+  tree.touch(last);
+  if (state != nullptr) {
+    match.state_slot = tree.node(last).state_slot;
+    tree.touch_state(last);
   }
   return match;
 }
@@ -118,8 +139,11 @@ PrefixMatch PrefixCache::match(const PrefixDomain& domain, std::span<const int32
 void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
                          std::span<const int64_t> pages, int32_t state_slot) {
   Tree& cache = *tree_;
+  check_given(tokens);
   const auto page_size = static_cast<size_t>(cache.pages.page_size());
   const size_t full_pages = tokens.size() / page_size;
+  check_argument(pages.data() != nullptr || pages.empty(), "pages is null, of {} entries",
+                 pages.size());
   check_argument(pages.size() >= full_pages, "{} pages given, {} tokens fill {}", pages.size(),
                  tokens.size(), full_pages);
   for (const int64_t page : pages.first(full_pages)) cache.pages.check_owned(page);
@@ -130,27 +154,31 @@ void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> to
                    tokens.size(), page_size);
   }
   if (full_pages == 0) return;
+  name_memory([&] { cache.insert(domain, tokens, pages.first(full_pages), state_slot); },
+              "a cached prefix of {} tokens", tokens.size());
+}
 
+void PrefixCache::Tree::insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
+                               std::span<const int64_t> given, int32_t state_slot) {
   int32_t last = -1;  // in the tree; a collision of keys ends the walk before the last page
-  int32_t node = cache.tree.add_root(domain);
-  for (size_t i = 0; node >= 0 && i < full_pages; ++i) {
-    const auto page_tokens = cache.page_tokens(tokens, i);
-    node = cache.tree.find_child(last = node, page_tokens);
+  int32_t node = tree.add_root(domain);
+  for (size_t i = 0; node >= 0 && i < given.size(); ++i) {
+    node = tree.find_child(last = node, page_tokens(tokens, i));
     if (node >= 0) continue;
-    node = cache.tree.add_child(last, page_tokens, pages[i]);
+    node = tree.add_child(last, page_tokens(tokens, i), given[i]);
     if (node < 0) break;
-    cache.pages.retain(pages[i]);
-    ++cache.stats.pages;
+    pages.retain(given[i]);
+    ++stats.pages;
   }
   if (node >= 0) last = node;
-  if (last >= 0) cache.tree.touch(last);
+  if (last >= 0) tree.touch(last);
   if (state_slot < 0) return;
-  if (node < 0 || cache.tree.node(node).state_slot >= 0) {
-    cache.state->release(state_slot);
-    if (node >= 0) cache.tree.touch_state(node);
+  if (node < 0 || tree.node(node).state_slot >= 0) {
+    state->release(state_slot);
+    if (node >= 0) tree.touch_state(node);
     return;
   }
-  cache.add_state(node, state_slot);
+  add_state(node, state_slot);
 }
 
 std::vector<int64_t> PrefixCache::evict(int64_t pages) {
@@ -158,17 +186,27 @@ std::vector<int64_t> PrefixCache::evict(int64_t pages) {
   Tree& cache = *tree_;
   const PrefixTree::Order& leaves = cache.tree.leaves();
   std::vector<int64_t> freed;
-  freed.reserve(static_cast<size_t>(std::min(pages, cache.stats.pages)));
+  const int64_t most = std::min(pages, cache.stats.pages);
+  name_memory([&] { freed.reserve(static_cast<size_t>(most)); }, "a list of {} freed pages", most);
   auto leaf = leaves.begin();
   while (leaf != leaves.end() && static_cast<int64_t>(freed.size()) < pages) {
     const auto [last_use, index] = *leaf;
     const int64_t page = cache.tree.node(index).page;
-    if (cache.pages.references(page) > 1) {
+    const int32_t references = cache.pages.references(page);
+    if (references > 1) {
       ++leaf;
       continue;
     }
+    if (references == 0) {
+      if (!freed.empty()) break;  // the caller gets these, and the error with the next call
+      cache.drop_leaf(index);
+      fail(ErrorCode::invalid_argument,
+           "page {} of the prefix cache is free: it was released once too often", page);
+    }
     freed.push_back(page);
     cache.drop_leaf(index);
+    cache.pages.release(page);
+    ++cache.stats.evicted_pages;
     // The parent may have become the next leaf. It was used with this one or later, and one use
     // touches one path, so it is found at or after this time and nothing is passed over.
     leaf = leaves.lower_bound({last_use, 0});
@@ -190,15 +228,21 @@ bool PrefixCache::evict_state() {
 
 int32_t PrefixCache::pin(const PrefixDomain& domain, std::span<const int32_t> tokens) {
   Tree& cache = *tree_;
-  cache.walk(domain, tokens);
-  // The pages before the last one stay because they have children.
-  if (!cache.path.empty()) cache.tree.pin(cache.path.back(), 1);
+  check_given(tokens);
+  name_memory(
+      [&] {
+        cache.walk(domain, tokens);
+        // The pages before the last one stay because they have children.
+        if (!cache.path.empty()) cache.tree.pin(cache.path.back(), 1);
+      },
+      kSearch, tokens.size());
   return cache.tokens_in(cache.path.size());
 }
 
 void PrefixCache::unpin(const PrefixDomain& domain, std::span<const int32_t> tokens) {
   Tree& cache = *tree_;
-  cache.walk(domain, tokens);
+  check_given(tokens);
+  name_memory([&] { cache.walk(domain, tokens); }, kSearch, tokens.size());
   // The tree may have grown since, so the pin is not always on the last page.
   const auto pinned =
       std::ranges::find_if(cache.path.rbegin(), cache.path.rend(),

@@ -79,6 +79,8 @@ int32_t PrefixTree::add_child(int32_t parent, std::span<const int32_t> tokens, i
   ++at(parent).children;
   at(index).parent = parent;
   at(index).page = page;
+  // Until touch(), which may not be reached: a page is never used later than the one before it.
+  at(index).last_use = node(parent).last_use;
   list(index, std::move(entry));
   return index;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/memory_error.h"
 #include "fovea/kv_cache.h"
 
 namespace fovea {
@@ -19,9 +20,13 @@ RequestTable::RequestTable(int32_t max_requests, int32_t max_context)
   if (!slots_) {
     fail(ErrorCode::out_of_memory, "the request table needs {} rows of {} bytes", rows, row_bytes);
   }
-  in_use_.resize(rows);
-  changed_.assign(rows, max_context);
-  free_.reserve(rows);
+  name_memory(
+      [&] {
+        in_use_.resize(rows);
+        changed_.assign(rows, max_context);
+        free_.reserve(rows);
+      },
+      "a request table of {} rows", rows);
   for (int32_t row = max_requests - 1; row > 0; --row) free_.push_back(row);
 }
 

@@ -2,6 +2,8 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/checked_math.h"
+#include "core/memory_error.h"
 #include "fovea/kv_cache.h"
 #include "kvcache/pool_layout.h"
 #include "kvcache/zeroed_memory.h"
@@ -136,7 +138,8 @@ size_t StateCacheSpec::bytes_per_slot() const {
 
 std::unique_ptr<StatePool> make_state_pool(const StateCacheSpec& spec, int32_t slots) {
   check_argument(slots >= 2, "slots is {}, must be at least 2: slot 0 is reserved", slots);
-  return std::make_unique<CpuStatePool>(spec, slots);
+  return name_memory([&] { return std::make_unique<CpuStatePool>(spec, slots); },
+                     "a state pool of {} slots", slots);
 }
 
 }  // namespace fovea

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/memory_error.h"
 #include "fovea/kv_cache.h"
 #include "kvcache/pool_memory.h"
 
@@ -163,7 +164,9 @@ std::unique_ptr<WindowKvPool> make_window_kv_pool(const KvCacheSpec& spec, int64
                  "full_slots is {}, must be at least two pages, a multiple of page_size {} and "
                  "below 2^31: slots are 32-bit",
                  full_slots, spec.page_size);
-  return std::make_unique<PagedWindowKvPool>(spec, pages, full_slots, device);
+  return name_memory(
+      [&] { return std::make_unique<PagedWindowKvPool>(spec, pages, full_slots, device); },
+      "a window KV pool of {} pages over {} slots", pages, full_slots);
 }
 
 int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> full_pages) {

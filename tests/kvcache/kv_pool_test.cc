@@ -184,6 +184,10 @@ TEST(KvPool, ErrorsNameTheFieldItsValueAndTheLimit) {
     change(spec);
     expect_invalid(part, [&] { make_kv_pool(spec, pages); });
   };
+  refuse("layout is KvLayout(9)", [](auto& s) { s.layout = static_cast<KvLayout>(9); });
+  refuse("order is KvOrder(9)", [](auto& s) { s.order = static_cast<KvOrder>(9); });
+  refuse("scale is KvScale(9)", [](auto& s) { s.scale = static_cast<KvScale>(9); });
+  refuse("dtype is DType(99)", [](auto& s) { s.dtype = static_cast<DType>(99); });
   refuse("layers is 0", [](KvCacheSpec& spec) { spec.layers = 0; });
   refuse("kv_heads is -1", [](KvCacheSpec& spec) { spec.kv_heads = -1; });
   refuse("head_dim is 0", [](KvCacheSpec& spec) { spec.head_dim = 0; });
