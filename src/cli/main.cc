@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -46,9 +48,23 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   }
 }
 
+// Help and the version arrive as exceptions; CLI11 would print them without a look at the result.
+void parse(CLI::App& program, int argc, char** argv) {
+  check_command(program, argc, argv);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& answer) {
+    std::ostringstream text;
+    program.exit(answer, text, text);
+    std::fputs(text.str().c_str(), stdout);
+  }
+  fovea::cli::flush_stdout();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is then an error of the write
   CLI::App program{"Fovea: the attention layer of an LLM serving engine"};
   program.set_version_flag("--version", "fovea " FOVEA_VERSION);
   program.require_subcommand(1);
@@ -60,15 +76,11 @@ int main(int argc, char** argv) {
   fovea::cli::add_bench(program);
   fovea::cli::add_kernels(program);
   try {
-    check_command(program, argc, argv);
-    program.parse(argc, argv);
-    fovea::cli::flush_stdout();
+    parse(program, argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    // Help and version arrive here too, with exit code 0. CLI::RuntimeError carries a command's
-    // own.
+    // CLI::RuntimeError carries a command's own exit code.
     if (dynamic_cast<const CLI::RuntimeError*>(&error)) return error.get_exit_code();
-    if (error.get_exit_code() == 0) return program.exit(error);
     const bool is_number = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr;
     std::fprintf(stderr, "fovea: %s%s; %s --help lists what is accepted\n", error.what(),
                  is_number ? ": not a number, or too large" : "", command_line(program).c_str());

@@ -2,9 +2,11 @@
 #include "gpu/kernel_pack.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -43,13 +45,54 @@ std::vector<std::string> compiler_flags(const KernelVariant& variant) {
   return flags;
 }
 
+// Writes beyond a limit of the size of files end the process by a signal. While this lives, they
+// fail with EFBIG on the calling thread, as they do where the signal is ignored.
+class FileSizeSignalHeld {
+ public:
+  FileSizeSignalHeld() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~FileSizeSignalHeld() {
+    if (sigismember(&before_, SIGXFSZ) == 1) return;
+    const timespec at_once{};
+    while (sigtimedwait(&signal_, nullptr, &at_once) == SIGXFSZ) continue;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  FileSizeSignalHeld(const FileSizeSignalHeld&) = delete;
+  FileSizeSignalHeld& operator=(const FileSizeSignalHeld&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+};
+
 bool write_all(int file, std::string_view bytes) {
+  const FileSizeSignalHeld held;
   while (!bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
     if (written < 0) return false;
     bytes.remove_prefix(static_cast<size_t>(written));
   }
   return ::fsync(file) == 0;
+}
+
+// An array of objects without arrays or objects in them. What is nested deeper is refused while it
+// is read, since a value that nests without end ends whoever walks over it.
+nlohmann::json parse_index(const std::string& path, std::string_view text) {
+  constexpr int kDepth = 2;
+  using Event = nlohmann::json::parse_event_t;
+  const auto limit = [&](int depth, Event event, const nlohmann::json&) {
+    const bool begins = event == Event::object_start || event == Event::array_start;
+    if (begins && depth >= kDepth) {
+      fail(ErrorCode::corrupt_file, "{}: the index nests values deeper than {}", path, kDepth);
+    }
+    return true;
+  };
+  nlohmann::json index = nlohmann::json::parse(text, limit, false);
+  if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
+  return index;
 }
 
 // A name that no other thread takes, nor a process of another container with the same id.
@@ -148,8 +191,7 @@ KernelPack KernelPack::open(const std::string& path) {
     fail(ErrorCode::corrupt_file, "{}: the index has {} bytes, {} are there", path, index_bytes,
          bytes.size() - fixed);
   }
-  const auto index = nlohmann::json::parse(bytes.substr(fixed, index_bytes), nullptr, false);
-  if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
+  const nlohmann::json index = parse_index(path, bytes.substr(fixed, index_bytes));
   const std::string_view frames = bytes.substr(fixed + index_bytes);
   KernelPack pack;
   pack.path_ = path;
@@ -158,11 +200,7 @@ KernelPack KernelPack::open(const std::string& path) {
     for (const nlohmann::json& fields : index) {
       const IndexEntry item{path, fields};
       const std::string name = item.text("name");
-      const uint64_t cubin_bytes = item.number("size");
-      if (cubin_bytes > kMaxCubinBytes) {
-        fail(ErrorCode::corrupt_file, "{}: {} has {} bytes of machine code, at most {}", path, name,
-             cubin_bytes, kMaxCubinBytes);
-      }
+      const uint64_t cubin_bytes = item.number("size", kMaxCubinBytes);
       const uint64_t offset = item.number("offset");
       const uint64_t size = item.number("frame_size");
       if (offset > frames.size() || size > frames.size() - offset) {

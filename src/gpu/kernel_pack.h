@@ -68,6 +68,7 @@ class KernelPack {
   // Written to a temporary file, synced and renamed, so that a reader sees the old or the new one.
   void save(const std::string& path) const;
 
+  const std::string& path() const { return path_; }  // of the file it was read from, or empty
   size_t size() const { return entries_.size(); }
   void set(const KernelVariant& variant, const CompiledKernel& kernel);
   // False when absent or stale.

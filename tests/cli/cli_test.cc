@@ -134,8 +134,10 @@ TEST(Cli, TheModelMayComeLast) {
 
 TEST(Cli, SaysWhenOutputIsLost) {
   const std::string generate = "generate " + kModels + "llama -p x -n 4";
-  for (const std::string& arguments : {generate, generate + " --json", std::string("explain"),
-                                       std::string("backends --json"), std::string("env")}) {
+  for (const std::string& arguments :
+       {generate, generate + " --json", std::string("explain"), std::string("backends --json"),
+        std::string("env"), std::string("--help"), std::string("--version"),
+        std::string("generate --help"), std::string("kernels list --json")}) {
     SCOPED_TRACE(arguments);
     const ProgramResult full = fovea_redirected(arguments, "> /dev/full");
     EXPECT_EQ(full.exit_code, 2);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel packs and the compiler's report, on machines without a GPU or NVRTC.
+// Kernel packs, on machines without a GPU or NVRTC.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 
 #include "fovea/error.h"
 #include "gpu/kernel_pack.h"
-#include "kernels/cuda/family.h"
+#include "kernels/cuda/kernel_traits.h"
 #include "support/expect_error.h"
 
 namespace fovea::gpu {
@@ -177,6 +178,66 @@ TEST_F(KernelPackFile, NumbersOfTheIndexHaveLimits) {
   }
 }
 
+// A value that nests without end would end whoever walks over it.
+TEST_F(KernelPackFile, ValuesOfTheIndexDoNotNest) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {.registers = 7}, .seconds = 1});
+  pack.save(path_);
+  const std::string good = read(), size = R"("size":12)";
+  constexpr size_t kDeep = 100'000;
+  for (const auto& [open, close] : {std::pair{"[", "]"}, {R"({"a":)", "}"}}) {
+    std::string opened, closed;
+    for (size_t i = 0; i < kDeep; ++i) {
+      opened += open;
+      closed += close;
+    }
+    for (const std::string& value :
+         {opened + "1" + closed, opened, std::string(open) + "1" + close}) {
+      expect_corrupt(edited(good, size, R"("size":)" + value),
+                     "the index nests values deeper than 2");
+    }
+  }
+}
+
+TEST_F(KernelPackFile, TraitsHaveLimits) {
+  using kernels::cuda::check_traits;
+  using kernels::cuda::Traits;
+  const Traits good{.threads = 128, .shared_bytes = 0, .row_tile = 64, .key_tile = 0};
+  EXPECT_NO_THROW(check_traits(good, "a/1"));
+  const auto expect = [&](const char* words, int32_t Traits::*field, int32_t value) {
+    Traits wrong = good;
+    wrong.*field = value;
+    test::expect_error(ErrorCode::corrupt_file, words, [&] { check_traits(wrong, "a/1"); });
+  };
+  expect("a/1: threads is 0, must be in [1, 1024]", &Traits::threads, 0);
+  expect("threads is -128", &Traits::threads, -128);
+  expect("threads is 1025", &Traits::threads, 1025);
+  expect("shared_bytes is -1024", &Traits::shared_bytes, -1024);
+  expect("shared_bytes is 2147483647", &Traits::shared_bytes, INT32_MAX);
+  expect("row_tile is -1", &Traits::row_tile, -1);
+  expect("key_tile is 65537", &Traits::key_tile, 65537);
+}
+
+// A limit of the size of files fails the write, by no signal, and the old pack stays.
+TEST_F(KernelPackFile, ALimitOfFileSizesKeepsTheOldPack) {
+  KernelPack pack;
+  pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
+  pack.save(path_);
+  const std::string good = read();
+  pack.set(two_, {.cubin = std::string(1 << 16, 'x'), .resources = {}, .seconds = 0});
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small = before;
+  small.rlim_cur = 64;
+  setrlimit(RLIMIT_FSIZE, &small);
+  const std::string said = test::error_of([&] { pack.save(path_); }, ErrorCode::io);
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_NE(said.find(path_ + ": cannot write: File too large"), std::string::npos) << said;
+  EXPECT_EQ(read(), good);
+  pack.save(path_);
+  EXPECT_TRUE(KernelPack::open(path_).contains(two_));
+}
+
 TEST_F(KernelPackFile, CodeIsCompressed) {
   const std::string code(100'000, 'x');
   KernelPack pack;
@@ -199,7 +260,8 @@ TEST_F(KernelPackFile, DamagedCodeIsAnErrorThatNamesIt) {
   const std::string frame_size = R"("frame_size":)" + std::to_string(frame_bytes);
   expect_corrupt(edited(good, R"("size":)" + size, R"("size":)" + size + "0"),
                  "a/1: " + size + "0 bytes where its zstd frame has " + size);
-  expect_corrupt(edited(good, R"("size":)" + size, R"("size":99999999999)"), "at most 67108864");
+  expect_corrupt(edited(good, R"("size":)" + size, R"("size":99999999999)"),
+                 "must be a whole number in [0, 67108864]");
   expect_corrupt(edited(good, frame_size, R"("frame_size":3)"), "a/1: its 3 bytes are not one");
   expect_corrupt(edited(good, frame_size, frame_size + "0"), "a/1 lies outside");
   expect_corrupt(edited(good, frame_size, R"("frame":1)"), "frame_size");
@@ -294,71 +356,6 @@ TEST_F(KernelCache, KeepsWhatWasCompiled) {
   const std::string cubin = store(true).get(real_).cubin;
   EXPECT_NE(lines_.find("compiling a/real for sm_90"), std::string::npos) << lines_;
   EXPECT_EQ(store(false).get(real_).cubin, cubin);
-}
-
-TEST(ResourceReport, BelongsToItsEntryPoint) {
-  const std::string log =
-      "ptxas info    : Compiling entry function 'other' for 'sm_90a'\n"
-      "    96 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
-      "ptxas info    : Used 255 registers, 10 bytes smem\n"
-      "ptxas info    : Compiling entry function 'fovea_kernel' for 'sm_90a'\n"
-      "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
-      "ptxas info    : Used 203 registers, used 1 barriers, 400 bytes smem\n";
-  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").registers, 203);
-  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").spill_bytes, 0);
-  EXPECT_EQ(parse_resource_use(log, "fovea_kernel").shared_bytes, 400);
-  EXPECT_EQ(parse_resource_use(log, "other").spill_bytes, 12);
-  EXPECT_EQ(parse_resource_use(log, "other").losses, "");
-}
-
-TEST(ResourceReport, KeepsEveryNoteOfLostPerformance) {
-  const std::string log =
-      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
-      "serialized due to the presence of Extern calls in the function 'fovea_kernel'\n"
-      "ptxas info    : Compiling entry function 'fovea_kernel' for 'sm_90a'\n"
-      "ptxas info    : Used 203 registers, used 1 barriers, 400 bytes smem\n"
-      "ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored.";
-  const ResourceUse use = parse_resource_use(log, "fovea_kernel");
-  EXPECT_EQ(use.registers, 203);
-  EXPECT_EQ(use.losses,
-            "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due "
-            "to the presence of Extern calls in the function 'fovea_kernel'\n"
-            "(C7508) Potential Performance Loss: 'setmaxnreg' ignored.");
-}
-
-std::vector<std::string> included(const std::string& text) {
-  std::vector<std::string> names;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("#include \"")) names.push_back(line.substr(10, line.find('"', 10) - 10));
-  }
-  return names;
-}
-
-bool has(const kernels::cuda::Family& family, const std::string& header) {
-  return std::ranges::any_of(family.headers->texts(),
-                             [&](const auto& each) { return each.first == header; });
-}
-
-TEST(Families, EveryBakedKernelHasItsSources) {
-  using namespace kernels::cuda;
-  EXPECT_FALSE(families().empty());
-  for (const Family& family : families()) {
-    for (const VariantValues& values : family.baked) {
-      const KernelVariant variant = make_variant(family, values, family.sms.front());
-      EXPECT_EQ(variant.headers, family.headers) << variant.name << " hashes its sources anew";
-      EXPECT_NE(variant.program.find("Config<" + values.front()), std::string::npos);
-      for (const std::string& name : included(variant.program)) {
-        EXPECT_TRUE(has(family, name)) << variant.name << ": " << name;
-      }
-    }
-    for (const auto& [name, text] : family.headers->texts()) {
-      for (const std::string& other : included(text)) {
-        EXPECT_TRUE(has(family, other)) << family.folder << ": " << other << " of " << name;
-      }
-    }
-  }
-  EXPECT_THROW(family("nothing/here"), Error);
 }
 
 }  // namespace

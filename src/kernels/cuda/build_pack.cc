@@ -69,6 +69,7 @@ KernelListing describe(const Baked& baked, const KernelPack& pack) {
     if (bytes && bytes->size() == sizeof(kernels::cuda::Traits)) {
       kernels::cuda::Traits traits;
       std::memcpy(&traits, bytes->data(), sizeof(traits));
+      kernels::cuda::check_traits(traits, fmt::format("{}: {}", pack.path(), variant.name));
       listing.threads = traits.threads;
       listing.dynamic_shared_bytes = traits.shared_bytes;
     }

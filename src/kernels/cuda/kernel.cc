@@ -29,6 +29,7 @@ Kernel::Kernel(const gpu::KernelVariant& variant, gpu::KernelStore& store) {
   }
   gpu::copy_to_host(&traits_, reinterpret_cast<void*>(address), bytes, nullptr);
   gpu::synchronize(nullptr);
+  check_traits(traits_, variant.name);
   if (traits_.shared_bytes > kDefaultSharedBytes) {
     gpu::check(driver.function_set_attribute(function_, gpu::kFunctionMaxDynamicSharedSizeBytes,
                                              traits_.shared_bytes),

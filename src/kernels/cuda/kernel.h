@@ -46,10 +46,16 @@ class Kernel {
   // not run at all. sm_90 and later.
   int active_clusters(uint32_t cluster) const;
 
-  int row_tile() const { return traits_.row_tile; }
-  int key_tile() const { return traits_.key_tile; }
+  // Error{corrupt_file} where the kernel says that it has none.
+  int row_tile() const { return tile_of(traits_.row_tile); }
+  int key_tile() const { return tile_of(traits_.key_tile); }
 
  private:
+  static int tile_of(int32_t tile) {
+    if (tile > 0) return tile;
+    fail(ErrorCode::corrupt_file, "a kernel that works by tiles says that its tiles have {} rows",
+         tile);
+  }
   void launch_with(GridSize grid, const void* params, size_t bytes, Stream stream, bool overlapped,
                    uint32_t cluster) const;
 

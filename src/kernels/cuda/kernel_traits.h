@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
+
+#include "core/check.h"
 
 namespace fovea::kernels::cuda {
 
@@ -11,8 +14,23 @@ inline constexpr char kTraitsSymbol[] = "fovea_traits";
 struct Traits {
   int32_t threads;       // of a block
   int32_t shared_bytes;  // dynamic
-  int32_t row_tile;
+  int32_t row_tile;      // 0: the kernel has none
   int32_t key_tile;
 };
+
+// Throws Error{corrupt_file} naming what no kernel can have: the file that the traits come from may
+// be anybody's.
+inline void check_traits(const Traits& traits, std::string_view kernel) {
+  constexpr int32_t kMostThreads = 1024, kMostSharedBytes = 1 << 18, kMostTile = 1 << 16;
+  const auto check = [&](const char* name, int32_t value, int32_t least, int32_t most) {
+    if (value >= least && value <= most) return;
+    fail(ErrorCode::corrupt_file, "{}: {} is {}, must be in [{}, {}]", kernel, name, value, least,
+         most);
+  };
+  check("threads", traits.threads, 1, kMostThreads);
+  check("shared_bytes", traits.shared_bytes, 0, kMostSharedBytes);
+  check("row_tile", traits.row_tile, 0, kMostTile);
+  check("key_tile", traits.key_tile, 0, kMostTile);
+}
 
 }  // namespace fovea::kernels::cuda
