@@ -133,6 +133,7 @@ void Workload::place_requests() {
   batch_.q_indptr = q_indptr_.data();
   batch_.kv_lens = kv_lens_.data();
   batch_.request_rows = request_rows_.data();
+  batch_.table_rows = config_.batch;
   batch_.request_slots = request_slots_.data();
   batch_.request_slots_stride = config_.kv_len;
   batch_.out_slots = out_slots_.data();

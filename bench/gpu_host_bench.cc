@@ -122,6 +122,7 @@ class Pass {
               .q_indptr = arrays_[0].data<int32_t>(),
               .kv_lens = arrays_[1].data<int32_t>(),
               .request_rows = arrays_[2].data<int32_t>(),
+              .table_rows = requests,
               .out_slots = arrays_[4].data<int64_t>()};
     if (setting.by_pages) {
       batch_.page_table = arrays_[3].data<int32_t>();

@@ -172,6 +172,7 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   batch.kv_lens = kv_lens.data<int32_t>();
   if (!pool) return;
   batch.request_rows = slot_rows.data<int32_t>();
+  batch.table_rows = batch.requests;
   batch.request_slots = slots.data<int32_t>();
   batch.request_slots_stride = static_cast<int64_t>(stride);
   batch.out_slots = out_slots.data<int64_t>();

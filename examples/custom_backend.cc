@@ -162,6 +162,7 @@ float decode(const Selection& selection, const BackendRequest& request, ThreadPo
                  .q_indptr = q_indptr,
                  .kv_lens = kv_lens,
                  .request_rows = &row,
+                 .table_rows = 1,
                  .page_table = block_table,
                  .page_table_stride = 2,
                  .out_slots = &out_slot});

@@ -111,6 +111,7 @@ class DecodeBatch {
             .q_indptr = q_indptr_.device,
             .kv_lens = kv_lens_.device,
             .request_rows = rows_.device,
+            .table_rows = table_.max_requests(),
             .request_slots = slots_.device,
             .request_slots_stride = table_.row_stride(),
             .out_slots = out_slots_.device};

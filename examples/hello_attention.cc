@@ -26,6 +26,7 @@ int main() {
   BatchView batch{.mode = ForwardMode::decode, .requests = 1, .tokens = 1, .q_indptr = q_indptr};
   batch.kv_lens = &kv_len;
   batch.request_rows = &row;
+  batch.table_rows = 1;
   batch.page_table = page_table;
   batch.page_table_stride = 2;
   const int64_t out_slot = 9 * 16 + 3;

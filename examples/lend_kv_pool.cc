@@ -79,7 +79,8 @@ std::vector<float> run(AttentionBackend& backend, const Pass& pass, uint32_t see
                   .tokens = q_indptr.back(),
                   .q_indptr = q_indptr.data(),
                   .kv_lens = pass.lengths.data(),
-                  .request_rows = rows.data()};
+                  .request_rows = rows.data(),
+                  .table_rows = 2};
   batch.page_table = kBlockTable.data();
   batch.page_table_stride = 4;
   batch.out_slots = out_slots.data();

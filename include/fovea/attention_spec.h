@@ -86,11 +86,12 @@ struct AttentionSpec {
   // bf16. `flash` rounds weights to e4m3 too, and its products run at the rate of fp8.
   DType q_dtype = DType::f32;
   // s = softmax_scale * q k. 0: 1/sqrt(head_dim); mla: 1/sqrt(nope_dim + rope_dim), but absorbed
-  // queries (nope_dim 0) do not tell theirs and need one.
+  // queries (nope_dim 0) do not tell theirs and need one. At most 1e6.
   float softmax_scale = 0;
-  float logit_cap = 0;  // soft cap, s <- cap * tanh(s / cap) (arXiv:2408.00118); 0: off
-  int32_t window = 0;   // a query sees the last `window` keys including itself; 0: off
-  int32_t chunk = 0;    // a query sees keys of its own aligned chunk only (Llama 4); 0: off
+  // Soft cap, s <- cap * tanh(s / cap) (arXiv:2408.00118), in [1e-6, 1e6]; 0: off.
+  float logit_cap = 0;
+  int32_t window = 0;  // a query sees the last `window` keys including itself; 0: off
+  int32_t chunk = 0;   // a query sees keys of its own aligned chunk only (Llama 4); 0: off
   // mha, scopes decoder and ragged; not with chunk or mask prefix_spans.
   DualChunk dual_chunk = {};
   // One extra logit per head in the denominator (gpt-oss; after arXiv:2309.17453).

@@ -68,7 +68,11 @@ struct BatchView {
 
   const int32_t* q_indptr = nullptr;      // [requests + 1], first 0, last tokens
   const int32_t* kv_lens = nullptr;       // [requests]
-  const int32_t* request_rows = nullptr;  // [requests], rows of the tables
+  const int32_t* request_rows = nullptr;  // [requests], rows of the tables, in [0, table_rows)
+  // Rows of each table below that is given (the smaller number where they differ):
+  // RequestTable::max_requests(). A batch with a table needs it. On the CPU plan() refuses
+  // request_rows beyond it; on a GPU the caller guarantees them.
+  int32_t table_rows = 0;
   // Where each request's tokens are: one of two tables, the other stays null. Entries behind a
   // request's last token are not looked at.
   // [rows, request_slots_stride] the slot of each token: RequestTable::data(), row_stride().
@@ -79,7 +83,7 @@ struct BatchView {
   const int32_t* page_table = nullptr;
   int64_t page_table_stride = 0;
   // [tokens] slot each new token is written to; -1 skips the write. int64 because a slot times a
-  // row may exceed 2^31.
+  // row may exceed 2^31. No slot twice, but those of page 0, which padding alone writes to.
   const int64_t* out_slots = nullptr;
   // [tokens] logical positions. Null: kv_lens - q_len + j. Drafts of a tree share positions;
   // window, chunk, dual_chunk and ALiBi are measured on them. Given, they cost time: those of new
@@ -142,6 +146,7 @@ struct TokenTable {
   const int32_t* entries = nullptr;  // [rows, stride]
   int64_t stride = 0;
   int32_t entry_tokens = 1;  // that an entry stands for: 1 if it is a slot, page_size if a page
+  int32_t rows = 0;
 
   int32_t entry(int32_t row, int64_t token) const {
     return entries[row * stride + token / entry_tokens];
@@ -155,12 +160,14 @@ struct TokenTable {
 inline TokenTable token_table(const BatchView& batch, AttentionScope scope, int32_t page_size) {
   if (scope == AttentionScope::cross) {
     if (batch.encoder_page_table == nullptr) {
-      return {batch.encoder_slots, batch.encoder_slots_stride};
+      return {batch.encoder_slots, batch.encoder_slots_stride, 1, batch.table_rows};
     }
-    return {batch.encoder_page_table, batch.encoder_page_table_stride, page_size};
+    return {batch.encoder_page_table, batch.encoder_page_table_stride, page_size, batch.table_rows};
   }
-  if (batch.page_table == nullptr) return {batch.request_slots, batch.request_slots_stride};
-  return {batch.page_table, batch.page_table_stride, page_size};
+  if (batch.page_table == nullptr) {
+    return {batch.request_slots, batch.request_slots_stride, 1, batch.table_rows};
+  }
+  return {batch.page_table, batch.page_table_stride, page_size, batch.table_rows};
 }
 
 }  // namespace fovea

@@ -36,7 +36,8 @@ class StateMerger {
   // read. The two share no memory; for 0 tokens they may be absent. On a GPU both are device
   // memory, rows begin at multiples of 4 bytes, and the call enqueues one kernel, also in a
   // capture, and leaves the device current. Throws Error{invalid_argument} naming what is absent,
-  // negative, misaligned or of another dtype.
+  // negative, misaligned, of another dtype or written twice (strides of into.out that make rows
+  // overlap, memory of both states), and on the CPU Error{out_of_memory} naming the state.
   virtual void merge(const AttentionState& into, const AttentionState& part, int64_t tokens,
                      Stream stream = nullptr) = 0;
 };

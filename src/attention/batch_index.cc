@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/token_table.h"
 #include "core/check.h"
+#include "core/checked_math.h"
 #include "core/rounding.h"
 
 namespace fovea {
@@ -36,9 +38,8 @@ int64_t pool_slot(const TokenSlots& tokens, int32_t request, int64_t token) {
   return here;
 }
 
-// Padding: the dummy row of the table, which lists slot or page 0 for every token.
-bool is_dummy(const TokenSlots& tokens, int32_t request, int64_t token) {
-  return tokens.rows[request] == 0 && tokens.table.entry(0, token) == 0;
+bool is_padding(const TokenSlots& tokens, int32_t request) {
+  return is_padded(tokens.table, tokens.rows[request], tokens.lens[request]);
 }
 
 // The page that a table of pages has for a token is one of those that it counts.
@@ -70,7 +71,14 @@ int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
   const int64_t begin = int64_t{column} * tokens.page_size;
   const int64_t end = std::min<int64_t>(begin + tokens.page_size, tokens.lens[request]);
   if (end <= first_token(tokens, request)) return 0;
-  if (is_dummy(tokens, request, end - 1)) return 0;
+  if (is_padding(tokens, request)) {
+    const int32_t entry = tokens.table.entry(0, end - 1);
+    check_argument(entry == 0,
+                   "request {}, column {}: the entry of token {} is {}, but that of its last token "
+                   "is 0, which makes the request padding",
+                   request, column, end - 1, entry);
+    return 0;
+  }
   if (tokens.table.entry_tokens > 1) {
     check_page(tokens, request, end - 1);
   } else {
@@ -81,10 +89,11 @@ int32_t page_at(const TokenSlots& tokens, int32_t request, int32_t column) {
   check_argument(slot >= 0 && page < tokens.pages,
                  "request {}, column {}: slot {} is in page {}, outside the pool of {} pages",
                  request, column, slot, page, tokens.pages);
-  check_argument(page > 0,
-                 "request {}, column {}: token {} has no page (slot {}), its length {} exceeds the "
-                 "pages it owns",
-                 request, column, end - 1, slot, tokens.lens[request]);
+  check_argument(
+      page > 0,
+      "request {}, column {}: token {} has no page (slot {} is padding's), its length {} "
+      "exceeds the pages it owns",
+      request, column, end - 1, slot, tokens.lens[request]);
   check_argument(slot % tokens.page_size == (end - 1) % tokens.page_size,
                  "request {}, column {}: slot {} of token {} breaks slot % {} == token % {}",
                  request, column, slot, end - 1, tokens.page_size, tokens.page_size);
@@ -98,9 +107,11 @@ int32_t next_indptr(int64_t total) {
   return static_cast<int32_t>(total);
 }
 
-void check_room(std::string_view name, size_t size, int64_t needed) {
-  check_argument(static_cast<int64_t>(size) >= needed, "{} holds {} entries, needs {}", name, size,
-                 needed);
+void check_room(std::string_view name, std::span<const int32_t> room, int64_t needed) {
+  check_argument(static_cast<int64_t>(room.size()) >= needed, "{} holds {} entries, needs {}", name,
+                 room.size(), needed);
+  check_argument(room.data() != nullptr || room.empty(), "{} is null, of {} entries", name,
+                 room.size());
 }
 
 void check_tokens(const TokenSlots& tokens) {
@@ -110,11 +121,15 @@ void check_tokens(const TokenSlots& tokens) {
   check_argument(tokens.table.entries != nullptr, "table.entries is null");
   check_argument(tokens.rows != nullptr, "rows is null");
   check_argument(tokens.lens != nullptr, "lens is null");
-  const int64_t most = tokens.table.stride * tokens.table.entry_tokens;
+  check_table(tokens.table, "table");
+  check_enum(tokens.check, PageCheck::every_slot, "check", "PageCheck");
+  const int64_t most = row_tokens(tokens.table);
   for (int32_t request = 0; request < tokens.requests; ++request) {
     const int32_t len = tokens.lens[request];
-    check_argument(tokens.rows[request] >= 0, "rows[{}] is {}, must not be negative", request,
-                   tokens.rows[request]);
+    const int32_t row = tokens.rows[request];
+    check_argument(row >= 0 && row < tokens.table.rows,
+                   "rows[{}] is {}, must be in [0, {}), the rows of the table", request, row,
+                   tokens.table.rows);
     check_argument(len >= 0 && len <= most,
                    "lens[{}] is {}, must be in [0, {}], a row of the table", request, len, most);
     check_argument(first_token(tokens, request) >= 0,
@@ -127,7 +142,9 @@ void check_tokens(const TokenSlots& tokens) {
 
 void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<int32_t> table) {
   check_tokens(tokens);
-  check_room("table", table.size(), tokens.requests * table_stride);
+  check_argument(table_stride >= 0, "table_stride is {}, must not be negative", table_stride);
+  check_room("table", table,
+             checked_product("requests * table_stride", {tokens.requests, table_stride}));
   for (int32_t request = 0; request < tokens.requests; ++request) {
     const int32_t columns = pages_of(tokens, request);
     check_argument(columns <= table_stride, "request {}: {} pages exceed the table's {} columns",
@@ -142,13 +159,13 @@ void build_page_table(const TokenSlots& tokens, int64_t table_stride, std::span<
 
 void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
   check_tokens(tokens);
-  check_room("indptr", out.indptr.size(), int64_t{tokens.requests} + 1);
-  check_room("last_page_lens", out.last_page_lens.size(), tokens.requests);
+  check_room("indptr", out.indptr, int64_t{tokens.requests} + 1);
+  check_room("last_page_lens", out.last_page_lens, tokens.requests);
   int64_t total = 0;
   out.indptr[0] = 0;
   for (int32_t request = 0; request < tokens.requests; ++request) {
     const int32_t columns = pages_of(tokens, request);
-    check_room("indices", out.indices.size(), total + columns);
+    check_room("indices", out.indices, total + columns);
     for (int32_t column = 0; column < columns; ++column) {
       out.indices[static_cast<size_t>(total + column)] = page_at(tokens, request, column);
     }
@@ -162,18 +179,21 @@ void build_page_indices(const TokenSlots& tokens, const PageIndices& out) {
 void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
                         std::span<int32_t> indices) {
   check_tokens(tokens);
-  check_room("indptr", indptr.size(), int64_t{tokens.requests} + 1);
+  check_room("indptr", indptr, int64_t{tokens.requests} + 1);
   const int64_t slots = tokens.pages * tokens.page_size;
   int64_t total = 0;
   indptr[0] = 0;
   for (int32_t request = 0; request < tokens.requests; ++request) {
     const int32_t first = first_token(tokens, request);
     const int32_t end = tokens.lens[request];
-    check_room("indices", indices.size(), total + std::max(end - first, 0));
+    const bool padding = is_padding(tokens, request);
+    check_room("indices", indices, total + std::max(end - first, 0));
     for (int32_t token = first; token < end; ++token) {
       const int64_t slot = pool_slot(tokens, request, token);
-      check_argument(slot >= 0 && slot < slots, "request {}, token {}: slot {} is outside [0, {})",
-                     request, token, slot, slots);
+      const int64_t first_slot = padding ? 0 : tokens.page_size;
+      check_argument(slot >= first_slot && slot < slots,
+                     "request {}, token {}: slot {} is outside [{}, {})", request, token, slot,
+                     first_slot, slots);
       indices[static_cast<size_t>(total++)] = static_cast<int32_t>(slot);
     }
     indptr[static_cast<size_t>(request) + 1] = next_indptr(total);
@@ -181,7 +201,7 @@ void build_slot_indices(const TokenSlots& tokens, std::span<int32_t> indptr,
 }
 
 void build_indptr(std::span<const int32_t> lens, std::span<int32_t> indptr) {
-  check_room("indptr", indptr.size(), static_cast<int64_t>(lens.size()) + 1);
+  check_room("indptr", indptr, static_cast<int64_t>(lens.size()) + 1);
   int64_t total = 0;
   indptr[0] = 0;
   for (size_t i = 0; i < lens.size(); ++i) {

@@ -32,6 +32,7 @@ class ByPhase final : public AttentionBackend {
           Phase verify)
       : prefill_(std::move(prefill)), decode_(std::move(decode)), verify_(verify) {
     check_argument(prefill_ != nullptr && decode_ != nullptr, "compose_by_phase needs both parts");
+    check_enum(verify, Phase::decode, "verify", "Phase");
     check_same_device(*prefill_, *decode_);
     check_same_storage(*prefill_, *decode_);
     name_ = fmt::format("hybrid({}, {})", prefill_->name(), decode_->name());

@@ -53,6 +53,9 @@ BackendRegistry BackendRegistry::builtin() {
 void BackendRegistry::add(BackendEntry entry, TakenName taken) {
   check_argument(entry.reject && entry.workspace_bytes && entry.create,
                  "backend '{}' needs reject, workspace_bytes and create", entry.name);
+  check_enum(entry.graphs, GraphSupport::always, fmt::format("backend '{}': graphs", entry.name),
+             "GraphSupport");
+  check_enum(taken, TakenName::take_over, "taken", "TakenName");
   for (const std::string& name : names_of(entry)) {
     check_name(name);
     const BackendEntry* owner = find(name);

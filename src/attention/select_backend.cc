@@ -151,6 +151,7 @@ std::string Selection::explain() const {
 Selection select_backend(const BackendRegistry& registry, const BackendRequest& request,
                          const BackendWish& wish) {
   validate_request(request);
+  check_enum(wish.policy, Policy::require, "policy", "Policy");
   Selection selection;
   for (const BackendEntry& entry : registry.entries()) {
     selection.candidates.push_back({entry.name, entry.reject(request)});

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/token_table.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
 
@@ -89,23 +90,47 @@ void check_table(const BatchView& batch, const BatchRules& rules) {
   const auto [name, table] = validate_table(batch, rules);
   const bool cross = rules.spec.scope == AttentionScope::cross;
   const int32_t* lens = cross ? batch.encoder_lens : batch.kv_lens;
-  const int64_t most = table.stride * table.entry_tokens;
+  const int64_t most = row_tokens(table);
   for (int32_t request = 0; request < batch.requests; ++request) {
     check_argument(lens[request] <= most, "request {}: {} is {}, its row of {} has {} tokens",
                    request, cross ? "encoder_lens" : "kv_len", lens[request], name, most);
   }
 }
 
+void check_slot(const BatchRules& rules, int32_t token, int64_t slot) {
+  check_argument(slot >= -1 && slot < rules.slots, "out_slots[{}] is {}, must be in [-1, {})",
+                 token, slot, rules.slots);
+  if (slot < 0 || rules.slot_map.empty()) return;
+  const int64_t here = rules.slot_map[static_cast<size_t>(slot)];
+  check_argument(here >= -1 && here < rules.mapped_slots,
+                 "out_slots[{}] is {}, which slot_map() of the pool puts in slot {} of [-1, {})",
+                 token, slot, here, rules.mapped_slots);
+}
+
+// Page 0 is padding's alone, and padding has no other.
+void check_page_zero(const BatchRules& rules, int32_t token, int64_t slot, bool padding) {
+  if (slot < 0) return;
+  check_argument((slot < rules.page_size) == padding,
+                 "out_slots[{}] is {}, {} page 0 of {} slots: its request is {}padding", token,
+                 slot, padding ? "outside" : "in", rules.page_size, padding ? "" : "not ");
+}
+
 void check_slots(const BatchView& batch, const BatchRules& rules) {
+  const TokenTable table = token_table(batch, rules.spec.scope, rules.page_size);
+  // With cross attention the slots may be those of the decoder's own pool.
+  const bool own = rules.spec.scope != AttentionScope::cross;
   for (int32_t request = 0; request < batch.requests; ++request) {
-    check_argument(batch.request_rows[request] >= 0, "request_rows[{}] is {}, must not be negative",
-                   request, batch.request_rows[request]);
-  }
-  if (batch.out_slots == nullptr) return;  // forward() insists where it stores
-  for (int32_t token = 0; token < batch.tokens; ++token) {
-    const int64_t slot = batch.out_slots[token];
-    check_argument(slot >= -1 && slot < rules.slots, "out_slots[{}] is {}, must be in [-1, {})",
-                   token, slot, rules.slots);
+    const int32_t row = batch.request_rows[request];
+    check_argument(row >= 0 && row < table.rows,
+                   "request_rows[{}] is {}, must be in [0, {}), the rows of the table", request,
+                   row, table.rows);
+    if (batch.out_slots == nullptr) continue;  // forward() insists where it stores
+    const bool padding =
+        own && (batch.kv_lens[request] == 0 || is_padded(table, row, batch.kv_lens[request]));
+    for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
+      check_slot(rules, token, batch.out_slots[token]);
+      if (own) check_page_zero(rules, token, batch.out_slots[token], padding);
+    }
   }
 }
 
@@ -136,6 +161,9 @@ void check_custom(const BatchView& batch, bool packed) {
   for (int32_t request = 0; request < batch.requests; ++request) {
     const int64_t q_len = q_len_of(batch, request);
     const int64_t kv_len = packed ? q_len : batch.kv_lens[request];
+    check_argument(batch.custom_mask_indptr[request + 1] >= 0,
+                   "custom_mask_indptr[{}] is {}, must not be negative", request + 1,
+                   batch.custom_mask_indptr[request + 1]);
     // Unsigned, because wild entries may be further apart than int64 holds.
     const auto length =
         static_cast<int64_t>(static_cast<uint64_t>(batch.custom_mask_indptr[request + 1]) -
@@ -253,6 +281,18 @@ void validate_batch(const BatchView& batch, const BatchRules& rules) {
   }
   if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
   if (batch.tokens > 0) check_mask(batch, spec);
+}
+
+void check_out_slots_differ(const BatchView& batch, int32_t page_size, SlotSet& written) {
+  if (batch.mode == ForwardMode::idle || batch.out_slots == nullptr) return;
+  written.clear();
+  for (int32_t token = 0; token < batch.tokens; ++token) {
+    const int64_t slot = batch.out_slots[token];
+    if (slot < page_size) continue;  // none, or padding
+    const std::optional<int32_t> earlier = written.add(slot, token);
+    check_argument(!earlier, "out_slots[{}] is {}, which is out_slots[{}]", token, slot,
+                   earlier.value_or(0));
+  }
 }
 
 void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t* first_keys) {

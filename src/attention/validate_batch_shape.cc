@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string_view>
 
+#include "attention/token_table.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
@@ -37,7 +38,7 @@ void check_width(const BatchView& batch, const BatchRules& rules, const NamedTab
   if (rules.spec.scope == AttentionScope::cross) return;
   const bool given = batch.max_kv_len > 0;
   const int32_t longest = given ? batch.max_kv_len : rules.limits.max_kv_len;
-  const int64_t width = named.table.stride * named.table.entry_tokens;
+  const int64_t width = row_tokens(named.table);
   check_argument(longest <= width, "max_kv_len is {}{}, a row of {} has {} tokens", longest,
                  given ? "" : " (that of the limits)", named.name, width);
 }
@@ -70,8 +71,36 @@ void check_mask(const BatchView& batch, const AttentionSpec& spec) {
     case MaskKind::multi_item:
       need_array(batch.item_prefix_lens, "item_prefix_lens");
       need_array(batch.token_pos_in_items, "token_pos_in_items");
+      check_argument(batch.token_pos_in_items_stride >= 0,
+                     "token_pos_in_items_stride is {}, must not be negative",
+                     batch.token_pos_in_items_stride);
+      check_reach({.data = batch.token_pos_in_items,
+                   .element_bytes = sizeof(uint16_t),
+                   .row = batch.token_pos_in_items_stride,
+                   .dimensions = {{{batch.requests, batch.token_pos_in_items_stride}}}},
+                  "token_pos_in_items");
       return;
   }
+}
+
+void check_alignment(const BatchView& batch) {
+  check_aligned(batch.host_q_lens, "host_q_lens");
+  check_aligned(batch.host_kv_lens, "host_kv_lens");
+  check_aligned(batch.q_indptr, "q_indptr");
+  check_aligned(batch.kv_lens, "kv_lens");
+  check_aligned(batch.request_rows, "request_rows");
+  check_aligned(batch.out_slots, "out_slots");
+  check_aligned(batch.positions, "positions");
+  check_aligned(batch.shared_prefix, "shared_prefix");
+  check_aligned(batch.encoder_lens, "encoder_lens");
+  check_aligned(batch.tree_mask, "tree_mask");
+  check_aligned(batch.custom_mask_indptr, "custom_mask_indptr");
+  check_aligned(batch.spans, "spans");
+  check_aligned(batch.span_indptr, "span_indptr");
+  check_aligned(batch.item_prefix_lens, "item_prefix_lens");
+  check_aligned(batch.token_pos_in_items, "token_pos_in_items");
+  check_aligned(batch.state_slots, "state_slots");
+  check_aligned(batch.snapshot_slots, "snapshot_slots");
 }
 
 }  // namespace
@@ -92,14 +121,12 @@ NamedTable validate_table(const BatchView& batch, const BatchRules& rules) {
                  slots, pages);
   const NamedTable named = {has_pages ? pages : slots,
                             token_table(batch, rules.spec.scope, rules.page_size)};
-  check_argument(named.table.stride > 0, "{}_stride is {}, must be positive", named.name,
-                 named.table.stride);
+  check_table(named.table, named.name);
   return named;
 }
 
 void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
-  check_argument(batch.mode <= ForwardMode::draft_extend, "mode is ForwardMode({})",
-                 static_cast<int>(batch.mode));
+  check_enum(batch.mode, ForwardMode::draft_extend, "mode", "ForwardMode");
   if (batch.mode == ForwardMode::idle) return;
   const BatchLimits& limits = rules.limits;
   check_at_most(batch.requests, limits.max_requests, "requests");
@@ -115,6 +142,7 @@ void validate_batch_shape(const BatchView& batch, const BatchRules& rules) {
   check_argument(batch.mode != ForwardMode::decode || batch.tokens <= batch.requests,
                  "tokens is {}, mode decode takes 1 for each of {} requests", batch.tokens,
                  batch.requests);
+  check_alignment(batch);
   check_host_lens(batch, limits);
   need_array(batch.q_indptr, "q_indptr");
   if (uses_kv_cache(rules.spec)) check_cache(batch, rules);

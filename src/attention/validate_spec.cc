@@ -8,6 +8,7 @@
 #include "attention/names.h"
 #include "attention/prefix_levels.h"
 #include "core/check.h"
+#include "core/check_device.h"
 #include "kernels/mla_row.h"
 
 namespace fovea {
@@ -15,6 +16,24 @@ namespace {
 
 // Keeps products with lengths inside 64 bits; the largest models have 2^17.
 constexpr int64_t kMaxRowValues = int64_t{1} << 24;
+
+// Beyond these f32 has no scores left: they, or their quotients by the cap, end as 0 or infinity.
+constexpr float kMaxScale = 1e6f;
+constexpr float kMinCap = 1e-6f, kMaxCap = 1e6f;
+
+void validate_enums(const AttentionSpec& spec) {
+  check_enum(spec.kind, AttentionKind::mamba2, "kind", "AttentionKind");
+  check_enum(spec.scope, AttentionScope::cross, "scope", "AttentionScope");
+  check_enum(spec.mask, MaskKind::multi_item, "mask", "MaskKind");
+  check_enum(spec.q_dtype, DType::u8, "q_dtype", "DType");
+}
+
+void validate_scores(const AttentionSpec& spec) {
+  check_argument(spec.softmax_scale >= 0 && spec.softmax_scale <= kMaxScale,
+                 "softmax_scale is {}, must be in [0, {}]", spec.softmax_scale, kMaxScale);
+  check_argument(spec.logit_cap == 0 || (spec.logit_cap >= kMinCap && spec.logit_cap <= kMaxCap),
+                 "logit_cap is {}, must be 0 or in [{}, {}]", spec.logit_cap, kMinCap, kMaxCap);
+}
 
 void validate_heads(const AttentionSpec& spec) {
   check_argument(spec.q_heads > 0, "q_heads is {}, must be positive", spec.q_heads);
@@ -155,6 +174,7 @@ float softmax_scale(const AttentionSpec& spec) {
 }
 
 void validate_spec(const AttentionSpec& spec) {
+  validate_enums(spec);
   validate_heads(spec);
   validate_mla(spec);
   validate_linear(spec);
@@ -162,14 +182,15 @@ void validate_spec(const AttentionSpec& spec) {
   validate_dual_chunk(spec);
   validate_rope(spec);
   validate_fp8_query(spec);
-  check_argument(std::isfinite(spec.softmax_scale) && spec.softmax_scale >= 0,
-                 "softmax_scale is {}, must be finite and not negative", spec.softmax_scale);
-  check_argument(std::isfinite(spec.logit_cap) && spec.logit_cap >= 0,
-                 "logit_cap is {}, must be finite and not negative", spec.logit_cap);
+  validate_scores(spec);
 }
 
 void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   if (!uses_kv_cache(spec)) return;
+  check_enum(cache.layout, KvLayout::mla_fp8_rows, "cache layout", "KvLayout");
+  check_enum(cache.order, KvOrder::hnd, "cache order", "KvOrder");
+  check_enum(cache.dtype, DType::u8, "cache dtype", "DType");
+  check_enum(cache.scale, KvScale::per_token_head, "cache scale", "KvScale");
   check_argument(!is_fp8(spec.q_dtype) || cache.dtype == spec.q_dtype,
                  "cache dtype is {}, q_dtype {} needs the same", dtype_name(cache.dtype),
                  dtype_name(spec.q_dtype));
@@ -179,8 +200,6 @@ void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
   check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
                  cache.page_size);
   check_argument(cache.layers >= 0, "cache layers is {}, must not be negative", cache.layers);
-  check_argument(cache.order <= KvOrder::hnd, "cache order is KvOrder({})",
-                 static_cast<int>(cache.order));
   check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),
                  "cache layout is {}, kind {} needs {}", name_of(cache.layout), name_of(spec.kind),
                  spec.kind == AttentionKind::mla ? "mla or mla_fp8_rows" : "mha");
@@ -239,6 +258,7 @@ void validate_request(const BackendRequest& request) {
   validate_spec(request.spec);
   validate_cache(request.spec, request.cache);
   validate_limits(request.spec, request.limits);
+  check_device(request.device.device(), "device");
   check_argument(request.device.cores >= 1, "device cores is {}, must be at least 1",
                  request.device.cores);
 }

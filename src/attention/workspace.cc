@@ -2,6 +2,7 @@
 #include "attention/workspace.h"
 
 #include "core/check.h"
+#include "core/memory_error.h"
 
 namespace fovea {
 
@@ -26,7 +27,8 @@ WorkspaceMemory::~WorkspaceMemory() {
 std::span<std::byte> WorkspaceMemory::given_or_own(std::span<std::byte> given, size_t needed,
                                                    Device device, std::string_view backend) {
   if (given.empty() && needed > 0) {
-    *this = WorkspaceMemory(device, needed);
+    name_memory([&] { *this = WorkspaceMemory(device, needed); },
+                "the workspace of backend '{}' of {} bytes", backend, needed);
     return bytes_;
   }
   check_workspace(given, needed, backend);
@@ -38,6 +40,8 @@ void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_
     fail(ErrorCode::workspace_too_small, "workspace has {} bytes, backend '{}' needs {}",
          workspace.size(), backend, needed);
   }
+  check_argument(workspace.data() != nullptr || workspace.empty(), "workspace is null, of {} bytes",
+                 workspace.size());
   check_argument(reinterpret_cast<uintptr_t>(workspace.data()) % kWorkspaceAlignment == 0,
                  "workspace is at {}, must be aligned to {} bytes",
                  static_cast<const void*>(workspace.data()), kWorkspaceAlignment);

@@ -23,8 +23,7 @@ class WorkspaceMemory {
   WorkspaceMemory& operator=(WorkspaceMemory&&) noexcept = default;
 
   // What every reserve() works in: `given`, checked as by check_workspace, or where it is empty
-  // memory of its own, kept here. Error{out_of_memory} on a GPU that has no such block;
-  // std::bad_alloc on the CPU.
+  // memory of its own, kept here. Error{out_of_memory} names the bytes that are not there.
   std::span<std::byte> given_or_own(std::span<std::byte> given, size_t needed, Device device,
                                     std::string_view backend);
 
@@ -43,8 +42,8 @@ class WorkspaceMemory {
   std::span<std::byte> bytes_;  // of either
 };
 
-// Error{workspace_too_small} naming `needed`, or Error{invalid_argument} naming a misaligned
-// address.
+// Error{workspace_too_small} naming `needed`, or Error{invalid_argument} naming an address that is
+// null or misaligned.
 void check_workspace(std::span<std::byte> workspace, size_t needed, std::string_view backend);
 
 }  // namespace fovea

@@ -62,6 +62,7 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
       sampling_(make_variant(cuda::family("portable/sampling"), {"512"}, sm), cuda::kernel_store()),
       limits_(limits),
       at_(layout(limits)),
+      table_rows_(table.max_requests()),
       table_stride_(table.row_stride()),
       pinned_(at_.total),
       q_lens_(static_cast<size_t>(limits.max_requests)),
@@ -181,6 +182,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.q_indptr = device<int32_t>(at_.q_indptr);
   view.kv_lens = device<int32_t>(at_.kv_lens);
   view.request_rows = device<int32_t>(at_.rows);
+  view.table_rows = table_rows_;
   view.request_slots = table_.data<int32_t>();
   view.request_slots_stride = table_stride_;
   view.out_slots = device<int64_t>(at_.out_slots);

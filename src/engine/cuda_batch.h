@@ -79,6 +79,7 @@ class CudaBatch {
   kernels::cuda::Kernel record_slots_, sampling_;
   BatchLimits limits_;
   Layout at_;
+  int32_t table_rows_;
   int64_t table_stride_;
   gpu::PinnedBuffer pinned_;
   std::vector<int32_t> q_lens_;  // [max_requests]

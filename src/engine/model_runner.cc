@@ -99,6 +99,7 @@ BatchView HostModelRunner::batch() const {
   view.q_indptr = q_indptr_.data();
   view.kv_lens = kv_lens_.data();
   view.request_rows = rows_.data();
+  view.table_rows = caches_.table().max_requests();
   view.request_slots = caches_.table().data();
   view.request_slots_stride = caches_.table().row_stride();
   view.out_slots = out_slots_.data();

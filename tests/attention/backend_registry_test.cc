@@ -102,6 +102,10 @@ TEST(BackendRegistry, RefusesNamesNoWishCanSpell) {
   BackendEntry half = entry_of("half", narrow());
   half.create = nullptr;
   expect_invalid("'half' needs reject", [&] { registry.add(half); });
+  BackendEntry odd = entry_of("odd", narrow());
+  expect_invalid("taken is TakenName(17)", [&] { registry.add(odd, static_cast<TakenName>(17)); });
+  odd.graphs = static_cast<GraphSupport>(17);
+  expect_invalid("backend 'odd': graphs is GraphSupport(17)", [&] { registry.add(odd); });
 }
 
 TEST(BackendWish, Parses) {

@@ -36,8 +36,9 @@ struct Table {
 
   TokenSlots tokens() const {
     TokenSlots tokens;
-    tokens.table = {slots.data(), kContext};
-    if (by_pages) tokens.table = {page_entries.data(), kContext, page_size};
+    const auto table_rows = static_cast<int32_t>(slots.size() / kContext);
+    tokens.table = {slots.data(), kContext, 1, table_rows};
+    if (by_pages) tokens.table = {page_entries.data(), kContext, page_size, table_rows};
     tokens.rows = rows.data();
     tokens.lens = lens.data();
     tokens.first_tokens = first_tokens.empty() ? nullptr : first_tokens.data();
@@ -202,7 +203,7 @@ TEST(BatchIndex, AddressesAre64Bit) {
   const std::vector<int32_t> row = {32, 33};
   const int32_t rows[] = {40}, lens[] = {2};
   TokenSlots tokens;
-  tokens.table = {row.data() - 40 * kStride, kStride};
+  tokens.table = {row.data() - 40 * kStride, kStride, 1, 41};
   tokens.rows = rows;
   tokens.lens = lens;
   tokens.requests = 1;
@@ -304,7 +305,13 @@ TEST(BatchIndex, RequestsThatAreNoneAreNamed) {
       {"table.entries is null", [](auto& t) { t.table.entries = nullptr; }},
       {"rows is null", [](auto& t) { t.rows = nullptr; }},
       {"lens is null", [](auto& t) { t.lens = nullptr; }},
-      {"rows[1] is -1, must not be negative", [&](auto& t) { t.rows = negative.data(); }},
+      {"rows[1] is -1, must be in [0, 3), the rows of the table",
+       [&](auto& t) { t.rows = negative.data(); }},
+      {"rows[0] is 71, must be in [0, 3)", [&](auto& t) { t.rows = long_one.data(); }},
+      {"table_rows is 0, must say how many rows table has", [](auto& t) { t.table.rows = 0; }},
+      {"addresses exceed 63 bits",
+       [](auto& t) { t.table.stride = std::numeric_limits<int64_t>::max(); }},
+      {"check is PageCheck(9)", [](auto& t) { t.check = static_cast<PageCheck>(9); }},
       {"lens[1] is -1, must be in [0, 70], a row of the table",
        [&](auto& t) { t.lens = negative.data(); }},
       {"lens[0] is 71, must be in [0, 70], a row of the table",
@@ -322,8 +329,22 @@ TEST(BatchIndex, RequestsThatAreNoneAreNamed) {
   }
 }
 
+TEST(BatchIndex, SlotsOfPageZeroArePaddings) {
+  Table table = make_table(16, {20}, 1);
+  std::vector<int32_t> indptr(2), indices(20);
+  table.slots[table.rows[0] * kContext + 19] = 3;
+  expect_invalid("request 0, token 19: slot 3 is outside [16,",
+                 [&] { build_slot_indices(table.tokens(), indptr, indices); });
+}
+
 TEST(BatchIndex, ShortBuffersAreRefused) {
   const Table table = make_table(16, {40, 20}, 3);
+  expect_invalid("requests * table_stride overflows", [&] {
+    build_page_table(table.tokens(), std::numeric_limits<int64_t>::max(), {});
+  });
+  expect_invalid("table is null, of 200 entries", [&] {
+    build_page_table(table.tokens(), 5, {static_cast<int32_t*>(nullptr), 200});
+  });
   std::vector<int32_t> small(4), large(64);
   expect_invalid("table holds 4 entries, needs 6",
                  [&] { build_page_table(table.tokens(), 3, small); });

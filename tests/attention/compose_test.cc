@@ -231,6 +231,10 @@ TEST(Compose, RefusesPartsThatDoNotFit) {
   parts = one_part();
   parts.push_back(std::make_unique<Recorder>(*on_gpu));
   test::expect_invalid("'gpu' on cuda:1", [&] { compose_by_layer(std::move(parts), {0}, {0}); });
+  test::expect_invalid("verify is Phase(17)", [&] {
+    compose_by_phase(std::make_unique<Recorder>("a", 1, log),
+                     std::make_unique<Recorder>("b", 1, log), static_cast<Phase>(17));
+  });
   test::expect_invalid("'gpu' on cuda:1", [&] {
     compose_by_phase(std::make_unique<Recorder>("cpu", 1, log), std::move(on_gpu));
   });

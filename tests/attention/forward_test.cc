@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What creation, reserve() and forward() refuse, and what little batches do.
+// What forward() refuses, and what little batches do.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -20,6 +20,14 @@ using test::kPage;
 using test::kPages;
 using Fixture = test::TwoRequests;
 
+constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+
+// One byte on.
+template <typename T>
+void step(const T*& array) {
+  array = reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + 1);
+}
+
 TEST(Forward, RefusesTensorsThatDoNotFit) {
   std::vector<float> rows(5 * 2 * 8), lse(10);
   const HeadRows two = dense_rows(rows.data(), DType::f32, 2, 8);
@@ -32,8 +40,13 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
   };
   const std::vector<std::pair<const char*, LayerTensors>> wrong = {
       {"v is null", with([](auto& t) { t.v = {}; })},
+      {"v is given, but k is null", with([](auto& t) { t.k = {}; })},
+      {"v is given, but k is null", with([](auto& t) {
+         t.k = {};
+         t.save_kv = false;
+       })},
       {"out is null", with([](auto& t) { t.out = {}; })},
-      {"q is null and there is no k", with([](auto& t) { t.q = t.k = {}; })},
+      {"q is null and there is no k", with([](auto& t) { t.q = t.k = t.v = {}; })},
       {"q is bf16, the spec's q_dtype asks for fp32",
        with([](auto& t) { t.q.dtype = DType::bf16; })},
       {"must be aligned to 4 bytes",
@@ -60,6 +73,11 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
          t.out.head_stride = 39;
        })},
       {"out has strides of -16 a token", with([](auto& t) { t.out.token_stride = -16; })},
+      {"q at", with([](auto& t) { t.q.token_stride = kFar; })},
+      {"k at", with([](auto& t) { t.k.token_stride = std::numeric_limits<int64_t>::min(); })},
+      {"v at", with([](auto& t) { t.v.token_stride = kFar / 4; })},
+      {"out at", with([](auto& t) { t.out.token_stride = kFar; })},
+      {"addresses exceed 63 bits", with([](auto& t) { t.out.head_stride = kFar; })},
       {"layer is 1", with([](auto& t) { t.layer = 1; })},
   };
   Fixture fixture;
@@ -104,6 +122,15 @@ TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
       {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uk = nullptr; }},
       {"mla_weights are half given", [](auto& t) { t.mla_weights.w_uv = nullptr; }},
       {"rows of 1 values overlap", [](auto& t) { t.out.head_stride = 0; }},
+      {"q_rope at", [](auto& t) { t.q_rope.head_stride = kFar; }},
+      {"mla_weights.dtype is DType(17)",
+       [](auto& t) { t.mla_weights.dtype = static_cast<DType>(17); }},
+      {"mla_weights.dtype is fp8_e4m3", [](auto& t) { t.mla_weights.dtype = DType::f8e4m3; }},
+      {"mla_weights.w_uk is at", [](auto& t) { step(t.mla_weights.w_uk); }},
+      {"mla_weights.w_uk_head_stride is -6, must be 0 or at least 6, the values of a head",
+       [](auto& t) { t.mla_weights.w_uk_head_stride = -6; }},
+      {"mla_weights.w_uv_head_stride is 5", [](auto& t) { t.mla_weights.w_uv_head_stride = 5; }},
+      {"w_uk at", [](auto& t) { t.mla_weights.w_uk_head_stride = kFar; }},
   };
   for (const auto& [words, change] : wrong) {
     LayerTensors layer = good;
@@ -186,6 +213,9 @@ TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
       {"k is given, but the spec's kind", [](auto& t) { t.k = t.out; }},
       {"v is given, but the spec's kind", [](auto& t) { t.v = t.out; }},
       {"lse is given, but the spec's kind", [&](auto& t) { t.lse = NaturalLse(values.data()); }},
+      {"linear.mixed is at", [](auto& t) { step(t.linear.mixed); }},
+      {"linear.beta is at", [](auto& t) { step(t.linear.beta); }},
+      {"out at", [](auto& t) { t.out.token_stride = kFar; }},
   };
   for (const auto& [words, change] : wrong) {
     LayerTensors layer = good;
@@ -217,6 +247,8 @@ TEST(Forward, RefusesRotationsThatDoNotFit) {
        with([](auto& r) { r.rotary_dim = 7; })},
       {"rotary.rotary_dim is 0", with([](auto& r) { r.rotary_dim = 0; })},
       {"rotary.rotary_dim is 10", with([](auto& r) { r.rotary_dim = 10; })},
+      {"rotary.cos is at", with([](auto& r) { step(r.cos); })},
+      {"rotary.positions is at", with([](auto& r) { step(r.positions); })},
       {"rotary.positions[0] is", with([&](auto& r) { r.positions = beyond.data(); })},
   };
   Fixture fixture;
@@ -306,61 +338,61 @@ TEST(Forward, CrossAttentionReadsWhatTheEncoderStored) {
   for (size_t i = 0; i < out.size(); ++i) EXPECT_FLOAT_EQ(out[i], i < 2 * 2 * 8 ? 2.0f : 0.0f);
 }
 
-TEST(Reserve, RefusesLimitsNobodyCanMean) {
-  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+// Arrays that only some specs have.
+TEST(Forward, RefusesMisalignedExtras) {
+  std::vector<float> rows(5 * 2 * 8), extra(16);
   Fixture fixture;
+  fixture.spec.needs_lse = fixture.spec.has_sinks = fixture.spec.has_alibi = true;
   fixture.create();
-  EXPECT_THROW((void)fixture.backend->workspace_bytes({kMost, kMost, kMost, kMost, kMost}), Error);
-  fixture.spec.q_heads = 1 << 22;
-  expect_invalid("at most 16777216", [&] { fixture.create(); });
-}
-
-TEST(Reserve, NamesTheBytesAWorkspaceNeeds) {
-  Fixture fixture;
-  fixture.create();
-  const size_t needed = fixture.backend->workspace_bytes(fixture.limits);
-  EXPECT_EQ(reference_backend().workspace_bytes(
-                {fixture.spec, fixture.cache, fixture.limits, {.cores = 1}}),
-            needed);
-  alignas(64) std::byte memory[4096];
-  ASSERT_LE(needed + 1, sizeof(memory));
-  fixture.backend->reserve(fixture.limits, {memory, needed});
-  test::expect_error(ErrorCode::workspace_too_small, std::to_string(needed), [&] {
-    fixture.backend->reserve(fixture.limits, {memory, needed - 1});
-  });
-  expect_invalid("aligned to 64", [&] {
-    fixture.backend->reserve(fixture.limits, {memory + 1, needed});
-  });
-}
-
-TEST(Create, RefusesPoolsThatDoNotFit) {
-  ThreadPool threads(1);
-  const Fixture fixture;
-  const BackendEntry entry = reference_backend();
-  KvCacheSpec wide = fixture.cache;
-  wide.head_dim = 16;
-  const auto pool = make_kv_pool(fixture.cache, kPages), other = make_kv_pool(wide, kPages);
-  const auto refuses = [&](const char* words, KvPool* kv, ThreadPool* pool_of_threads) {
-    expect_invalid(words, [&] { entry.create({fixture.spec, kv, nullptr, pool_of_threads}); });
+  fixture.backend->plan(fixture.batch);
+  LayerTensors good{.q = dense_rows(rows.data(), DType::f32, 2, 8),
+                    .k = dense_rows(rows.data(), DType::f32, 1, 8),
+                    .v = dense_rows(rows.data(), DType::f32, 1, 8),
+                    .out = dense_rows(rows.data(), DType::f32, 2, 8)};
+  good.lse = NaturalLse(extra.data());
+  good.sinks = good.alibi_slopes = extra.data();
+  fixture.backend->forward(good);
+  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+      {"lse is at",
+       [](auto& t) {
+         const float* lse = t.lse.data;
+         step(lse);
+         t.lse = NaturalLse(const_cast<float*>(lse));
+       }},
+      {"sinks is at", [](auto& t) { step(t.sinks); }},
+      {"alibi_slopes is at", [](auto& t) { step(t.alibi_slopes); }},
   };
-  refuses("kv is null", nullptr, &threads);
-  refuses("cache head_dim is 16", other.get(), &threads);
-  refuses("threads is null", pool.get(), nullptr);
+  for (const auto& [words, change] : wrong) {
+    LayerTensors layer = good;
+    change(layer);
+    expect_invalid(words, [&] { fixture.backend->forward(layer); });
+  }
 }
 
-// Nothing is divided by a width that is 0, whoever is asked first.
-TEST(Create, RefusesSpecsNobodyCanMean) {
-  ThreadPool threads(1);
-  const Fixture fixture;
-  const auto pool = make_kv_pool(fixture.cache, kPages);
-  const BackendRegistry registry = BackendRegistry::builtin();
-  for (const BackendEntry& entry : registry.entries()) {
-    if (!entry.why_not_built.empty()) continue;
-    SCOPED_TRACE(entry.name);
-    const BackendRequest nothing = {.spec = {}, .device = {.cores = 1}};
-    expect_invalid("q_heads is 0", [&] { entry.create({{}, pool.get(), nullptr, &threads}); });
-    expect_invalid("q_heads is 0", [&] { (void)entry.reject(nothing); });
-    expect_invalid("q_heads is 0", [&] { (void)entry.workspace_bytes(nothing); });
+TEST(Forward, RefusesScalesOfQueriesThatDoNotFit) {
+  std::vector<uint8_t> q(5 * 2 * 8);
+  std::vector<uint16_t> rows(5 * 2 * 8);
+  std::vector<float> scale(10, 1.0f);
+  Fixture fixture;
+  fixture.spec.q_dtype = fixture.cache.dtype = DType::f8e4m3;
+  fixture.create();
+  fixture.backend->plan(fixture.batch);
+  LayerTensors good{.q = dense_rows(q.data(), DType::f8e4m3, 2, 8),
+                    .k = dense_rows(rows.data(), DType::bf16, 1, 8),
+                    .v = dense_rows(rows.data(), DType::bf16, 1, 8),
+                    .out = dense_rows(rows.data(), DType::bf16, 2, 8)};
+  good.q_scale = scale.data();
+  good.q_scale_token_stride = 2;
+  good.q_scale_head_stride = 1;
+  fixture.backend->forward(good);
+  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+      {"q_scale is at", [](auto& t) { step(t.q_scale); }},
+      {"q_scale at", [](auto& t) { t.q_scale_token_stride = kFar; }},
+  };
+  for (const auto& [words, change] : wrong) {
+    LayerTensors layer = good;
+    change(layer);
+    expect_invalid(words, [&] { fixture.backend->forward(layer); });
   }
 }
 

@@ -3,47 +3,23 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "attention/two_requests.h"
-#include "attention/validate_batch.h"
+#include "attention/symptoms.h"
 
 namespace fovea {
 namespace {
 
-using test::error_of;
 using test::expect_invalid;
+using test::expect_symptoms;
 using test::kContext;
 using test::kPage;
 using test::kPages;
 using Fixture = test::TwoRequests;
-
-struct Symptom {
-  const char* words;  // the message holds them
-  std::function<void(Fixture&)> cause;
-};
-
-void expect_symptoms(
-    const std::vector<Symptom>& symptoms,
-    const std::function<void(Fixture&)>& prepare = [](Fixture&) {}) {
-  {
-    Fixture healthy;
-    prepare(healthy);
-    healthy.create();
-    healthy.backend->plan(healthy.batch);
-  }
-  for (const Symptom& symptom : symptoms) {
-    Fixture fixture;
-    prepare(fixture);
-    fixture.create();
-    symptom.cause(fixture);
-    expect_invalid(symptom.words, [&] { fixture.backend->plan(fixture.batch); });
-    EXPECT_EQ(error_of([&] { fixture.backend->forward({}); }), "forward() without a plan");
-  }
-}
 
 TEST(Plan, RefusesLengthsThatAreWrong) {
   expect_symptoms({
@@ -107,44 +83,18 @@ TEST(Plan, RefusesLengthsThatAreWrong) {
   });
 }
 
-TEST(Plan, RefusesSlotsOutsideThePool) {
-  expect_symptoms({
-      {"request_slots and page_table are null", [](auto& f) { f.batch.request_slots = nullptr; }},
-      {"request_slots and page_table are given",
-       [](auto& f) { f.batch.page_table = f.pages.data(); }},
-      {"request_slots_stride is 0", [](auto& f) { f.batch.request_slots_stride = 0; }},
-      {"page_table_stride is -1",
-       [](auto& f) {
-         f.give_pages();
-         f.batch.page_table_stride = -1;
-       }},
-      {"request 1, column 0: page 12 is outside [0, 12)",
-       [](auto& f) {
-         f.give_pages();
-         f.pages[2 * kContext] = kPages;
-       }},
-      {"request_rows is null", [](auto& f) { f.batch.request_rows = nullptr; }},
-      {"request_rows[1] is -2", [](auto& f) { f.rows[1] = -2; }},
-      {"request 0, column 2", [](auto& f) { f.slots[kContext + 8] = kPages * kPage; }},
-      {"outside the pool of 12 pages", [](auto& f) { f.slots[kContext + 8] = kPages * kPage; }},
-      {"request 1, column 0", [](auto& f) { f.slots[2 * kContext + 3] = -1; }},
-      {"request 0, column 1",
-       [](auto& f) { f.slots[kContext + 7] = std::numeric_limits<int32_t>::min(); }},
-      {"exceeds the pages it owns", [](auto& f) { f.slots[kContext + 8] = 0; }},
-      {"out_slots[3] is 48, must be in [-1, 48)", [](auto& f) { f.out_slots[3] = 48; }},
-      {"out_slots[0] is -2", [](auto& f) { f.out_slots[0] = -2; }},
-      {"positions[4] is 6, must be in [0, 6)", [](auto& f) { f.positions[4] = 6; }},
-      {"positions[0] is -1", [](auto& f) { f.positions[0] = -1; }},
-  });
-}
-
 TEST(Plan, RefusesMasksThatDoNotFit) {
   expect_symptoms(
       {{"custom_mask is null", [](auto& f) { f.batch.custom_mask = nullptr; }},
        {"custom_mask_indptr is null", [](auto& f) { f.batch.custom_mask_indptr = nullptr; }},
        {"request 0: its custom mask has 17 bytes, q_len * kv_len = 2 * 9 needs 18",
         [](auto& f) { f.custom_indptr[1] = 17; }},
-       {"custom_mask_indptr[0] is -1", [](auto& f) { f.custom_indptr[0] = -1; }}},
+       {"custom_mask_indptr[0] is -1", [](auto& f) { f.custom_indptr[0] = -1; }},
+       {"custom_mask_indptr[1] is -9223372036854775792",
+        [](auto& f) {
+          f.custom_indptr[0] = std::numeric_limits<int64_t>::max() - 1;
+          f.custom_indptr[1] = std::numeric_limits<int64_t>::min() + 16;
+        }}},
       [](Fixture& f) { f.spec.mask = MaskKind::custom; });
   expect_symptoms({{"span_indptr is null", [](auto& f) { f.batch.span_indptr = nullptr; }},
                    {"spans is null", [](auto& f) { f.batch.spans = nullptr; }},
@@ -220,12 +170,13 @@ TEST(Plan, TakesWhatIsJustInside) {
   }
   fixture.batch.request_slots = narrow.data();
   fixture.batch.request_slots_stride = 16;
-  fixture.out_slots = {kPages * kPage - 1, -1, 0, 1, 2};
+  fixture.out_slots = {kPages * kPage - 1, -1, kPage, kPage + 1, kPage + 2};
   fixture.positions = {15, 0, 2, 2, 2};
   fixture.create();
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
   fixture.kv_lens = {16, 0};  // padding: its positions mean nothing
   fixture.rows[1] = 0;
+  fixture.out_slots = {kPages * kPage - 1, -1, 0, kPage - 1, 0};
   fixture.positions[3] = -7;
   EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
   fixture.batch.mode = ForwardMode::idle;
@@ -337,57 +288,6 @@ TEST(Plan, WithoutNewTokensNoMaskIsNeeded) {
     EXPECT_NO_THROW(fixture.backend->plan(fixture.batch));
     EXPECT_NO_THROW(fixture.backend->forward({}));
   }
-}
-
-TEST(Plan, WithoutReadingArraysATableIsMissedOrOneTooMany) {
-  const Fixture fixture;
-  const auto* device = reinterpret_cast<const int32_t*>(64);
-  BatchView good = fixture.batch;
-  good.q_indptr = good.kv_lens = good.request_rows = good.encoder_lens = device;
-  good.page_table = good.encoder_page_table = device;
-  good.page_table_stride = good.encoder_page_table_stride = 4;
-  good.request_slots = good.encoder_slots = nullptr;
-  for (const bool cross : {false, true}) {
-    BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
-    if (cross) rules.spec.scope = AttentionScope::cross;
-    const auto expect = [&](const BatchView& batch, const std::string& words) {
-      EXPECT_EQ(error_of([&] { validate_batch_shape(batch, rules); }), words);
-    };
-    const std::string slots = cross ? "encoder_slots" : "request_slots";
-    const std::string pages = cross ? "encoder_page_table" : "page_table";
-    const std::string both = slots + " and " + pages;
-    EXPECT_NO_THROW(validate_batch_shape(good, rules));
-    BatchView batch = good;
-    (cross ? batch.encoder_page_table : batch.page_table) = nullptr;
-    expect(batch, both + " are null, the batch needs one of them");
-    batch = good;
-    (cross ? batch.encoder_slots : batch.request_slots) = device;
-    expect(batch, both + " are given, the batch takes one of them");
-    batch = good;
-    (cross ? batch.encoder_page_table_stride : batch.page_table_stride) = 0;
-    expect(batch, pages + "_stride is 0, must be positive");
-  }
-}
-
-TEST(Plan, WithoutReadingLengthsTheirBoundMustFitTheTable) {
-  const Fixture fixture;
-  const BatchRules rules{.spec = fixture.spec, .limits = fixture.limits, .page_size = kPage};
-  BatchView batch = fixture.batch;
-  const auto validate = [&] { validate_batch_shape(batch, rules); };
-  batch.request_slots_stride = 8;
-  EXPECT_EQ(error_of(validate), "max_kv_len is 9, a row of request_slots has 8 tokens");
-  batch.request_slots = nullptr;
-  batch.page_table = fixture.pages.data();
-  batch.page_table_stride = 2;
-  EXPECT_EQ(error_of(validate), "max_kv_len is 9, a row of page_table has 8 tokens");
-  batch.max_kv_len = 8;
-  EXPECT_NO_THROW(validate());
-  batch.max_kv_len = 0;
-  batch.page_table_stride = 3;
-  EXPECT_EQ(error_of(validate),
-            "max_kv_len is 16 (that of the limits), a row of page_table has 12 tokens");
-  batch.page_table_stride = 4;
-  EXPECT_NO_THROW(validate());
 }
 
 }  // namespace

@@ -164,6 +164,9 @@ TEST(SelectBackend, ChecksRequestsBeforeAnyBackendIsAsked) {
   BackendRegistry registry;
   registry.add(entry_of("wide", narrow()));
   BackendRequest request = gqa_request();
+  expect_invalid("policy is Policy(17)", [&] {
+    select_backend(registry, request, {static_cast<Policy>(17), "wide"});
+  });
   request.limits.max_tokens = 0;
   expect_invalid("max_tokens is 0", [&] { select_backend(registry, request); });
 }

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/float_types.h"
@@ -26,6 +28,7 @@ using test::expect_invalid;
 constexpr int64_t kTokens = 37;
 constexpr int32_t kHeads = 3, kDim = 70, kHeadStride = 80, kTokenStride = kHeads * kHeadStride + 16;
 constexpr int32_t kKeys = 60, kRows = kTokens * kHeads;
+constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 
 // A state in memory of the test device, strided, NaN between its rows.
@@ -92,6 +95,13 @@ class State {
   std::vector<float> lse_ = std::vector<float>(kRows, kEmpty);
   std::optional<gpu::DeviceBuffer> device_out_, device_lse_;
 };
+
+// One byte on.
+template <typename T>
+void step(T*& data) {
+  data = reinterpret_cast<T*>(reinterpret_cast<char*>(data) + 1);
+}
+void step(void*& data) { data = static_cast<char*>(data) + 1; }
 
 class StateMergers : public ::testing::Test {
  protected:
@@ -194,6 +204,10 @@ TEST_F(StateMergers, ReplaysMerge) {
 TEST_F(StateMergers, NamesWhatIsWrong) {
   expect_invalid("heads is 0, must be positive", [&] { merger({DType::bf16, 0, kDim}); });
   expect_invalid("dim is -2, must be positive", [&] { merger({DType::bf16, kHeads, -2}); });
+  expect_invalid("a token has 33554432 values in its heads", [&] {
+    merger({DType::bf16, 1 << 12, 1 << 13});
+  });
+  expect_invalid("dtype is DType(17)", [&] { merger({static_cast<DType>(17), kHeads, kDim}); });
   for (const DType dtype : {DType::f8e4m3, DType::i32}) {
     expect_invalid("accepted: fp32, bf16, fp16", [&] { merger({dtype, kHeads, kDim}); });
   }
@@ -218,6 +232,35 @@ TEST_F(StateMergers, NamesWhatIsWrong) {
   expect_invalid("part.out is null", [&] { merge->merge(into, {{}, part.lse}, 1); });
   expect_invalid("part.out is fp16, the merger's shape has bf16",
                  [&] { merge->merge(into, other.view(), 1); });
+  const std::vector<std::pair<const char*, std::function<void(AttentionState&, AttentionState&)>>>
+      wrong = {
+          {"into.out has strides of 0 a token and 80 a head: rows of 70 values overlap",
+           [](auto& to, auto&) { to.out.token_stride = 0; }},
+          {"into.out has strides of 256 a token and 60 a head",
+           [](auto& to, auto&) { to.out.head_stride = 60; }},
+          {"into.out has strides of -256 a token",
+           [](auto& to, auto&) { to.out.token_stride *= -1; }},
+          {"into.out at", [](auto& to, auto&) { to.out.token_stride = kFar; }},
+          {"part.out at", [](auto&, auto& from) { from.out.head_stride = kFar; }},
+          {"into.out is at", [](auto& to, auto&) { step(to.out.data); }},
+          {"part.out is at", [](auto&, auto& from) { step(from.out.data); }},
+          {"into.lse is at", [](auto& to, auto&) { step(to.lse.data); }},
+          {"part.lse is at", [](auto&, auto& from) { step(from.lse.data); }},
+          {"shares memory with part.out at", [](auto& to, auto& from) { from.out = to.out; }},
+          {"shares memory with part.lse at", [](auto& to, auto& from) { from.lse = to.lse; }},
+          {"shares memory with part.lse at",
+           [](auto& to, auto& from) { from.lse.data = static_cast<float*>(to.out.data) + 1; }},
+          {"shares memory with into.lse at",
+           [](auto& to, auto&) { to.lse.data = static_cast<float*>(to.out.data) + 1; }},
+      };
+  for (const auto& [words, change] : wrong) {
+    AttentionState to = into, from = part;
+    change(to, from);
+    expect_invalid(words, [&] { merge->merge(to, from, 2); });
+  }
+  AttentionState shared = part;  // what is only read may lie anywhere
+  shared.out.token_stride = 0;
+  EXPECT_NO_THROW(merge->merge(into, shared, 2));
   if (!test::on_gpu()) return;
   AttentionState odd = part;
   odd.out.token_stride += 1;

@@ -56,6 +56,7 @@ struct TwoRequests {
              .q_indptr = q_indptr.data(),
              .kv_lens = kv_lens.data(),
              .request_rows = rows.data(),
+             .table_rows = 3,
              .request_slots = slots.data(),
              .request_slots_stride = kContext,
              .out_slots = out_slots.data(),

@@ -3,6 +3,7 @@
 // other, by the field; batches of linear layers; and what stands at the very edge, which is not.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
@@ -69,10 +70,19 @@ TEST(Validate, NamesTheFieldOfASpec) {
        {"conv_width is 4", [](auto& s) { s.conv_width = 4; }},
        {"window is -1", [](auto& s) { s.window = -1; }},
        {"chunk is -1", [](auto& s) { s.chunk = -1; }},
-       {"softmax_scale is -1", [](auto& s) { s.softmax_scale = -1; }},
+       {"softmax_scale is -1, must be in [0, 1000000]", [](auto& s) { s.softmax_scale = -1; }},
        {"softmax_scale is inf", [](auto& s) { s.softmax_scale = kInfinity; }},
-       {"logit_cap is -1", [](auto& s) { s.logit_cap = -1; }},
+       {"softmax_scale is nan", [](auto& s) { s.softmax_scale = NAN; }},
+       {"softmax_scale is 1e+38", [](auto& s) { s.softmax_scale = 1e38f; }},
+       {"logit_cap is -1, must be 0 or in [1e-06, 1000000]", [](auto& s) { s.logit_cap = -1; }},
        {"logit_cap is inf", [](auto& s) { s.logit_cap = kInfinity; }},
+       {"logit_cap is nan", [](auto& s) { s.logit_cap = NAN; }},
+       {"logit_cap is 1e-45", [](auto& s) { s.logit_cap = 1e-45f; }},
+       {"logit_cap is 1e+07", [](auto& s) { s.logit_cap = 1e7f; }},
+       {"kind is AttentionKind(17)", [](auto& s) { s.kind = static_cast<AttentionKind>(17); }},
+       {"scope is AttentionScope(17)", [](auto& s) { s.scope = static_cast<AttentionScope>(17); }},
+       {"mask is MaskKind(17)", [](auto& s) { s.mask = static_cast<MaskKind>(17); }},
+       {"q_dtype is DType(17)", [](auto& s) { s.q_dtype = static_cast<DType>(17); }},
        {"q_dtype is fp8_e5m2, of fp8 types", [](auto& s) { s.q_dtype = DType::f8e5m2; }},
        {"has_rope: q of fp8_e4m3 cannot be rotated", [](auto& s) {
           s.q_dtype = DType::f8e4m3;
@@ -191,6 +201,9 @@ TEST(Validate, NamesTheFieldOfACache) {
       {{"page_size is 0", [](auto& c) { c.page_size = 0; }},
        {"layers is -1", [](auto& c) { c.layers = -1; }},
        {"KvOrder(9)", [](auto& c) { c.order = static_cast<KvOrder>(9); }},
+       {"cache layout is KvLayout(9)", [](auto& c) { c.layout = static_cast<KvLayout>(9); }},
+       {"cache scale is KvScale(9)", [](auto& c) { c.scale = static_cast<KvScale>(9); }},
+       {"cache dtype is DType(9)", [](auto& c) { c.dtype = static_cast<DType>(9); }},
        {"kind mha needs mha", [](auto& c) { c.layout = KvLayout::mla; }},
        {"kv_heads is 1, the layers have 2", [](auto& c) { c.kv_heads = 1; }},
        {"head_dim is 4, the layers have 8", [](auto& c) { c.head_dim = 4; }},

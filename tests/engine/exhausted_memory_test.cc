@@ -55,6 +55,9 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
         }
       } catch (const std::bad_alloc&) {
         failed = true;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+        failed = true;
       }
     }
     const bool reached = test::allocations_before_failure.exchange(-1) < 0;

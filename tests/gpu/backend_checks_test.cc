@@ -211,6 +211,7 @@ class SmallRun {
     batch.requests = requests;
     batch.kv_lens = lens_device.data<int32_t>();
     batch.request_rows = rows_device.data<int32_t>();
+    batch.table_rows = requests;
     if (entry_tokens > 1) {
       batch.page_table = table_device.data<int32_t>();
       batch.page_table_stride = kLength / kPage;

@@ -120,6 +120,7 @@ class EarlyRun {
     batch.q_indptr = indptr_device.data<int32_t>();
     batch.kv_lens = lens_device.data<int32_t>();
     batch.request_rows = rows_device.data<int32_t>();
+    batch.table_rows = static_cast<int32_t>(slots_.bytes() / (kMost * sizeof(int32_t)));
     batch.request_slots = slots_.data<int32_t>();
     batch.request_slots_stride = kMost;
     batch.out_slots = out_slots_.data<int64_t>();

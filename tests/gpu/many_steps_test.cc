@@ -110,6 +110,7 @@ class DecodeSteps {
   BatchView view() const {
     return {.requests = kRequests,
             .request_rows = numbers_.data<int32_t>(),
+            .table_rows = kRequests,
             .request_slots = slots_.data<int32_t>(),
             .request_slots_stride = kMaxKeys};
   }

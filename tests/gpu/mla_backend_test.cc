@@ -104,6 +104,7 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
                     .tokens = kv_len,
                     .kv_lens = kv_lens.data<int32_t>(),
                     .request_rows = request_rows.data<int32_t>(),
+                    .table_rows = 1,
                     .request_slots = request_slots.data<int32_t>(),
                     .request_slots_stride = kv_len,
                     .out_slots = out_slots.data<int64_t>()};
@@ -182,6 +183,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
                    .q_indptr = q_indptr.data<int32_t>(),
                    .kv_lens = kv_lens.data<int32_t>(),
                    .request_rows = rows.data<int32_t>(),
+                   .table_rows = 2,
                    .request_slots = request_slots.data<int32_t>(),
                    .request_slots_stride = kLength});
     LayerTensors layer;
@@ -211,6 +213,7 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
                  .q_indptr = numbers.data<int32_t>(),
                  .kv_lens = numbers.data<int32_t>(),
                  .request_rows = numbers.data<int32_t>(),
+                 .table_rows = 1,
                  .request_slots = numbers.data<int32_t>(),
                  .request_slots_stride = 1});
   const HeadRows rows = {memory.data(), DType::bf16, kHeads * 192, 192};

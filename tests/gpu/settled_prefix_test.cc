@@ -205,6 +205,7 @@ class Passes {
     batch.q_indptr = indptr.data<int32_t>();
     batch.kv_lens = lens_.data<int32_t>();
     batch.request_rows = rows_.data<int32_t>();
+    batch.table_rows = batch.requests;
     batch.request_slots = slots_.data<int32_t>();
     batch.request_slots_stride = stride_;
     batch.out_slots = slots.data<int64_t>();

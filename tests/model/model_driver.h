@@ -168,6 +168,7 @@ class ModelDriver {
     view.q_indptr = batch.q_indptr.data();
     view.kv_lens = batch.kv_lens.data();
     view.request_rows = batch.rows.data();
+    view.table_rows = table_.max_requests();
     view.request_slots = table_.data();
     view.request_slots_stride = table_.row_stride();
     view.out_slots = batch.out_slots.data();

@@ -266,6 +266,7 @@ BatchView PackedBatch::view() const {
   if (store_) {
     add_tables(view);
     view.request_rows = request_rows_.data();
+    view.table_rows = store_->table_rows();
     view.out_slots = out_slots_.data();
     if (test_.prefix_levels > 0) view.shared_prefix = shared_.data();
   }

@@ -188,14 +188,14 @@ void PagedStore::place_requests(const AttentionCase& test, const CaseData& data,
   std::shuffle(pages.begin(), pages.end(), random);
   auto next_page = pages.begin();
 
-  const auto table_rows = static_cast<int32_t>(data.requests.size()) + 2;
+  table_rows_ = static_cast<int32_t>(data.requests.size()) + 2;
   table_stride_ = longest + 3;
-  table_ = index_array(static_cast<size_t>(table_rows * table_stride_), fill);
+  table_ = index_array(static_cast<size_t>(table_rows_ * table_stride_), fill);
   std::fill_n(table_.begin(), table_stride_, 0);  // row 0 is the dummy
   page_table_stride_ = pages_for(longest, page_size) + 3;
-  page_table_ = index_array(static_cast<size_t>(table_rows * page_table_stride_), fill);
+  page_table_ = index_array(static_cast<size_t>(table_rows_ * page_table_stride_), fill);
   std::fill_n(page_table_.begin(), page_table_stride_, 0);
-  rows_.resize(static_cast<size_t>(table_rows) - 1);
+  rows_.resize(static_cast<size_t>(table_rows_) - 1);
   std::iota(rows_.begin(), rows_.end(), 1);
   std::shuffle(rows_.begin(), rows_.end(), random);
 

@@ -61,6 +61,7 @@ class PagedStore {
   LentPool& pool() { return *pool_; }
   const LentPool& pool() const { return *pool_; }
   const int32_t* table() const { return table_.data(); }
+  int32_t table_rows() const { return table_rows_; }
   int64_t table_stride() const { return table_stride_; }
   // The same by pages.
   const int32_t* page_table() const { return page_table_.data(); }
@@ -80,6 +81,7 @@ class PagedStore {
 
   std::vector<std::vector<int64_t>> slots_;  // [request][token]
   std::vector<int32_t> rows_;
+  int32_t table_rows_ = 0;
   std::vector<int32_t> table_;
   int64_t table_stride_ = 0;
   std::vector<int32_t> page_table_;

@@ -7,6 +7,8 @@
 
 #include "attention/validate_spec.h"
 #include "core/check.h"
+#include "core/check_device.h"
+#include "core/memory_error.h"
 #include "gpu/gpu.h"
 
 namespace fovea {
@@ -35,9 +37,10 @@ BackendRequest request_of(const BackendContext& context) {
 BackendEntry guarded(BackendEntry entry) {
   entry.create = [name = entry.name, reject = entry.reject,
                   create = std::move(entry.create)](const BackendContext& context) {
+    check_device(context.device, "device");
     validate_spec(context.spec);
     refuse(name, reject(request_of(context)));
-    return create(context);
+    return name_memory([&] { return create(context); }, "backend '{}'", name);
   };
   entry.reject = [reject = std::move(entry.reject)](const BackendRequest& request) {
     validate_request(request);

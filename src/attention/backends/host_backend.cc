@@ -5,6 +5,7 @@
 #include "attention/validate_pool.h"
 #include "attention/validate_spec.h"
 #include "core/check.h"
+#include "core/memory_error.h"
 
 namespace fovea {
 
@@ -26,18 +27,16 @@ HostBackend::HostBackend(const HostKernels& kernels, const BackendContext& conte
                  "device is {}, backend '{}' runs on the CPU", device_name(context.device),
                  kernels.name);
   validate_pool(context);
-  check_argument((states_ != nullptr) == is_linear(spec.kind),
-                 "state is {}, these layers {} a StatePool", states_ != nullptr ? "given" : "null",
-                 is_linear(spec.kind) ? "need" : "do not take");
+  validate_state_pool(context);
   shape_.threads = threads_->size();
   rules_.spec = spec;
   if (pool_ != nullptr) {
     shape_.cache = pool_->spec();
     rules_.slots = pool_slots(*pool_);
     rules_.page_size = shape_.cache.page_size;
+    rules_.mapped_slots = pool_->pages() * shape_.cache.page_size;
   }
   if (states_ != nullptr) {
-    validate_state(spec, states_->spec());
     rules_.state_slots = states_->slots();
   }
 }
@@ -49,17 +48,20 @@ size_t HostBackend::workspace_bytes(const BatchLimits& limits) const {
 
 void HostBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
+  reserved_ = planned_ = false;
   WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, {}, name()).data());
+  written_.reserve(limits.max_tokens);
   rules_.limits = limits;
   carve(carver, limits);
   reserved_ = true;
-  planned_ = false;
 }
 
 void HostBackend::plan(const BatchView& batch, Stream) {
   check_argument(reserved_, "plan() before reserve()");
   planned_ = false;
+  if (pool_ != nullptr) rules_.slot_map = pool_->slot_map();
   validate_batch(batch, rules_);
+  if (pool_ != nullptr) check_out_slots_differ(batch, rules_.page_size, written_);
   batch_ = batch;
   if (batch.mode == ForwardMode::idle) batch_.tokens = batch_.requests = 0;
   if (batch_.tokens > 0) plan_batch(batch_);
@@ -74,7 +76,8 @@ void HostBackend::forward(const LayerTensors& layer, Stream) {
   } else {
     validate_layer(layer, spec(), batch_, pool_ != nullptr);
   }
-  run_layer(layer);
+  // The kernels of `reference` allocate.
+  name_memory([&] { run_layer(layer); }, "backend '{}' over {} tokens", name(), batch_.tokens);
 }
 
 void HostBackend::store(const LayerTensors& layer, const KvLayerView& cache, int32_t k_dim,

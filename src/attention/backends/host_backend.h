@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "attention/backends/host_kernels.h"
+#include "attention/slot_set.h"
 #include "attention/validate_batch.h"
 #include "attention/workspace.h"
 #include "fovea/attention_backend.h"
@@ -74,6 +75,7 @@ class HostBackend : public AttentionBackend {
   StatePool* states_;
   ThreadPool* threads_;
   BatchRules rules_;
+  SlotSet written_;
   WorkspaceMemory own_memory_;
   bool reserved_ = false;
   bool planned_ = false;

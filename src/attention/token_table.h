@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables of slots or pages as callers give them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/strided_rows.h"
+#include "fovea/batch.h"
+
+namespace fovea {
+
+// Throws Error{invalid_argument} naming a stride or a number of rows that no table has.
+inline void check_table(const TokenTable& table, std::string_view name) {
+  check_argument(table.stride > 0, "{}_stride is {}, must be positive", name, table.stride);
+  check_argument(table.rows > 0, "table_rows is {}, must say how many rows {} has", table.rows,
+                 name);
+  check_argument(table.entry_tokens > 0, "entry_tokens of {} is {}, must be positive", name,
+                 table.entry_tokens);
+  check_aligned(table.entries, name);
+  check_reach({.data = table.entries,
+               .element_bytes = sizeof(int32_t),
+               .row = table.stride,
+               .dimensions = {{{table.rows, table.stride}}}},
+              name);
+}
+
+// Tokens that a row has room for; lengths are 32-bit.
+inline int64_t row_tokens(const TokenTable& table) {
+  return std::min<int64_t>(table.stride, std::numeric_limits<int32_t>::max()) * table.entry_tokens;
+}
+
+// Whether a request of `length` tokens in `row` is padding: it is in row 0, the dummy of a
+// RequestTable, and its last entry is 0.
+inline bool is_padded(const TokenTable& table, int32_t row, int32_t length) {
+  return row == 0 && length > 0 && table.entry(0, length - 1) == 0;
+}
+
+}  // namespace fovea
