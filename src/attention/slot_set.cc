@@ -8,11 +8,10 @@
 
 namespace fovea {
 
-void SlotSet::reserve(int32_t max_tokens) {
+SlotSet::SlotSet(int32_t max_tokens) {
   const size_t size = std::bit_ceil(std::max<size_t>(2 * static_cast<size_t>(max_tokens), 2));
   name_memory([&] { entries_.assign(size, {}); }, "the slots of {} new tokens", max_tokens);
   shift_ = 64 - std::countr_zero(size);
-  round_ = 0;
 }
 
 void SlotSet::clear() {

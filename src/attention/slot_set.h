@@ -10,8 +10,9 @@ namespace fovea {
 
 class SlotSet {
  public:
-  // Room for that many tokens. Error{out_of_memory} names them.
-  void reserve(int32_t max_tokens);
+  SlotSet() = default;
+  // With room for that many tokens. Error{out_of_memory} names them.
+  explicit SlotSet(int32_t max_tokens);
   // Forgets all slots, in constant time.
   void clear();
   // The earlier token that has this slot, if there is one; else `token` has it from now on. At most

@@ -10,7 +10,7 @@ namespace fovea {
 
 // Row (i, j, k) has `row` elements and begins at element i * stride + j * stride + k * stride, with
 // the strides of the three dimensions in any order. A dimension of one row has no stride that
-// matters.
+// matters. Counts are below 2^32.
 struct StridedRows {
   struct Dimension {
     int64_t count = 1;

@@ -55,10 +55,12 @@ class FileSizeSignalHeld {
     pthread_sigmask(SIG_BLOCK, &signal_, &before_);
   }
   ~FileSizeSignalHeld() {
+    const int why = errno;
     if (sigismember(&before_, SIGXFSZ) == 1) return;
     const timespec at_once{};
     while (sigtimedwait(&signal_, nullptr, &at_once) == SIGXFSZ) continue;
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = why;
   }
   FileSizeSignalHeld(const FileSizeSignalHeld&) = delete;
   FileSizeSignalHeld& operator=(const FileSizeSignalHeld&) = delete;

@@ -113,7 +113,7 @@ TEST(StridedRows, AddressesHave63Bits) {
        std::vector<std::array<int64_t, 4>>{{1, 1, 2, kFar - (int64_t{1} << 40)},
                                            {1, 1, 2, -(int64_t{1} << 40) - 1},
                                            {8, 8, 2, kFar},
-                                           {8, 8, kFar, kFar},
+                                           {8, 8, int64_t{1} << 31, kFar},
                                            {8, 8, 2, std::numeric_limits<int64_t>::min()},
                                            {4, kFar, 1, 0}}) {
     test::expect_invalid("addresses exceed 63 bits", [&] { check(bytes, row, count, stride); });

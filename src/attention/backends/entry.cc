@@ -37,10 +37,13 @@ BackendRequest request_of(const BackendContext& context) {
 BackendEntry guarded(BackendEntry entry) {
   entry.create = [name = entry.name, reject = entry.reject,
                   create = std::move(entry.create)](const BackendContext& context) {
-    check_device(context.device, "device");
-    validate_spec(context.spec);
-    refuse(name, reject(request_of(context)));
-    return name_memory([&] { return create(context); }, "backend '{}'", name);
+    const auto checked = [&] {
+      check_device(context.device, "device");
+      validate_spec(context.spec);
+      refuse(name, reject(request_of(context)));
+      return create(context);
+    };
+    return name_memory(checked, "backend '{}'", name);
   };
   entry.reject = [reject = std::move(entry.reject)](const BackendRequest& request) {
     validate_request(request);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/backends/host_backend.h"
 
+#include <utility>
+
 #include "attention/validate_layer.h"
 #include "attention/validate_pool.h"
 #include "attention/validate_spec.h"
@@ -48,12 +50,14 @@ size_t HostBackend::workspace_bytes(const BatchLimits& limits) const {
 
 void HostBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
-  reserved_ = planned_ = false;
+  // What throws comes first: the backend then stays as it is.
+  SlotSet written(limits.max_tokens);
   WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, {}, name()).data());
-  written_.reserve(limits.max_tokens);
+  written_ = std::move(written);
   rules_.limits = limits;
   carve(carver, limits);
   reserved_ = true;
+  planned_ = false;
 }
 
 void HostBackend::plan(const BatchView& batch, Stream) {
