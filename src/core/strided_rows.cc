@@ -45,7 +45,8 @@ Pattern pattern_of(const StridedRows& rows) {
     if (step < 0) pattern.begin += Wide{count - 1} * step;
     pattern.dimensions[pattern.size++] = {count, step < 0 ? -step : step};
   }
-  std::sort(pattern.dimensions.begin(), pattern.dimensions.begin() + pattern.size,
+  // Those that are not there have a stride of 0 and come last.
+  std::sort(pattern.dimensions.begin(), pattern.dimensions.end(),
             [](const auto& x, const auto& y) { return x.stride > y.stride; });
   return pattern;
 }
