@@ -46,6 +46,10 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.growing_scores = true;
     test.requests = {{70, 900}};
   });
+  // Tokens before the first key, in row tiles of their own and beside tokens that see some.
+  add("early_tokens", [](AttentionCase& test) {
+    test.requests = {{140, 100}, {5, 0}, {70, 70}, {200, 1}};
+  });
   // Row tiles of 256 tokens, half of whose rows do not see the last key tile.
   add("passing", [](AttentionCase& test) {
     test.spec.q_heads = test.spec.kv_heads = 2;
@@ -81,9 +85,9 @@ void add_decode(std::vector<AttentionCase>& cases) {
     cases.push_back(test);
   };
   using Requests = std::vector<test::RequestShape>;
-  add("decode", 14, 2, Requests{{1, 300}, {1, 1}, {0, 0}, {1, 17}, {1, 161}});
+  add("decode", 14, 2, Requests{{1, 300}, {1, 1}, {0, 0}, {1, 17}, {1, 0}, {1, 161}});
   add("decode_16_rows", 26, 2, Requests{{1, 257}, {1, 64}});
-  add("decode_parts", 7, 1, Requests{{1, 900}, {1, 30}, {1, 350}});
+  add("decode_parts", 7, 1, Requests{{1, 900}, {1, 30}, {1, 0}, {1, 350}});
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
   add("decode_sinks", 14, 2, Requests{{1, 90}, {1, 300}});
   cases.back().spec.has_sinks = true;

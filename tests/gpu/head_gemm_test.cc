@@ -14,6 +14,7 @@
 #include "core/float_types.h"
 #include "support/bf16_noise.h"
 #include "support/device_array.h"
+#include "support/expect_close.h"
 #include "support/gpu_kernel_test.h"
 
 namespace fovea::kernels::cuda {
@@ -117,7 +118,8 @@ class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>,
         const double expected = exact(token, head, column);
         const auto at =
             static_cast<size_t>(head) * static_cast<size_t>(shape.n) + static_cast<size_t>(column);
-        EXPECT_NEAR(bf16_to_float(row[at]), expected, std::abs(expected) / 256 + 1e-3)
+        EXPECT_TRUE(
+            test::is_near(bf16_to_float(row[at]), expected, std::abs(expected) / 256 + 1e-3))
             << "token " << token << " head " << head << " column " << column;
       }
     }

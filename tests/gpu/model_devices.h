@@ -22,6 +22,7 @@
 #include "model/cuda_device.h"
 #include "model/layers.h"
 #include "support/error_budget.h"
+#include "support/expect_close.h"
 
 namespace fovea {
 
@@ -144,9 +145,8 @@ class ModelDevices : public testing::Test {
       float most = 0;
       for (size_t i = row; i < row + width; ++i) most = std::max(most, std::fabs(want[i]));
       for (size_t i = row; i < row + width; ++i) {
-        ASSERT_LE(std::fabs(got[i] - want[i]), budget.units * budget.unit * most)
-            << what << ": row " << row / width << ", column " << i - row << ": " << got[i]
-            << ", want " << want[i];
+        ASSERT_TRUE(test::is_near(got[i], want[i], budget.units * budget.unit * most))
+            << what << ": row " << row / width << ", column " << i - row;
       }
     }
   }

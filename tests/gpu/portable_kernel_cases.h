@@ -213,6 +213,8 @@ inline std::vector<PortableCase> portable_cases() {
       {.name = "small_fp8_queries", .requests = small, .cache = "f8e4m3", .query = "f8e4m3"});
   list.push_back({.name = "small_window_cap", .requests = small, .window = 20, .logit_cap = 5});
   list.push_back({.name = "small_sinks", .requests = small, .page_size = 64, .sinks = true});
+  list.push_back({.name = "small_early", .requests = {{9, 4}, {3, 3}, {2, 0}, {1, 0}, {25, 5}}});
+  list.push_back({.name = "small_early_sinks", .requests = {{9, 4}, {1, 0}}, .sinks = true});
   list.push_back({.name = "small_parts", .requests = {{5, 700}, {1, 650}, {20, 30}}});
   list.push_back({.name = "small_sinks_parts", .requests = {{5, 700}, {1, 650}}, .sinks = true});
   list.push_back({.name = "small_chunk", .requests = {{40, 90}, {1, 150}, {5, 66}}, .chunk = 32});

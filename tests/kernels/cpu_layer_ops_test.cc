@@ -11,6 +11,7 @@
 #include "core/float_types.h"
 #include "fovea/error.h"
 #include "kernels/layer_ops.h"
+#include "support/expect_close.h"
 #include "support/random_values.h"
 
 namespace fovea::kernels {
@@ -23,7 +24,8 @@ double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 // f32 evaluation of a short formula against fp64.
 void expect_close(float actual, double expected, const char* what, size_t index) {
-  EXPECT_NEAR(actual, expected, 2e-6 * (1 + std::fabs(expected))) << what << " at " << index;
+  EXPECT_TRUE(test::is_near(actual, expected, 2e-6 * (1 + std::fabs(expected))))
+      << what << " at " << index;
 }
 
 TEST(RmsNorm, MatchesFormulaWithStridesWeightOffsetAndGate) {

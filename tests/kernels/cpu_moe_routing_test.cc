@@ -7,6 +7,7 @@
 
 #include "fovea/error.h"
 #include "kernels/layer_ops.h"
+#include "support/expect_close.h"
 
 namespace fovea::kernels {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 void expect_close(float actual, double expected, const char* what, size_t index) {
-  EXPECT_NEAR(actual, expected, 2e-6 * (1 + std::fabs(expected))) << what << " at " << index;
+  EXPECT_TRUE(test::is_near(actual, expected, 2e-6 * (1 + std::fabs(expected))))
+      << what << " at " << index;
 }
 
 struct Routed {

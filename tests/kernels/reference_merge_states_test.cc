@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/reference/reference.h"
+#include "support/expect_close.h"
 
 namespace fovea {
 namespace {
@@ -85,9 +86,9 @@ bool near(const State& a, const State& b) {
   for (float x : a.o) magnitude = std::max(magnitude, std::fabs(x));
   // An ulp of the lse is a relative error of the weights.
   const float lse_error = 2 * ulp * std::max(1.0f, std::fabs(a.lse));
-  if (std::fabs(a.lse - b.lse) > lse_error) return false;
+  if (!test::is_near(a.lse, b.lse, lse_error)) return false;
   for (size_t d = 0; d < kDim; ++d) {
-    if (std::fabs(a.o[d] - b.o[d]) > (2 * ulp + 2 * lse_error) * magnitude) return false;
+    if (!test::is_near(a.o[d], b.o[d], (2 * ulp + 2 * lse_error) * magnitude)) return false;
   }
   return true;
 }

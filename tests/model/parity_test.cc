@@ -42,7 +42,8 @@ float largest_difference(std::span<const float> a, std::span<const float> b) {
   float largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     const float difference = std::fabs(a[i] - b[i]);
-    if (!(difference <= largest)) largest = difference;  // NaN counts as larger
+    // A NaN, also that of two infinities, is infinitely far, and stays so.
+    largest = std::max(largest, std::isnan(difference) ? INFINITY : difference);
   }
   return largest;
 }

@@ -13,23 +13,52 @@ using ::testing::AssertionFailure;
 using ::testing::AssertionResult;
 using ::testing::AssertionSuccess;
 
-double largest(std::span<const double> row) {
+double largest_finite(std::span<const double> row) {
   double largest = 0;
-  for (double x : row) largest = std::max(largest, std::fabs(x));
+  for (double x : row) {
+    if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+  }
   return largest;
 }
 
+// Raises `worst` to the plain computation's error, which is infinite where plain is not finite and
+// exact is: no allowance can be made from it.
+void take_plain_error(double exact, double plain, double magnitude, double& worst) {
+  if (!std::isfinite(exact) || magnitude == 0) return;
+  const double error = std::fabs(plain - exact) / magnitude;
+  worst = std::max(worst, std::isfinite(error) ? error : INFINITY);
+}
+
 // The plain computation's worst error over all rows, relative to each row's largest value.
-double plain_error(const Expected& exact, const Expected& plain, size_t width) {
+double plain_out_error(const OracleResult& want, size_t width) {
+  const std::vector<double>& exact = want.exact.out;
   double worst = 0;
-  for (size_t row = 0; row < exact.out.size(); row += width) {
-    const double magnitude = largest({&exact.out[row], width});
-    if (magnitude == 0) continue;
+  for (size_t row = 0; row < exact.size(); row += width) {
+    const double magnitude = largest_finite({&exact[row], width});
     for (size_t d = row; d < row + width; ++d) {
-      worst = std::max(worst, std::fabs(plain.out[d] - exact.out[d]) / magnitude);
+      take_plain_error(exact[d], want.plain.out[d], magnitude, worst);
     }
   }
   return worst;
+}
+
+double lse_magnitude(double exact) { return std::max(1.0, std::fabs(exact)); }
+
+double plain_lse_error(const OracleResult& want) {
+  const std::vector<double>& exact = want.exact.lse;
+  double worst = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    take_plain_error(exact[i], want.plain.lse[i], lse_magnitude(exact[i]), worst);
+  }
+  return worst;
+}
+
+// How far beyond `allowed` a value is: 0 or less where it is near, infinite where no distance
+// tells.
+double excess_of(double got, double want, double allowed) {
+  const double error = got == want ? 0 : std::fabs(got - want);
+  if (is_near(got, want, allowed)) return std::isnan(error) ? -allowed : error - allowed;
+  return std::isfinite(error) ? error - allowed : INFINITY;
 }
 
 AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want,
@@ -38,24 +67,27 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
   const ErrorBudget& budget = error_budget(spec.q_dtype);
   const bool rounded_weights = spec.logit_cap > 0 && spec.q_dtype == DType::bf16;
   const double units = budget.units + (rounded_weights ? kRoundedWeightUnits : 0);
-  const double relative =
-      budget.times_plain * plain_error(want.exact, want.plain, width) + units * budget.unit;
+  const double relative = budget.times_plain * plain_out_error(want, width) + units * budget.unit;
+  if (!std::isfinite(relative)) {
+    return AssertionFailure() << "the plain computation's out is not finite where exact is";
+  }
   const std::vector<double>& exact = want.exact.out;
-  double worst = -1, allowed_there = 0;
+  double worst = -INFINITY, allowed_there = 0;
   size_t worst_at = 0;
   double product = 0, got_squares = 0, want_squares = 0;
   for (size_t row = 0; row < exact.size(); row += width) {
-    const double allowed = relative * largest({&exact[row], width});
+    const double allowed = relative * largest_finite({&exact[row], width});
     for (size_t i = row; i < row + width; ++i) {
-      const double error = std::fabs(static_cast<double>(out[i]) - exact[i]);
-      const double excess = std::isnan(error) ? INFINITY : error - allowed;
-      if (excess > worst || i == 0) {
+      const double got = out[i];
+      const double excess = excess_of(got, exact[i], allowed);
+      if (excess > worst) {
         worst = excess;
         worst_at = i;
         allowed_there = allowed;
       }
-      product += out[i] * exact[i];
-      got_squares += static_cast<double>(out[i]) * out[i];
+      if (!std::isfinite(exact[i])) continue;
+      product += got * exact[i];
+      got_squares += got * got;
       want_squares += exact[i] * exact[i];
     }
   }
@@ -75,34 +107,40 @@ AssertionResult out_is_close(const AttentionSpec& spec, const OracleResult& want
 
 AssertionResult lse_is_close(const AttentionSpec& spec, const OracleResult& want,
                              std::span<const float> lse) {
-  double plain = 0;
-  for (size_t i = 0; i < want.exact.lse.size(); ++i) {
-    const double exact = want.exact.lse[i];
-    if (!std::isfinite(exact)) continue;
-    plain = std::max(plain, std::fabs(want.plain.lse[i] - exact) / std::max(1.0, std::fabs(exact)));
-  }
   const ErrorBudget& budget = is_fp8(spec.q_dtype) ? kE4m3LseBudget : kLseBudget;
   const double sums = 1.0 * spec.head_dim / kColumnsOfASum;
-  double relative = budget.times_plain * plain + std::max(budget.units, sums) * budget.unit;
+  double relative =
+      budget.times_plain * plain_lse_error(want) + std::max(budget.units, sums) * budget.unit;
   if (want.rounded_keys) relative += kRoundedKeysLseUnits * error_budget(spec.q_dtype).unit;
+  if (!std::isfinite(relative)) {
+    return AssertionFailure() << "the plain computation's lse is not finite where exact is";
+  }
   for (size_t i = 0; i < want.exact.lse.size(); ++i) {
     const double exact = want.exact.lse[i];
-    const double got = lse[i];
-    const double allowed = relative * std::max(1.0, std::fabs(exact));
-    if (got == exact || std::fabs(got - exact) <= allowed) continue;
+    const AssertionResult near = is_near(lse[i], exact, relative * lse_magnitude(exact));
+    if (near) continue;
     return AssertionFailure() << "lse of token " << i / spec.q_heads << ", head "
-                              << i % spec.q_heads << ": got " << got << ", want " << exact
-                              << ", allowed error " << allowed;
+                              << i % spec.q_heads << ": " << near.message();
   }
   return AssertionSuccess();
 }
 
 }  // namespace
 
+AssertionResult is_near(double got, double want, double allowed) {
+  if (got == want || (std::isnan(got) && std::isnan(want))) return AssertionSuccess();
+  const bool finite = std::isfinite(got) && std::isfinite(want) && std::isfinite(allowed);
+  if (finite && std::fabs(got - want) <= allowed) return AssertionSuccess();
+  return AssertionFailure() << "got " << got << ", want " << want << ", allowed error " << allowed;
+}
+
 AssertionResult is_close(const AttentionSpec& spec, const OracleResult& want,
                          std::span<const float> out, std::span<const float> lse) {
   if (out.size() != want.exact.out.size()) {
     return AssertionFailure() << out.size() << " values, want " << want.exact.out.size();
+  }
+  if (!lse.empty() && lse.size() != want.exact.lse.size()) {
+    return AssertionFailure() << lse.size() << " LSEs, want " << want.exact.lse.size();
   }
   AssertionResult result = out_is_close(spec, want, out);
   if (result && !lse.empty()) result = lse_is_close(spec, want, lse);
