@@ -55,7 +55,7 @@ TEST(Cli, BenchTakesTurnsWithItsCaller) {
   const ProgramResult result =
       run_program({"/bin/sh", "-ec",
                    R"(dir=$(mktemp -d); trap 'rm -r "$dir"' EXIT; mkfifo "$dir/in" "$dir/out"
-          timeout 60 "$0" bench attention --kv-len 64 --threads 1 --turns -o json \
+          timeout 1800 "$0" bench attention --kv-len 64 --threads 1 --turns -o json \
               <"$dir/in" >"$dir/out" &
           exec 3>"$dir/in" 4<"$dir/out"
           for turn in 1 2; do echo >&3; read -r seconds <&4; echo "$seconds"; done
