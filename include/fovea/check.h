@@ -39,7 +39,7 @@ struct CheckRow {
 // What a cache of this dtype may change: fp32 2e-3 in any logit, every greedy token and 0.1 % of
 // perplexity; bf16 and fp16 1 %, fp8 3 % of perplexity.
 struct CheckLimits {
-  float logit_difference;  // infinity: not judged
+  float logit_difference;  // infinity: any, as long as it is a number
   bool greedy_equal;
   double perplexity_change;
 };

@@ -153,7 +153,9 @@ CheckRow check_combination(const CheckOptions& options, const std::string& backe
     row.perplexity_change = row.perplexity / reference.perplexity - 1;
   }
   const CheckLimits limits = check_limits(kv_dtype);
-  row.pass = row.max_logit_difference <= limits.logit_difference &&
+  // A difference that is not judged must still be a number: NaN and infinities never pass.
+  row.pass = std::isfinite(row.max_logit_difference) &&
+             row.max_logit_difference <= limits.logit_difference &&
              (!limits.greedy_equal || row.greedy_equal == row.greedy_total) &&
              std::fabs(row.perplexity_change) <= limits.perplexity_change;
   return row;

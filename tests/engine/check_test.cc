@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What caches of fewer bits may cost: perplexity of the validation texts.
+// What caches of fewer bits may cost, in perplexity of the validation texts; and what never passes.
 #include "fovea/check.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -55,6 +62,62 @@ TEST(CheckModel, SaysWhatALoadSays) {
     CheckOptions options;
     options.engine.model_path = model.folder();
     test::expect_error(ErrorCode::unsupported, message, [&] { check_model(options); });
+  }
+}
+
+// A folder with the files of a test model and one number of its reference changed. Gone with the
+// object.
+class ChangedReference {
+ public:
+  ChangedReference(const std::string& model, const std::string& tensor, float value) {
+    namespace fs = std::filesystem;
+    folder_ = fs::temp_directory_path() / ("fovea_check_" + std::to_string(getpid()));
+    fs::create_directory(folder_);
+    for (const fs::directory_entry& file : fs::directory_iterator(model_folder(model))) {
+      const fs::path name = file.path().filename();
+      if (name != "reference.safetensors") fs::create_symlink(file.path(), folder_ / name);
+    }
+    std::ifstream from(fs::path(model_folder(model)) / "reference.safetensors", std::ios::binary);
+    std::string bytes(std::istreambuf_iterator<char>(from), {});
+    uint64_t header = 0;
+    std::memcpy(&header, bytes.data(), sizeof(header));
+    const auto tensors = nlohmann::json::parse(bytes.substr(sizeof(header), header));
+    const uint64_t offset = tensors[tensor]["data_offsets"][0];
+    std::memcpy(&bytes[sizeof(header) + header + offset + 3 * sizeof(value)], &value,
+                sizeof(value));
+    std::ofstream(folder_ / "reference.safetensors", std::ios::binary) << bytes;
+  }
+  ~ChangedReference() { std::filesystem::remove_all(folder_); }
+  ChangedReference(const ChangedReference&) = delete;
+  ChangedReference& operator=(const ChangedReference&) = delete;
+
+  std::string folder() const { return folder_.string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+// Not by the limit of an fp32 cache, nor where logits are not judged.
+TEST(CheckModel, ADifferenceThatIsNoNumberNeverPasses) {
+  for (const float value :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
+    SCOPED_TRACE(value);
+    const ChangedReference model("llama", "prompt_1.last_logits", value);
+    CheckOptions options;
+    options.engine.model_path = model.folder();
+    options.engine.kv_memory_bytes = size_t{64} << 20;
+    options.engine.max_context = 1024;
+    options.engine.threads = 2;
+    options.perplexity = false;
+    options.backends = {"cpu"};
+    options.kv_dtypes = {DType::f32, DType::bf16, DType::f8e4m3};
+    for (const CheckRow& row : check_model(options)) {
+      SCOPED_TRACE(dtype_name(row.kv_dtype));
+      EXPECT_EQ(row.unsupported, "");
+      EXPECT_FALSE(std::isfinite(row.max_logit_difference));
+      EXPECT_FALSE(row.pass);
+    }
   }
 }
 
