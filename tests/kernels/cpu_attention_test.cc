@@ -9,13 +9,10 @@
 
 #include "core/float_types.h"
 #include "fovea/error.h"
-#include "kernels/cpu/attention.h"
-#include "kernels/reference/reference.h"
 #include "support/cases.h"
+#include "support/cpu_kernel.h"
 #include "support/expect_close.h"
 #include "support/expect_error.h"
-#include "support/kernel_problem.h"
-#include "support/poison.h"
 
 namespace fovea {
 namespace {
@@ -23,34 +20,6 @@ namespace {
 using kernels::cpu::AttentionShape;
 using kernels::cpu::Isa;
 using test::AttentionCase;
-
-AttentionShape shape_of(const AttentionSpec& spec, Isa isa, int threads) {
-  AttentionShape shape;
-  shape.isa = isa;
-  shape.threads = threads;
-  shape.q_heads = spec.q_heads;
-  shape.kv_heads = spec.kv_heads;
-  shape.head_dim = spec.head_dim;
-  shape.head_dim_v = spec.head_dim_v;
-  return shape;
-}
-
-// Runs the case in a workspace of exactly the bytes asked for.
-test::Output run(const AttentionCase& test, const test::CaseData& data, test::Fill fill, Isa isa,
-                 int thread_count) {
-  ThreadPool threads(thread_count);
-  test::KernelProblem problem(test, data, fill);
-  if (const auto write = problem.write_params()) kernels::reference::kv_write(*write);
-  const AttentionShape shape = shape_of(test.spec, isa, thread_count);
-  const size_t bytes = kernels::cpu::attention_workspace_bytes(shape, test::limits_of(test));
-  test::GuardedBuffer workspace(bytes, fill);
-  const kernels::AttentionParams params = problem.attention_params();
-  const auto schedule = kernels::cpu::plan_attention(shape, params, workspace.bytes());
-  kernels::cpu::attention(shape, params, schedule, threads);
-  EXPECT_TRUE(workspace.guards_intact());
-  EXPECT_TRUE(problem.untouched_outside());
-  return problem.output();
-}
 
 class CpuAttention : public ::testing::TestWithParam<AttentionCase> {
  protected:
@@ -78,10 +47,10 @@ TEST_P(CpuAttention, MatchesTheOracleWhateverIsAroundAndForAnyThreads) {
   for (const Isa isa : {Isa::avx2, Isa::avx512}) {
     if (!has_isa(isa)) continue;
     SCOPED_TRACE(isa_name(isa));
-    const test::Output got = run(test, data, test::Fill::poison, isa, 2);
+    const test::Output got = run_cpu_kernel(test, data, test::Fill::poison, isa, 2);
     expect_close(test, want, got);
-    EXPECT_TRUE(same_bits(got, run(test, data, test::Fill::zero, isa, 1)));
-    EXPECT_TRUE(same_bits(got, run(test, data, test::Fill::zero, isa, 7)));
+    EXPECT_TRUE(same_bits(got, run_cpu_kernel(test, data, test::Fill::zero, isa, 1)));
+    EXPECT_TRUE(same_bits(got, run_cpu_kernel(test, data, test::Fill::zero, isa, 7)));
   }
 }
 

@@ -315,7 +315,7 @@ inline void write_rows(const AttentionParams& params, const AttentionItem& item,
     }
     const float m = state.m[i];
     const float l = state.l[i];
-    const bool empty = m == -kInfinity;
+    const bool empty = m == -kInfinity && l == 0;  // else all scores are NaN
     float factor = empty ? 0.0f : 1.0f / l;
     if (!empty && params.sinks) {
       const float sink = params.sinks[q_head] * kLog2E;

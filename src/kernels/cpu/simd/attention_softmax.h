@@ -15,15 +15,16 @@ namespace {
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.693147180559945309417f;
 
-// 2^x for x <= 0 within 2 ulp; 0 below 2^-126 and for -inf; 1 for 0.
+// 2^x for x <= 0 within 2 ulp; 0 below 2^-126 and for -inf; 1 for 0; NaN for any NaN.
 HWY_INLINE F32 exp2_non_positive(F32 x) {
   const F32 smallest = hn::Set(kF32, -126.0f);
 #if HWY_TARGET == HWY_AVX3
   const F32 r{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEAREST_INT)};
 #else
   const hn::Rebind<int32_t, F32Tag> d32;
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
-  const F32 magic = hn::Set(kF32, 12582912.0f);
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits; 127 more is the bias of
+  // exponents.
+  const F32 magic = hn::Set(kF32, 12582912.0f + 127.0f);
   const F32 shifted = hn::Add(x, magic);
   const F32 r = hn::Sub(x, hn::Sub(shifted, magic));
 #endif
@@ -37,9 +38,9 @@ HWY_INLINE F32 exp2_non_positive(F32 x) {
   const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, smallest.raw, _CMP_NLT_UQ);  // or NaN
   return F32{_mm512_maskz_scalef_ps(normal, p.raw, hn::Sub(x, r).raw)};
 #else
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(d32, shifted));
-  const F32 result = hn::BitCast(kF32, hn::Add(hn::BitCast(d32, p), exponent));
-  return hn::IfThenZeroElse(hn::Lt(x, smallest), result);  // NaN stays
+  // Of a NaN the power is some number, but p is NaN, and their product with it.
+  const F32 power = hn::BitCast(kF32, hn::ShiftLeft<23>(hn::BitCast(d32, shifted)));
+  return hn::IfThenZeroElse(hn::Lt(x, smallest), hn::Mul(p, power));
 #endif
 }
 
@@ -62,6 +63,11 @@ HWY_INLINE F32 tanh_of(F32 x) {
   const F32 near = hn::MulAdd(hn::Mul(p, s), a, a);
   return hn::CopySign(hn::IfThenElse(hn::Lt(a, hn::Set(kF32, 0.625f)), near, far), x);
 }
+
+// A maximum is rounded when it is multiplied by the factor; a fused multiply-add then leaves the
+// rounding in the exponents of all weights, which cancels out as long as it is small: 16 for this
+// maximum. Beyond it scores are rounded like their maximum, before it is subtracted.
+constexpr float kLargestFused = 0x1p28f;
 
 // One tile of one block of rows.
 struct SoftmaxTile {
@@ -124,6 +130,12 @@ HWY_INLINE F32 max_of_rows(const SoftmaxTile& tile) {
   return hn::Load(kF32, tops);
 }
 
+inline void scale_row(float* s, F32 factor, int32_t begin, int32_t end) {
+  for (int32_t v = begin * kLanes; v < end * kLanes; v += kLanes) {
+    store(hn::Mul(load(s + v), factor), s + v);
+  }
+}
+
 // The weights of one row in place; returns their sums per lane.
 HWY_INLINE F32 weights_of_row(float* s, F32 factor, F32 top, int32_t begin, int32_t end) {
   F32 sum = hn::Zero(kF32);
@@ -151,8 +163,13 @@ inline void softmax_tile(const SoftmaxTile& tile) {
   for (int32_t r = 0; r < tile.rows; ++r) {
     float* s = tile.scores + r * kTileKeys;
     const F32 top = hn::Set(kF32, tops[r]);
-    const F32 sum = whole ? weights_of_row(s, factor, top, 0, kTileKeys / kLanes)
-                          : weights_of_row(s, factor, top, tile.begin, tile.end);
+    F32 left = factor;
+    if (fabsf(tops[r]) > kLargestFused) {
+      scale_row(s, factor, tile.begin, tile.end);
+      left = hn::Set(kF32, 1.0f);
+    }
+    const F32 sum = whole ? weights_of_row(s, left, top, 0, kTileKeys / kLanes)
+                          : weights_of_row(s, left, top, tile.begin, tile.end);
     float* l = tile.l_lanes + r * kPadFloats;
     hn::Store(hn::MulAdd(hn::Load(kF32, l), hn::Set(kF32, tile.decay[r]), sum), kF32, l);
   }

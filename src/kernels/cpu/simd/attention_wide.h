@@ -192,7 +192,7 @@ struct WideSoftmax {
 #pragma GCC unroll 4
       for (int i = 0; i < half; ++i) tops[i] = hn::Max(tops[i], tops[i + half]);
     }
-    const F32 factors = hn::Set(kF32, factor);
+    F32 factors = hn::Set(kF32, factor);
     const F32 old = load(m + row);
     const F32 scaled = hn::Mul(tops[0], factors);
     const F32 now = hn::IfThenElse(hn::Gt(scaled, old), scaled, old);
@@ -201,6 +201,14 @@ struct WideSoftmax {
     const F32 finite = hn::IfThenZeroElse(hn::Eq(now, hn::Set(kF32, -HUGE_VALF)), now);
     const F32 less = exp2_non_positive(hn::Sub(old, finite));
     store(less, decay + row);
+    const auto large = hn::Gt(hn::Abs(finite), hn::Set(kF32, kLargestFused));
+    if (!hn::AllFalse(kF32, large)) {
+      const F32 first_factors = hn::IfThenElse(large, factors, hn::Set(kF32, 1.0f));
+      factors = hn::IfThenElse(large, hn::Set(kF32, 1.0f), factors);
+      for (int32_t key = begin; key < end; ++key) {
+        store(hn::Mul(load(s + key * kStride), first_factors), s + key * kStride);
+      }
+    }
     float* sums = l_lanes + row;
     for (int32_t j = 0; j < kLanes; ++j, sums += kStride) {
       F32 sum = hn::Zero(kF32);
