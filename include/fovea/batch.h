@@ -127,7 +127,7 @@ struct BatchView {
   const int32_t* spans = nullptr;
   const int32_t* span_indptr = nullptr;  // [requests + 1]
   // mask multi_item: positions below item_prefix_lens[i] are common; a later token sees them and
-  // the token_pos_in_items tokens before it.
+  // the token_pos_in_items tokens before it. A prefix beyond the last token makes all common.
   const uint32_t* item_prefix_lens = nullptr;    // [requests]
   const uint16_t* token_pos_in_items = nullptr;  // [requests, stride], indexed by position - prefix
   int64_t token_pos_in_items_stride = 0;

@@ -302,6 +302,9 @@ TEST(BatchIndex, RequestsThatAreNoneAreNamed) {
   const std::vector<std::pair<std::string, Change>> changes = {
       {"requests is -1, must not be negative", [](auto& t) { t.requests = -1; }},
       {"page_size is 0, must be at least 1", [](auto& t) { t.page_size = 0; }},
+      {"pages is -1, must be in [0, 134217727]", [](auto& t) { t.pages = -1; }},
+      {"pages is 134217728, must be in [0, 134217727] with a page_size of 16: slots are 32-bit",
+       [](auto& t) { t.pages = 1 << 27; }},
       {"table.entries is null", [](auto& t) { t.table.entries = nullptr; }},
       {"rows is null", [](auto& t) { t.rows = nullptr; }},
       {"lens is null", [](auto& t) { t.lens = nullptr; }},

@@ -279,6 +279,7 @@ TEST(Validate, NamesTheLimit) {
       good, of(mha()),
       {{"max_requests is 0", [](auto& l) { l.max_requests = 0; }},
        {"max_tokens is 0", [](auto& l) { l.max_tokens = 0; }},
+       {"max_tokens is 2147483647, at most", [](auto& l) { l.max_tokens = INT32_MAX; }},
        {"max_q_len is 0", [](auto& l) { l.max_q_len = 0; }},
        {"max_kv_len is 0", [](auto& l) { l.max_kv_len = 0; }},
        {"max_encoder_len is -1", [](auto& l) { l.max_encoder_len = -1; }},

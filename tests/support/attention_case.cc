@@ -57,9 +57,9 @@ void make_spans(std::mt19937_64& random, RequestData& data) {
 }
 
 void make_items(std::mt19937_64& random, RequestData& data) {
-  data.item_prefix = data.kv_len / 3;
+  data.item_prefix = static_cast<uint32_t>(data.kv_len / 3);
   int32_t inside = 0;
-  for (int32_t token = data.item_prefix; token < data.kv_len; ++token) {
+  for (int32_t token = data.kv_len / 3; token < data.kv_len; ++token) {
     if (pick(random, 0, 9) == 0) inside = 0;
     data.pos_in_item.push_back(static_cast<uint16_t>(inside++));
   }
@@ -125,6 +125,12 @@ void enlarge_codes(RequestData& data) {
   for (float& value : data.q) value *= 32;
   for (float& value : data.k) value *= 32;
   for (float& scale : data.q_scale) scale /= 32 * 32;
+}
+
+void move_item_prefix(size_t request, RequestData& data) {
+  constexpr uint32_t kFar[] = {UINT32_MAX, 0x80000000u, 0x7fffffffu, 0xfffffff0u};
+  data.item_prefix = kFar[request % std::size(kFar)];
+  data.pos_in_item.clear();
 }
 
 void move_tokens(RequestData& data) {
@@ -291,6 +297,7 @@ CaseData make_data(const AttentionCase& test) {
     data.requests.push_back(make_request(random, spec, shape));
     if (test.growing_scores) grow_keys(test.growth_tokens, data.requests.back());
     if (test.moved_tokens) move_tokens(data.requests.back());
+    if (test.far_item_prefixes) move_item_prefix(data.requests.size(), data.requests.back());
     if (test.large_codes) enlarge_codes(data.requests.back());
     const size_t last = data.requests.size() - 1;
     for (const int32_t tokens : {test.group_prefix, test.shared_prefix}) {

@@ -37,8 +37,9 @@ struct AttentionCase {
   bool growing_scores = false;    // the earlier a key, the larger its scores, up to about a hundred
   int32_t growth_tokens = 64;     // how many tokens it takes them to grow, twice
   bool moved_tokens = false;      // new tokens stand at or before their index, in no order
-  bool large_codes = false;       // fp8 q: q and k use all of e4m3's range; scales are as small
-  int32_t shared_prefix = 0;      // tokens all requests have in common, in shared pages
+  bool far_item_prefixes = false;  // multi_item: beyond all tokens, which are common then
+  bool large_codes = false;        // fp8 q: q and k use all of e4m3's range; scales are as small
+  int32_t shared_prefix = 0;       // tokens all requests have in common, in shared pages
   // Neighbours, group_size at a time, have group_prefix tokens in common, at least shared_prefix.
   int32_t group_prefix = 0, group_size = 0;
   int32_t prefix_levels = 0;  // of the limits; above 0 batches say what neighbours share
@@ -81,7 +82,7 @@ struct RequestData {
   std::vector<int32_t> positions;                  // tree or moved_tokens: [q_len]
   std::vector<uint8_t> custom_mask;                // custom: [q_len, kv_len]
   std::vector<std::pair<int32_t, int32_t>> spans;  // prefix_spans
-  int32_t item_prefix = 0;                         // multi_item
+  uint32_t item_prefix = 0;                        // multi_item
   std::vector<uint16_t> pos_in_item;               // multi_item: [kv_len - item_prefix]
 
   int32_t cached() const { return kv_len - q_len; }

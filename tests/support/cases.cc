@@ -129,6 +129,13 @@ void masks(Cases& cases) {
     test.spec.chunk = 10;
     cases.push_back(test);
   }
+  AttentionCase common = mixed_case("multi_item_far_prefixes", 4, 2, 64);
+  common.spec.mask = MaskKind::multi_item;
+  common.far_item_prefixes = true;
+  cases.push_back(common);
+  common.name += "_moved";
+  common.moved_tokens = true;
+  cases.push_back(common);
   AttentionCase wide = mha_case("tree_of_64", 4, 1, 64);
   wide.spec.mask = MaskKind::tree;
   wide.mode = ForwardMode::target_verify;

@@ -304,8 +304,9 @@ std::vector<bool> visible_keys(const AttentionSpec& spec, const RequestData& req
     hide([&](int32_t key) { return request.custom_mask[row + key] == 0; });
   }
   if (spec.mask == MaskKind::multi_item && here >= request.item_prefix) {
-    const int64_t begin = here - request.pos_in_item[here - request.item_prefix];
-    hide([&](int32_t key) { return at(key) >= request.item_prefix && at(key) < begin; });
+    const int64_t prefix = request.item_prefix;
+    const int64_t begin = here - request.pos_in_item[static_cast<size_t>(here - prefix)];
+    hide([&](int32_t key) { return at(key) >= prefix && at(key) < begin; });
   }
   for (const auto& [begin, end] : request.spans) {
     if (here < begin || here >= end) continue;

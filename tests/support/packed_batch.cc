@@ -179,7 +179,7 @@ void PackedBatch::add_masks(const std::vector<Piece>& pieces) {
       spans_.push_back(end);
     }
     span_indptr_.push_back(static_cast<int32_t>(spans_.size() / 2));
-    item_prefix_.push_back(static_cast<uint32_t>(request.item_prefix));
+    item_prefix_.push_back(request.item_prefix);
     std::vector<uint16_t> items = request.pos_in_item;
     items.resize(static_cast<size_t>(pos_in_items_stride_),
                  fill_ == Fill::poison ? uint16_t{0xffff} : uint16_t{0});

@@ -87,7 +87,9 @@ void MlaPrefill::reserve(const BatchLimits& limits, const MlaPrefillBuffers& buf
   }
 }
 
-int64_t MlaPrefill::max_context() const { return int64_t{kMaxChunks} * buffers_.room.rows; }
+int64_t MlaPrefill::max_context() const {
+  return std::min<int64_t>(int64_t{kMaxChunks} * buffers_.room.rows, INT32_MAX);
+}
 
 int32_t MlaPrefill::rows_for(int32_t heads) const {
   const MlaPrefillRoom& room = buffers_.room;

@@ -61,10 +61,16 @@ static inline bool same_span(const MaskView& view, int32_t a, int32_t b) {
   return false;
 }
 
+// All positions are below INT32_MAX, and common if the prefix is not.
+static inline int32_t item_prefix(const MaskView& view) {
+  const uint32_t prefix = view.mask->item_prefix_lens[view.request];
+  return prefix < INT32_MAX ? static_cast<int32_t>(prefix) : INT32_MAX;
+}
+
 static inline int32_t tokens_of_item_before(const MaskView& view, int32_t position) {
   const AttentionMask& mask = *view.mask;
   return mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + position -
-                                 static_cast<int32_t>(mask.item_prefix_lens[view.request])];
+                                 item_prefix(view)];
 }
 
 static inline bool in_chunk(const AttentionMask& mask, int32_t at, int32_t from) {
@@ -82,7 +88,7 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
   if (mask.window > 0 && at <= from - mask.window) return false;
   if (mask.chunk > 0 && !in_chunk(mask, at, from)) return false;
   if (mask.item_prefix_lens) {
-    const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
+    const int32_t prefix = item_prefix(view);
     if (from >= prefix && at >= prefix && at < from - tokens_of_item_before(view, from)) {
       return false;
     }
@@ -111,7 +117,7 @@ static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
     if (end < row.end) row.end = static_cast<int32_t>(end);
   }
   if (mask.item_prefix_lens) {
-    const auto prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
+    const int32_t prefix = item_prefix(view);
     const int32_t item_begin = from < prefix ? 0 : from - tokens_of_item_before(view, from);
     if (from >= prefix && item_begin > row.begin) {
       row.prefix_begin = row.begin;

@@ -71,6 +71,11 @@ __device__ inline Interval visible_keys(const MaskParams& mask, const RequestVie
   return keys;
 }
 
+// All positions are below 2^31 - 1, and common if the prefix is not.
+__device__ __forceinline__ int32_t item_prefix(const MaskParams& mask, const RequestView& view) {
+  return static_cast<int32_t>(min(mask.item_prefix_lens[view.request], 0x7fffffffu));
+}
+
 // AttentionMask's definition; 0 <= key < kv_len.
 __device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const RequestView& view,
                                                 int32_t token, int32_t key) {
@@ -91,7 +96,7 @@ __device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const Re
   if (mask.window > 0 && key_at <= query_at - mask.window) return false;
   if (mask.chunk > 0 && key_at / mask.chunk != query_at / mask.chunk) return false;
   if (mask.item_prefix_lens) {
-    const int32_t prefix = static_cast<int32_t>(mask.item_prefix_lens[view.request]);
+    const int32_t prefix = item_prefix(mask, view);
     if (query_at >= prefix && key_at >= prefix) {
       const int64_t row = view.request * mask.token_pos_in_items_stride;
       if (key_at < query_at - mask.token_pos_in_items[row + query_at - prefix]) return false;

@@ -63,7 +63,7 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
     bits &= older | static_cast<uint32_t>(drafts);
   }
   if (mask.item_prefix_lens) {
-    const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
+    const int prefix = item_prefix(mask, view);
     if (at >= prefix) {
       const int own = at - mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + at - prefix];
       bits &= ~standing_bits(mask, view, moved, {prefix, own}, first);

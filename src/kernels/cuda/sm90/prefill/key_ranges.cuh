@@ -154,7 +154,7 @@ __device__ inline Interval open_keys(const MaskParams& mask, const RequestView& 
     if (old.end - old.begin > keys.end - keys.begin) keys = old;
   }
   if (mask.item_prefix_lens) {
-    const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
+    const int prefix = item_prefix(mask, view);
     if (view.prefix() + last >= prefix) keys.end = min(keys.end, prefix);
   }
   return keys;
@@ -163,7 +163,7 @@ __device__ inline Interval open_keys(const MaskParams& mask, const RequestView& 
 // Of tokens [first, last] behind a common prefix: the keys between that and their items, which nobody sees.
 __device__ inline Interval hidden_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
   if (!mask.item_prefix_lens || mask.positions) return {};
-  const int prefix = static_cast<int>(mask.item_prefix_lens[view.request]);
+  const int prefix = item_prefix(mask, view);
   if (view.prefix() + first < prefix) return {};
   const uint16_t* in_item = mask.token_pos_in_items + view.request * mask.token_pos_in_items_stride;
   int own = 0x7fffffff;
