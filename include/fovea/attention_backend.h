@@ -113,7 +113,7 @@ class AttentionBackend {
 
   // Builds indices and splits the work. Once per forward pass; legal inside a graph capture. Throws
   // Error{invalid_argument} when the batch exceeds the limits or lacks an array the spec calls for,
-  // or before reserve().
+  // or before reserve(); then there is no plan, not even the one before.
   virtual void plan(const BatchView& batch, Stream stream = nullptr) = 0;
 
   // Once per layer: stores k and v, attends, writes out and, when asked, lse. Throws

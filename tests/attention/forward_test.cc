@@ -280,6 +280,9 @@ TEST(Forward, NeedsAReserveAndAPlan) {
   EXPECT_EQ(error_of([&] { fixture.backend->plan(fixture.batch); }), "plan() before reserve()");
   fixture.backend->reserve(fixture.limits);
   EXPECT_EQ(error_of([&] { fixture.backend->forward({}); }), "forward() without a plan");
+  fixture.backend->plan(fixture.batch);
+  fixture.backend->reserve(fixture.limits);
+  EXPECT_EQ(error_of([&] { fixture.backend->forward({}); }), "forward() without a plan");
 }
 
 TEST(Forward, IdleAndEmptyBatchesTouchNothing) {

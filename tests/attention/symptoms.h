@@ -27,6 +27,7 @@ inline void expect_symptoms(
     TwoRequests fixture;
     prepare(fixture);
     fixture.create();
+    fixture.backend->plan(fixture.batch);  // which the refused one must not leave behind
     symptom.cause(fixture);
     expect_invalid(symptom.words, [&] { fixture.backend->plan(fixture.batch); });
     EXPECT_EQ(error_of([&] { fixture.backend->forward({}); }), "forward() without a plan");
