@@ -19,7 +19,12 @@ namespace fovea {
 
 struct EngineOptions {
   std::string model_path = {};  // folder with config.json, tokenizer.json and *.safetensors
-  std::string device = "cpu";   // or "cuda", "cuda:N": weights, caches and activations live there
+  // Weights made from this seed instead of read, in the dtype of the config (default bf16): equal
+  // seeds give equal bits. model_path may then be a config.json or a folder that has nothing else;
+  // without a tokenizer.json requests and results are token ids. A quantization_config, which
+  // describes files, is ignored.
+  std::optional<uint64_t> random_weights = {};
+  std::string device = "cpu";  // or "cuda", "cuda:N": weights, caches and activations live there
   // Backends the engine may choose from; null: BackendRegistry::builtin(). Must outlive the engine.
   const BackendRegistry* registry = nullptr;
   BackendWish backend = {};                        // for every layer group that softmax-attends

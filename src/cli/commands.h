@@ -36,8 +36,13 @@ struct EngineFlags {
   EngineOptions parsed() const;
 };
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
-// --backend and --kv-dtype, which `check` varies.
+// --backend and --kv-dtype, which `check` varies, and --random-weights, which have no reference.
 void add_choice_flags(CLI::App& command, EngineFlags& flags);
+void add_random_weights(CLI::App& command, std::optional<uint64_t>& seed);
+
+// CLI11 takes "-1" for 2^64 - 1 and whatever is too large too: what is wrong with the text of an
+// unsigned number, or nothing.
+std::string whole_number(const std::string& text);
 
 // Takes one value each time it is given: a list that takes whatever follows would take the
 // positional arguments too.

@@ -21,6 +21,7 @@ constexpr std::string_view kArchitecture = "sm_";  // of a device that is not he
 
 struct ExplainFlags {
   std::optional<std::string> model;
+  std::optional<uint64_t> random_weights;  // with --model
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
   int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
@@ -156,6 +157,7 @@ nlohmann::ordered_json to_json(const Selection& selection) {
 void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   EngineOptions options;
   options.model_path = *flags.model;
+  options.random_weights = flags.random_weights;
   options.backend = parse_backend_wish(flags.backend);
   if (flags.decode_backend) options.decode_backend = parse_backend_wish(*flags.decode_backend);
   if (flags.device.starts_with(kArchitecture)) {
@@ -199,7 +201,7 @@ void check_model_flags(const CLI::App& command) {
                                           "--decode-backend", "--device",       "--kv-dtype",
                                           "--kv-scale",       "--page-size",    "--batch-invariant",
                                           "--prefix-levels",  "--max-requests", "--max-tokens",
-                                          "--max-kv-len",     "--json"};
+                                          "--max-kv-len",     "--json",         "--random-weights"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
     throw Error(
@@ -215,8 +217,10 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     explain_model(command, flags);
     return;
   }
-  if (flags.decode_backend) {
-    throw Error(ErrorCode::invalid_argument, "--decode-backend needs --model");
+  if (flags.decode_backend || flags.random_weights) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} needs --model",
+                            flags.decode_backend ? "--decode-backend" : "--random-weights"));
   }
   set_default_heads(command, flags.kind, flags.request.spec);
   complete(command, flags);
@@ -323,6 +327,7 @@ void add_explain(CLI::App& program) {
   CLI::Validator positive = CLI::Range(1, 1 << 16);
   positive.description("");  // of the line of the help
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
+  add_random_weights(*command, flags->random_weights);
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   command->add_option("--decode-backend", flags->decode_backend,

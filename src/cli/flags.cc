@@ -141,6 +141,22 @@ void add_choice_flags(CLI::App& command, EngineFlags& flags) {
       ->capture_default_str();
   command.add_option("--kv-dtype", flags.kv_dtype,
                      "fp32, bf16, fp16, fp8_e4m3 or fp8_e5m2; default fp32, on a GPU bf16");
+  add_random_weights(command, flags.options.random_weights);
+}
+
+void add_random_weights(CLI::App& command, std::optional<uint64_t>& seed) {
+  command
+      .add_option("--random-weights", seed,
+                  "make the weights from this seed: the model needs a config.json only")
+      ->check(whole_number);
+}
+
+std::string whole_number(const std::string& text) {
+  uint64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc{} && rest == end) return {};
+  return fmt::format("'{}' must be a whole number below 2^64", text);
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <span>
 #include <system_error>
 
@@ -22,6 +23,7 @@ struct GenerateFlags {
   std::vector<std::string> prompts;
   std::optional<std::string> prompt_file;  // "-": standard input
   std::vector<int32_t> tokens;
+  std::optional<std::string> random_prompts;
   SamplingParams sampling;
   bool json = false;
   bool stats = false;
@@ -42,25 +44,65 @@ std::string read_prompt_file(const std::string& path) {
   return text;
 }
 
+// Of --random-prompts.
+struct PromptSizes {
+  int32_t prompts = 0, tokens = 0;
+};
+
+// "8x512", or "512" for one prompt.
+PromptSizes parse_prompt_sizes(const std::string& text) {
+  const auto number = [](std::string_view digits) {
+    int32_t value = 0;
+    const char* const end = digits.data() + digits.size();
+    const auto [rest, error] = std::from_chars(digits.data(), end, value);
+    return error == std::errc{} && rest == end ? value : 0;
+  };
+  const size_t cross = text.find('x');
+  const std::string_view whole = text;
+  const PromptSizes sizes = cross == text.npos ? PromptSizes{1, number(whole)}
+                                               : PromptSizes{number(whole.substr(0, cross)),
+                                                             number(whole.substr(cross + 1))};
+  if (sizes.prompts > 0 && sizes.tokens > 0) return sizes;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("--random-prompts is '{}', must be a number of tokens, or of prompts and "
+                          "of tokens in each like 8x512, both from 1 to 2^31 - 1",
+                          text));
+}
+
+// The same ids for the same seed: the generator's numbers are laid down by the C++ standard.
+void append_random_prompts(const GenerateFlags& flags, const Engine& engine,
+                           std::vector<GenerateRequest>& requests) {
+  if (!flags.random_prompts) return;
+  const PromptSizes sizes = parse_prompt_sizes(*flags.random_prompts);
+  if (sizes.tokens > engine.max_context()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--random-prompts is '{}', but the context has {} tokens",
+                            *flags.random_prompts, engine.max_context()));
+  }
+  std::mt19937_64 random(flags.sampling.seed);
+  for (int32_t i = 0; i < sizes.prompts; ++i) {
+    GenerateRequest& request = requests.emplace_back();
+    request.sampling = flags.sampling;
+    for (int32_t t = 0; t < sizes.tokens; ++t) {
+      request.tokens.push_back(
+          static_cast<int32_t>(random() % static_cast<uint64_t>(engine.vocabulary())));
+    }
+  }
+}
+
 std::vector<GenerateRequest> make_requests(const GenerateFlags& flags) {
   std::vector<GenerateRequest> requests;
   for (const std::string& prompt : flags.prompts) requests.push_back({.prompt = prompt});
   if (flags.prompt_file) requests.push_back({.prompt = read_prompt_file(*flags.prompt_file)});
   if (!flags.tokens.empty()) requests.push_back({.tokens = flags.tokens});
-  if (requests.empty()) {
-    throw Error(ErrorCode::invalid_argument, "no prompt: give --prompt, --prompt-file or --tokens");
+  if (flags.random_prompts) {
+    parse_prompt_sizes(*flags.random_prompts);  // before a model is loaded
+  } else if (requests.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "no prompt: give --prompt, --prompt-file, --tokens or --random-prompts");
   }
   for (GenerateRequest& request : requests) request.sampling = flags.sampling;
   return requests;
-}
-
-// CLI11 takes "-1" for 2^64 - 1 and whatever is too large too.
-std::string whole_number(const std::string& text) {
-  uint64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error == std::errc{} && rest == end) return {};
-  return fmt::format("'{}' must be a whole number below 2^64", text);
 }
 
 const char* finish_name(FinishReason reason) {
@@ -147,7 +189,7 @@ void print_fallbacks(const Engine& engine) {
 
 // What was generated until a signal came is printed as ever.
 void run(const GenerateFlags& flags) {
-  const std::vector<GenerateRequest> requests = make_requests(flags);
+  std::vector<GenerateRequest> requests = make_requests(flags);
   if (!flags.json && (flags.sampling.logprobs >= 0 || flags.sampling.prompt_logprobs)) {
     throw Error(ErrorCode::invalid_argument, "--logprobs and --prompt-logprobs need --json");
   }
@@ -155,6 +197,7 @@ void run(const GenerateFlags& flags) {
   const std::unique_ptr<Engine> engine = Engine::load(flags.engine.parsed());
   clear_progress();
   print_fallbacks(*engine);
+  append_random_prompts(flags, *engine, requests);
   // One prompt streams; several are printed whole, in their order.
   const bool stream = requests.size() == 1 && !flags.json;
   bool started = false;
@@ -193,6 +236,8 @@ void add_generate(CLI::App& program) {
   command->add_option("--prompt-file", flags->prompt_file,
                       "text to continue, from a file; - is standard input");
   add_comma_list(*command, "--tokens", flags->tokens, "token ids to continue, comma-separated");
+  command->add_option("--random-prompts", flags->random_prompts,
+                      "NxM: N prompts of M random token ids, made from --seed");
   SamplingParams& sampling = flags->sampling;
   command->add_option("--max-new-tokens,-n", sampling.max_new_tokens, "of each prompt")
       ->capture_default_str();

@@ -104,6 +104,20 @@ std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                            .row_invariant = options.batch_invariant});
 }
 
+std::unique_ptr<Model> load_model(const EngineOptions& options, const DeviceInfo& device,
+                                  ThreadPool& threads) {
+  std::optional<RandomSource> random;
+  if (options.random_weights) random = RandomSource{*options.random_weights, &threads};
+  return load_model(options.model_path, make_model_device(options, device, threads), random);
+}
+
+Tokenizer load_tokenizer(const EngineOptions& options) {
+  const std::filesystem::path file = std::filesystem::path(options.model_path) / "tokenizer.json";
+  std::error_code ignored;
+  if (options.random_weights && !std::filesystem::exists(file, ignored)) return Tokenizer::none();
+  return Tokenizer::open(file.string());
+}
+
 int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
   const size_t row_bytes = static_cast<size_t>(model.vocabulary) * sizeof(float);
   const auto rows = static_cast<int64_t>(kPromptLogitBytes / row_bytes);
@@ -119,10 +133,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   }
   auto threads = std::make_unique<ThreadPool>(options.threads);
   const DeviceInfo device = find_device(options.device);
-  std::unique_ptr<Model> model =
-      load_model(options.model_path, make_model_device(options, device, *threads));
-  const std::filesystem::path folder = options.model_path;
-  Tokenizer tokenizer = Tokenizer::open((folder / "tokenizer.json").string());
+  std::unique_ptr<Model> model = load_model(options, device, *threads);
+  Tokenizer tokenizer = load_tokenizer(options);
 
   const ModelInfo& info = model->info();
   CacheSetOptions caching = cache_options(options, info, device.device());
@@ -145,7 +157,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
                   .group_prefixes = SharedPrefixes(parts.selections, limits)
                                         .possible(caching.max_requests, limits.max_kv_len)};
   parts.stats.kv_bytes = caching.plan.bytes;
-  parts.stats.weight_bytes = Checkpoint::open(options.model_path).bytes();
+  parts.stats.weight_bytes = parts.model->weight_bytes();
   parts.caches = std::make_unique<CacheSet>(std::move(caching));
   parts.runner = make_model_runner(*parts.model, *parts.caches, *parts.threads, parts.selections,
                                    {limits, options.max_graph_requests, options.cuda_graphs});

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/mapped_file.h"
 #include "core/quote.h"
+#include "model/random_weights.h"
 #include "model/safetensors.h"
 
 namespace fovea {
@@ -30,7 +31,9 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     return checkpoint;
   }
   if (!fs::exists(index, ignored)) {
-    fail(ErrorCode::io, "{}: has neither model.safetensors nor model.safetensors.index.json",
+    fail(ErrorCode::io,
+         "{}: has neither model.safetensors nor model.safetensors.index.json; --random-weights SEED "
+         "makes weights for its config.json",
          printable(folder));
   }
   checkpoint.open_shards(index.string());
@@ -61,8 +64,17 @@ const SafetensorsFile* Checkpoint::file_of(std::string_view name) const {
   return found == files_.end() ? nullptr : &*found;
 }
 
-const StoredTensor& Checkpoint::tensor(std::string_view name,
-                                       std::span<const int64_t> shape) const {
+Checkpoint Checkpoint::random(const std::string& folder, const Config& config, uint64_t seed,
+                              ThreadPool& threads) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = folder;
+  checkpoint.random_ = std::make_shared<RandomWeights>(config, seed, threads);
+  return checkpoint;
+}
+
+const StoredTensor& Checkpoint::tensor(std::string_view name, std::span<const int64_t> shape,
+                                       const InitialValues& random) const {
+  if (random_) return random_->tensor(name, shape, random);
   const StoredTensor* found = find(name);
   if (found == nullptr) {
     fail(ErrorCode::corrupt_file, "{}: tensor {} is missing; its shape would be {}",

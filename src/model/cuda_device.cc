@@ -27,6 +27,8 @@ static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kChunkBytes = size_t{2} << 20;
+// Weights that are made rather than mapped come to the device in pieces of this size.
+constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr int32_t kMaxHeadDim = 2048;  // HeadsConfig::kMaxDim
 
 size_t aligned(size_t bytes) { return round_up(bytes, kAlignment); }
@@ -103,12 +105,16 @@ class CudaDevice final : public ModelDevice {
   }
 
  private:
+  void copy_in(std::byte* to, const StoredTensor& tensor);
+
   gpu::Context context_;
   gpu::OwnedStream stream_;
   CudaLayerKernels kernels_;
   gpu::MatrixProducts products_;
-  std::map<const std::byte*, gpu::DeviceBuffer> matrices_;  // by their place in the file
+  // By the place in the file, or by the tensor whose data is made.
+  std::map<const void*, gpu::DeviceBuffer> matrices_;
   std::vector<gpu::DeviceBuffer> joined_;
+  gpu::PinnedBuffer staging_;  // empty until a tensor makes its data
   size_t matrix_bytes_ = 0;
   VectorMemory vectors_;
 };
@@ -117,6 +123,21 @@ void check_matrix(const StoredTensor& tensor, std::string_view name) {
   if (tensor.dtype == DType::bf16) return;
   fail(ErrorCode::unsupported, "tensor {} is {}; on a GPU matrices must be bf16", quote(name),
        dtype_name(tensor.dtype));
+}
+
+void CudaDevice::copy_in(std::byte* to, const StoredTensor& tensor) {
+  if (tensor.data != nullptr) {
+    gpu::copy_to_device(to, tensor.data, tensor.bytes, stream());
+    return;
+  }
+  if (staging_.bytes() == 0) staging_ = gpu::PinnedBuffer(kStagingBytes);
+  for (size_t begin = 0; begin < tensor.bytes; begin += kStagingBytes) {
+    const std::span piece(staging_.data<std::byte>(),
+                          std::min(kStagingBytes, tensor.bytes - begin));
+    tensor.read(begin, piece);
+    gpu::copy_to_device(to + begin, piece.data(), piece.size(), stream());
+    gpu::synchronize(stream());
+  }
 }
 
 const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> tensors,
@@ -129,7 +150,7 @@ const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> t
   gpu::DeviceBuffer buffer(bytes);
   auto* to = buffer.data<std::byte>();
   for (const StoredTensor* tensor : tensors) {
-    gpu::copy_to_device(to, tensor->data, tensor->bytes, stream());
+    copy_in(to, *tensor);
     to += tensor->bytes;
   }
   gpu::synchronize(stream());
@@ -139,10 +160,11 @@ const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> t
 
 const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
   check_matrix(tensor, name);
-  gpu::DeviceBuffer& buffer = matrices_[tensor.data];
+  gpu::DeviceBuffer& buffer =
+      matrices_[tensor.data != nullptr ? static_cast<const void*>(tensor.data) : &tensor];
   if (buffer.bytes() == 0) {
     buffer = gpu::DeviceBuffer(tensor.bytes);
-    gpu::copy_to_device(buffer.data(), tensor.data, tensor.bytes, stream());
+    copy_in(buffer.data<std::byte>(), tensor);
     gpu::synchronize(stream());
     matrix_bytes_ += tensor.bytes;
   }

@@ -14,6 +14,10 @@ class DecoderModel : public Model {
 
   const ModelInfo& info() const override { return parts_.info; }
   ModelDevice& device() const override { return *parts_.device; }
+  size_t weight_bytes() const override {
+    const bool mapped = parts_.device->kind() == DeviceKind::cpu;
+    return parts_.device->weight_bytes() + (mapped ? parts_.checkpoint->bytes() : 0);
+  }
   size_t reserve(int32_t max_tokens, int32_t max_context) override;
   void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
                std::span<float> logits) override;

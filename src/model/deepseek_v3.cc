@@ -107,7 +107,9 @@ AttentionSpec read_latent_spec(const Config& config, const kernels::RopeSpec& ro
 
 // The norms of the latents have an epsilon of their own, whatever rms_norm_eps is.
 Norm read_latent_norm(const Weights& weights, std::string_view name, int64_t dim) {
-  return {.weight = weights[name].vector("weight", {dim}), .epsilon = 1e-6f, .plus_one = false};
+  return {.weight = weights[name].vector("weight", {dim}, InitialValues::constant(1)),
+          .epsilon = 1e-6f,
+          .plus_one = false};
 }
 
 LatentParts read_latent_attention(const Config& config, const Weights& weights,

@@ -122,8 +122,9 @@ class ModelDevice {
   // Of what enters matrix products and attention.
   virtual DType activation_dtype() const = 0;
 
-  // Weights, valid as long as the device; a tensor placed twice is stored once. Error{unsupported}
-  // names the tensor whose dtype this device does not multiply.
+  // Weights, valid as long as the device; a tensor placed twice, with the same data or the same
+  // object whose data is made, is stored once. Error{unsupported} names the tensor whose dtype this
+  // device does not multiply.
   virtual const std::byte* place(const StoredTensor& tensor, std::string_view name) = 0;
   // The rows of several matrices of equal width under one another, for one product instead of
   // several. Null: this device gains nothing by it.
@@ -132,7 +133,7 @@ class ModelDevice {
   virtual std::span<const float> place(std::vector<float> values) = 0;
   virtual std::unique_ptr<Experts> place(std::vector<MlpParts> experts,
                                          bool weights_scale_input) = 0;
-  virtual size_t weight_bytes() const = 0;  // placed so far
+  virtual size_t weight_bytes() const = 0;  // placed so far, without what stays mapped
   // For activations: aligned to 64 bytes; on a GPU to 256, and zeroed.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 

@@ -31,6 +31,7 @@ std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& fo
     }
   };
   append(config);
+  if (folder.empty()) return tokens;
   const std::filesystem::path generation = std::filesystem::path(folder) / "generation_config.json";
   std::error_code ignored;
   if (std::filesystem::exists(generation, ignored)) append(Config::open(generation.string()));
@@ -107,14 +108,16 @@ float read_epsilon(const Config& config) {
 
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one) {
-  return {.weight = weights[name].vector("weight", {dim}),
-          .epsilon = read_epsilon(config),
-          .plus_one = plus_one};
+  return {
+      .weight = weights[name].vector("weight", {dim}, InitialValues::constant(plus_one ? 0 : 1)),
+      .epsilon = read_epsilon(config),
+      .plus_one = plus_one};
 }
 
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
                           std::shared_ptr<ModelDevice> device, const DecoderDefaults& defaults) {
-  if (config.has("quantization_config")) {
+  // Random weights are not stored in any way.
+  if (config.has("quantization_config") && !checkpoint.is_random()) {
     fail(ErrorCode::unsupported,
          "quantization_config is set; checkpoints with plain fp32, bf16 or fp16 weights are "
          "supported");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model on the CPU: f32 activations, weights where the checkpoint is mapped.
+// A model on the CPU: f32 activations, weights where the checkpoint is mapped; random ones in
+// memory of their own.
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <new>
 
 #include "kernels/cpu/cpu.h"
@@ -41,19 +43,27 @@ class HostDevice final : public ModelDevice {
   DType activation_dtype() const override { return DType::f32; }
 
   const std::byte* place(const StoredTensor& tensor, std::string_view) override {
-    return tensor.data;
+    if (tensor.data != nullptr) return tensor.data;
+    std::shared_ptr<std::byte>& owned = made_[&tensor];
+    if (owned == nullptr) {
+      owned = allocate(tensor.bytes);
+      tensor.read(0, {owned.get(), tensor.bytes});
+      owned_bytes_ += tensor.bytes;
+    }
+    return owned.get();
   }
   const std::byte* place_joined(std::span<const StoredTensor* const>, std::string_view) override {
     return nullptr;  // that would copy what is mapped
   }
   std::span<const float> place(std::vector<float> values) override {
+    owned_bytes_ += values.size() * sizeof(float);
     vectors_.push_back(std::move(values));
     return vectors_.back();
   }
   std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
     return make_host_experts(std::move(experts), weights_scale_input, *this);
   }
-  size_t weight_bytes() const override { return 0; }
+  size_t weight_bytes() const override { return owned_bytes_; }
 
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     constexpr std::align_val_t kAlignment{64};
@@ -168,6 +178,8 @@ class HostDevice final : public ModelDevice {
  private:
   ThreadPool& threads_;
   std::deque<std::vector<float>> vectors_;
+  std::map<const StoredTensor*, std::shared_ptr<std::byte>> made_;
+  size_t owned_bytes_ = 0;
 };
 
 }  // namespace

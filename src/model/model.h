@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,6 +58,9 @@ class Model {
 
   virtual ModelDevice& device() const = 0;
 
+  // On the device, or mapped from files.
+  virtual size_t weight_bytes() const = 0;
+
   // Allocates all activations for passes of up to max_tokens, and tables of positions for requests
   // of up to max_context tokens. Returns the bytes.
   virtual size_t reserve(int32_t max_tokens, int32_t max_context) = 0;
@@ -79,14 +83,22 @@ struct ModelEntry {
 // models.cc: the list.
 std::span<const ModelEntry> models();
 
-Config read_config(const std::string& folder);  // config.json
+Config read_config(const std::string& path);  // of a folder its config.json, else the file
 
 // The entry of the architecture that `config` names first. Errors as of load_model.
-const ModelEntry& find_model(const Config& config, const std::string& folder, DeviceKind device);
+const ModelEntry& find_model(const Config& config, const std::string& path, DeviceKind device);
 
-// Reads config.json and the weights of `folder`. An unknown architecture is Error{unsupported} that
+// Weights made from a seed, see RandomWeights. `threads` outlives the model.
+struct RandomSource {
+  uint64_t seed = 0;
+  ThreadPool* threads = nullptr;
+};
+
+// Reads config.json and the weights of the folder `path`. With `random`, weights are made instead
+// of read, and `path` may be a config itself. An unknown architecture is Error{unsupported} that
 // lists the known ones; so is one that does not run on the device, with the reason.
-std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device);
+std::unique_ptr<Model> load_model(const std::string& path, std::shared_ptr<ModelDevice> device,
+                                  const std::optional<RandomSource>& random = {});
 // On the CPU. `threads` outlives the model.
 std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads);
 

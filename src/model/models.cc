@@ -28,16 +28,26 @@ std::unique_ptr<Model> load_model(const std::string& folder, ThreadPool& threads
   return load_model(folder, make_host_device(threads));
 }
 
-Config read_config(const std::string& folder) {
-  return Config::open((std::filesystem::path(folder) / "config.json").string());
+namespace {
+
+bool is_config(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
 }
 
-const ModelEntry& find_model(const Config& config, const std::string& folder, DeviceKind device) {
+}  // namespace
+
+Config read_config(const std::string& path) {
+  if (is_config(path)) return Config::open(path);
+  return Config::open((std::filesystem::path(path) / "config.json").string());
+}
+
+const ModelEntry& find_model(const Config& config, const std::string& path, DeviceKind device) {
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
     if (names.empty() || names[0] != entry.architecture) continue;
     if (device == DeviceKind::cuda && !entry.not_on_gpus.empty()) {
-      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(folder),
+      fail(ErrorCode::unsupported, "{}: {} runs on the CPU only: {}", printable(path),
            entry.architecture, entry.not_on_gpus);
     }
     return entry;
@@ -47,14 +57,25 @@ const ModelEntry& find_model(const Config& config, const std::string& folder, De
     known += known.empty() ? "" : ", ";
     known += entry.architecture;
   }
-  fail(ErrorCode::unsupported, "{}: the architecture is {}; known are {}", printable(folder),
+  fail(ErrorCode::unsupported, "{}: the architecture is {}; known are {}", printable(path),
        quote(names.empty() ? "" : names[0]), known);
 }
 
-std::unique_ptr<Model> load_model(const std::string& folder, std::shared_ptr<ModelDevice> device) {
-  const Config config = read_config(folder);
-  const ModelEntry& entry = find_model(config, folder, device->kind());
-  return entry.load(config, Checkpoint::open(folder), std::move(device));
+std::unique_ptr<Model> load_model(const std::string& path, std::shared_ptr<ModelDevice> device,
+                                  const std::optional<RandomSource>& random) {
+  if (is_config(path) && !random) {
+    fail(ErrorCode::invalid_argument,
+         "{} is a file, so it has no weights: give the folder of a checkpoint, or make weights for "
+         "this config with --random-weights SEED",
+         printable(path));
+  }
+  const Config config = read_config(path);
+  const ModelEntry& entry = find_model(config, path, device->kind());
+  if (!random) return entry.load(config, Checkpoint::open(path), std::move(device));
+  // A config's neighbours need not belong to it.
+  const std::string folder = is_config(path) ? "" : path;
+  return entry.load(config, Checkpoint::random(folder, config, random->seed, *random->threads),
+                    std::move(device));
 }
 
 }  // namespace fovea

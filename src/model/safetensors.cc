@@ -303,6 +303,13 @@ std::pair<std::string_view, std::span<const std::byte>> split_file(std::span<con
 
 }  // namespace
 
+void StoredTensor::read(size_t begin, std::span<std::byte> out) const {
+  check_argument(begin <= bytes && out.size() <= bytes - begin,
+                 "bytes [{}, {}) are read of a tensor of {}", begin, begin + out.size(), bytes);
+  if (data == nullptr) return make(begin, out);
+  std::copy_n(data + begin, out.size(), out.data());
+}
+
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   auto mapping = std::make_shared<const MappedFile>(path);
   SafetensorsFile file = parse(mapping->bytes(), path);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -23,8 +24,22 @@ class MappedFile;
 struct StoredTensor {
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
-  const std::byte* data = nullptr;  // into the mapping, aligned to 1
+  const std::byte* data = nullptr;  // into the mapping, aligned to 1; null: `make` makes the bytes
   size_t bytes = 0;
+  // Writes bytes [begin, begin + out.size()) of the tensor, whole elements of it.
+  std::function<void(size_t begin, std::span<std::byte> out)> make;
+
+  // Copies those bytes, or makes them.
+  void read(size_t begin, std::span<std::byte> out) const;
+};
+
+// The values that random weights give a tensor. Files hold what they hold.
+struct InitialValues {
+  float mean = 0;
+  float deviation = -1;  // negative: that of a matrix whose rows are multiplied, or of a bias
+
+  static InitialValues constant(float value) { return {value, 0}; }
+  static InitialValues of_fan_in(int64_t inputs);  // deviation 1 / sqrt(inputs)
 };
 
 // The tensors of one mapped file. Error{corrupt_file} names the file, the tensor and the bytes.
@@ -51,20 +66,31 @@ class SafetensorsFile {
   std::shared_ptr<const MappedFile> mapping_;
 };
 
+class Config;
+class RandomWeights;
+class ThreadPool;
+
 // A checkpoint folder: model.safetensors, or else the shards named by model.safetensors.index.json.
-// A tensor is that of the shard the index names, whatever other shards hold under its name.
+// A tensor is that of the shard the index names, whatever other shards hold under its name. Or
+// tensors of any name and shape that are made when they are asked for.
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& folder);
+  // Of the config's dtype. `folder` is where other files of the model are. See RandomWeights.
+  static Checkpoint random(const std::string& folder, const Config& config, uint64_t seed,
+                           ThreadPool& threads);
 
   // Error{corrupt_file} when missing or of another shape; the message names both shapes.
-  const StoredTensor& tensor(std::string_view name, std::span<const int64_t> shape) const;
-  const StoredTensor* find(std::string_view name) const;  // as SafetensorsFile::find
-  size_t bytes() const;                                   // of all tensors
+  const StoredTensor& tensor(std::string_view name, std::span<const int64_t> shape,
+                             const InitialValues& random = {}) const;
+  // As SafetensorsFile::find. Random weights have no tensor that nobody needs.
+  const StoredTensor* find(std::string_view name) const;
+  size_t bytes() const;  // of all tensors in files
   const std::string& folder() const { return folder_; }
   // A line that says which files are read where there are several choices; else empty.
   const std::string& note() const { return note_; }
   void check_intact() const;  // all files, as SafetensorsFile::check_intact
+  bool is_random() const { return random_ != nullptr; }
 
  private:
   void open_shards(const std::string& index);
@@ -73,6 +99,7 @@ class Checkpoint {
   std::string folder_, note_;
   std::vector<SafetensorsFile> files_;
   CheckpointIndex index_;  // its shards are files_; empty: one file
+  std::shared_ptr<RandomWeights> random_;  // instead of files
 };
 
 }  // namespace fovea

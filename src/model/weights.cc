@@ -29,11 +29,11 @@ Weights Weights::operator[](std::string_view part) const {
 
 Weights Weights::operator[](int64_t index) const { return (*this)[std::to_string(index)]; }
 
-const StoredTensor& Weights::tensor(std::string_view name,
-                                    std::initializer_list<int64_t> shape) const {
+const StoredTensor& Weights::tensor(std::string_view name, std::initializer_list<int64_t> shape,
+                                    const InitialValues& random) const {
   const std::string full_name = fmt::format("{}{}", prefix_, name);
   const StoredTensor& tensor =
-      checkpoint_->tensor(full_name, std::span(shape.begin(), shape.end()));
+      checkpoint_->tensor(full_name, std::span(shape.begin(), shape.end()), random);
   if (tensor.dtype != DType::f32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) {
     fail(ErrorCode::unsupported, "tensor {} is {}; weights may be fp32, bf16 or fp16",
          quote(full_name), dtype_name(tensor.dtype));
@@ -43,23 +43,32 @@ const StoredTensor& Weights::tensor(std::string_view name,
 
 const std::byte* Weights::matrix(std::string_view name,
                                  std::initializer_list<int64_t> shape) const {
-  return device_->place(tensor(name, shape), fmt::format("{}{}", prefix_, name));
+  return placed(tensor(name, shape), name);
 }
 
-std::span<const float> Weights::vector(std::string_view name,
-                                       std::initializer_list<int64_t> shape) const {
+const std::byte* Weights::placed(const StoredTensor& tensor, std::string_view name) const {
+  return device_->place(tensor, fmt::format("{}{}", prefix_, name));
+}
+
+std::span<const float> Weights::vector(std::string_view name, std::initializer_list<int64_t> shape,
+                                       const InitialValues& random) const {
   std::vector<float> values;
-  append_floats(name, shape, values);
+  append_floats(name, shape, random, values);
   return device_->place(std::move(values));
 }
 
 void Weights::append_floats(std::string_view name, std::initializer_list<int64_t> shape,
-                            std::vector<float>& values) const {
-  const StoredTensor& stored = tensor(name, shape);
-  const auto count = static_cast<int64_t>(stored.bytes / dtype_bytes(stored.dtype));
-  for (int64_t i = 0; i < count; ++i) {
-    values.push_back(load_float(stored.data, stored.dtype, i));
+                            const InitialValues& random, std::vector<float>& values) const {
+  const StoredTensor& stored = tensor(name, shape, random);
+  std::vector<std::byte> made;
+  const std::byte* data = stored.data;
+  if (data == nullptr) {
+    made.resize(stored.bytes);
+    stored.read(0, made);
+    data = made.data();
   }
+  const auto count = static_cast<int64_t>(stored.bytes / dtype_bytes(stored.dtype));
+  for (int64_t i = 0; i < count; ++i) values.push_back(load_float(data, stored.dtype, i));
 }
 
 Linear Weights::linear(std::string_view name, int64_t n, int64_t k, bool has_bias) const {
@@ -83,7 +92,7 @@ Linear Weights::joined(std::initializer_list<Part> parts, int64_t k, bool has_bi
   for (const Part& part : parts) {
     const Weights own = (*this)[part.name];
     tensors.push_back(&own.tensor("weight", {part.n, k}));
-    if (has_bias) own.append_floats("bias", {part.n}, biases);
+    if (has_bias) own.append_floats("bias", {part.n}, {}, biases);
     names += fmt::format("{}{}weight", names.empty() ? "" : ", ", own.prefix_);
     rows += part.n;
   }
@@ -100,10 +109,10 @@ Linear Weights::joined(std::initializer_list<Part> parts, int64_t k, bool has_bi
 
 Linear Weights::stacked(std::string_view name, int64_t index, int64_t count, int64_t k,
                         int64_t n) const {
-  const StoredTensor& stored = tensor(name, {count, k, n});
+  const StoredTensor& stored = tensor(name, {count, k, n}, InitialValues::of_fan_in(k));
   Linear linear;
   linear.weight =
-      matrix(name, {count, k, n}) + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
+      placed(stored, name) + index * k * n * static_cast<int64_t>(dtype_bytes(stored.dtype));
   linear.dtype = stored.dtype;
   linear.n = checked_size(name, n);
   linear.k = checked_size(name, k);

@@ -25,11 +25,13 @@ class Weights {
   Weights operator[](std::string_view part) const;  // "mlp": tensors under "mlp."
   Weights operator[](int64_t index) const;
 
-  // In the file.
-  const StoredTensor& tensor(std::string_view name, std::initializer_list<int64_t> shape) const;
+  // In the file. Random weights have the values that `random` describes.
+  const StoredTensor& tensor(std::string_view name, std::initializer_list<int64_t> shape,
+                             const InitialValues& random = {}) const;
   // On the device.
   const std::byte* matrix(std::string_view name, std::initializer_list<int64_t> shape) const;
-  std::span<const float> vector(std::string_view name, std::initializer_list<int64_t> shape) const;
+  std::span<const float> vector(std::string_view name, std::initializer_list<int64_t> shape,
+                                const InitialValues& random = {}) const;
 
   // NAME.weight [n, k] and, with `has_bias`, NAME.bias [n].
   Linear linear(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;
@@ -47,7 +49,8 @@ class Weights {
 
  private:
   void append_floats(std::string_view name, std::initializer_list<int64_t> shape,
-                     std::vector<float>& values) const;
+                     const InitialValues& random, std::vector<float>& values) const;
+  const std::byte* placed(const StoredTensor& tensor, std::string_view name) const;
 
   const Checkpoint* checkpoint_;
   ModelDevice* device_;

@@ -99,6 +99,8 @@ Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
+Tokenizer Tokenizer::none() { return Tokenizer(nullptr); }
+
 Tokenizer Tokenizer::open(const std::string& path) {
   const MappedFile file(path);
   return parse(file.text(), path);
@@ -109,6 +111,9 @@ Tokenizer Tokenizer::parse(std::string_view json, std::string_view name) {
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  if (data_ == nullptr) {
+    fail(ErrorCode::unsupported, "the model has no tokenizer.json: give token ids instead of text");
+  }
   check_argument(text.size() <= kMaxTextBytes, "text has {} bytes, the limit is {}", text.size(),
                  kMaxTextBytes);
   const TokenizerFile& file = data_->file;
@@ -125,11 +130,12 @@ std::string Tokenizer::decode(std::span<const int32_t> tokens) const {
 }
 
 std::string_view Tokenizer::token_bytes(int32_t token) const {
-  const TokenizerFile& file = data_->file;
-  if (token < 0 || token >= size() || file.special[token]) return {};
-  return file.bytes[token];
+  if (token < 0 || token >= size() || data_->file.special[token]) return {};
+  return data_->file.bytes[token];
 }
 
-int32_t Tokenizer::size() const { return static_cast<int32_t>(data_->file.bytes.size()); }
+int32_t Tokenizer::size() const {
+  return data_ == nullptr ? 0 : static_cast<int32_t>(data_->file.bytes.size());
+}
 
 }  // namespace fovea

@@ -2,12 +2,15 @@
 // Every operation of a model's layers but its experts on a GPU against the CPU's.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "fovea/error.h"
 #include "gpu/model_devices.h"
+#include "model/config.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -195,6 +198,28 @@ TEST_F(ModelDevices, GatherAndCapAlike) {
         },
         embeds ? "embedding" : "gather");
   }
+}
+
+// More than one piece on its way to the device, the last one short.
+TEST_F(ModelDevices, PlaceWeightsThatAreMade) {
+  constexpr std::array<int64_t, 2> kShape = {4099, 8192};
+  const Checkpoint made = Checkpoint::random("", Config::parse("{}", "config.json"), 7, threads_);
+  const StoredTensor& tensor = made.tensor("a.weight", kShape);
+  const StoredTensor& other = made.tensor("b.weight", kShape);
+  const auto bits = [&](Side& side, const std::byte* placed, size_t bytes) {
+    return side.read<uint16_t>(placed, bytes / sizeof(uint16_t));
+  };
+  const std::byte* const on_gpu = cuda()->place(tensor, "a.weight");
+  EXPECT_EQ(cuda()->place(tensor, "a.weight"), on_gpu);
+  const std::vector<uint16_t> want = bits(host(), host()->place(tensor, "a.weight"), tensor.bytes);
+  EXPECT_EQ(bits(cuda(), on_gpu, tensor.bytes), want);
+  const std::array<const StoredTensor*, 2> both = {&tensor, &other};
+  const std::vector<uint16_t> joined =
+      bits(cuda(), cuda()->place_joined(both, "both"), 2 * tensor.bytes);
+  EXPECT_TRUE(std::equal(want.begin(), want.end(), joined.begin()));
+  const std::vector<uint16_t> second = bits(host(), host()->place(other, "b.weight"), other.bytes);
+  EXPECT_TRUE(
+      std::equal(second.begin(), second.end(), joined.begin() + static_cast<int64_t>(want.size())));
 }
 
 TEST_F(ModelDevices, RefuseWhatTheGpuDoesNotMultiply) {
