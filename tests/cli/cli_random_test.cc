@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models without weights on the command line, and prompts without text.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/run_fovea.h"
+
+namespace fovea::test {
+namespace {
+
+TEST(Cli, RunsAConfigWithRandomWeights) {
+  const auto run = [](const std::string& seed, const std::string& prompts) {
+    const ProgramResult result =
+        fovea({"generate", kModels + "llama/config.json", "--random-weights", seed,
+               "--random-prompts", prompts, "-n", "4", "--ignore-eos", "--json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string two = run("7", "2x5");
+  EXPECT_EQ(std::count(two.begin(), two.end(), '\n'), 2);
+  const nlohmann::json first = nlohmann::json::parse(two.substr(0, two.find('\n')));
+  EXPECT_EQ(first["prompt_tokens"], 5);
+  EXPECT_EQ(first["tokens"].size(), 4u);
+  EXPECT_EQ(first["text"], "");
+  EXPECT_EQ(run("7", "2x5"), two);
+  EXPECT_EQ(run("7", "5"), two.substr(0, two.find('\n') + 1));
+  EXPECT_NE(run("8", "2x5"), two);
+
+  const std::string config = kModels + "llama/config.json";
+  expect_refused(fovea({"generate", config, "--tokens", "1"}), {"--random-weights SEED"});
+  expect_refused(fovea({"explain", "--model", config}), {"--random-weights SEED"});
+  expect_refused(fovea({"explain", "--random-weights", "1"}), {"--random-weights needs --model"});
+  for (const char* prompts : {"0x5", "2x", "x5", "-1x5", "2x5x5", "2x99999999999", ""}) {
+    expect_refused(
+        fovea({"generate", config, "--random-weights", "1", "--random-prompts", prompts}),
+        {"--random-prompts is '" + std::string(prompts) + "'", "8x512"});
+  }
+  expect_refused(fovea({"generate", config, "--random-weights", "1", "--random-prompts", "9999"}),
+                 {"--random-prompts is '9999'", "8192"});
+  expect_refused(fovea({"generate", config, "--random-weights", "-1", "--tokens", "1"}),
+                 {"--random-weights", "-1", "whole number"});
+  expect_refused(fovea({"generate", config, "--random-weights", "1", "-p", "x"}),
+                 {"no tokenizer.json"});
+}
+
+}  // namespace
+}  // namespace fovea::test
