@@ -21,6 +21,7 @@ EngineOptions random_options(const std::string& path, uint64_t seed) {
   EngineOptions options = small_options();
   options.model_path = path;
   options.random_weights = seed;
+  options.kv_memory_bytes = size_t{64} << 20;  // of 80 layers too
   return options;
 }
 
@@ -97,7 +98,7 @@ TEST(RandomWeights, TokenIdsRunWithoutATokenizer) {
 }
 
 TEST(RandomWeights, AreNamedWhereWeightsAreMissing) {
-  const ConfigFolder folder("llama", {});
+  const ConfigFolder folder("llama", nlohmann::json::object());
   EngineOptions options = random_options(folder.path(), 1);
   options.random_weights.reset();
   test::expect_error(ErrorCode::io, {"neither model.safetensors", "--random-weights SEED"},
