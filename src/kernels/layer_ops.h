@@ -155,7 +155,8 @@ struct DeltaGateParams {
 void delta_gates(const DeltaGateParams& params, ThreadPool& threads);
 
 // Over `count` dense elements.
-void add(float* x, const float* y, int64_t count, ThreadPool& threads);  // x += y
+void add(float* x, const float* y, float factor, int64_t count,
+         ThreadPool& threads);                                           // x += factor * y
 void soft_cap(float* x, float cap, int64_t count, ThreadPool& threads);  // cap * tanh(x / cap)
 
 // Attention temperature of Llama 4: 1 + factor * ln(1 + floor((position + 1) / floor_scale)).
@@ -211,6 +212,8 @@ enum class MoeScore : uint8_t {
   sigmoid,          // top-k logits, then sigmoid of each (Llama 4)
   grouped_sigmoid,  // sigmoid + bias inside the best groups, weights without bias (DeepSeek-V3,
                     // arXiv:2412.19437)
+  grouped_softmax,  // softmax over all experts, top-k inside the best groups (DeepSeek-V2,
+                    // arXiv:2405.04434)
 };
 
 constexpr int32_t kMaxExperts = 1024;
@@ -221,10 +224,12 @@ struct MoeRoutingParams {
   int64_t rows = 0;
   int32_t experts = 0;  // <= kMaxExperts
   int32_t top_k = 0;
-  bool normalise = false;       // softmax, grouped_sigmoid: the chosen weights sum to 1
+  bool normalise = false;       // softmax and grouped: the chosen weights sum to 1
   float factor = 1;             // then every weight times this
   const float* bias = nullptr;  // grouped_sigmoid: [experts], added for the choice only; or null
-  int32_t groups = 1;           // grouped_sigmoid: equal runs of experts, ranked by their best two
+  // grouped: equal runs of experts; sigmoid scores rank them by their best two, softmax by the
+  // best.
+  int32_t groups = 1;
   int32_t top_groups = 1;
   int32_t* ids = nullptr;    // [rows, top_k], best first; of equal scores the lower expert first
   float* weights = nullptr;  // [rows, top_k]

@@ -22,7 +22,8 @@ using kernels::MoeScore;
 static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
               static_cast<int>(MoeScore::topk_softmax) == cuda::kScoreTopkSoftmax &&
               static_cast<int>(MoeScore::sigmoid) == cuda::kScoreSigmoid &&
-              static_cast<int>(MoeScore::grouped_sigmoid) == cuda::kScoreGroupedSigmoid);
+              static_cast<int>(MoeScore::grouped_sigmoid) == cuda::kScoreGroupedSigmoid &&
+              static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
 static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
 constexpr size_t kAlignment = 256;
@@ -214,10 +215,11 @@ void CudaDevice::linear(const Linear& weights, Rows x, Rows out, int64_t rows) {
 }
 
 void CudaDevice::residual(const ResidualStep& step) {
-  if (step.branch == nullptr && !step.norm) return;
+  if (step.branch == nullptr && step.normed.data == nullptr) return;
   cuda::ResidualParams params{};
   params.x = step.x;
   params.branch = step.branch;
+  params.branch_factor = step.branch_factor;
   params.branch_norm = weights_of(step.branch_norm);
   params.norm = weights_of(step.norm);
   params.normed = step.normed.data;
@@ -229,8 +231,9 @@ void CudaDevice::residual(const ResidualStep& step) {
 
 void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
                                int32_t dim, const int32_t* positions) {
-  if (!steps.norm && !steps.rotary && !steps.l2_epsilon && steps.scale.factor == 0) return;
-  if (dim > kMaxHeadDim) {
+  const bool norm_alone = !steps.rotary && !steps.l2_epsilon && steps.scale.factor == 0;
+  if (!steps.norm && norm_alone) return;
+  if (dim > kMaxHeadDim && !norm_alone) {
     fail(ErrorCode::unsupported, "a head has {} dims, at most {} on a GPU", dim, kMaxHeadDim);
   }
   cuda::HeadsParams params{};

@@ -35,7 +35,7 @@ class DecoderModel : public Model {
   void check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const;
   void check_values(const ModelInputs& inputs) const;
   void run_block(Pass& pass, const Block& block) const;
-  void step(const Pass& pass, const Norm* branch_norm, const Norm& norm) const;
+  void step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const;
   void keep_rows(std::span<const int32_t> rows);
   Arena arena(std::span<std::byte> memory = {}) const {
     return Arena(parts_.device->activation_dtype(), memory);
@@ -131,16 +131,19 @@ void DecoderModel::run_block(Pass& pass, const Block& block) const {
   block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
 }
 
-// x += branch_norm(branch), where there is a branch; normed = norm(x), where there is a norm.
-void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm& norm) const {
+// x += branch_norm(branch) and normed = norm(x), either where it is not null.
+void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const {
   ResidualStep step;
   step.x = stream_.x;
   if (branch_norm != nullptr) {
     step.branch = stream_.branch;
     step.branch_norm = *branch_norm;
+    step.branch_factor = parts_.branch_factor;
   }
-  step.norm = norm;
-  step.normed = stream_.normed;
+  if (norm != nullptr) {
+    step.norm = *norm;
+    step.normed = stream_.normed;
+  }
   step.rows = pass.rows;
   step.dim = parts_.info.hidden;
   parts_.device->residual(step);
@@ -185,24 +188,24 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
 
   const Norm* pending = nullptr;  // norm of the branch that x still lacks
   for (const DecoderLayer& layer : parts_.layers) {
-    step(pass, pending, layer.mixer_norm);
+    step(pass, pending, &layer.mixer_norm);
     run_block(pass, *layer.mixer);
     if (&layer == &parts_.layers.back()) {
       // Rows are independent from here on: only those somebody asked for go on.
-      step(pass, &layer.mixer_out_norm, {});
+      step(pass, &layer.mixer_out_norm, nullptr);
       keep_rows(inputs.logit_rows);
       pass.rows = static_cast<int64_t>(inputs.logit_rows.size());
       pass.positions = nullptr;
       if (pass.rows == 0) return;
-      step(pass, nullptr, layer.feed_norm);
+      step(pass, nullptr, &layer.feed_norm);
     } else {
-      step(pass, &layer.mixer_out_norm, layer.feed_norm);
+      step(pass, &layer.mixer_out_norm, &layer.feed_norm);
     }
     run_block(pass, *layer.feed);
     pending = &layer.feed_out_norm;
   }
 
-  step(pass, pending, parts_.final_norm);
+  step(pass, pending, &parts_.final_norm);
   device.linear(parts_.head, stream_.normed, {logits.data(), parts_.info.vocabulary, DType::f32},
                 pass.rows);
   if (parts_.logit_cap > 0) {

@@ -14,10 +14,10 @@ namespace fovea {
 
 // x += norm(block(norm(x))), once for the mixer and once for the feed-forward block.
 struct DecoderLayer {
-  Norm mixer_norm;
+  Norm mixer_norm;  // empty: none
   std::unique_ptr<Block> mixer;
   Norm mixer_out_norm;  // empty: none
-  Norm feed_norm;
+  Norm feed_norm;       // empty: none
   std::unique_ptr<Block> feed;
   Norm feed_out_norm;  // empty: none
 };
@@ -36,6 +36,7 @@ struct DecoderParts {
   DType embedding_dtype = DType::f32;
   float embedding_factor = 1;
   std::vector<DecoderLayer> layers;
+  float branch_factor = 1;  // what a block returns is multiplied by before it is added
   Norm final_norm;
   Linear head;
   std::vector<std::unique_ptr<RotaryTable>> rotary_tables;

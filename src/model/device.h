@@ -68,13 +68,14 @@ struct HeadSteps {
   kernels::PositionScale scale;     // needs positions; factor 0: none
 };
 
-// x += [out_norm](branch), then normed = norm(x).
+// x += branch_factor * [branch_norm](branch), then normed = norm(x).
 struct ResidualStep {
   float* x = nullptr;       // [rows, dim], dense
   float* branch = nullptr;  // [rows, dim], dense, may be overwritten; null: x stays as it is
   Norm branch_norm;         // empty: none
-  Norm norm;                // empty: normed is not written
-  Rows normed;
+  float branch_factor = 1;
+  Norm norm;    // empty: normed is x
+  Rows normed;  // data null: not written
   int64_t rows = 0;
   int32_t dim = 0;
 };
@@ -139,7 +140,8 @@ class ModelDevice {
 
   virtual void linear(const Linear& weights, Rows x, Rows out, int64_t rows) = 0;
   virtual void residual(const ResidualStep& step) = 0;
-  // x [rows, heads, dim] in place. positions: [rows], may be null where no step needs them.
+  // x [rows, heads, dim] in place. positions: [rows], may be null where no step needs them. On a
+  // GPU heads of more than 2048 dims have no step but the norm: Error{unsupported}.
   virtual void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
                              int32_t dim, const int32_t* positions) = 0;
   // out[r, i] = activation(gate[r, i]) * up[r, i] of one `in` [rows, 2 * width] as `parts` says.

@@ -66,6 +66,11 @@ void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
   parts.head = weights.linear(head, rows, columns);
 }
 
+bool has_bias(const Config& config, Bias bias) {
+  if (bias == Bias::never || bias == Bias::always) return bias == Bias::always;
+  return config.boolean_or("attention_bias", bias == Bias::usual);
+}
+
 }  // namespace
 
 double read_positive(const Config& config, std::string_view field, double fallback) {
@@ -107,11 +112,11 @@ float read_epsilon(const Config& config) {
 }
 
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
-               bool plus_one) {
-  return {
-      .weight = weights[name].vector("weight", {dim}, InitialValues::constant(plus_one ? 0 : 1)),
-      .epsilon = read_epsilon(config),
-      .plus_one = plus_one};
+               bool plus_one, float factor) {
+  const InitialValues random = InitialValues::constant(plus_one ? 0 : 1);
+  return {.weight = weights[name].vector("weight", {dim}, random, factor),
+          .epsilon = read_epsilon(config),
+          .plus_one = plus_one};
 }
 
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
@@ -142,8 +147,8 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
   info.note = parts.checkpoint->note();
   read_vocabulary_matrices(parts,
                            config.boolean_or("tie_word_embeddings", defaults.tied_embeddings));
-  parts.final_norm =
-      read_norm(config, parts.weights()["model"], "norm", info.hidden, defaults.norms_plus_one);
+  parts.final_norm = read_norm(config, parts.weights()["model"], "norm", info.hidden,
+                               defaults.norms_plus_one, defaults.logit_factor);
   return parts;
 }
 
@@ -173,38 +178,47 @@ SelfAttentionParts read_self_attention(const Config& config, const Weights& weig
   const int64_t hidden = read_size(config, "hidden_size");
   const int64_t q_width = int64_t{spec.q_heads} * spec.head_dim;
   const int64_t kv_width = int64_t{spec.kv_heads} * spec.head_dim;
-  const bool has_bias = config.boolean_or("attention_bias", options.bias_by_default);
+  const bool qkv_bias = has_bias(config, options.qkv_bias);
   SelfAttentionParts parts;
   parts.spec = spec;
   parts.has_output_gate = options.has_output_gate;
   const int64_t q_rows = options.has_output_gate ? 2 * q_width : q_width;
-  parts.q = weights.joined({{"q_proj", q_rows}, {"k_proj", kv_width}, {"v_proj", kv_width}}, hidden,
-                           has_bias);
-  if (!parts.q) {
-    parts.q = weights.linear("q_proj", q_rows, hidden, has_bias);
-    parts.k = weights.linear("k_proj", kv_width, hidden, has_bias);
-    parts.v = weights.linear("v_proj", kv_width, hidden, has_bias);
+  if (options.is_fused) {
+    parts.q = weights.linear("qkv_proj", q_rows + 2 * kv_width, hidden, qkv_bias);
+  } else {
+    parts.q = weights.joined({{"q_proj", q_rows}, {"k_proj", kv_width}, {"v_proj", kv_width}},
+                             hidden, qkv_bias);
   }
-  parts.o = weights.linear("o_proj", hidden, q_width, has_bias);
+  if (!parts.q) {
+    parts.q = weights.linear("q_proj", q_rows, hidden, qkv_bias);
+    parts.k = weights.linear("k_proj", kv_width, hidden, qkv_bias);
+    parts.v = weights.linear("v_proj", kv_width, hidden, qkv_bias);
+  }
+  parts.o = weights.linear("o_proj", hidden, q_width, has_bias(config, options.o_bias));
   return parts;
 }
 
-MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias) {
+MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias,
+                  const MlpNames& names) {
   MlpParts parts;
-  parts.gate = weights.joined({{"gate_proj", width}, {"up_proj", width}}, hidden, has_bias);
-  if (!parts.gate) {
-    parts.gate = weights.linear("gate_proj", width, hidden, has_bias);
-    parts.up = weights.linear("up_proj", width, hidden, has_bias);
+  if (names.up.empty()) {
+    parts.gate = weights.linear(names.gate, 2 * width, hidden, has_bias);
+  } else {
+    parts.gate = weights.joined({{names.gate, width}, {names.up, width}}, hidden, has_bias);
   }
-  parts.down = weights.linear("down_proj", hidden, width, has_bias);
+  if (!parts.gate) {
+    parts.gate = weights.linear(names.gate, width, hidden, has_bias);
+    parts.up = weights.linear(names.up, width, hidden, has_bias);
+  }
+  parts.down = weights.linear(names.down, hidden, width, has_bias);
   return parts;
 }
 
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
-                                   int64_t width) {
+                                   int64_t width, const MlpNames& names) {
   std::vector<MlpParts> experts;
   for (int64_t e = 0; e < count; ++e) {
-    experts.push_back(read_mlp(weights["experts"][e], hidden, width));
+    experts.push_back(read_mlp(weights["experts"][e], hidden, width, false, names));
   }
   return experts;
 }
@@ -236,21 +250,6 @@ std::vector<std::string> read_layer_types(const Config& config,
     }
   }
   return types;
-}
-
-std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
-                                               std::span<const std::string_view> pattern,
-                                               std::optional<int32_t> default_window) {
-  const std::optional<int32_t> window = read_window(config, default_window);
-  std::vector<AttentionSpec> specs;
-  for (const std::string& type :
-       read_layer_types(config, {kFullAttention, kSlidingAttention}, pattern)) {
-    specs.push_back(full);
-    if (type != kSlidingAttention) continue;
-    if (!window) config.refuse("sliding_window", "set, as some layers are sliding_attention");
-    specs.back().window = *window;
-  }
-  return specs;
 }
 
 void require_text(const Config& config, std::string_view field, std::string_view value) {

@@ -24,15 +24,18 @@ namespace fovea {
 struct DecoderDefaults {
   bool tied_embeddings = false;
   bool norms_plus_one = false;
+  // Multiplies the logits. The head is linear, so that the weights of the final norm take it;
+  // not with norms_plus_one.
+  float logit_factor = 1;
 };
 DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
                           std::shared_ptr<ModelDevice> device,
                           const DecoderDefaults& defaults = {});
 
 float read_epsilon(const Config& config);  // rms_norm_eps
-// NAME.weight as a norm.
+// NAME.weight, times `factor`, as a norm.
 Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
-               bool plus_one = false);
+               bool plus_one = false, float factor = 1);
 
 // Reads the heads of grouped-query attention without masks but causality. A null
 // num_key_value_heads means one per q head, a null head_dim hidden_size / num_attention_heads; a
@@ -43,21 +46,35 @@ struct AttentionDefaults {
 };
 AttentionSpec read_attention(const Config& config, const AttentionDefaults& defaults = {});
 
-// q_proj, k_proj, v_proj, o_proj, with biases where `attention_bias` says so. Slot, norms and
+// Whether a projection has a bias.
+enum class Bias : uint8_t {
+  never,
+  always,
+  optional,  // where `attention_bias` is true
+  usual,     // unless `attention_bias` is false
+};
+
+// Reads q_proj, k_proj and v_proj, or qkv_proj with all their rows, and o_proj. Slot, norms and
 // positions are left to the architecture.
 struct SelfAttentionOptions {
-  bool bias_by_default = false;
+  Bias qkv_bias = Bias::optional;
+  Bias o_bias = Bias::optional;
   bool has_output_gate = false;
+  bool is_fused = false;
 };
 SelfAttentionParts read_self_attention(const Config& config, const Weights& weights,
                                        const AttentionSpec& spec,
                                        const SelfAttentionOptions& options = {});
 
-// gate_proj, up_proj, down_proj.
-MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias = false);
+// The matrices of an MLP; without `up` the one named `gate` has the rows of both.
+struct MlpNames {
+  std::string_view gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
+MlpParts read_mlp(const Weights& weights, int64_t hidden, int64_t width, bool has_bias = false,
+                  const MlpNames& names = {});
 // The same matrices of every expert, under experts.0, experts.1, ...
 std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_t hidden,
-                                   int64_t width);
+                                   int64_t width, const MlpNames& names = {});
 
 // Adds a table of these frequencies to the model. With longrope the default context ends where the
 // short factors do.
@@ -71,11 +88,6 @@ std::vector<std::string> read_layer_types(const Config& config,
 
 inline constexpr std::string_view kFullAttention = "full_attention";
 inline constexpr std::string_view kSlidingAttention = "sliding_attention";
-// The spec of each layer by its type: `full`, with the config's window on sliding layers. Error
-// where a layer is sliding and `sliding_window` is null, or missing without a default.
-std::vector<AttentionSpec> read_sliding_layers(const Config& config, const AttentionSpec& full,
-                                               std::span<const std::string_view> pattern,
-                                               std::optional<int32_t> default_window = {});
 
 // Reads `sliding_window`: null means none, and a missing field means `fallback`.
 std::optional<int32_t> read_window(const Config& config, std::optional<int32_t> fallback);

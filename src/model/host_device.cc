@@ -92,10 +92,16 @@ class HostDevice final : public ModelDevice {
     if (step.branch != nullptr) {
       const HeadView branch{step.branch, step.dim, step.dim};
       if (step.branch_norm) norm_heads(step.branch_norm, branch, branch, step.rows, 1, threads_);
-      kernels::add(step.x, step.branch, step.rows * step.dim, threads_);
+      kernels::add(step.x, step.branch, step.branch_factor, step.rows * step.dim, threads_);
     }
-    if (!step.norm) return;
+    if (step.normed.data == nullptr) return;
     const HeadView normed{step.normed.floats(), step.normed.stride, step.normed.stride};
+    if (!step.norm) {
+      for (int64_t row = 0; row < step.rows; ++row) {
+        std::copy_n(step.x + row * step.dim, step.dim, normed.data + row * normed.row_stride);
+      }
+      return;
+    }
     norm_heads(step.norm, {step.x, step.dim, step.dim}, normed, step.rows, 1, threads_);
   }
 

@@ -25,6 +25,17 @@ Rows Arena::float_rows(int64_t count, int64_t width) {
   return {floats(count * width), width, DType::f32};
 }
 
+namespace {
+
+void norm_rows(ModelDevice& device, const Norm& norm, Rows rows, int64_t count) {
+  if (!norm) return;
+  HeadSteps steps;
+  steps.norm = norm;
+  device.prepare_heads(steps, as_heads(rows, norm.dim()), count, 1, norm.dim(), nullptr);
+}
+
+}  // namespace
+
 SelfAttention::Buffers SelfAttention::buffers(Arena& arena, int64_t rows) const {
   Buffers buffers;
   buffers.q = arena.rows(rows, parts_.q.n);
@@ -59,6 +70,8 @@ void SelfAttention::forward(Pass& pass, Rows x, Rows out) const {
   tensors.out = as_heads(scratch.out, spec.head_dim_v);
   tensors.sinks = parts_.sinks.empty() ? nullptr : parts_.sinks.data();
   if (parts_.in_backend) tensors.rotary = rotary_tensors(parts_.in_backend, pass.positions);
+  norm_rows(device, parts_.q_row_norm, scratch.q, pass.rows);
+  norm_rows(device, parts_.k_row_norm, scratch.k, pass.rows);
   device.prepare_heads(parts_.q_steps, tensors.q, pass.rows, spec.q_heads, spec.head_dim,
                        pass.positions);
   device.prepare_heads(parts_.k_steps, tensors.k, pass.rows, spec.kv_heads, spec.head_dim,

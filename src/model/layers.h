@@ -95,6 +95,7 @@ struct SelfAttentionParts {
   LayerSlot slot;
   Linear q, k, v;  // with k and v empty: q, k and v in one matrix
   Linear o;
+  Norm q_row_norm, k_row_norm;  // over all heads together, before the steps of each; empty: none
   HeadSteps q_steps, k_steps;
   Rotary in_backend;             // with spec.has_rope: what the backend does to q and k
   std::span<const float> sinks;  // [q_heads] or empty

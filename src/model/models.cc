@@ -8,15 +8,28 @@
 #include "core/quote.h"
 #include "model/architectures.h"
 #include "model/model.h"
+#include "model/plain_decoders.h"
 
 namespace fovea {
 
 std::span<const ModelEntry> models() {
   static constexpr std::array kModels = {
-      ModelEntry{"LlamaForCausalLM", load_llama},
-      ModelEntry{"Qwen3ForCausalLM", load_qwen3},
-      ModelEntry{"Gemma2ForCausalLM", load_gemma2},
+      ModelEntry{"LlamaForCausalLM", load_plain<kLlama>},
+      ModelEntry{"MistralForCausalLM", load_plain<kMistral>},
+      ModelEntry{"MixtralForCausalLM", load_plain<kMixtral>},
+      ModelEntry{"Qwen2ForCausalLM", load_plain<kQwen2>},
+      ModelEntry{"Qwen3ForCausalLM", load_plain<kQwen3>},
+      ModelEntry{"Qwen3MoeForCausalLM", load_plain<kQwen3Moe>},
+      ModelEntry{"Gemma2ForCausalLM", load_plain<kGemma2>},
+      ModelEntry{"Gemma3ForCausalLM", load_plain<kGemma3>},
+      ModelEntry{"Phi3ForCausalLM", load_plain<kPhi3>},
+      ModelEntry{"Olmo2ForCausalLM", load_plain<kOlmo2>},
+      ModelEntry{"GlmForCausalLM", load_plain<kGlm>},
+      ModelEntry{"Glm4ForCausalLM", load_plain<kGlm4>},
+      ModelEntry{"SmolLM3ForCausalLM", load_plain<kSmolLm3>},
+      ModelEntry{"GraniteForCausalLM", load_plain<kGranite>},
       ModelEntry{"GptOssForCausalLM", load_gpt_oss},
+      ModelEntry{"DeepseekV2ForCausalLM", load_deepseek_v2},
       ModelEntry{"DeepseekV3ForCausalLM", load_deepseek_v3},
       ModelEntry{"Llama4ForCausalLM", load_llama4_text},
       ModelEntry{"Qwen3NextForCausalLM", load_qwen3_next, "linear layers have no GPU backend yet"},

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "kernels/cpu/parallel.h"
 #include "model/architectures.h"
-#include "model/from_config.h"
+#include "model/plain_decoder.h"
 
 namespace fovea {
 namespace {
@@ -196,13 +196,8 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
 // A mixture of experts on every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
 std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, int32_t layer) {
   const int64_t hidden = read_size(config, "hidden_size");
-  const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, 1 << 20);
-  bool is_dense = (layer + 1) % step != 0;
-  if (config.has("mlp_only_layers")) {
-    const auto dense = config.integers("mlp_only_layers", 0, 1 << 20);
-    is_dense = is_dense || std::find(dense.begin(), dense.end(), layer) != dense.end();
-  }
-  if (!is_dense) return std::make_unique<Moe>(read_moe(config, weights, hidden));
+  if (!is_dense_layer(config, layer))
+    return std::make_unique<Moe>(read_moe(config, weights, hidden));
   return std::make_unique<Mlp>(read_mlp(weights, hidden, read_size(config, "intermediate_size")));
 }
 

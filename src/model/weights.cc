@@ -51,9 +51,10 @@ const std::byte* Weights::placed(const StoredTensor& tensor, std::string_view na
 }
 
 std::span<const float> Weights::vector(std::string_view name, std::initializer_list<int64_t> shape,
-                                       const InitialValues& random) const {
+                                       const InitialValues& random, float factor) const {
   std::vector<float> values;
   append_floats(name, shape, random, values);
+  for (float& value : values) value *= factor;
   return device_->place(std::move(values));
 }
 

@@ -30,8 +30,9 @@ class Weights {
                              const InitialValues& random = {}) const;
   // On the device.
   const std::byte* matrix(std::string_view name, std::initializer_list<int64_t> shape) const;
+  // Every value times `factor`.
   std::span<const float> vector(std::string_view name, std::initializer_list<int64_t> shape,
-                                const InitialValues& random = {}) const;
+                                const InitialValues& random = {}, float factor = 1) const;
 
   // NAME.weight [n, k] and, with `has_bias`, NAME.bias [n].
   Linear linear(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;

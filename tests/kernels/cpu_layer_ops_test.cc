@@ -167,7 +167,7 @@ TEST(Elementwise, AddCapAndRowFactors) {
   const size_t count = 40001;
   const std::vector<float> x = random_values(count, 8, -60, 60), y = random_values(count, 9);
   std::vector<float> sum = x, capped = x, rows = x;
-  add(sum.data(), y.data(), count, threads);
+  add(sum.data(), y.data(), 1, count, threads);
   soft_cap(capped.data(), 30, count, threads);
   ScaleRowsParams params;
   params.x = {rows.data(), 10, 5};
@@ -283,7 +283,7 @@ TEST(LayerOps, NoRowsIsNoWork) {
   embedding({}, threads);
   gather_rows({}, threads);
   scatter_add_rows({}, threads);
-  add(nullptr, nullptr, 0, threads);
+  add(nullptr, nullptr, 1, 0, threads);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every checkpoint of testdata/models against what transformers computed from it: logits, 64 greedy
-// tokens and perplexity, on every CPU backend, however the prompts are cut and batched.
+// tokens and perplexity, on every CPU backend, however the prompts are cut and batched. The tiny
+// ones of testdata/goldens have logits only.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +17,6 @@
 namespace fovea {
 namespace {
 
-constexpr size_t kGreedyTokens = 64;
 const ParityLimits kLimits;
 
 struct Prompt {
@@ -135,7 +135,9 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
     std::vector<size_t> owners;
     for (size_t i = 0; i < states.size(); ++i) {
       State& state = states[i];
-      if (state.tokens.size() == prompts_[i].tokens.size() + kGreedyTokens) continue;
+      // The last token of all is not fed any more.
+      const size_t greedy = std::max<size_t>(prompts_[i].greedy.size(), 1);
+      if (state.done == prompts_[i].tokens.size() + greedy - 1) continue;
       const size_t count = std::min(kPiece, state.tokens.size() - state.done);
       work.push_back({state.request, std::span(state.tokens).subspan(state.done, count)});
       owners.push_back(i);
@@ -151,11 +153,14 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
       if (state.done == prompt.tokens.size()) {
         EXPECT_LE(largest_difference(row, prompt.last_logits), kLimits.logit);
       }
-      state.tokens.push_back(largest_index(row));
+      if (state.tokens.size() < prompt.tokens.size() + prompt.greedy.size()) {
+        state.tokens.push_back(largest_index(row));
+      }
     }
   }
   for (size_t i = 0; i < states.size(); ++i) {
-    const std::vector<int32_t> generated(states[i].tokens.end() - kGreedyTokens,
+    const auto prompt_size = static_cast<std::ptrdiff_t>(prompts_[i].tokens.size());
+    const std::vector<int32_t> generated(states[i].tokens.begin() + prompt_size,
                                          states[i].tokens.end());
     EXPECT_EQ(generated, prompts_[i].greedy) << "prompt " << i;
   }
@@ -189,27 +194,32 @@ TEST_P(Perplexity, OfTheValidationTextIsTheReferences) {
   RecordProperty("perplexity", std::to_string(perplexity));
 }
 
-std::vector<Case> cases_on(std::initializer_list<const char*> backends) {
+const std::vector<std::string> kTrained = {"llama",       "qwen3",       "gemma2",    "gpt_oss",
+                                           "deepseek_v3", "llama4_text", "qwen3_next"};
+
+std::vector<Case> cases_of(const std::vector<std::string>& models,
+                           std::initializer_list<const char*> backends) {
   std::vector<Case> all;
   for (const char* backend : backends) {
-    for (const char* model :
-         {"llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text", "qwen3_next"}) {
-      all.push_back({model, backend});
-    }
+    for (const std::string& model : models) all.push_back({model, backend});
   }
   return all;
 }
 
 // `reference` takes half a minute per model.
 std::vector<Case> perplexity_cases() {
-  return test::test_scale() > 1 ? cases_on({"cpu", "reference"}) : cases_on({"cpu"});
+  return test::test_scale() > 1 ? cases_of(kTrained, {"cpu", "reference"})
+                                : cases_of(kTrained, {"cpu"});
 }
 
 std::string case_name(const testing::TestParamInfo<Case>& test) {
   return test.param.model + "_" + test.param.backend;
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases_on({"cpu", "reference"})),
+INSTANTIATE_TEST_SUITE_P(Models, Parity,
+                         testing::ValuesIn(cases_of(kTrained, {"cpu", "reference"})), case_name);
+INSTANTIATE_TEST_SUITE_P(Goldens, Parity,
+                         testing::ValuesIn(cases_of(golden_models(), {"cpu", "reference"})),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Models, Perplexity, testing::ValuesIn(perplexity_cases()), case_name);
 

@@ -14,7 +14,7 @@
 namespace fovea {
 namespace {
 
-class Passes : public testing::TestWithParam<const char*> {
+class Passes : public testing::TestWithParam<std::string> {
  protected:
   Passes() : file_(reference_file(GetParam())) {}
 
@@ -74,7 +74,9 @@ TEST_P(Passes, RowsDependOnTheirOwnTokensOnly) {
 INSTANTIATE_TEST_SUITE_P(Models, Passes,
                          testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
                                          "llama4_text", "qwen3_next"),
-                         [](const auto& test) { return std::string(test.param); });
+                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Goldens, Passes, testing::ValuesIn(golden_models()),
+                         [](const auto& test) { return test.param; });
 
 struct BadInputs {
   std::vector<int32_t> tokens, positions, logit_rows;

@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/reference_file.h"
+
 namespace fovea {
 
-// A folder with links to the checkpoint of testdata/models/NAME and its config changed by a JSON
+// A folder with links to a checkpoint of testdata, by its name, and its config changed by a JSON
 // merge patch: null removes a field, the text "null" stands for null. Gone with the object.
 class PatchedModel {
  public:
@@ -20,7 +22,7 @@ class PatchedModel {
     folder_ = fs::temp_directory_path() /
               ("fovea_model_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     fs::create_directory(folder_);
-    const fs::path source = fs::path(FOVEA_SOURCE_DIR) / "testdata/models" / name;
+    const fs::path source = model_folder(name);
     for (const fs::directory_entry& entry : fs::directory_iterator(source)) {
       const fs::path file = entry.path().filename();
       if (file != "config.json") fs::create_symlink(entry.path(), folder_ / file);

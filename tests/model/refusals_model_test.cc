@@ -147,7 +147,7 @@ TEST(ManyEosTokens, AreReadInTimeProportionalToTheList) {
   EXPECT_LT(load_time(kTimes * kFew), 3 * kTimes * few + CLOCKS_PER_SEC / 10.0);
 }
 
-class DamagedConfigs : public testing::TestWithParam<const char*> {};
+class DamagedConfigs : public testing::TestWithParam<std::string> {};
 
 // Every field of a config in turn, replaced by values it never has: the model loads or an Error
 // says why not.
@@ -193,7 +193,9 @@ TEST_P(DamagedConfigs, LoadOrThrowAnError) {
 INSTANTIATE_TEST_SUITE_P(Models, DamagedConfigs,
                          testing::Values("llama", "qwen3", "gemma2", "gpt_oss", "deepseek_v3",
                                          "llama4_text", "qwen3_next"),
-                         [](const auto& test) { return std::string(test.param); });
+                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Goldens, DamagedConfigs, testing::ValuesIn(golden_models()),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace fovea

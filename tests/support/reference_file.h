@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transformers computed from the checkpoints of testdata/models.
+// What transformers computed from the checkpoints of testdata/models and testdata/goldens.
 #pragma once
 
 #include <cstring>
@@ -7,15 +7,22 @@
 #include <vector>
 
 #include "model/safetensors.h"
+#include "support/golden_model.h"
 
 namespace fovea {
 
+inline bool is_golden(const std::string& model) {
+  return std::filesystem::exists(golden_source(model));
+}
+
 inline std::string model_folder(const std::string& model) {
+  if (is_golden(model)) return golden_folder(model);
   return FOVEA_SOURCE_DIR "/testdata/models/" + model;
 }
 
 inline SafetensorsFile reference_file(const std::string& model) {
-  return SafetensorsFile::open(model_folder(model) + "/reference.safetensors");
+  const std::string folder = is_golden(model) ? golden_source(model).string() : model_folder(model);
+  return SafetensorsFile::open(folder + "/reference.safetensors");
 }
 
 // Empty when there is no such tensor.

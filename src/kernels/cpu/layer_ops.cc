@@ -135,9 +135,9 @@ void delta_gates(const DeltaGateParams& params, ThreadPool& threads) {
                   });
 }
 
-void add(float* x, const float* y, int64_t count, ThreadPool& threads) {
+void add(float* x, const float* y, float factor, int64_t count, ThreadPool& threads) {
   parallel_ranges(threads, count, kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) x[i] += y[i];
+    for (int64_t i = begin; i < end; ++i) x[i] += factor * y[i];
   });
 }
 

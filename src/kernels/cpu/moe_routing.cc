@@ -39,7 +39,16 @@ void softmax(float* x, int32_t count) {
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// Leaves only the experts of the best groups in play. A group ranks by the sum of its best two.
+bool is_grouped(MoeScore score) {
+  return score == MoeScore::grouped_sigmoid || score == MoeScore::grouped_softmax;
+}
+
+bool is_softmax(MoeScore score) {
+  return score == MoeScore::softmax || score == MoeScore::grouped_softmax;
+}
+
+// Leaves only the experts of the best groups in play. A group ranks by its best score or, with
+// sigmoid scores, by the sum of its best two.
 void keep_best_groups(const MoeRoutingParams& params, float* choice) {
   if (params.top_groups >= params.groups) return;
   const int32_t size = params.experts / params.groups;
@@ -54,7 +63,8 @@ void keep_best_groups(const MoeRoutingParams& params, float* choice) {
         second = choice[i];
       }
     }
-    ranks[static_cast<size_t>(group)] = size > 1 ? first + second : first;
+    const bool counts_two = params.score == MoeScore::grouped_sigmoid && size > 1;
+    ranks[static_cast<size_t>(group)] = counts_two ? first + second : first;
   }
   std::array<int32_t, kMaxExperts> best;
   take_best(ranks.data(), params.groups, params.top_groups, best.data());
@@ -70,7 +80,7 @@ void keep_best_groups(const MoeRoutingParams& params, float* choice) {
 // Scores of one row: `choice` decides, `weight` is what a chosen expert counts.
 void score_row(const MoeRoutingParams& params, const float* logits, float* choice, float* weight) {
   std::copy(logits, logits + params.experts, choice);
-  if (params.score == MoeScore::softmax) softmax(choice, params.experts);
+  if (is_softmax(params.score)) softmax(choice, params.experts);
   std::copy(choice, choice + params.experts, weight);
   if (params.score == MoeScore::sigmoid || params.score == MoeScore::grouped_sigmoid) {
     for (int32_t i = 0; i < params.experts; ++i) weight[i] = sigmoid(weight[i]);
@@ -79,8 +89,8 @@ void score_row(const MoeRoutingParams& params, const float* logits, float* choic
     for (int32_t i = 0; i < params.experts; ++i) {
       choice[i] = weight[i] + (params.bias ? params.bias[i] : 0.0f);
     }
-    keep_best_groups(params, choice);
   }
+  if (is_grouped(params.score)) keep_best_groups(params, choice);
 }
 
 void route_row(const MoeRoutingParams& params, int64_t row) {
@@ -92,8 +102,7 @@ void route_row(const MoeRoutingParams& params, int64_t row) {
   float sum = 0;
   for (int32_t k = 0; k < params.top_k; ++k) sum += out[k] = weight[static_cast<size_t>(ids[k])];
   if (params.score == MoeScore::topk_softmax) softmax(out, params.top_k);
-  const bool divides =
-      params.score == MoeScore::softmax || params.score == MoeScore::grouped_sigmoid;
+  const bool divides = is_softmax(params.score) || is_grouped(params.score);
   if (params.normalise && divides) {
     // DeepSeek's guard against an all-zero row; without effect on any other.
     for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + 1e-20f;
@@ -112,7 +121,7 @@ void moe_routing(const MoeRoutingParams& params, ThreadPool& threads) {
                  "groups is {}, must divide experts ({})", params.groups, params.experts);
   check_argument(params.top_groups >= 1 && params.top_groups <= params.groups,
                  "top_groups is {}, must be in [1, {}]", params.top_groups, params.groups);
-  if (params.score == MoeScore::grouped_sigmoid) {
+  if (is_grouped(params.score)) {
     const int32_t reachable = params.experts / params.groups * params.top_groups;
     check_argument(params.top_k <= reachable,
                    "top_k is {}, must be at most the {} experts of {} groups", params.top_k,

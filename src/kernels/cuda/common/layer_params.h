@@ -13,19 +13,21 @@ struct NormWeights {
   float plus;  // times (plus + weight): 1 where weight - 1 is stored
 };
 
-// x += [branch_norm](branch), then normed = norm(x). One CTA a row.
+// x += branch_factor * [branch_norm](branch), then normed = norm(x). One CTA a row.
 struct ResidualParams {
   float* x;             // [rows, dim]
   const float* branch;  // [rows, dim] or null
+  float branch_factor;
   NormWeights branch_norm;
   NormWeights norm;
-  void* normed;  // activations [rows, dim]
+  void* normed;  // activations [rows, dim] or null; without a norm they are x
   int64_t normed_stride;
   int32_t rows;
   int32_t dim;
 };
 
-// Of a row's heads, in place and in this order: norm, rotation, norm without weights, scale.
+// Steps of a row's heads, in place and in this order: norm, rotation, norm without weights, scale.
+// Beyond HeadsConfig::kMaxDim dims there is the norm alone.
 struct HeadsParams {
   void* x;  // activations [rows, heads, dim]
   int64_t row_stride, head_stride;
@@ -99,7 +101,8 @@ enum RoutingScore : int32_t {
   kScoreSoftmax,
   kScoreTopkSoftmax,
   kScoreSigmoid,
-  kScoreGroupedSigmoid
+  kScoreGroupedSigmoid,
+  kScoreGroupedSoftmax
 };
 constexpr int32_t kMaxRoutedExperts = 1024;
 

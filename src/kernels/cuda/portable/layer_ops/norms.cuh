@@ -36,21 +36,26 @@ struct ResidualConfig {
         if (params.branch_norm.weight) {
           value *= params.branch_norm.plus + params.branch_norm.weight[i];
         }
-        x[i] += value;
+        x[i] += params.branch_factor * value;
       }
     }
-    if (!params.norm.weight) return;
+    if (!params.normed) return;
+    auto* const normed = static_cast<uint16_t*>(params.normed) + row * params.normed_stride;
+    if (!params.norm.weight) {
+      for (int i = threadIdx.x; i < params.dim; i += kThreads) normed[i] = to_bf16(x[i]);
+      return;
+    }
     float squares = 0;
     for (int i = threadIdx.x; i < params.dim; i += kThreads) squares += x[i] * x[i];
     const float factor = inverse_rms(squares, params.norm, params.dim, shared);
-    auto* const normed = static_cast<uint16_t*>(params.normed) + row * params.normed_stride;
     for (int i = threadIdx.x; i < params.dim; i += kThreads) {
       normed[i] = to_bf16(x[i] * factor * (params.norm.plus + params.norm.weight[i]));
     }
   }
 };
 
-// A warp takes one head; the head stays in f32 from the first step to the last.
+// A warp takes one head; the head stays in f32 from the first step to the last. Rows that are normed
+// as one head may be longer than what a warp keeps: their norm reads them twice.
 struct HeadsConfig {
   using Params = HeadsParams;
   static constexpr int kBlocksPerSm = 1;
@@ -80,6 +85,19 @@ struct HeadsConfig {
     __syncwarp();
   }
 
+  __device__ static void norm_in_memory(const Params& params, uint16_t* memory) {
+    const int lane = threadIdx.x % 32;
+    float squares = 0;
+    for (int i = lane; i < params.dim; i += 32) {
+      squares += from_bf16(memory[i]) * from_bf16(memory[i]);
+    }
+    const float factor = rsqrtf(warp_sum(squares) / params.dim + params.norm.epsilon);
+    for (int i = lane; i < params.dim; i += 32) {
+      const float weight = params.norm.plus + params.norm.weight[i];
+      memory[i] = to_bf16(from_bf16(memory[i]) * factor * weight);
+    }
+  }
+
   __device__ static void run(const Params& params) {
     extern __shared__ float heads[];
     const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -89,6 +107,7 @@ struct HeadsConfig {
     float* const x = heads + threadIdx.x / 32 * kMaxDim;
     auto* const memory = static_cast<uint16_t*>(params.x) + row * params.row_stride +
                          item % params.heads * params.head_stride;
+    if (params.dim > kMaxDim) return norm_in_memory(params, memory);
     for (int i = lane; i < params.dim; i += 32) x[i] = from_bf16(memory[i]);
     __syncwarp();
     if (params.norm.weight) {

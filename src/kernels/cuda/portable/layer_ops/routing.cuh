@@ -45,7 +45,15 @@ struct RoutingConfig {
     __syncwarp();
   }
 
-  // Leaves only the experts of the best groups in play. A group ranks by the sum of its best two.
+  __device__ static bool is_grouped(int score) {
+    return score == kScoreGroupedSigmoid || score == kScoreGroupedSoftmax;
+  }
+  __device__ static bool is_softmax(int score) {
+    return score == kScoreSoftmax || score == kScoreGroupedSoftmax;
+  }
+
+  // Leaves only the experts of the best groups in play. A group ranks by its best score or, with
+  // sigmoid scores, by the sum of its best two.
   __device__ static void keep_best_groups(const Params& params, float* choice, float* ranks) {
     const int size = params.experts / params.groups;
     for (int group = threadIdx.x; group < params.groups; group += 32) {
@@ -59,7 +67,8 @@ struct RoutingConfig {
           second = choice[i];
         }
       }
-      ranks[group] = size > 1 ? first + second : first;
+      const bool counts_two = params.score == kScoreGroupedSigmoid && size > 1;
+      ranks[group] = counts_two ? first + second : first;
     }
     __syncwarp();
     for (int k = 0; k < params.top_groups; ++k) {
@@ -84,7 +93,7 @@ struct RoutingConfig {
     const float* const logits = params.logits + row * params.experts;
     for (int i = lane; i < params.experts; i += 32) choice[i] = logits[i];
     __syncwarp();
-    if (params.score == kScoreSoftmax) softmax(choice, params.experts);
+    if (is_softmax(params.score)) softmax(choice, params.experts);
     for (int i = lane; i < params.experts; i += 32) {
       const bool sigmoid = params.score == kScoreSigmoid || params.score == kScoreGroupedSigmoid;
       weight[i] = sigmoid ? sigmoid_of(choice[i]) : choice[i];
@@ -96,7 +105,7 @@ struct RoutingConfig {
       groups[params.groups + i] = -infinity();
     }
     __syncwarp();
-    if (params.score == kScoreGroupedSigmoid && params.top_groups < params.groups) {
+    if (is_grouped(params.score) && params.top_groups < params.groups) {
       keep_best_groups(params, choice, groups);
     }
     int32_t* const ids = params.ids + row * params.top_k;
@@ -114,7 +123,7 @@ struct RoutingConfig {
       __syncwarp();
     }
     if (params.score == kScoreTopkSoftmax) softmax(chosen, params.top_k);
-    const bool divides = params.score == kScoreSoftmax || params.score == kScoreGroupedSigmoid;
+    const bool divides = is_softmax(params.score) || is_grouped(params.score);
     for (int k = lane; k < params.top_k; k += 32) {
       const float value = params.normalise && divides ? chosen[k] / (sum + 1e-20f) : chosen[k];
       params.weights[row * params.top_k + k] = value * params.factor;
