@@ -44,9 +44,10 @@ MODELS = {
     "qwen2": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=4,
                   use_sliding_window=True, sliding_window=20, max_window_layers=2, rope_theta=1e6,
                   tie_word_embeddings=True),
-    # Norms of q and k, mixtures beside a dense layer, windows on all layers.
-    "qwen3_moe": dict(head_dim=64, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1],
-                      moe_intermediate_size=32, use_sliding_window=True, sliding_window=40, rope_theta=1e6),
+    # Norms of q and k, one mixture among dense layers, windows on all layers.
+    "qwen3_moe": dict(head_dim=64, num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True,
+                      decoder_sparse_step=2, mlp_only_layers=[1], moe_intermediate_size=32, use_sliding_window=True,
+                      sliding_window=40, rope_theta=1e6),
     # Other frequencies on windowed and on full layers, in the older spelling.
     "gemma3_text": dict(head_dim=64, num_hidden_layers=4, query_pre_attn_scalar=96, sliding_window=16,
                         sliding_window_pattern=3, rope_theta=1e6, rope_local_base_freq=1e4,

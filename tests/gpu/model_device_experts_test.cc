@@ -18,7 +18,8 @@ struct Routing {
 const Routing kRoutings[] = {{kernels::MoeScore::softmax, 60, 4, 1, 1, true},
                              {kernels::MoeScore::topk_softmax, 4, 2},
                              {kernels::MoeScore::sigmoid, 16, 1},
-                             {kernels::MoeScore::grouped_sigmoid, 64, 6, 8, 3, true}};
+                             {kernels::MoeScore::grouped_sigmoid, 64, 6, 8, 3, true},
+                             {kernels::MoeScore::grouped_softmax, 64, 6, 8, 3}};
 
 TEST_F(ModelDevices, RouteAlike) {
   constexpr int32_t kRows = 40;

@@ -286,6 +286,38 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
                                            "llama4_text"),
                          [](const auto& test) { return std::string(test.param); });
 
+// The tiny checkpoints of testdata/goldens. Their networks are random, so that each has a meter of
+// its own: what the reference loses where it rounds to bf16.
+class GpuGoldens : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
+  if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
+  const SafetensorsFile file = reference_file(GetParam());
+  const std::vector<float> errors = values_of<float>(file, "bf16_error");
+  const float budget = 2 * *std::ranges::max_element(errors);
+  for (const int32_t most_tokens : {200, 61}) {
+    EngineOptions options = options_for(GetParam());
+    options.max_context = 512;
+    options.max_batch_tokens = most_tokens;
+    const std::unique_ptr<Engine> engine = Engine::load(options);
+    for (size_t i = 0; i < errors.size(); ++i) {
+      const std::string prefix = "prompt_" + std::to_string(i);
+      const std::vector<float> logits =
+          engine->logits(values_of<int32_t>(file, prefix + ".input_ids"));
+      const std::vector<float> want = values_of<float>(file, prefix + ".last_logits");
+      float worst = 0;
+      for (size_t v = 0; v < want.size(); ++v) {
+        const float difference = std::fabs(logits[logits.size() - want.size() + v] - want[v]);
+        worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+      }
+      EXPECT_LE(worst, budget) << prefix << " in passes of " << most_tokens;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuGoldens, ::testing::ValuesIn(golden_models()),
+                         [](const auto& test) { return test.param; });
+
 TEST(GpuModelsRefused, NameTheReason) {
   if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
   for (const char* model : {"qwen3_next"}) {

@@ -95,6 +95,29 @@ TEST(MoeRouting, GroupsChooseWithBiasAndWeighWithout) {
   EXPECT_THROW(route(params, logits), Error);
 }
 
+TEST(MoeRouting, SoftmaxInsideTheGroupsOfTheBestExperts) {
+  MoeRoutingParams params;
+  params.score = MoeScore::grouped_softmax;
+  params.experts = 6;
+  params.top_k = 2;
+  params.groups = 3;
+  params.top_groups = 1;
+  params.factor = 2.5f;
+  // Group 0 holds the best single expert, group 1 the best pair.
+  const std::vector<float> logits = {4, -4, 2, 2, 0, -1};
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit);
+  Routed routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{0, 1}));
+  expect_close(routed.weights[0], 2.5 * std::exp(4) / sum, "grouped", 0);
+  expect_close(routed.weights[1], 2.5 * std::exp(-4) / sum, "grouped", 1);
+  params.top_groups = 2;
+  routed = route(params, logits);
+  EXPECT_EQ(routed.ids, (std::vector<int32_t>{0, 2}));
+  params.top_k = 5;
+  EXPECT_THROW(route(params, logits), Error);
+}
+
 TEST(MoeRouting, NanLogitsStillNameExperts) {
   MoeRoutingParams params;
   params.experts = 4;

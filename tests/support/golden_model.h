@@ -48,8 +48,8 @@ inline uint64_t golden_seed(std::string_view name) {
   return seed;
 }
 
-// A folder with a config, given as text, and the weights that weights.json lists. Gone with the
-// object.
+// A folder with the config of a golden, the weights that its weights.json lists and a tokenizer.
+// Gone with the object.
 class GoldenFolder {
  public:
   explicit GoldenFolder(const std::string& name) {
@@ -59,6 +59,9 @@ class GoldenFolder {
               ("fovea_golden_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     fs::create_directory(folder_);
     fs::copy_file(golden_source(name) / "config.json", folder_ / "config.json");
+    // An engine reads one; the ids of the goldens are below its own.
+    fs::create_symlink(fs::path(FOVEA_SOURCE_DIR) / "testdata/models/llama/tokenizer.json",
+                       folder_ / "tokenizer.json");
     write_weights(Config::open((golden_source(name) / "weights.json").string()));
   }
   ~GoldenFolder() { std::filesystem::remove_all(folder_); }
