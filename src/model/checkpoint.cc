@@ -31,10 +31,11 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     return checkpoint;
   }
   if (!fs::exists(index, ignored)) {
-    fail(ErrorCode::io,
-         "{}: has neither model.safetensors nor model.safetensors.index.json; --random-weights SEED "
-         "makes weights for its config.json",
-         printable(folder));
+    fail(
+        ErrorCode::io,
+        "{}: has neither model.safetensors nor model.safetensors.index.json; --random-weights SEED "
+        "makes weights for its config.json",
+        printable(folder));
   }
   checkpoint.open_shards(index.string());
   return checkpoint;

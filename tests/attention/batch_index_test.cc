@@ -36,9 +36,8 @@ struct Table {
 
   TokenSlots tokens() const {
     TokenSlots tokens;
-    const auto table_rows = static_cast<int32_t>(slots.size() / kContext);
-    tokens.table = {slots.data(), kContext, 1, table_rows};
-    if (by_pages) tokens.table = {page_entries.data(), kContext, page_size, table_rows};
+    tokens.table = {(by_pages ? page_entries : slots).data(), kContext, by_pages ? page_size : 1,
+                    static_cast<int32_t>(slots.size() / kContext)};
     tokens.rows = rows.data();
     tokens.lens = lens.data();
     tokens.first_tokens = first_tokens.empty() ? nullptr : first_tokens.data();
@@ -244,23 +243,21 @@ TEST(BatchIndex, UsedEntriesThatAreWrongAreNamed) {
 
 TEST(BatchIndex, PagesOutsideThePoolAreNamed) {
   Table table = make_table(16, {40}, 3);
-  for (int32_t token = 16; token < 32; ++token) {
-    table.slots[table.rows[0] * kContext + token] =
-        static_cast<int32_t>(table.pages) * 16 + token - 16;
-  }
-  expect_page_table_error({"request 0, column 1", "pool of " + std::to_string(table.pages)},
-                          table.tokens());
-
-  table.by_pages = true;
   const auto pages = static_cast<int32_t>(table.pages);
-  for (const int32_t wrong :
-       {-1, std::numeric_limits<int32_t>::min(), pages, std::numeric_limits<int32_t>::max()}) {
-    table.page_entries[table.rows[0] * kContext + 1] = wrong;
+  for (int32_t token = 16; token < 32; ++token) {
+    table.slots[table.rows[0] * kContext + token] = pages * 16 + token - 16;
+  }
+  expect_page_table_error({"request 0, column 1", "pool of " + std::to_string(pages)},
+                          table.tokens());
+  table.by_pages = true;
+  int32_t& entry = table.page_entries[table.rows[0] * kContext + 1];
+  for (const int32_t wrong : {-1, INT32_MIN, pages, INT32_MAX}) {
+    entry = wrong;
     expect_page_table_error({"request 0, column 1: page " + std::to_string(wrong) +
                              " is outside [0, " + std::to_string(pages) + ")"},
                             table.tokens());
   }
-  table.page_entries[table.rows[0] * kContext + 1] = 0;
+  entry = 0;
   expect_page_table_error({"token 31 has no page"}, table.tokens());
 }
 

@@ -28,6 +28,17 @@ void step(const T*& array) {
   array = reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + 1);
 }
 
+// What is changed in good tensors, and words of the error that it causes.
+using Changes = std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>>;
+
+void expect_refused(Fixture& fixture, const LayerTensors& good, const Changes& changes) {
+  for (const auto& [words, change] : changes) {
+    LayerTensors layer = good;
+    change(layer);
+    expect_invalid(words, [&] { fixture.backend->forward(layer); });
+  }
+}
+
 TEST(Forward, RefusesTensorsThatDoNotFit) {
   std::vector<float> rows(5 * 2 * 8), lse(10);
   const HeadRows two = dense_rows(rows.data(), DType::f32, 2, 8);
@@ -38,47 +49,46 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
     change(layer);
     return layer;
   };
-  const std::vector<std::pair<const char*, LayerTensors>> wrong = {
-      {"v is null", with([](auto& t) { t.v = {}; })},
-      {"v is given, but k is null", with([](auto& t) { t.k = {}; })},
-      {"v is given, but k is null", with([](auto& t) {
+  const Changes wrong = {
+      {"v is null", [](auto& t) { t.v = {}; }},
+      {"v is given, but k is null", [](auto& t) { t.k = {}; }},
+      {"v is given, but k is null",
+       [](auto& t) {
          t.k = {};
          t.save_kv = false;
-       })},
-      {"out is null", with([](auto& t) { t.out = {}; })},
-      {"q is null and there is no k", with([](auto& t) { t.q = t.k = t.v = {}; })},
-      {"q is bf16, the spec's q_dtype asks for fp32",
-       with([](auto& t) { t.q.dtype = DType::bf16; })},
-      {"must be aligned to 4 bytes",
-       with([](auto& t) { t.q.data = static_cast<char*>(t.q.data) + 2; })},
-      {"k is fp16", with([](auto& t) { t.k.dtype = DType::f16; })},
-      {"needs_lse is false", with([&](auto& t) { t.lse = NaturalLse(lse.data()); })},
-      {"sinks is given", with([&](auto& t) { t.sinks = lse.data(); })},
-      {"alibi_slopes is given", with([&](auto& t) { t.alibi_slopes = lse.data(); })},
-      {"q_scale is given", with([&](auto& t) { t.q_scale = lse.data(); })},
-      {"q_rope is given, but the spec's kind is mha", with([&](auto& t) { t.q_rope = two; })},
+       }},
+      {"out is null", [](auto& t) { t.out = {}; }},
+      {"q is null and there is no k", [](auto& t) { t.q = t.k = t.v = {}; }},
+      {"q is bf16, the spec's q_dtype asks for fp32", [](auto& t) { t.q.dtype = DType::bf16; }},
+      {"must be aligned to 4 bytes", [](auto& t) { t.q.data = static_cast<char*>(t.q.data) + 2; }},
+      {"k is fp16", [](auto& t) { t.k.dtype = DType::f16; }},
+      {"needs_lse is false", [&](auto& t) { t.lse = NaturalLse(lse.data()); }},
+      {"sinks is given", [&](auto& t) { t.sinks = lse.data(); }},
+      {"alibi_slopes is given", [&](auto& t) { t.alibi_slopes = lse.data(); }},
+      {"q_scale is given", [&](auto& t) { t.q_scale = lse.data(); }},
+      {"q_rope is given, but the spec's kind is mha", [&](auto& t) { t.q_rope = two; }},
       {"mla_weights are given, but the spec's nope_dim is 0",
-       with([&](auto& t) { t.mla_weights.w_uk = t.mla_weights.w_uv = lse.data(); })},
-      {"mla_weights are half given", with([&](auto& t) { t.mla_weights.w_uk = lse.data(); })},
-      {"mla_weights are half given", with([&](auto& t) { t.mla_weights.w_uv = lse.data(); })},
+       [&](auto& t) { t.mla_weights.w_uk = t.mla_weights.w_uv = lse.data(); }},
+      {"mla_weights are half given", [&](auto& t) { t.mla_weights.w_uk = lse.data(); }},
+      {"mla_weights are half given", [&](auto& t) { t.mla_weights.w_uv = lse.data(); }},
       {"linear is given, but the spec's kind is mha",
-       with([&](auto& t) { t.linear.mixed = lse.data(); })},
+       [&](auto& t) { t.linear.mixed = lse.data(); }},
       {"out has strides of 0 a token and 8 a head: rows of 8 values overlap",
-       with([](auto& t) { t.out.token_stride = 0; })},
-      {"out has strides of 16 a token and 7 a head", with([](auto& t) { t.out.head_stride = 7; })},
-      {"out has strides of 15 a token and 8 a head",
-       with([](auto& t) { t.out.token_stride = 15; })},
-      {"out has strides of 8 a token and 39 a head", with([](auto& t) {
+       [](auto& t) { t.out.token_stride = 0; }},
+      {"out has strides of 16 a token and 7 a head", [](auto& t) { t.out.head_stride = 7; }},
+      {"out has strides of 15 a token and 8 a head", [](auto& t) { t.out.token_stride = 15; }},
+      {"out has strides of 8 a token and 39 a head",
+       [](auto& t) {
          t.out.token_stride = 8;
          t.out.head_stride = 39;
-       })},
-      {"out has strides of -16 a token", with([](auto& t) { t.out.token_stride = -16; })},
-      {"q at", with([](auto& t) { t.q.token_stride = kFar; })},
-      {"k at", with([](auto& t) { t.k.token_stride = std::numeric_limits<int64_t>::min(); })},
-      {"v at", with([](auto& t) { t.v.token_stride = kFar / 4; })},
-      {"out at", with([](auto& t) { t.out.token_stride = kFar; })},
-      {"addresses exceed 63 bits", with([](auto& t) { t.out.head_stride = kFar; })},
-      {"layer is 1", with([](auto& t) { t.layer = 1; })},
+       }},
+      {"out has strides of -16 a token", [](auto& t) { t.out.token_stride = -16; }},
+      {"q at", [](auto& t) { t.q.token_stride = kFar; }},
+      {"k at", [](auto& t) { t.k.token_stride = std::numeric_limits<int64_t>::min(); }},
+      {"v at", [](auto& t) { t.v.token_stride = kFar / 4; }},
+      {"out at", [](auto& t) { t.out.token_stride = kFar; }},
+      {"addresses exceed 63 bits", [](auto& t) { t.out.head_stride = kFar; }},
+      {"layer is 1", [](auto& t) { t.layer = 1; }},
   };
   Fixture fixture;
   fixture.create();
@@ -88,9 +98,7 @@ TEST(Forward, RefusesTensorsThatDoNotFit) {
     t.out.token_stride = 8;
     t.out.head_stride = 5 * 8;
   }));
-  for (const auto& [words, layer] : wrong) {
-    expect_invalid(words, [&] { fixture.backend->forward(layer); });
-  }
+  expect_refused(fixture, good, wrong);
   fixture.batch.out_slots = nullptr;
   fixture.backend->plan(fixture.batch);
   expect_invalid("out_slots is null", [&] { fixture.backend->forward(good); });
@@ -115,7 +123,7 @@ TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
   fixture.create();
   fixture.backend->plan(fixture.batch);
   fixture.backend->forward(good);
-  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+  const Changes wrong = {
       {"q_rope is fp16", [](auto& t) { t.q_rope.dtype = DType::f16; }},
       {"v is null", [](auto& t) { t.v = {}; }},
       {"mla_weights are null, but the spec's nope_dim is 1", [](auto& t) { t.mla_weights = {}; }},
@@ -132,11 +140,7 @@ TEST(Forward, RefusesLatentTensorsThatDoNotFit) {
       {"mla_weights.w_uv_head_stride is 5", [](auto& t) { t.mla_weights.w_uv_head_stride = 5; }},
       {"w_uk at", [](auto& t) { t.mla_weights.w_uk_head_stride = kFar; }},
   };
-  for (const auto& [words, change] : wrong) {
-    LayerTensors layer = good;
-    change(layer);
-    expect_invalid(words, [&] { fixture.backend->forward(layer); });
-  }
+  expect_refused(fixture, good, wrong);
 }
 
 TEST(Forward, LatentsWithoutARotaryKeyNeedNoV) {
@@ -192,7 +196,7 @@ TEST(Forward, RefusesLinearTensorsThatDoNotFit) {
   good.linear.mixed = good.linear.conv_weight = values.data();
   good.linear.log_decay = good.linear.beta = values.data();
   backend->forward(good);
-  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+  const Changes wrong = {
       {"linear.mixed is null", [](auto& t) { t.linear.mixed = nullptr; }},
       {"linear.log_decay is null", [](auto& t) { t.linear.log_decay = nullptr; }},
       {"linear.beta is null", [](auto& t) { t.linear.beta = nullptr; }},
@@ -355,7 +359,7 @@ TEST(Forward, RefusesMisalignedExtras) {
   good.lse = NaturalLse(extra.data());
   good.sinks = good.alibi_slopes = extra.data();
   fixture.backend->forward(good);
-  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+  const Changes wrong = {
       {"lse is at",
        [](auto& t) {
          const float* lse = t.lse.data;
@@ -365,11 +369,7 @@ TEST(Forward, RefusesMisalignedExtras) {
       {"sinks is at", [](auto& t) { step(t.sinks); }},
       {"alibi_slopes is at", [](auto& t) { step(t.alibi_slopes); }},
   };
-  for (const auto& [words, change] : wrong) {
-    LayerTensors layer = good;
-    change(layer);
-    expect_invalid(words, [&] { fixture.backend->forward(layer); });
-  }
+  expect_refused(fixture, good, wrong);
 }
 
 TEST(Forward, RefusesScalesOfQueriesThatDoNotFit) {
@@ -388,15 +388,11 @@ TEST(Forward, RefusesScalesOfQueriesThatDoNotFit) {
   good.q_scale_token_stride = 2;
   good.q_scale_head_stride = 1;
   fixture.backend->forward(good);
-  const std::vector<std::pair<const char*, std::function<void(LayerTensors&)>>> wrong = {
+  const Changes wrong = {
       {"q_scale is at", [](auto& t) { step(t.q_scale); }},
       {"q_scale at", [](auto& t) { t.q_scale_token_stride = kFar; }},
   };
-  for (const auto& [words, change] : wrong) {
-    LayerTensors layer = good;
-    change(layer);
-    expect_invalid(words, [&] { fixture.backend->forward(layer); });
-  }
+  expect_refused(fixture, good, wrong);
 }
 
 }  // namespace
