@@ -378,7 +378,7 @@ TEST(BatchIndex, SlotsThatThePoolDoesNotHaveAreNamed) {
   };
   for (const int32_t wild : {-1, slots, kWild}) {
     used = wild;
-    expect(fmt::format("request 1, token 7: slot {} is outside [0, {})", wild, slots));
+    expect(fmt::format("request 1, token 7: slot {} is outside [16, {})", wild, slots));
   }
   used = slots - 1;
   EXPECT_NO_THROW(build_slot_indices(table.tokens(), indptr, indices));
