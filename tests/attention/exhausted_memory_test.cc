@@ -215,10 +215,10 @@ TEST(ExhaustedMemory, SizesBeyondTheSystemAreNamed) {
   BatchLimits many = fixture.limits;
   many.max_requests = 1 << 28;
   BatchLimits tokens = fixture.limits;
-  tokens.max_tokens = std::numeric_limits<int32_t>::max();
+  tokens.max_tokens = std::numeric_limits<int32_t>::max() / fixture.spec.q_heads;
   const std::vector<std::pair<const char*, std::function<void()>>> actions = {
       {"the workspace of backend 'reference' of", [&] { fixture.backend->reserve(many); }},
-      {"the slots of 2147483647 new tokens", [&] { fixture.backend->reserve(tokens); }},
+      {"the slots of 1073741823 new tokens", [&] { fixture.backend->reserve(tokens); }},
       {"a request table of 268435456 rows", [] { RequestTable(1 << 28, 1); }},
       {"a page allocator of 1073741824 pages", [] { PageAllocator(1 << 30, 1); }},
       {"a window KV pool of 6 pages over 2147483632 slots",
