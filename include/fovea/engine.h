@@ -123,14 +123,31 @@ struct GenerateResult {
   int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
 };
 
+// Bytes that an engine allocates on its device, part by part.
+struct EngineMemory {
+  size_t weights = 0;      // on the CPU those of files stay mapped
+  size_t caches = 0;       // all pools: keys and values, windows, recurrent states
+  size_t activations = 0;  // of a pass of max_batch_tokens tokens
+  size_t positions = 0;    // tables of rotary positions
+  size_t attention = 0;    // workspace of the attention backends
+  size_t logits = 0;       // of the rows of one pass that tokens are drawn from or scored by
+  size_t products = 0;     // on a GPU: workspace of matrix products
+  size_t batch = 0;        // arrays of a batch, the table of requests
+  size_t graphs = 0;       // on a GPU: by how much captured decode steps lowered its free memory
+
+  size_t total() const {
+    return weights + caches + activations + positions + attention + logits + products + batch +
+           graphs;
+  }
+  std::string explain() const;  // a line of the parts that are not 0, in MB
+};
+
 struct EngineStats {
   int64_t steps = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
   double prefill_seconds = 0, decode_seconds = 0;
-  size_t weight_bytes = 0, kv_bytes = 0, workspace_bytes = 0;
-  // Captured decode steps, and by how much they lowered the GPU's free memory.
-  int32_t graphs = 0;
-  size_t graph_bytes = 0;
+  EngineMemory memory;
+  int32_t graphs = 0;                           // captured decode steps
   int64_t shared_steps = 0;                     // in which shared prefixes were read once
   int64_t prefix_queries = 0, prefix_hits = 0;  // tokens
   int64_t preemptions = 0;
@@ -146,6 +163,18 @@ struct GroupSelection {
   // On a GPU with EngineOptions::cuda_graphs: why decode steps of the model are enqueued, not
   // replayed. Empty: these layers can be captured.
   std::string why_no_graphs;
+
+  // Of the backends that serve the group.
+  size_t workspace_bytes() const;
+};
+
+// What Engine::load would choose and allocate.
+struct EnginePlan {
+  std::vector<GroupSelection> selections;               // one per layer group
+  EngineMemory memory;                                  // graphs is 0: only a capture tells
+  int32_t max_context = 0, wanted_context = 0;          // as those of Engine
+  std::shared_ptr<const BackendRegistry> own_registry;  // without EngineOptions::registry
+  std::string explain() const;                          // selections and memory as text
 };
 
 // Not thread-safe: one thread calls it.
@@ -154,6 +183,11 @@ class Engine {
   // Error{corrupt_file}, {io}, {unsupported} or {out_of_memory} say what was wrong with which file,
   // backend or budget.
   static std::unique_ptr<Engine> load(const EngineOptions& options);
+  // What load() would do, without reading or making a weight. `device`: a device that need not be
+  // here, instead of options.device; kv_memory_bytes must then be given. Errors as of load().
+  // The selections are valid as long as options.registry or, without one, the plan.
+  static EnginePlan plan(const EngineOptions& options,
+                         const std::optional<DeviceInfo>& device = {});
   virtual ~Engine() = default;
 
   // Queues a request and returns its id. Error{invalid_argument} names the field, its value and the

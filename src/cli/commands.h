@@ -82,6 +82,9 @@ CLI::Option* add_comma_list(CLI::App& command, const std::string& names, std::ve
 // Error{invalid_argument} listing the known names.
 DType parse_dtype_flag(std::string_view flag, std::string_view value);
 KvScale parse_kv_scale_flag(std::string_view value);
+// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
+// bits hold.
+size_t parse_size_flag(std::string_view flag, std::string_view value);
 
 // A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
 void show_progress(std::string_view what);

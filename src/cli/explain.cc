@@ -22,6 +22,7 @@ constexpr std::string_view kArchitecture = "sm_";  // of a device that is not he
 struct ExplainFlags {
   std::optional<std::string> model;
   std::optional<uint64_t> random_weights;  // with --model
+  std::optional<std::string> kv_memory;    // with --model
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
   int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
@@ -154,19 +155,36 @@ nlohmann::ordered_json to_json(const Selection& selection) {
   return report;
 }
 
+nlohmann::ordered_json to_json(const EngineMemory& memory) {
+  return {{"weights", memory.weights},
+          {"caches", memory.caches},
+          {"activations", memory.activations},
+          {"attention", memory.attention},
+          {"logits", memory.logits},
+          {"products", memory.products},
+          {"batch", memory.batch},
+          {"total", memory.total()}};
+}
+
 void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   EngineOptions options;
   options.model_path = *flags.model;
   options.random_weights = flags.random_weights;
   options.backend = parse_backend_wish(flags.backend);
   if (flags.decode_backend) options.decode_backend = parse_backend_wish(*flags.decode_backend);
+  std::optional<DeviceInfo> elsewhere;
   if (flags.device.starts_with(kArchitecture)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("--device {} does not go with --model, whose checkpoint is loaded: "
-                            "known are cpu, cuda, cuda:N",
-                            flags.device));
+    elsewhere = explained_device(command, flags);
+    if (!flags.kv_memory) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--device {} with --model needs --kv-memory: caches take half of a "
+                              "device's free memory, and this one is not here",
+                              flags.device));
+    }
+  } else {
+    options.device = flags.device;
   }
-  options.device = flags.device;
+  if (flags.kv_memory) options.kv_memory_bytes = parse_size_flag("--kv-memory", *flags.kv_memory);
   options.kv_dtype = flags.cache_dtype();
   options.kv_scale = parse_kv_scale_flag(flags.scale);
   options.page_size = flags.request.cache.page_size;
@@ -179,29 +197,35 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   take("--max-tokens", limits.max_tokens, options.max_batch_tokens);
   take("--max-kv-len", limits.max_kv_len, options.max_context);
   options.batch_invariant = flags.request.spec.batch_invariant;
-  const std::unique_ptr<Engine> engine = Engine::load(options);
+  const EnginePlan plan = Engine::plan(options, elsewhere);
   if (!flags.json) {
-    fmt::print("{}", engine->explain());
+    fmt::print("{}", plan.explain());
     return;
   }
-  nlohmann::ordered_json report = nlohmann::ordered_json::array();
-  for (const GroupSelection& group : engine->selections()) {
+  nlohmann::ordered_json groups = nlohmann::ordered_json::array();
+  for (const GroupSelection& group : plan.selections) {
     nlohmann::ordered_json entry = to_json(group.prefill);
     entry["layers"] = group.layers;
     if (group.decode) entry["decode"] = to_json(*group.decode);
     if (!group.why_no_graphs.empty()) entry["why_no_graphs"] = group.why_no_graphs;
-    report.push_back(std::move(entry));
+    groups.push_back(std::move(entry));
   }
+  const nlohmann::ordered_json report{{"groups", std::move(groups)},
+                                      {"memory", to_json(plan.memory)},
+                                      {"max_context", plan.max_context},
+                                      {"wanted_context", plan.wanted_context}};
   fmt::print("{}\n", report.dump(2));
 }
 
 // With --model a flag that contradicts the model must not be passed over.
 void check_model_flags(const CLI::App& command) {
-  const std::set<std::string> accepted = {"--help",           "--model",        "--backend",
-                                          "--decode-backend", "--device",       "--kv-dtype",
-                                          "--kv-scale",       "--page-size",    "--batch-invariant",
-                                          "--prefix-levels",  "--max-requests", "--max-tokens",
-                                          "--max-kv-len",     "--json",         "--random-weights"};
+  const std::set<std::string> accepted = {
+      "--help",           "--model",          "--backend",
+      "--decode-backend", "--device",         "--kv-dtype",
+      "--kv-scale",       "--page-size",      "--batch-invariant",
+      "--prefix-levels",  "--max-requests",   "--max-tokens",
+      "--max-kv-len",     "--json",           "--random-weights",
+      "--kv-memory",      "--multiprocessors"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
     throw Error(
@@ -217,10 +241,9 @@ void run(const CLI::App& command, ExplainFlags& flags) {
     explain_model(command, flags);
     return;
   }
-  if (flags.decode_backend || flags.random_weights) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} needs --model",
-                            flags.decode_backend ? "--decode-backend" : "--random-weights"));
+  for (const char* option : {"--decode-backend", "--random-weights", "--kv-memory"}) {
+    if (command.get_option(option)->count() == 0) continue;
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} needs --model", option));
   }
   set_default_heads(command, flags.kind, flags.request.spec);
   complete(command, flags);
@@ -232,20 +255,6 @@ void run(const CLI::App& command, ExplainFlags& flags) {
   } else {
     fmt::print("{}", selection.explain());
   }
-}
-
-std::string graph_name(GraphSupport support) {
-  switch (support) {
-    case GraphSupport::never:
-      return "never";
-    case GraphSupport::uniform_single_token_decode:
-      return "uniform_single_token_decode";
-    case GraphSupport::uniform_batch:
-      return "uniform_batch";
-    case GraphSupport::always:
-      return "always";
-  }
-  return "?";
 }
 
 void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
@@ -328,6 +337,9 @@ void add_explain(CLI::App& program) {
   positive.description("");  // of the line of the help
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   add_random_weights(*command, flags->random_weights);
+  command->add_option(
+      "--kv-memory", flags->kv_memory,
+      "with --model: budget of all caches; default half of the device's free memory");
   command->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   command->add_option("--decode-backend", flags->decode_backend,
@@ -344,41 +356,6 @@ void add_explain(CLI::App& program) {
   add_limit_flags(*command, flags->request.limits);
   command->add_flag("--json", flags->json, "the choice and every reason as JSON");
   command->callback([command, flags] { run(*command, *flags); });
-}
-
-void add_backends(CLI::App& program) {
-  auto json = std::make_shared<bool>(false);
-  CLI::App* command = program.add_subcommand("backends", "the backends in order of preference");
-  command->add_flag("--json", *json, "the table as JSON");
-  command->callback([json] {
-    const BackendRegistry registry = BackendRegistry::builtin();
-    nlohmann::ordered_json report = nlohmann::ordered_json::array();
-    for (const BackendEntry& entry : registry.entries()) {
-      report.push_back({{"name", entry.name},
-                        {"role", entry.role},
-                        {"aliases", entry.aliases},
-                        {"graphs", graph_name(entry.graphs)},
-                        {"why_not_built", entry.why_not_built}});
-    }
-    if (*json) {
-      fmt::print("{}\n", report.dump(2));
-      return;
-    }
-    fmt::print("| backend | role | graphs | other names |\n| --- | --- | --- | --- |\n");
-    for (const BackendEntry& entry : registry.entries()) {
-      if (!entry.why_not_built.empty()) continue;
-      fmt::print("| `{}` | {} | {} | {} |\n", entry.name, entry.role, graph_name(entry.graphs),
-                 fmt::join(entry.aliases, ", "));
-    }
-    fmt::print(
-        "\nKnown, but not in this build:\n\n| name | why | other names |\n| --- | --- | --- |\n");
-    for (const BackendEntry& entry : registry.entries()) {
-      if (entry.why_not_built.empty()) continue;
-      const bool says_all = entry.role == entry.why_not_built;
-      fmt::print("| `{}` | {}{} | {} |\n", entry.name, says_all ? "" : entry.role + ": ",
-                 entry.why_not_built, fmt::join(entry.aliases, ", "));
-    }
-  });
 }
 
 }  // namespace fovea::cli

@@ -15,10 +15,7 @@
 #include "fovea/error.h"
 
 namespace fovea::cli {
-namespace {
 
-// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
-// bits hold.
 size_t parse_size_flag(std::string_view flag, std::string_view value) {
   size_t number = 0;
   const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), number);
@@ -37,8 +34,6 @@ size_t parse_size_flag(std::string_view flag, std::string_view value) {
                           "(units: KB, MB, GB, TB)",
                           flag, value));
 }
-
-}  // namespace
 
 DType parse_dtype_flag(std::string_view flag, std::string_view value) {
   const std::optional<DType> dtype = parse_dtype(value);

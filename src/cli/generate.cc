@@ -140,8 +140,6 @@ nlohmann::ordered_json to_json(const GenerateResult& result) {
   return json;
 }
 
-double megabytes(size_t bytes) { return static_cast<double>(bytes) / 1e6; }
-
 void print_stats(const EngineStats& stats) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
@@ -149,15 +147,11 @@ void print_stats(const EngineStats& stats) {
   print_note(fmt::format(
       "prefill {} tokens, {:.0f} tokens/s; decode {} tokens, {:.0f} tokens/s; prefix cache {} of "
       "{} tokens\n"
-      "weights {:.1f} MB mapped, KV budget {:.1f} MB, workspace {:.1f} MB; {} steps, {} of them "
-      "with shared prefixes, {} preemptions\n",
+      "{} steps, {} of them with shared prefixes, {} preemptions; {} graphs of decode steps\n",
       stats.prefill_tokens, rate(stats.prefill_tokens, stats.prefill_seconds), stats.decode_tokens,
       rate(stats.decode_tokens, stats.decode_seconds), stats.prefix_hits, stats.prefix_queries,
-      megabytes(stats.weight_bytes), megabytes(stats.kv_bytes), megabytes(stats.workspace_bytes),
-      stats.steps, stats.shared_steps, stats.preemptions));
-  if (stats.graphs > 0)
-    print_note(fmt::format("{} graphs of decode steps, {:.1f} MB\n", stats.graphs,
-                           megabytes(stats.graph_bytes)));
+      stats.steps, stats.shared_steps, stats.preemptions, stats.graphs));
+  print_note(stats.memory.explain());
 }
 
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
@@ -170,7 +164,8 @@ void print_fallbacks(const Engine& engine) {
     print_note(fmt::format(
         "fovea: the context ends at {} of the model's {} tokens, which is all that {:.1f} MB of "
         "caches hold (--kv-memory)\n",
-        engine.max_context(), engine.wanted_context(), megabytes(engine.stats().kv_bytes)));
+        engine.max_context(), engine.wanted_context(),
+        static_cast<double>(engine.stats().memory.caches) / 1e6));
   }
   for (const GroupSelection& group : engine.selections()) {
     for (const std::string& text :

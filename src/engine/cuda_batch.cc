@@ -56,6 +56,11 @@ CudaBatch::Layout CudaBatch::layout(const BatchLimits& limits) {
   return at;
 }
 
+size_t CudaBatch::bytes(const BatchLimits& limits) {
+  const size_t rows = static_cast<size_t>(limits.max_requests) + 1;
+  return layout(limits).total + rows * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
+}
+
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm)
     : record_slots_(make_variant(cuda::family("portable/layer_ops"), {"record_slots"}, sm),
                     cuda::kernel_store()),

@@ -59,6 +59,8 @@ class CudaBatch {
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
   size_t bytes() const { return arrays_.bytes() + table_.bytes(); }
+  // The same without a GPU, with a table that has a row for each request beside the reserved one.
+  static size_t bytes(const BatchLimits& limits);
 
  private:
   // Offsets in bytes into both blocks.

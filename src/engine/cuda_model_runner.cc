@@ -38,12 +38,15 @@ class CudaModelRunner final : public ModelRunner {
   void capture(const PassSize& size);
   void capture_all();
   void enqueue(const PassSize& size);
+  std::span<float> logits_of(int32_t rows) const {
+    return {logits_.data<float>(), static_cast<size_t>(rows) * static_cast<size_t>(vocabulary())};
+  }
   // A decode step of any number of requests up to that, of up to kv_len keys each.
   PassSize decode_size(int32_t requests, int32_t kv_len, bool shares_prefixes) const;
   bool is_decode(std::span<const PassPart> parts) const;
   PassAddresses addresses(const PassSize& size) const;
   bool read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const;
-  void read_logits(std::span<float> logits) const;
+  void read_logits(std::span<float> logits);
 
   Stream stream() const { return model_.model().device().stream(); }
   int32_t vocabulary() const { return model_.model().info().vocabulary; }
@@ -52,9 +55,10 @@ class CudaModelRunner final : public ModelRunner {
   CacheSet& caches_;
   BatchLimits limits_;
   CudaBatch batch_;
-  gpu::DeviceBuffer logits_;    // [max_tokens, vocabulary]
+  gpu::DeviceBuffer logits_;    // [ModelRunnerOptions::logit_rows, vocabulary]
   gpu::PinnedBuffer readable_;  // [max_requests, vocabulary]: those of a decode step
   SharedPrefixes prefixes_;
+  int32_t logit_rows_;
   int32_t most_padded_ = 0;  // requests of a decode step
   bool replays_;
   // By requests, max_kv_len, shares_prefixes.
@@ -69,13 +73,17 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       limits_(options.limits),
       batch_(options.limits, caches.table(), model_.model().device().sm()),
       prefixes_(prefixes),
+      logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
+                             limits_.max_tokens)),
       most_padded_(
           std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
       replays_(options.cuda_graphs && most_padded_ > 0) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
-  logits_ = gpu::DeviceBuffer(static_cast<size_t>(limits_.max_tokens) * row_bytes);
+  logits_ = gpu::DeviceBuffer(static_cast<size_t>(logit_rows_) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
-  stats_.workspace_bytes = model_.workspace_bytes() + batch_.bytes() + logits_.bytes();
+  stats_.memory = model_.memory();
+  stats_.memory.batch = batch_.bytes();
+  stats_.memory.logits = logits_.bytes();
   warm_up();
   if (replays_) capture_all();
 }
@@ -116,7 +124,7 @@ void CudaModelRunner::capture(const PassSize& size) {
   captured.addresses = addresses(size);
   captured.graph.launch(stream());
   gpu::synchronize(stream());
-  stats_.graph_bytes += free - std::min(free, gpu::free_bytes());
+  stats_.memory.graphs += free - std::min(free, gpu::free_bytes());
   graphs_[{size.requests, size.max_kv_len, size.shares_prefixes}] = std::move(captured);
 }
 
@@ -132,8 +140,8 @@ void CudaModelRunner::capture_all() {
 
 void CudaModelRunner::enqueue(const PassSize& size) {
   batch_.record_slots(size, stream());
-  const size_t count = static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary());
-  model_.forward(batch_.view(size), batch_.inputs(size), {logits_.data<float>(), count});
+  model_.forward(batch_.view(size), batch_.inputs(size));
+  model_.model().logits(0, logits_of(std::min(size.logit_rows, logit_rows_)));
   if (size.draws) batch_.draw(size, logits_.data<float>(), vocabulary(), stream());
 }
 
@@ -149,7 +157,8 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   std::ranges::fill(drawn, -1);
   if (parts.empty()) return;
   PassSize size = batch_.fill(parts, caches_.table());
-  size.draws = size.draws && vocabulary() <= kernels::cuda::kMostVocabulary;
+  size.draws = size.draws && vocabulary() <= kernels::cuda::kMostVocabulary &&
+               size.logit_rows <= logit_rows_;
   check_argument(
       logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
       "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,
@@ -187,12 +196,19 @@ bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int
   return all;
 }
 
-void CudaModelRunner::read_logits(std::span<float> logits) const {
-  const bool fits = logits.size_bytes() <= readable_.bytes();
-  float* const to = fits ? readable_.data<float>() : logits.data();
-  gpu::copy_to_host(to, logits_.data(), logits.size_bytes(), stream());
-  gpu::synchronize(stream());
-  if (fits) std::memcpy(logits.data(), to, logits.size_bytes());
+// The first of them are there; others are computed where those were.
+void CudaModelRunner::read_logits(std::span<float> logits) {
+  const auto rows = static_cast<int32_t>(logits.size() / static_cast<size_t>(vocabulary()));
+  for (int32_t begin = 0; begin < rows; begin += logit_rows_) {
+    const std::span<float> computed = logits_of(std::min(logit_rows_, rows - begin));
+    if (begin > 0) model_.model().logits(begin, computed);
+    const bool fits = computed.size_bytes() <= readable_.bytes();
+    float* const to = fits ? readable_.data<float>() : logits.data();
+    gpu::copy_to_host(to, computed.data(), computed.size_bytes(), stream());
+    gpu::synchronize(stream());
+    if (fits) std::memcpy(logits.data(), to, computed.size_bytes());
+    logits = logits.subspan(computed.size());
+  }
 }
 
 PassAddresses CudaModelRunner::addresses(const PassSize& size) const {

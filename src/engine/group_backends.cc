@@ -121,6 +121,11 @@ std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& sel
   return backend;
 }
 
+size_t GroupSelection::workspace_bytes() const {
+  if (!decode || decode->chosen == prefill.chosen) return prefill.workspace_bytes;
+  return std::max(prefill.workspace_bytes, decode->workspace_bytes);
+}
+
 std::string explain(const GroupSelection& selection) {
   std::string text = selection.layers;
   if (!selection.why_no_graphs.empty()) text += "; " + selection.why_no_graphs;

@@ -14,9 +14,7 @@ class HostModelRunner final : public ModelRunner {
                   const BatchLimits& limits);
   void run(std::span<const PassPart> parts, std::span<float> logits,
            std::span<int32_t> drawn) override;
-  RunnerStats stats() const override {
-    return {.workspace_bytes = model_.workspace_bytes(), .shared_steps = shared_steps_};
-  }
+  RunnerStats stats() const override { return {.memory = memory_, .shared_steps = shared_steps_}; }
 
  private:
   void add(const PassPart& part);
@@ -25,6 +23,7 @@ class HostModelRunner final : public ModelRunner {
   ReservedModel model_;
   CacheSet& caches_;
   SharedPrefixes prefixes_;
+  EngineMemory memory_;
   int64_t shared_steps_ = 0;
   // The batch, rebuilt by every pass within its first capacity.
   std::vector<int32_t> tokens_, positions_, logit_rows_;
@@ -35,7 +34,8 @@ class HostModelRunner final : public ModelRunner {
 
 HostModelRunner::HostModelRunner(ReservedModel model, CacheSet& caches,
                                  const SharedPrefixes& prefixes, const BatchLimits& limits)
-    : model_(std::move(model)), caches_(caches), prefixes_(prefixes) {
+    : model_(std::move(model)), caches_(caches), prefixes_(prefixes), memory_(model_.memory()) {
+  memory_.batch = host_batch_bytes(limits);
   const auto tokens = static_cast<size_t>(limits.max_tokens);
   const auto requests = static_cast<size_t>(limits.max_requests);
   tokens_.reserve(tokens);
@@ -65,7 +65,8 @@ void HostModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
     view.shared_prefix = shared_prefix_.data();
     ++shared_steps_;
   }
-  model_.forward(view, {tokens_, positions_, logit_rows_}, logits);
+  model_.forward(view, {tokens_, positions_, logit_rows_});
+  model_.model().logits(0, logits);
 }
 
 void HostModelRunner::add(const PassPart& part) {
@@ -118,16 +119,26 @@ ReservedModel::ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads
     context.device = selections[g].request.device.device();
     backends_.push_back(create_group_backend(selections[g], context));
     backend_pointers_.push_back(backends_.back().get());
-    workspace_bytes_ += backends_.back()->workspace_bytes(limits);
+    memory_.attention += backends_.back()->workspace_bytes(limits);
   }
-  workspace_bytes_ += model.reserve(limits.max_tokens, limits.max_kv_len);
+  model.reserve(limits.max_tokens, limits.max_kv_len);
+  memory_.activations = model.activation_bytes(limits.max_tokens);
+  memory_.positions = model.position_bytes(limits.max_kv_len);
+  memory_.products = model.device().product_bytes();
 }
 
-void ReservedModel::forward(const BatchView& batch, const ModelInputs& inputs,
-                            std::span<float> logits) {
+size_t host_batch_bytes(const BatchLimits& limits) {
+  const auto requests = static_cast<size_t>(limits.max_requests);
+  const auto tokens = static_cast<size_t>(limits.max_tokens);
+  const size_t table = (requests + 1) * static_cast<size_t>(limits.max_kv_len) * sizeof(int32_t);
+  return table + tokens * (3 * sizeof(int32_t) + sizeof(int64_t)) +
+         (5 * requests + 1) * sizeof(int32_t);
+}
+
+void ReservedModel::forward(const BatchView& batch, const ModelInputs& inputs) {
   const Stream stream = model_.device().stream();
   for (AttentionBackend* backend : backend_pointers_) backend->plan(batch, stream);
-  model_.forward(inputs, backend_pointers_, logits);
+  model_.forward(inputs, backend_pointers_);
 }
 
 std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, ThreadPool& threads,

@@ -26,9 +26,8 @@ struct PassPart {
 };
 
 struct RunnerStats {
-  size_t workspace_bytes = 0;
+  EngineMemory memory;       // all but weights and caches
   int32_t graphs = 0;        // captured decode steps
-  size_t graph_bytes = 0;    // that they took of the GPU's memory
   int64_t shared_steps = 0;  // passes that named shared prefixes
 };
 
@@ -50,6 +49,9 @@ struct ModelRunnerOptions {
   // On a GPU: decode steps of up to so many requests are padded to the sizes of graph_sizes.h.
   int32_t max_graph_requests = 0;
   bool cuda_graphs = true;  // they are replayed; else enqueued
+  // Rows of a pass whose logits are computed at once, a decode step's at least; on a GPU a pass
+  // with more gets them piece by piece.
+  int32_t logit_rows = 1;
 };
 
 // For the device the model is on; model, caches and threads outlive the result. Everything is
@@ -64,17 +66,21 @@ class ReservedModel {
   ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads,
                 const std::vector<GroupSelection>& selections, const BatchLimits& limits);
 
-  // Plans the batch and runs the model on it.
-  void forward(const BatchView& batch, const ModelInputs& inputs, std::span<float> logits);
-  size_t workspace_bytes() const { return workspace_bytes_; }
+  // Plans the batch and runs the model on it, but for its logits.
+  void forward(const BatchView& batch, const ModelInputs& inputs);
+  // Activations, attention and products.
+  const EngineMemory& memory() const { return memory_; }
   Model& model() const { return model_; }
 
  private:
   Model& model_;
   std::vector<std::unique_ptr<AttentionBackend>> backends_;
   std::vector<AttentionBackend*> backend_pointers_;
-  size_t workspace_bytes_ = 0;
+  EngineMemory memory_;
 };
+
+// Of the arrays of a batch and the request table, on the CPU.
+size_t host_batch_bytes(const BatchLimits& limits);
 
 class SharedPrefixes;
 std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,

@@ -26,6 +26,8 @@ struct SampledToken {
 class Sampler {
  public:
   explicit Sampler(int32_t vocabulary);
+  // Of scratch, for each token of the vocabulary.
+  static constexpr size_t kBytesPerToken = 20;
 
   // logits: [vocabulary]. Applies temperature, min_p, top_k and top_p in that order, each to the
   // renormalised rest of the one before. Equal logits rank by id, smallest first. Log-probabilities
@@ -55,6 +57,7 @@ class Sampler {
 
   std::vector<Candidate> candidates_;
   std::vector<int32_t> order_;
+  static_assert(sizeof(Candidate) + sizeof(int32_t) == kBytesPerToken);
 };
 
 }  // namespace fovea

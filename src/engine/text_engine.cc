@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "engine/graph_sizes.h"
+#include "engine/plan_engine.h"
 
 namespace fovea {
 namespace {
@@ -41,8 +42,14 @@ TextEngine::TextEngine(EngineParts parts)
       logits_(std::make_unique_for_overwrite<float[]>(
           (static_cast<size_t>(parts_.limits.max_running) +
            static_cast<size_t>(parts_.limits.max_prompt_rows)) *
-          static_cast<size_t>(parts_.request_limits.vocabulary))),
-      stats_(parts_.stats) {}
+          static_cast<size_t>(parts_.request_limits.vocabulary))) {
+  stats_.memory = parts_.runner->stats().memory;
+  stats_.memory.weights = parts_.weight_bytes;
+  stats_.memory.caches = parts_.cache_bytes;
+  if (parts_.model->device().kind() == DeviceKind::cpu) {
+    stats_.memory.logits = host_logit_bytes(parts_.limits, vocabulary(), parts_.threads->size());
+  }
+}
 
 int64_t TextEngine::add(const GenerateRequest& request) {
   check_sampling_params(request.sampling, vocabulary());
@@ -281,9 +288,8 @@ std::string TextEngine::decode(std::span<const int32_t> tokens) const {
 
 const EngineStats& TextEngine::stats() const {
   const RunnerStats runner = parts_.runner->stats();
-  stats_.workspace_bytes = runner.workspace_bytes;
+  stats_.memory.graphs = runner.memory.graphs;
   stats_.graphs = runner.graphs;
-  stats_.graph_bytes = runner.graph_bytes;
   stats_.shared_steps = runner.shared_steps;
   stats_.prefix_queries = scheduler_.prefix_queries();
   stats_.prefix_hits = scheduler_.prefix_hits();
@@ -297,11 +303,11 @@ std::string TextEngine::explain() const {
   std::string text;
   for (const GroupSelection& selection : parts_.selections) text += fovea::explain(selection);
   const EngineStats& now = stats();
+  text += now.memory.explain();
   if (now.graphs > 0) {
     text += fmt::format(
-        "{} graphs of decode steps, {:.1f} MB; of up to {} requests for up to {} tokens each\n",
-        now.graphs, static_cast<double>(now.graph_bytes) / 1e6, kMostShortRequests,
-        fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+        "{} graphs of decode steps; of up to {} requests for up to {} tokens each\n", now.graphs,
+        kMostShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
   }
   return text;
 }

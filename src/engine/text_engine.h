@@ -33,7 +33,7 @@ struct EngineParts {
   std::unique_ptr<ModelRunner> runner;
   SchedulerLimits limits;
   RequestLimits request_limits;
-  EngineStats stats;  // of weights and caches
+  size_t weight_bytes = 0, cache_bytes = 0;
 };
 
 class TextEngine final : public Engine {

@@ -61,7 +61,6 @@ struct Preference {
   Descriptor handle = nullptr;
 };
 
-constexpr size_t kWorkspace = size_t{32} << 20;
 constexpr uint32_t kMaxAligned = 256;  // bytes that cuBLASLt distinguishes
 
 }  // namespace
@@ -84,7 +83,7 @@ struct MatrixProducts::Plan {
 MatrixProducts::MatrixProducts(bool row_invariant, int32_t max_rows)
     : row_invariant_(row_invariant), max_rows_(max_rows) {
   check_status(library().create(&handle_), "cublasLtCreate");
-  workspace_ = DeviceBuffer(kWorkspace);
+  workspace_ = DeviceBuffer(kProductWorkspace);
 }
 
 MatrixProducts::~MatrixProducts() {

@@ -32,6 +32,9 @@ struct MatmulParams {
   int32_t rows = 0, n = 0, k = 0;
 };
 
+// Bytes of device memory that all products of one MatrixProducts share.
+inline constexpr size_t kProductWorkspace = size_t{32} << 20;
+
 // An algorithm is chosen once for each matrix shape and power of two of rows (the rows rounded up),
 // when such a product first runs: run every one once before a capture. Equal numbers of rows, or
 // any within one power of two, so use one algorithm.

@@ -12,6 +12,7 @@
 #include "gpu/cublaslt.h"
 #include "kernels/cuda/store.h"
 #include "model/cuda_layer_kernels.h"
+#include "model/cuda_layout.h"
 
 namespace fovea {
 namespace {
@@ -26,39 +27,28 @@ static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
               static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
 static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
-constexpr size_t kAlignment = 256;
-constexpr size_t kChunkBytes = size_t{2} << 20;
 // Weights that are made rather than mapped come to the device in pieces of this size.
 constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr int32_t kMaxHeadDim = 2048;  // HeadsConfig::kMaxDim
 
-size_t aligned(size_t bytes) { return round_up(bytes, kAlignment); }
+size_t aligned(size_t bytes) { return round_up(bytes, kCudaAlignment); }
 
 cuda::NormWeights weights_of(const Norm& norm) {
   return {norm.weight.data(), norm.epsilon, norm.plus_one ? 1.0f : 0.0f};
 }
 
-// Vectors one after the other in large blocks: an allocation of the driver's is 2 MB.
 class VectorMemory {
  public:
   std::byte* take(size_t bytes) {
-    if (chunks_.empty() || used_ + bytes > chunks_.back().bytes()) {
-      chunks_.emplace_back(std::max(bytes, kChunkBytes));
-      used_ = 0;
-    }
-    std::byte* const taken = chunks_.back().data<std::byte>() + used_;
-    used_ += aligned(bytes);
-    return taken;
+    const VectorLayout::Place place = layout_.take(bytes);
+    if (place.block == blocks_.size()) blocks_.emplace_back(layout_.blocks().back());
+    return blocks_[place.block].data<std::byte>() + place.offset;
   }
-  size_t bytes() const {
-    size_t total = 0;
-    for (const gpu::DeviceBuffer& chunk : chunks_) total += chunk.bytes();
-    return total;
-  }
+  size_t bytes() const { return layout_.bytes(); }
 
  private:
-  std::vector<gpu::DeviceBuffer> chunks_;
-  size_t used_ = 0;
+  VectorLayout layout_;
+  std::vector<gpu::DeviceBuffer> blocks_;
 };
 
 class CudaDevice final : public ModelDevice {
@@ -83,6 +73,8 @@ class CudaDevice final : public ModelDevice {
     return make_cuda_experts(std::move(experts), weights_scale_input, kernels_, stream());
   }
   size_t weight_bytes() const override { return matrix_bytes_ + vectors_.bytes(); }
+  size_t product_bytes() const override { return products_.workspace_bytes(); }
+  size_t vector_bytes(size_t count) const override { return cuda_vector_bytes(count); }
   std::shared_ptr<std::byte> allocate(size_t bytes) override;
 
   void linear(const Linear& weights, Rows x, Rows out, int64_t rows) override;
@@ -120,12 +112,6 @@ class CudaDevice final : public ModelDevice {
   VectorMemory vectors_;
 };
 
-void check_matrix(const StoredTensor& tensor, std::string_view name) {
-  if (tensor.dtype == DType::bf16) return;
-  fail(ErrorCode::unsupported, "tensor {} is {}; on a GPU matrices must be bf16", quote(name),
-       dtype_name(tensor.dtype));
-}
-
 void CudaDevice::copy_in(std::byte* to, const StoredTensor& tensor) {
   if (tensor.data != nullptr) {
     gpu::copy_to_device(to, tensor.data, tensor.bytes, stream());
@@ -145,7 +131,7 @@ const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> t
                                           std::string_view name) {
   size_t bytes = 0;
   for (const StoredTensor* tensor : tensors) {
-    check_matrix(*tensor, name);
+    check_cuda_matrix(*tensor, name);
     bytes += tensor->bytes;
   }
   gpu::DeviceBuffer buffer(bytes);
@@ -160,7 +146,7 @@ const std::byte* CudaDevice::place_joined(std::span<const StoredTensor* const> t
 }
 
 const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view name) {
-  check_matrix(tensor, name);
+  check_cuda_matrix(tensor, name);
   gpu::DeviceBuffer& buffer =
       matrices_[tensor.data != nullptr ? static_cast<const void*>(tensor.data) : &tensor];
   if (buffer.bytes() == 0) {
@@ -172,12 +158,11 @@ const std::byte* CudaDevice::place(const StoredTensor& tensor, std::string_view 
   return buffer.data<std::byte>();
 }
 
-// Behind the values stands their bf16 form: a product with bf16 results reads its bias there.
 std::span<const float> CudaDevice::place(std::vector<float> values) {
   std::vector<uint16_t> rounded(values.size());
   std::ranges::transform(values, rounded.begin(), float_to_bf16);
   const size_t bytes = values.size() * sizeof(float);
-  std::byte* const memory = vectors_.take(aligned(bytes) + rounded.size() * sizeof(uint16_t));
+  std::byte* const memory = vectors_.take(cuda_vector_bytes(values.size()));
   gpu::copy_to_device(memory, values.data(), bytes, stream());
   gpu::copy_to_device(memory + aligned(bytes), rounded.data(), rounded.size() * sizeof(uint16_t),
                       stream());

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "core/rounding.h"
 #include "model/cuda_layer_kernels.h"
-#include "model/layers.h"
+#include "model/cuda_layout.h"
 
 namespace fovea {
 namespace {
@@ -15,30 +15,6 @@ namespace cuda = kernels::cuda;
 // Rows an expert has on average from which the large tile pays.
 constexpr int64_t kManyRows = 32;
 
-bool same_shape(const Linear& a, const Linear& b) {
-  return a.n == b.n && a.k == b.k && a.stride == b.stride && a.is_kn == b.is_kn &&
-         a.dtype == b.dtype;
-}
-
-void check_same(const std::vector<MlpParts>& experts) {
-  check_argument(!experts.empty(), "there are no experts");
-  const MlpParts& first = experts[0];
-  for (const MlpParts& expert : experts) {
-    const bool same = same_shape(expert.gate, first.gate) && same_shape(expert.up, first.up) &&
-                      same_shape(expert.down, first.down) &&
-                      expert.alternates == first.alternates &&
-                      expert.activation == first.activation && expert.bounds == first.bounds;
-    if (!same) fail(ErrorCode::unsupported, "experts of different shapes do not run on a GPU");
-  }
-  for (const Linear* matrix : {&first.gate, &first.down}) {
-    if (matrix->n % 8 != 0 || matrix->k % 8 != 0) {
-      fail(ErrorCode::unsupported,
-           "an expert's matrix is {} by {}; on a GPU both must be multiples of 8", matrix->n,
-           matrix->k);
-    }
-  }
-}
-
 class CudaExperts final : public Experts {
  public:
   CudaExperts(std::vector<MlpParts> experts, bool weights_scale_input,
@@ -47,7 +23,7 @@ class CudaExperts final : public Experts {
         weights_scale_input_(weights_scale_input),
         kernels_(kernels),
         stream_(stream) {
-    check_same(experts);
+    check_cuda_experts(experts);
     parts_ = experts[0];
     std::vector<cuda::ExpertMatrix> in, out;
     for (const MlpParts& expert : experts) {
@@ -61,7 +37,7 @@ class CudaExperts final : public Experts {
 
   size_t scratch_bytes(int64_t rows, int32_t top_k) const override {
     Arena counter(DType::bf16);
-    buffers(counter, rows, top_k);
+    cuda_expert_buffers(counter, parts_, count_, rows, top_k);
     return counter.used();
   }
 
@@ -69,7 +45,7 @@ class CudaExperts final : public Experts {
            std::byte* scratch) const override {
     if (rows == 0) return;
     Arena arena(DType::bf16, {scratch, scratch_bytes(rows, choice.top_k)});
-    const Buffers lists = buffers(arena, rows, choice.top_k);
+    const CudaExpertBuffers lists = cuda_expert_buffers(arena, parts_, count_, rows, choice.top_k);
     const cuda::GroupParams group{
         choice.ids, lists.counts, lists.choices, static_cast<int32_t>(rows), count_, choice.top_k};
     kernels_.group_choices.launch({static_cast<uint32_t>(count_)}, group, stream_);
@@ -99,23 +75,8 @@ class CudaExperts final : public Experts {
   }
 
  private:
-  struct Buffers {
-    int32_t *counts, *choices;
-    Rows hidden, activated, results;
-  };
-
-  Buffers buffers(Arena& arena, int64_t rows, int32_t top_k) const {
-    const int64_t width = parts_.width(), choices = rows * top_k;
-    Buffers lists{};
-    lists.counts = arena.ints(count_);
-    lists.choices = arena.ints(count_ * rows);
-    lists.hidden = arena.rows(choices, 2 * width);
-    lists.activated = arena.rows(choices, width);
-    lists.results = arena.float_rows(choices, parts_.down.n);
-    return lists;
-  }
-
-  static cuda::ExpertGemmParams products(const Buffers& lists, int64_t rows, int32_t top_k) {
+  static cuda::ExpertGemmParams products(const CudaExpertBuffers& lists, int64_t rows,
+                                         int32_t top_k) {
     cuda::ExpertGemmParams gemm{};
     gemm.counts = lists.counts;
     gemm.list = lists.choices;

@@ -8,6 +8,11 @@
 namespace fovea {
 namespace {
 
+// Rows of a feed-forward block that are computed at a time. What lies between its matrices is
+// several times as wide as the residual stream; with as many rows the matrices read their weights
+// in a small part of the time.
+constexpr int64_t kFeedRows = 8192;
+
 class DecoderModel : public Model {
  public:
   explicit DecoderModel(DecoderParts parts) : parts_(std::move(parts)) {}
@@ -18,9 +23,11 @@ class DecoderModel : public Model {
     const bool mapped = parts_.device->kind() == DeviceKind::cpu;
     return parts_.device->weight_bytes() + (mapped ? parts_.checkpoint->bytes() : 0);
   }
-  size_t reserve(int32_t max_tokens, int32_t max_context) override;
-  void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
-               std::span<float> logits) override;
+  size_t activation_bytes(int32_t max_tokens) const override;
+  size_t position_bytes(int32_t max_context) const override;
+  void reserve(int32_t max_tokens, int32_t max_context) override;
+  void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends) override;
+  void logits(int64_t first_row, std::span<float> logits) override;
 
  private:
   // x: the residual stream. normed: input of a block. branch: its output. All [rows, hidden].
@@ -30,11 +37,12 @@ class DecoderModel : public Model {
     float* branch;
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
-  size_t make_rotary_tables(int32_t positions);
+  void make_rotary_tables(int32_t positions);
   size_t scratch_bytes(int64_t rows) const;  // of the hungriest block
-  void check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const;
+  void check_sizes(const ModelInputs& inputs, size_t backends) const;
   void check_values(const ModelInputs& inputs) const;
-  void run_block(Pass& pass, const Block& block) const;
+  void run_mixer(Pass& pass, const Block& block) const;
+  void run_feed(Pass& pass, const Block& block) const;
   void step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const;
   void keep_rows(std::span<const int32_t> rows);
   Arena arena(std::span<std::byte> memory = {}) const {
@@ -44,6 +52,7 @@ class DecoderModel : public Model {
   DecoderParts parts_;
   int32_t max_tokens_ = 0;
   int32_t max_context_ = 0;
+  int64_t logit_rows_ = 0;  // of the last pass
   std::shared_ptr<std::byte> memory_;
   Residual stream_{};
   std::span<std::byte> scratch_;
@@ -59,35 +68,45 @@ DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) c
 size_t DecoderModel::scratch_bytes(int64_t rows) const {
   size_t most = 0;
   for (const DecoderLayer& layer : parts_.layers) {
-    for (const Block* block : {layer.mixer.get(), layer.feed.get()}) {
+    for (const auto& [block, at_a_time] :
+         {std::pair(layer.mixer.get(), rows), {layer.feed.get(), std::min(rows, kFeedRows)}}) {
       Arena counter = arena();
-      block->take_scratch(counter, rows);
+      block->take_scratch(counter, at_a_time);
       most = std::max(most, counter.used());
     }
   }
   return most;
 }
 
-// Returns the bytes of all tables.
-size_t DecoderModel::make_rotary_tables(int32_t positions) {
-  size_t bytes = 0;
+void DecoderModel::make_rotary_tables(int32_t positions) {
   for (const auto& rotary : parts_.rotary_tables) {
     kernels::RopeTable table = make_rope_table(rotary->spec, positions);
     rotary->view = table.view();
-    bytes += (table.cos.size() + table.sin.size()) * sizeof(float);
     rotary->view.cos = parts_.device->place(std::move(table.cos)).data();
     rotary->view.sin = parts_.device->place(std::move(table.sin)).data();
+  }
+}
+
+size_t DecoderModel::position_bytes(int32_t max_context) const {
+  size_t bytes = 0;
+  for (const auto& rotary : parts_.rotary_tables) {
+    const auto pairs = static_cast<size_t>(rotary->spec.rotary_dim / 2);
+    bytes += 2 * parts_.device->vector_bytes(pairs * static_cast<size_t>(max_context));
   }
   return bytes;
 }
 
-size_t DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
+size_t DecoderModel::activation_bytes(int32_t max_tokens) const {
   check_argument(max_tokens > 0, "max_tokens is {}, must be positive", max_tokens);
-  check_argument(max_context > 0 && max_context <= parts_.info.max_context,
-                 "max_context is {}, must be in [1, {}]", max_context, parts_.info.max_context);
   Arena counter = arena();
   take_residual(counter, max_tokens);
-  const size_t bytes = counter.used() + scratch_bytes(max_tokens);
+  return counter.used() + scratch_bytes(max_tokens);
+}
+
+void DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
+  check_argument(max_context > 0 && max_context <= parts_.info.max_context,
+                 "max_context is {}, must be in [1, {}]", max_context, parts_.info.max_context);
+  const size_t bytes = activation_bytes(max_tokens);
   memory_ = parts_.device->allocate(bytes);
   const std::span<std::byte> memory(memory_.get(), bytes);
   Arena taken = arena(memory);
@@ -95,10 +114,10 @@ size_t DecoderModel::reserve(int32_t max_tokens, int32_t max_context) {
   scratch_ = memory.subspan(taken.used());
   max_tokens_ = max_tokens;
   max_context_ = max_context;
-  return bytes + make_rotary_tables(max_context);
+  make_rotary_tables(max_context);
 }
 
-void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends, size_t logits) const {
+void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends) const {
   const ModelInfo& info = parts_.info;
   const size_t rows = inputs.tokens.size();
   check_argument(rows <= static_cast<size_t>(max_tokens_), "tokens holds {}, reserved are {}", rows,
@@ -107,9 +126,6 @@ void DecoderModel::check_sizes(const ModelInputs& inputs, size_t backends, size_
                  "positions holds {}, must hold {}, as tokens does", inputs.positions.size(), rows);
   check_argument(inputs.logit_rows.size() <= rows, "logit_rows holds {}, but there are {} tokens",
                  inputs.logit_rows.size(), rows);
-  check_argument(logits == inputs.logit_rows.size() * static_cast<size_t>(info.vocabulary),
-                 "logits holds {} floats, must hold {} rows of {}", logits,
-                 inputs.logit_rows.size(), info.vocabulary);
   check_argument(backends == info.groups.size(), "backends holds {}, the model has {} layer groups",
                  backends, info.groups.size());
 }
@@ -126,9 +142,21 @@ void DecoderModel::check_values(const ModelInputs& inputs) const {
   }
 }
 
-void DecoderModel::run_block(Pass& pass, const Block& block) const {
+void DecoderModel::run_mixer(Pass& pass, const Block& block) const {
   pass.arena = arena(scratch_);
   block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
+}
+
+// A feed-forward block knows no positions and no other rows.
+void DecoderModel::run_feed(Pass& pass, const Block& block) const {
+  const int64_t rows = pass.rows;
+  const Rows branch{stream_.branch, parts_.info.hidden, DType::f32};
+  for (int64_t begin = 0; begin < rows; begin += kFeedRows) {
+    pass.rows = std::min(kFeedRows, rows - begin);
+    pass.arena = arena(scratch_);
+    block.forward(pass, from_row(stream_.normed, begin), from_row(branch, begin));
+  }
+  pass.rows = rows;
 }
 
 // x += branch_norm(branch) and normed = norm(x), either where it is not null.
@@ -162,9 +190,8 @@ void DecoderModel::keep_rows(std::span<const int32_t> rows) {
   std::swap(stream_.x, stream_.branch);
 }
 
-void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
-                           std::span<float> logits) {
-  check_sizes(inputs, backends.size(), logits.size());
+void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends) {
+  check_sizes(inputs, backends.size());
   ModelDevice& device = *parts_.device;
   if (device.kind() == DeviceKind::cpu) check_values(inputs);
   const int32_t hidden = parts_.info.hidden;
@@ -173,6 +200,7 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
             .rows = static_cast<int64_t>(inputs.tokens.size()),
             .device = &device,
             .arena = arena()};
+  logit_rows_ = static_cast<int64_t>(inputs.logit_rows.size());
   if (pass.rows == 0) return;
 
   kernels::EmbeddingParams embedding;
@@ -189,33 +217,53 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
   const Norm* pending = nullptr;  // norm of the branch that x still lacks
   for (const DecoderLayer& layer : parts_.layers) {
     step(pass, pending, &layer.mixer_norm);
-    run_block(pass, *layer.mixer);
+    run_mixer(pass, *layer.mixer);
     if (&layer == &parts_.layers.back()) {
       // Rows are independent from here on: only those somebody asked for go on.
       step(pass, &layer.mixer_out_norm, nullptr);
       keep_rows(inputs.logit_rows);
-      pass.rows = static_cast<int64_t>(inputs.logit_rows.size());
+      pass.rows = logit_rows_;
       pass.positions = nullptr;
       if (pass.rows == 0) return;
       step(pass, nullptr, &layer.feed_norm);
     } else {
       step(pass, &layer.mixer_out_norm, &layer.feed_norm);
     }
-    run_block(pass, *layer.feed);
+    run_feed(pass, *layer.feed);
     pending = &layer.feed_out_norm;
   }
 
   step(pass, pending, &parts_.final_norm);
-  device.linear(parts_.head, stream_.normed, {logits.data(), parts_.info.vocabulary, DType::f32},
-                pass.rows);
-  if (parts_.logit_cap > 0) {
-    device.soft_cap(logits.data(), parts_.logit_cap, static_cast<int64_t>(logits.size()));
-  }
+}
+
+void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
+  const int64_t width = parts_.info.vocabulary;
+  const auto count = static_cast<int64_t>(logits.size());
+  check_argument(count % width == 0, "logits holds {} floats, must hold rows of {}", count, width);
+  const int64_t rows = count / width;
+  check_argument(first_row >= 0 && first_row <= logit_rows_ && rows <= logit_rows_ - first_row,
+                 "logits are wanted of rows [{}, {}), the pass has {}", first_row, first_row + rows,
+                 logit_rows_);
+  if (rows == 0) return;
+  ModelDevice& device = *parts_.device;
+  device.linear(parts_.head, from_row(stream_.normed, first_row),
+                {logits.data(), width, DType::f32}, rows);
+  if (parts_.logit_cap > 0) device.soft_cap(logits.data(), parts_.logit_cap, count);
   // On the CPU the weights are the mapped files.
   if (device.kind() == DeviceKind::cpu) parts_.checkpoint->check_intact();
 }
 
 }  // namespace
+
+void Model::forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
+                    std::span<float> logits) {
+  const size_t rows = inputs.logit_rows.size();
+  check_argument(logits.size() == rows * static_cast<size_t>(info().vocabulary),
+                 "logits holds {} floats, must hold {} rows of {}", logits.size(), rows,
+                 info().vocabulary);
+  forward(inputs, backends);
+  this->logits(0, logits);
+}
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts) {
   parts.checkpoint->check_intact();

@@ -134,7 +134,9 @@ class ModelDevice {
   virtual std::span<const float> place(std::vector<float> values) = 0;
   virtual std::unique_ptr<Experts> place(std::vector<MlpParts> experts,
                                          bool weights_scale_input) = 0;
-  virtual size_t weight_bytes() const = 0;  // placed so far, without what stays mapped
+  virtual size_t weight_bytes() const = 0;              // placed so far, without what stays mapped
+  virtual size_t product_bytes() const = 0;             // workspace of linear()
+  virtual size_t vector_bytes(size_t count) const = 0;  // that a large vector takes
   // For activations: aligned to 64 bytes; on a GPU to 256, and zeroed.
   virtual std::shared_ptr<std::byte> allocate(size_t bytes) = 0;
 

@@ -64,6 +64,8 @@ class HostDevice final : public ModelDevice {
     return make_host_experts(std::move(experts), weights_scale_input, *this);
   }
   size_t weight_bytes() const override { return owned_bytes_; }
+  size_t product_bytes() const override { return 0; }
+  size_t vector_bytes(size_t count) const override { return count * sizeof(float); }
 
   std::shared_ptr<std::byte> allocate(size_t bytes) override {
     constexpr std::align_val_t kAlignment{64};

@@ -62,6 +62,11 @@ inline HeadRows from_dim(HeadRows rows, int64_t dim) {
       static_cast<std::byte*>(rows.data) + dim * static_cast<int64_t>(dtype_bytes(rows.dtype));
   return rows;
 }
+inline Rows from_row(Rows rows, int64_t row) {
+  rows.data = static_cast<std::byte*>(rows.data) +
+              row * rows.stride * static_cast<int64_t>(dtype_bytes(rows.dtype));
+  return rows;
+}
 inline Rows from_column(Rows rows, int64_t column) {
   rows.data =
       static_cast<std::byte*>(rows.data) + column * static_cast<int64_t>(dtype_bytes(rows.dtype));

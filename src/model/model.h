@@ -61,15 +61,23 @@ class Model {
   // On the device, or mapped from files.
   virtual size_t weight_bytes() const = 0;
 
-  // Allocates all activations for passes of up to max_tokens, and tables of positions for requests
-  // of up to max_context tokens. Returns the bytes.
-  virtual size_t reserve(int32_t max_tokens, int32_t max_context) = 0;
+  // Bytes of the activations of passes of up to max_tokens tokens.
+  virtual size_t activation_bytes(int32_t max_tokens) const = 0;
+  // Bytes of the tables of positions of requests of up to max_context tokens.
+  virtual size_t position_bytes(int32_t max_context) const = 0;
+  // Allocates both.
+  virtual void reserve(int32_t max_tokens, int32_t max_context) = 0;
 
-  // One pass. backends[g] serves info().groups[g] and has planned this batch. logits:
-  // [logit_rows, vocabulary], on the device. Nothing is allocated. On a GPU everything is enqueued
-  // on device().stream(); that may be a capture.
-  virtual void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
-                       std::span<float> logits) = 0;
+  // One pass but its logits. backends[g] serves info().groups[g] and has planned this batch.
+  // Nothing is allocated. On a GPU everything is enqueued on device().stream(); that may be a
+  // capture.
+  virtual void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends) = 0;
+  // Logits of the last pass, [rows, vocabulary] on the device: of as many of its logit_rows as fit
+  // `logits`, from `first_row` on.
+  virtual void logits(int64_t first_row, std::span<float> logits) = 0;
+  // Both, with all logits at once.
+  void forward(const ModelInputs& inputs, std::span<AttentionBackend* const> backends,
+               std::span<float> logits);
 };
 
 // One row of the table of architectures.

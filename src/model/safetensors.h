@@ -98,7 +98,7 @@ class Checkpoint {
 
   std::string folder_, note_;
   std::vector<SafetensorsFile> files_;
-  CheckpointIndex index_;  // its shards are files_; empty: one file
+  CheckpointIndex index_;                  // its shards are files_; empty: one file
   std::shared_ptr<RandomWeights> random_;  // instead of files
 };
 

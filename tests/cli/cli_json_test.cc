@@ -125,7 +125,7 @@ TEST(CliJson, IsBesideTables) {
   EXPECT_TRUE(nlohmann::json::parse(explain.out).contains("chosen"));
   const ProgramResult model = fovea({"explain", "--model", kModels + "gemma2", "--json"});
   EXPECT_EQ(model.exit_code, 0) << model.err;
-  EXPECT_EQ(nlohmann::json::parse(model.out).at(1).at("chosen"), "cpu");
+  EXPECT_EQ(nlohmann::json::parse(model.out).at("groups").at(1).at("chosen"), "cpu");
   EXPECT_EQ(fovea({"--help"}).exit_code, 0);
   EXPECT_EQ(fovea({"--version"}).out, fmt::format("fovea {}.{}.{}\n", FOVEA_VERSION_MAJOR,
                                                   FOVEA_VERSION_MINOR, FOVEA_VERSION_PATCH));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/run_fovea.h"
 
@@ -44,6 +45,26 @@ TEST(Cli, RunsAConfigWithRandomWeights) {
                  {"--random-weights", "-1", "whole number"});
   expect_refused(fovea({"generate", config, "--random-weights", "1", "-p", "x"}),
                  {"no tokenizer.json"});
+}
+
+// Nothing is made: shapes that no machine here holds take no longer than others.
+TEST(Cli, SaysWhatAModelOfRealSizeTakes) {
+  const std::string shape = std::string(FOVEA_SOURCE_DIR) + "/testdata/shapes/qwen3_8b.json";
+  const std::vector<std::string> explain = {"explain", "--model",     shape, "--random-weights",
+                                            "1",       "--kv-memory", "8GB"};
+  const ProgramResult text = fovea(explain);
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(text.out.find("\nmemory: weights 16"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("MB, together "), std::string::npos) << text.out;
+  std::vector<std::string> as_json = explain;
+  as_json.push_back("--json");
+  const nlohmann::json memory = nlohmann::json::parse(fovea(as_json).out).at("memory");
+  size_t sum = 0;
+  for (const auto& [part, bytes] : memory.items()) {
+    if (part != "total") sum += bytes.get<size_t>();
+  }
+  EXPECT_EQ(memory.at("total"), sum);
+  EXPECT_LE(memory.at("caches"), size_t{8} << 30);
 }
 
 }  // namespace

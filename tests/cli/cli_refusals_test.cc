@@ -265,7 +265,8 @@ TEST(Cli, RefusesFlagsThatWouldChangeNothing) {
   expect_refused(fovea({"explain", "--model", kModels + "llama", "--window", "8"}),
                  {"--window", "--model"});
   expect_refused(fovea({"explain", "--model", kModels + "llama", "--device", "sm_90"}),
-                 {"sm_90", "--model"});
+                 {"sm_90", "--model", "needs --kv-memory"});
+  expect_refused(fovea({"explain", "--kv-memory", "1GB"}), {"--kv-memory needs --model"});
   expect_refused(fovea({"kernels", "list", "--pack", "/nonexistent"}), {"/nonexistent"});
   expect_refused(fovea({"bench", "attention", "--seconds", "-1"}), {"--seconds"});
   expect_refused(fovea({"bench", "attention", "--seconds", "nan"}), {"--seconds"});

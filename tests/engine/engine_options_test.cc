@@ -170,7 +170,7 @@ TEST(EngineOptions, TheContextShrinksToTheBudget) {
   EXPECT_LT(engine->max_context(), 8192);
   EXPECT_EQ(engine->wanted_context(), 8192);
   EXPECT_GE(engine->max_context(), 128);
-  EXPECT_LE(engine->stats().kv_bytes, options.kv_memory_bytes);
+  EXPECT_LE(engine->stats().memory.caches, options.kv_memory_bytes);
   GenerateRequest request = text_request("", 10000);
   request.tokens.assign(static_cast<size_t>(engine->max_context()) - 20, 11);
   EXPECT_EQ(engine->generate({&request, 1}).front().tokens.size(), 20u);
@@ -189,8 +189,8 @@ TEST(EngineOptions, TheBudgetIsHalfOfTheFreeMemory) {
   const size_t before = available_memory();
   const std::unique_ptr<Engine> engine = Engine::load(options);
   const size_t free = std::max(before, available_memory());
-  EXPECT_LE(engine->stats().kv_bytes, free / 2 + free / 8);
-  EXPECT_GE(engine->stats().kv_bytes, std::min(free / 4, size_t{200} << 30));
+  EXPECT_LE(engine->stats().memory.caches, free / 2 + free / 8);
+  EXPECT_GE(engine->stats().memory.caches, std::min(free / 4, size_t{200} << 30));
 }
 
 TEST(EngineOptions, ExplainNamesTheBackendOfEveryGroup) {

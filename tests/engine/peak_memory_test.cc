@@ -33,7 +33,7 @@ TEST(PeakMemory, UntouchedPoolsCostNothing) {
     options.model_path = model_folder(model);
     options.threads = 2;
     const std::unique_ptr<Engine> engine = Engine::load(options);
-    weights = std::max(weights, engine->stats().weight_bytes);
+    weights = std::max(weights, engine->stats().memory.weights);
     std::vector<GenerateRequest> requests;
     for (const ReferencePrompt& prompt : read_reference(model)) {
       requests.push_back(greedy_request(prompt));

@@ -94,7 +94,7 @@ TEST(RandomWeights, TokenIdsRunWithoutATokenizer) {
   EXPECT_EQ(results[0].text, "");
   EXPECT_EQ(engine->decode(kTokens), "");
   // What is made is owned: about 2 bytes for each parameter.
-  EXPECT_GT(engine->stats().weight_bytes, size_t{500'000});
+  EXPECT_GT(engine->stats().memory.weights, size_t{500'000});
 }
 
 TEST(RandomWeights, AreNamedWhereWeightsAreMissing) {

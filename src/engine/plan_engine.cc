@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes and selections of an engine, and Engine::plan.
+#include "engine/plan_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "attention/prefix_levels.h"
+#include "core/check.h"
+#include "engine/available_memory.h"
+#include "engine/cuda_batch.h"
+#include "engine/model_runner.h"
+#include "engine/sampler.h"
+#include "engine/shared_prefixes.h"
+#include "fovea/gpu.h"
+#include "gpu/gpu.h"
+#include "model/counting_device.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kMaxPageSize = 65536;
+constexpr int32_t kMaxRequests = 65535;
+constexpr int32_t kMaxBatchTokens = 1 << 20;
+// Logits of scored prompts are a buffer of this size, not one of max_batch_tokens rows: 512 rows of
+// a vocabulary of 150,000 would be 300 MB.
+constexpr size_t kPromptLogitBytes = size_t{16} << 20;
+// Of a layer, docs/kernels/cascade.md: two requests that share 1 MB decode 1.5 times as fast on a
+// core; what requests share in a GPU's L2 cache is cheap to read again (2026-11-23).
+constexpr int64_t kCpuPrefixSavings = 1'000'000;
+constexpr int64_t kGpuPrefixSavings = 512'000'000;
+
+int32_t context_of(const EngineOptions& options, const ModelInfo& model) {
+  check_argument(options.max_context <= model.max_context,
+                 "max_context is {}, the model was made for {}", options.max_context,
+                 model.max_context);
+  check_argument(options.max_context <= kLongestContext,
+                 "max_context is {}, Fovea serves contexts of up to {}", options.max_context,
+                 kLongestContext);
+  return options.max_context > 0 ? options.max_context : model.default_context;
+}
+
+CacheSetOptions cache_options(const EngineOptions& options, const ModelInfo& model, Device device,
+                              size_t free_bytes) {
+  CacheSetOptions caches;
+  caches.device = device;
+  caches.groups = cache_groups(model, options);
+  caches.page_size = options.page_size;
+  caches.max_requests = std::min(options.max_requests, options.max_batch_tokens);
+  caches.prefix_cache = options.prefix_cache;
+  caches.model = options.model_path;
+  caches.kv_format =
+      fmt::format("{}/{}", dtype_name(options.kv_dtype), static_cast<int>(options.kv_scale));
+  MemoryDemand demand;
+  demand.groups = caches.groups;
+  demand.page_size = caches.page_size;
+  demand.max_requests = caches.max_requests;
+  demand.max_batch_tokens = options.max_batch_tokens;
+  demand.max_context = context_of(options, model);
+  demand.shrink_context = options.max_context == 0;
+  demand.prefix_cache = caches.prefix_cache;
+  demand.budget = options.kv_memory_bytes > 0 ? options.kv_memory_bytes : free_bytes / 2;
+  caches.plan = plan_memory(demand);
+  return caches;
+}
+
+BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& caches,
+                         const DeviceInfo& device) {
+  BatchLimits limits;
+  limits.max_requests = caches.max_requests;
+  limits.max_tokens = options.max_batch_tokens;
+  limits.max_q_len = std::min(options.max_batch_tokens, caches.plan.max_context);
+  limits.max_kv_len = caches.plan.max_context;
+  if (options.prefix_cache) limits.prefix_levels = options.prefix_levels;
+  limits.min_prefix_savings = options.min_prefix_savings.value_or(
+      device.kind == DeviceKind::cpu ? kCpuPrefixSavings : kGpuPrefixSavings);
+  return limits;
+}
+
+int32_t prompt_rows(const EngineOptions& options, const ModelInfo& model) {
+  const size_t row_bytes = static_cast<size_t>(model.vocabulary) * sizeof(float);
+  const auto rows = static_cast<int64_t>(kPromptLogitBytes / row_bytes);
+  return static_cast<int32_t>(std::clamp<int64_t>(rows, 1, options.max_batch_tokens));
+}
+
+}  // namespace
+
+void check_engine_options(const EngineOptions& options) {
+  const auto check = [](const char* name, int64_t value, int64_t low, int64_t high) {
+    check_argument(value >= low && value <= high, "{} is {}, must be in [{}, {}]", name, value, low,
+                   high);
+  };
+  check_argument(!options.model_path.empty(), "model_path is empty");
+  check("page_size", options.page_size, 1, kMaxPageSize);
+  check("max_requests", options.max_requests, 1, kMaxRequests);
+  check("max_batch_tokens", options.max_batch_tokens, 1, kMaxBatchTokens);
+  check("max_context", options.max_context, 0, std::numeric_limits<int32_t>::max() - 1);
+  check("max_graph_requests", options.max_graph_requests, 1, kMaxRequests);
+  check("prefix_levels", options.prefix_levels, 0, kMaxPrefixLevels);
+  check("min_prefix_savings", options.min_prefix_savings.value_or(0), 0,
+        std::numeric_limits<int64_t>::max());
+}
+
+size_t free_memory(Device device) {
+  return device.kind == DeviceKind::cpu ? available_memory()
+                                        : gpu::Context(device.index).free_bytes();
+}
+
+size_t host_logit_bytes(const SchedulerLimits& limits, int32_t vocabulary, int threads) {
+  const size_t rows =
+      static_cast<size_t>(limits.max_running) + static_cast<size_t>(limits.max_prompt_rows);
+  return static_cast<size_t>(vocabulary) *
+         (rows * sizeof(float) + static_cast<size_t>(threads) * Sampler::kBytesPerToken);
+}
+
+std::unique_ptr<Model> load_model_of(const EngineOptions& options,
+                                     std::shared_ptr<ModelDevice> device, ThreadPool& threads) {
+  std::optional<RandomSource> random;
+  if (options.random_weights) random = RandomSource{*options.random_weights, &threads};
+  return load_model(options.model_path, std::move(device), random);
+}
+
+SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
+                        const DeviceInfo& device, size_t free_bytes) {
+  SizedEngine sized;
+  sized.caches = cache_options(options, model, device.device(), free_bytes);
+  sized.limits = batch_limits(options, sized.caches, device);
+  sized.selections =
+      select_group_backends(model, sized.caches.groups, options, sized.limits, device);
+  // One graph holds all layers.
+  sized.cuda_graphs =
+      options.cuda_graphs && std::ranges::all_of(sized.selections, [](const auto& group) {
+        return group.why_no_graphs.empty();
+      });
+  sized.scheduling = {
+      .max_running = sized.caches.max_requests,
+      .max_batch_tokens = options.max_batch_tokens,
+      .max_prompt_rows = prompt_rows(options, model),
+      .group_prefixes = SharedPrefixes(sized.selections, sized.limits)
+                            .possible(sized.caches.max_requests, sized.limits.max_kv_len)};
+  sized.wanted_context = context_of(options, model);
+  return sized;
+}
+
+// Part by part as the constructors take it, which call the same functions.
+EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceInfo>& wanted) {
+  check_engine_options(given);
+  check_argument(!wanted || given.kv_memory_bytes > 0,
+                 "kv_memory_bytes is 0, must be given for {}, which is not here: caches take half "
+                 "of a device's free memory",
+                 wanted->name);
+  EngineOptions options = given;
+  EnginePlan plan;
+  if (options.registry == nullptr) {
+    plan.own_registry = std::make_shared<const BackendRegistry>(BackendRegistry::builtin());
+    options.registry = plan.own_registry.get();
+  }
+  ThreadPool threads(options.threads);
+  DeviceInfo device = wanted ? *wanted : find_device(options.device);
+  const bool on_cpu = device.kind == DeviceKind::cpu;
+  if (on_cpu) device.cores = threads.size();
+  const std::unique_ptr<Model> model =
+      load_model_of(options, make_counting_device(device), threads);
+  const ModelInfo& info = model->info();
+  const size_t owned = model->device().weight_bytes();
+  size_t free_bytes = 0;
+  if (options.kv_memory_bytes == 0) {
+    free_bytes = free_memory(device.device());
+    free_bytes -= std::min(free_bytes, owned);
+  }
+  SizedEngine sized = size_engine(options, info, device, free_bytes);
+  EngineMemory& memory = plan.memory;
+  memory.weights = model->weight_bytes();
+  memory.caches = sized.caches.plan.bytes;
+  memory.activations = model->activation_bytes(sized.limits.max_tokens);
+  memory.positions = model->position_bytes(sized.limits.max_kv_len);
+  for (const GroupSelection& group : sized.selections) memory.attention += group.workspace_bytes();
+  memory.products = model->device().product_bytes();
+  const size_t logit_row = static_cast<size_t>(info.vocabulary) * sizeof(float);
+  const auto logit_rows =
+      static_cast<size_t>(std::min(sized.logit_rows(), sized.limits.max_tokens));
+  memory.logits = on_cpu ? host_logit_bytes(sized.scheduling, info.vocabulary, threads.size())
+                         : logit_rows * logit_row;
+  memory.batch = on_cpu ? host_batch_bytes(sized.limits) : CudaBatch::bytes(sized.limits);
+  plan.max_context = sized.limits.max_kv_len;
+  plan.wanted_context = sized.wanted_context;
+  plan.selections = std::move(sized.selections);
+  return plan;
+}
+
+std::string EngineMemory::explain() const {
+  const std::pair<std::string_view, size_t> parts[] = {{"weights", weights},
+                                                       {"caches", caches},
+                                                       {"activations", activations},
+                                                       {"tables of positions", positions},
+                                                       {"logits", logits},
+                                                       {"attention workspace", attention},
+                                                       {"batch arrays", batch},
+                                                       {"matrix products", products},
+                                                       {"graphs", graphs}};
+  const auto megabytes = [](size_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  std::string text;
+  for (const auto& [part, bytes] : parts) {
+    if (bytes > 0) text += fmt::format("{} {:.1f} MB, ", part, megabytes(bytes));
+  }
+  return fmt::format("memory: {}together {:.1f} MB\n", text, megabytes(total()));
+}
+
+std::string EnginePlan::explain() const {
+  std::string text;
+  for (const GroupSelection& selection : selections) text += fovea::explain(selection);
+  text += memory.explain();
+  if (max_context < wanted_context) {
+    text += fmt::format("the context ends at {} of the {} tokens that were wanted\n", max_context,
+                        wanted_context);
+  }
+  return text;
+}
+
+}  // namespace fovea

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/counting_device.h"
+
+#include <set>
+
+#include "core/check.h"
+#include "gpu/cublaslt.h"
+#include "model/cuda_layout.h"
+#include "model/host_experts.h"
+
+namespace fovea {
+namespace {
+
+[[noreturn]] void refuse() {
+  fail(ErrorCode::unsupported, "this device only counts what a model would take");
+}
+
+// Experts on a GPU, of which there is a shape.
+class CountedExperts final : public Experts {
+ public:
+  explicit CountedExperts(const std::vector<MlpParts>& experts)
+      : shape_(experts.at(0)), count_(static_cast<int64_t>(experts.size())) {}
+  size_t scratch_bytes(int64_t rows, int32_t top_k) const override {
+    Arena counter(DType::bf16);
+    cuda_expert_buffers(counter, shape_, count_, rows, top_k);
+    return counter.used();
+  }
+  void add(const ExpertChoice&, Rows, Rows, int64_t, std::byte*) const override { refuse(); }
+
+ private:
+  MlpParts shape_;
+  int64_t count_;
+};
+
+class CountingDevice final : public ModelDevice {
+ public:
+  explicit CountingDevice(const DeviceInfo& device) : device_(device) {}
+
+  DeviceKind kind() const override { return device_.kind; }
+  int sm() const override { return device_.sm; }
+  ThreadPool* threads() const override { return nullptr; }
+  Stream stream() const override { return nullptr; }
+  DType activation_dtype() const override { return on_gpu() ? DType::bf16 : DType::f32; }
+
+  const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
+    if (on_gpu()) check_cuda_matrix(tensor, name);
+    if (!on_gpu() && tensor.data != nullptr) return tensor.data;  // stays mapped
+    const void* const key =
+        tensor.data != nullptr ? static_cast<const void*>(tensor.data) : &tensor;
+    if (placed_.insert(key).second) matrix_bytes_ += tensor.bytes;
+    return nowhere();
+  }
+  const std::byte* place_joined(std::span<const StoredTensor* const> tensors,
+                                std::string_view name) override {
+    if (!on_gpu()) return nullptr;
+    for (const StoredTensor* tensor : tensors) {
+      check_cuda_matrix(*tensor, name);
+      matrix_bytes_ += tensor->bytes;
+    }
+    return nowhere();
+  }
+  std::span<const float> place(std::vector<float> values) override {
+    if (on_gpu()) {
+      vectors_.take(cuda_vector_bytes(values.size()));
+    } else {
+      matrix_bytes_ += values.size() * sizeof(float);
+    }
+    return {reinterpret_cast<const float*>(nowhere()), values.size()};
+  }
+  std::unique_ptr<Experts> place(std::vector<MlpParts> experts, bool weights_scale_input) override {
+    if (!on_gpu()) return make_host_experts(std::move(experts), weights_scale_input, *this);
+    check_cuda_experts(experts);
+    return std::make_unique<CountedExperts>(experts);
+  }
+  size_t weight_bytes() const override { return matrix_bytes_ + vectors_.bytes(); }
+  size_t product_bytes() const override { return on_gpu() ? gpu::kProductWorkspace : 0; }
+
+  size_t vector_bytes(size_t count) const override {
+    return on_gpu() ? cuda_vector_bytes(count) : count * sizeof(float);
+  }
+
+  std::shared_ptr<std::byte> allocate(size_t) override { refuse(); }
+  void linear(const Linear&, Rows, Rows, int64_t) override { refuse(); }
+  void residual(const ResidualStep&) override { refuse(); }
+  void prepare_heads(const HeadSteps&, HeadRows, int64_t, int32_t, int32_t,
+                     const int32_t*) override {
+    refuse();
+  }
+  void gated_activation(const MlpParts&, Rows, Rows, int64_t) override { refuse(); }
+  void sigmoid_gate(HeadRows, HeadRows, int64_t, int32_t, int32_t, int32_t) override { refuse(); }
+  void moe_routing(const kernels::MoeRoutingParams&) override { refuse(); }
+  void embedding(const kernels::EmbeddingParams&) override { refuse(); }
+  void gather_rows(const kernels::ExpertRowsParams&) override { refuse(); }
+  void fill_zero(float*, int64_t) override { refuse(); }
+  void soft_cap(float*, float, int64_t) override { refuse(); }
+
+ private:
+  bool on_gpu() const { return device_.kind == DeviceKind::cuda; }
+  static const std::byte* nowhere() { return reinterpret_cast<const std::byte*>(kCudaAlignment); }
+
+  DeviceInfo device_;
+  std::set<const void*> placed_;
+  size_t matrix_bytes_ = 0;
+  VectorLayout vectors_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device) {
+  return std::make_unique<CountingDevice>(device);
+}
+
+}  // namespace fovea
