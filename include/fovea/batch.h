@@ -46,6 +46,11 @@ struct BatchLimits {
   // eleventh of that besides for each group but one. One group of 2 to 256 requests that saves as
   // much takes 2 us more to 5 us less than none (H200, 2026-11-22, docs/kernels/cascade.md).
   int64_t min_prefix_savings = 128'000'000;
+  // Bytes of workspace to which layers of MLA keep by computing some heads after the others where
+  // a pass would need more for all of them; what cannot be cut takes what it needs. On a GPU specs
+  // with needs_lse are not cut. With 1.5 GiB, 8192 tokens of 128 heads go through in two halves:
+  // 64 rows are what a block of the decode kernel takes anyway.
+  int64_t workspace_budget = int64_t{3} << 29;
 };
 
 struct BatchView {

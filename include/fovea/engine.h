@@ -59,6 +59,8 @@ struct EngineOptions {
   // (docs/kernels/cascade.md). Last bits may then depend on who shares.
   int32_t prefix_levels = 2;
   std::optional<int64_t> min_prefix_savings = {};
+  // Bytes of workspace to which attention of a layer group keeps where it can: see BatchLimits.
+  int64_t workspace_budget = BatchLimits{}.workspace_budget;
 };
 
 // Temperature, min_p, top_k and top_p apply in this order, each to what the one before has left.

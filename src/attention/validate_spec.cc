@@ -254,6 +254,8 @@ void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
                  "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels, kMaxPrefixLevels);
   check_argument(limits.min_prefix_savings >= 0, "min_prefix_savings is {}, must not be negative",
                  limits.min_prefix_savings);
+  check_argument(limits.workspace_budget >= 0, "workspace_budget is {}, must not be negative",
+                 limits.workspace_budget);
   check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,
                  "max_encoder_len is 0, scope cross needs at least 1");
 }

@@ -29,6 +29,7 @@ struct EngineFlags {
   std::optional<std::string> kv_scale;
   std::optional<std::string> kv_memory;
   std::optional<std::string> min_prefix_savings;
+  std::optional<std::string> workspace_budget;
   std::optional<int32_t> max_graph_requests;
   bool no_prefix_cache = false;
   bool no_cuda_graphs = false;
@@ -85,6 +86,8 @@ KvScale parse_kv_scale_flag(std::string_view value);
 // "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
 // bits hold.
 size_t parse_size_flag(std::string_view flag, std::string_view value);
+void add_workspace_budget(CLI::App& command, std::optional<std::string>& value);
+int64_t parse_workspace_budget(const std::string& value);
 
 // A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
 void show_progress(std::string_view what);

@@ -23,6 +23,7 @@ struct ExplainFlags {
   std::optional<std::string> model;
   std::optional<uint64_t> random_weights;  // with --model
   std::optional<std::string> kv_memory;    // with --model
+  std::optional<std::string> workspace_budget;
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
   int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
@@ -184,6 +185,7 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   } else {
     options.device = flags.device;
   }
+  options.workspace_budget = flags.request.limits.workspace_budget;
   if (flags.kv_memory) options.kv_memory_bytes = parse_size_flag("--kv-memory", *flags.kv_memory);
   options.kv_dtype = flags.cache_dtype();
   options.kv_scale = parse_kv_scale_flag(flags.scale);
@@ -219,13 +221,24 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
 
 // With --model a flag that contradicts the model must not be passed over.
 void check_model_flags(const CLI::App& command) {
-  const std::set<std::string> accepted = {
-      "--help",           "--model",          "--backend",
-      "--decode-backend", "--device",         "--kv-dtype",
-      "--kv-scale",       "--page-size",      "--batch-invariant",
-      "--prefix-levels",  "--max-requests",   "--max-tokens",
-      "--max-kv-len",     "--json",           "--random-weights",
-      "--kv-memory",      "--multiprocessors"};
+  const std::set<std::string> accepted = {"--help",
+                                          "--model",
+                                          "--backend",
+                                          "--decode-backend",
+                                          "--device",
+                                          "--kv-dtype",
+                                          "--kv-scale",
+                                          "--page-size",
+                                          "--batch-invariant",
+                                          "--prefix-levels",
+                                          "--max-requests",
+                                          "--max-tokens",
+                                          "--max-kv-len",
+                                          "--json",
+                                          "--random-weights",
+                                          "--kv-memory",
+                                          "--multiprocessors",
+                                          "--workspace-budget"};
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || accepted.contains("--" + option->get_lnames().front())) continue;
     throw Error(
@@ -236,6 +249,9 @@ void check_model_flags(const CLI::App& command) {
 }
 
 void run(const CLI::App& command, ExplainFlags& flags) {
+  if (flags.workspace_budget) {
+    flags.request.limits.workspace_budget = parse_workspace_budget(*flags.workspace_budget);
+  }
   if (flags.model) {
     check_model_flags(command);
     explain_model(command, flags);
@@ -354,6 +370,7 @@ void add_explain(CLI::App& program) {
   add_layer_flags(*command, *flags);
   add_cache_flags(*command, *flags);
   add_limit_flags(*command, flags->request.limits);
+  add_workspace_budget(*command, flags->workspace_budget);
   command->add_flag("--json", flags->json, "the choice and every reason as JSON");
   command->callback([command, flags] { run(*command, *flags); });
 }

@@ -88,6 +88,7 @@ EngineOptions EngineFlags::parsed() const {
         std::min<size_t>(parse_size_flag("--min-prefix-savings", *min_prefix_savings),
                          std::numeric_limits<int64_t>::max()));
   }
+  if (workspace_budget) result.workspace_budget = parse_workspace_budget(*workspace_budget);
   result.cuda_graphs = !no_cuda_graphs;
   result.prefix_cache = !no_prefix_cache;
   return result;
@@ -122,6 +123,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--min-prefix-savings", flags.min_prefix_savings,
                      "bytes of a layer that a level must save, e.g. 8MB; default 1 MB, on a GPU "
                      "512 MB");
+  add_workspace_budget(command, flags.workspace_budget);
   command.add_flag("--no-cuda-graphs", flags.no_cuda_graphs,
                    "on a GPU: enqueue the kernels of every decode step");
   command.add_option("--max-graph-requests", flags.max_graph_requests,
@@ -144,6 +146,17 @@ void add_random_weights(CLI::App& command, std::optional<uint64_t>& seed) {
       .add_option("--random-weights", seed,
                   "make the weights from this seed: the model needs a config.json only")
       ->check(whole_number);
+}
+
+void add_workspace_budget(CLI::App& command, std::optional<std::string>& value) {
+  command.add_option("--workspace-budget", value,
+                     "workspace of attention beyond which passes of MLA are computed some heads "
+                     "after the others; default 1536MB");
+}
+
+int64_t parse_workspace_budget(const std::string& value) {
+  return static_cast<int64_t>(std::min<size_t>(parse_size_flag("--workspace-budget", value),
+                                               std::numeric_limits<int64_t>::max()));
 }
 
 std::string whole_number(const std::string& text) {

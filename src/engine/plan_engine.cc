@@ -74,6 +74,7 @@ BatchLimits batch_limits(const EngineOptions& options, const CacheSetOptions& ca
   limits.max_tokens = options.max_batch_tokens;
   limits.max_q_len = std::min(options.max_batch_tokens, caches.plan.max_context);
   limits.max_kv_len = caches.plan.max_context;
+  limits.workspace_budget = options.workspace_budget;
   if (options.prefix_cache) limits.prefix_levels = options.prefix_levels;
   limits.min_prefix_savings = options.min_prefix_savings.value_or(
       device.kind == DeviceKind::cpu ? kCpuPrefixSavings : kGpuPrefixSavings);
@@ -102,6 +103,7 @@ void check_engine_options(const EngineOptions& options) {
   check("prefix_levels", options.prefix_levels, 0, kMaxPrefixLevels);
   check("min_prefix_savings", options.min_prefix_savings.value_or(0), 0,
         std::numeric_limits<int64_t>::max());
+  check("workspace_budget", options.workspace_budget, 0, std::numeric_limits<int64_t>::max());
 }
 
 size_t free_memory(Device device) {

@@ -8,6 +8,8 @@
 #include <functional>
 #include <string>
 
+#include "attention/backends/backends.h"
+#include "attention/backends/mla_backend.h"
 #include "fovea/error.h"
 #include "fovea/select_backend.h"
 #include "support/deepseek_spec.h"
@@ -182,6 +184,49 @@ TEST_P(MlaEntry, IsChosenByItsAliasesAndServesGraphs) {
                  : std::vector{"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla"};
   for (const char* name : aliases) EXPECT_EQ(registry_.find(name), &entry()) << name;
   EXPECT_EQ(entry().graphs, GraphSupport::always);
+}
+
+// Exactly what a backend takes, as it is counted by the function that hands the memory out.
+TEST_P(MlaEntry, KeepsToItsBudget) {
+  const MlaKernels& kernels = portable() ? portable_mla_kernels() : mla_kernels();
+  BackendRequest request = deepseek();
+  request.limits = {
+      .max_requests = 256, .max_tokens = 8192, .max_q_len = 8192, .max_kv_len = 131072};
+  const auto bytes = [&](int64_t budget) {
+    request.limits.workspace_budget = budget;
+    return static_cast<int64_t>(
+        mla_workspace_bytes(kernels, request.spec, request.cache, request.device, request.limits));
+  };
+  const int64_t all = bytes(int64_t{1} << 40), least = bytes(0);
+  EXPECT_GT(all, int64_t{2'900'000'000});
+  EXPECT_LT(least, int64_t{400'000'000});
+  int64_t before = least;
+  for (const int64_t budget :
+       {int64_t{1} << 28, int64_t{1} << 29, int64_t{1} << 30, int64_t{3} << 29, int64_t{1} << 31}) {
+    SCOPED_TRACE(budget);
+    const int64_t taken = bytes(budget);
+    EXPECT_LE(taken, std::max(budget, least + budget / 4));
+    EXPECT_GE(taken, before);
+    before = taken;
+  }
+  EXPECT_LE(bytes(BatchLimits{}.workspace_budget), int64_t{3} << 29);
+  EXPECT_EQ(bytes(all), all);
+  // LSEs of some heads do not lie side by side.
+  request.spec.needs_lse = true;
+  EXPECT_GT(bytes(0), int64_t{2'100'000'000});
+}
+
+TEST_P(MlaEntry, SaysHowPassesAreCut) {
+  BackendRequest request = deepseek();
+  if (!entry().reject(request).empty()) GTEST_SKIP() << "there are no kernels";
+  EXPECT_EQ(entry().notes(request).find("heads at a time"), std::string::npos);
+  request.limits = {
+      .max_requests = 256, .max_tokens = 8192, .max_q_len = 8192, .max_kv_len = 131072};
+  EXPECT_NE(
+      entry().notes(request).find("passes of more than 4096 tokens are computed 64 heads at a "
+                                  "time, to keep to 1610612736 bytes"),
+      std::string::npos)
+      << entry().notes(request);
 }
 
 TEST(MlaSpec, RotationNeedsARotaryKey) {

@@ -187,6 +187,32 @@ TEST_P(MlaForms, EachMatchesTheOracle) {
   }
 }
 
+// One head after the other, and two; in a chunked context too.
+TEST_P(MlaForms, PassesBeyondTheBudgetAreCut) {
+  AttentionCase test = GetParam();
+  const CaseData data = test::make_data(test);
+  const Wanted wanted = wanted_of(test, data);
+  for (const HostKernels* kernels : host_kernels()) {
+    for (const MlaForm form : {MlaForm::absorbed, MlaForm::automatic, MlaForm::up_projected}) {
+      const BackendEntry entry = forced(*kernels, {form, 16});
+      const auto bytes = [&](int64_t budget) {
+        test.workspace_budget = budget;
+        return static_cast<int64_t>(entry.workspace_bytes(
+            {test.spec, test::complete_cache(test), test::limits_of(test), cpu_device()}));
+      };
+      const int64_t all = bytes(int64_t{1} << 30), least = bytes(0);
+      const int64_t half = bytes(least + (all - least) / 2);
+      EXPECT_LT(least, half);
+      EXPECT_LT(half, all);
+      for (const int64_t budget : {int64_t{0}, least + (all - least) / 2}) {
+        SCOPED_TRACE(std::string(kernels->name) + ", " + std::to_string(budget) + " bytes");
+        test.workspace_budget = budget;
+        expect_right(test, wanted, test::run_case(entry, test, data, {.fill = test::Fill::poison}));
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, MlaForms, ::testing::ValuesIn(weights_cases()),
                          [](const auto& param) { return param.param.name; });
 

@@ -280,6 +280,7 @@ BatchLimits limits_of(const AttentionCase& test) {
   }
   limits.max_tokens = std::max(1, tokens);
   limits.prefix_levels = test.prefix_levels;
+  limits.workspace_budget = test.workspace_budget;
   limits.min_prefix_savings = 1;  // small cases have groups too
   return limits;
 }

@@ -43,6 +43,7 @@ struct AttentionCase {
   // Neighbours, group_size at a time, have group_prefix tokens in common, at least shared_prefix.
   int32_t group_prefix = 0, group_size = 0;
   int32_t prefix_levels = 0;  // of the limits; above 0 batches say what neighbours share
+  int64_t workspace_budget = BatchLimits{}.workspace_budget;  // of the limits
   bool window_pool = false;   // the pool holds only what a window sees, behind a slot map
   int64_t page_stride = 0;    // elements; 0: dense
   int32_t padding = 0;        // trailing requests of one token: row 0 of the table, page 0

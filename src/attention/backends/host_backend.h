@@ -34,6 +34,11 @@ struct HostShape {
   }
 };
 
+inline HostShape with_heads(HostShape shape, int32_t q_heads) {
+  shape.spec.q_heads = q_heads;
+  return shape;
+}
+
 // Room for dense rows [tokens, heads, dim].
 HeadRows carve_rows(WorkspaceCarver& workspace, DType dtype, int64_t tokens, int64_t heads,
                     int64_t dim);

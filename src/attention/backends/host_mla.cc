@@ -21,12 +21,13 @@ struct MlaBuffers {
   int32_t* up_projected = nullptr;  // [max_requests] the others
   int32_t* q_indptr = nullptr;      // [max_requests + 1] of the absorbed pass
   int32_t* kv_lens = nullptr;       // [max_requests]
+  float* lse = nullptr;             // [max_tokens, heads] where passes are cut
   AbsorbedMla absorbed_form;
   UpProjectedMla up_projected_form;
 };
 
 MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits,
-                     const MlaOptions& options) {
+                     const MlaOptions& options, int32_t heads) {
   MlaBuffers buffers;
   buffers.pages = carve_page_table(workspace, limits, shape.cache.page_size);
   if (const AttentionSpec& spec = shape.spec; spec.has_rope) {
@@ -36,11 +37,36 @@ MlaBuffers carve_mla(WorkspaceCarver& workspace, const HostShape& shape, const B
   buffers.up_projected = workspace.take<int32_t>(limits.max_requests);
   buffers.q_indptr = workspace.take<int32_t>(int64_t{limits.max_requests} + 1);
   buffers.kv_lens = workspace.take<int32_t>(limits.max_requests);
-  buffers.absorbed_form.carve(workspace, shape, limits);
+  if (shape.spec.needs_lse && heads < shape.spec.q_heads) {
+    buffers.lse = workspace.take<float>(int64_t{limits.max_tokens} * heads);
+  }
+  buffers.absorbed_form.carve(workspace, shape, limits, heads);
   if (can_up_project(shape.spec)) {
-    buffers.up_projected_form.carve(workspace, shape, limits, options.chunk_rows);
+    buffers.up_projected_form.carve(workspace, shape, limits, options.chunk_rows, heads);
   }
   return buffers;
+}
+
+size_t bytes_with(const HostShape& shape, const BatchLimits& limits, const MlaOptions& options,
+                  int32_t heads) {
+  WorkspaceCarver counter(nullptr);
+  carve_mla(counter, shape, limits, options, heads);
+  return counter.bytes();
+}
+
+// Heads of max_tokens tokens that the budget has room for, or a quarter of it beside what else is
+// needed. Queries that come absorbed take none.
+int32_t affordable_heads(const HostShape& shape, const BatchLimits& limits,
+                         const MlaOptions& options) {
+  const int32_t q_heads = shape.spec.q_heads;
+  if (shape.spec.nope_dim == 0) return q_heads;
+  const auto budget = static_cast<size_t>(limits.workspace_budget);
+  const size_t allowed = std::max(budget, bytes_with(shape, limits, options, 1) + budget / 4);
+  int32_t heads = q_heads;
+  while (bytes_with(shape, limits, options, heads) > allowed && heads > 1) {
+    heads = fewer_heads(q_heads, heads);
+  }
+  return heads;
 }
 
 class HostMla final : public HostBackend {
@@ -54,7 +80,9 @@ class HostMla final : public HostBackend {
   }
 
   void carve(WorkspaceCarver& workspace, const BatchLimits& limits) override {
-    buffers_ = carve_mla(workspace, shape(), limits, options_);
+    max_tokens_ = limits.max_tokens;
+    heads_ = affordable_heads(shape(), limits, options_);
+    buffers_ = carve_mla(workspace, shape(), limits, options_, heads_);
   }
 
   void plan_batch(const BatchView& batch) override {
@@ -74,7 +102,10 @@ class HostMla final : public HostBackend {
       absorbed.q_indptr = buffers_.q_indptr;
       absorbed.kv_lens = buffers_.kv_lens;
     }
-    buffers_.absorbed_form.plan(shape(), batch, absorbed, batch_mask(batch, spec()));
+    pass_heads_ = heads_of_pass(spec().q_heads, heads_, max_tokens_, batch.tokens);
+    const HostShape pass = with_heads(shape(), pass_heads_);
+    buffers_.absorbed_form.plan(pass, batch, absorbed, batch_mask(batch, spec()));
+    buffers_.up_projected_form.plan(pass);
   }
 
   void choose_forms(const BatchView& batch) {
@@ -130,24 +161,42 @@ class HostMla final : public HostBackend {
     const KvLayerView cache = pool()->layer(layer.layer);
     store(layer, cache, spec().kv_lora_rank, spec().rope_dim);
     if (!layer.q) return;
+    for (int32_t head = 0; head < spec().q_heads; head += pass_heads_) {
+      LayerTensors own = from_head(layer, head, spec());
+      const bool collects = layer.lse && pass_heads_ < spec().q_heads;
+      if (collects) own.lse = NaturalLse(buffers_.lse);
+      run_heads(own, cache);
+      if (collects) place_lse(layer.lse.data + head);
+    }
+  }
+
+  void run_heads(const LayerTensors& layer, const KvLayerView& cache) {
     buffers_.absorbed_form.run(layer, cache, threads());
     for (int32_t i = 0; i < up_projected_count_; ++i) {
       buffers_.up_projected_form.run(batch(), buffers_.up_projected[i], layer, cache, threads());
     }
   }
 
+  // The LSE of some heads into the rows of all.
+  void place_lse(float* lse) const {
+    for (int32_t token = 0; token < batch().tokens; ++token) {
+      std::copy_n(buffers_.lse + int64_t{token} * pass_heads_, pass_heads_,
+                  lse + int64_t{token} * spec().q_heads);
+    }
+  }
+
   MlaOptions options_;
   MlaBuffers buffers_;
   int32_t absorbed_count_ = 0, up_projected_count_ = 0;
+  // Passes of max_tokens_ tokens are computed heads_ heads at a time; the planned one: pass_heads_.
+  int32_t max_tokens_ = 0, heads_ = 0, pass_heads_ = 0;
 };
 
 }  // namespace
 
 size_t host_mla_workspace_bytes(const HostShape& shape, const BatchLimits& limits,
                                 const MlaOptions& options) {
-  WorkspaceCarver counter(nullptr);
-  carve_mla(counter, shape, limits, options);
-  return counter.bytes();
+  return bytes_with(shape, limits, options, affordable_heads(shape, limits, options));
 }
 
 std::unique_ptr<AttentionBackend> make_host_mla(const HostKernels& kernels,

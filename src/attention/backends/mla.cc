@@ -10,6 +10,7 @@
 #include "attention/backends/cuda_entry.h"
 #include "attention/backends/entry.h"
 #include "attention/backends/mla_backend.h"
+#include "attention/backends/mla_cut.h"
 #include "attention/backends/mla_layer.h"
 #include "attention/backends/mla_prefill.h"
 #include "core/check.h"
@@ -100,6 +101,10 @@ void check_pool(const BackendRequest& request, std::vector<Reason>& reasons) {
                                                      request.cache.window)});
 }
 
+MlaCut cut_of(const MlaKernels& kernels, const BackendRequest& request) {
+  return cut_mla({&kernels, request.spec, request.cache, request.device, {}}, request.limits);
+}
+
 // What both rows have in common.
 BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
                         const Capability& capability) {
@@ -112,7 +117,8 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
     check_pool(request, reasons);
     append_limit_reasons(request.limits, reasons);
     if (reasons.empty()) {
-      append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device),
+      append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device,
+                                          cut_of(kernels, request).heads),
                              reasons);
     }
     return reasons;
@@ -125,12 +131,19 @@ BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
     return make_mla_backend(kernels, context);
   };
   entry.notes = [&kernels](const BackendRequest& request) {
-    const MlaPrefillRoom room = mla_prefill_room(kernels, request.spec, request.cache.dtype,
-                                                 request.device, request.limits);
-    return describe_mla_forms(
-        request.spec,
-        fmt::format("up to {} rows at once (of all heads up to {}), more context in chunks",
-                    room.rows, room.head_rows / request.spec.q_heads));
+    const AttentionSpec& spec = request.spec;
+    const auto [heads, room] = cut_of(kernels, request);
+    std::string text = describe_mla_forms(
+        spec, fmt::format("up to {} rows at once (of all heads up to {}), more context in chunks",
+                          room.rows, room.head_rows / spec.q_heads));
+    if (heads < spec.q_heads) {
+      text += fmt::format(
+          "; passes of more than {} tokens are computed {} heads at a time, to keep to {} bytes of "
+          "workspace",
+          int64_t{request.limits.max_tokens} * heads / spec.q_heads, heads,
+          request.limits.workspace_budget);
+    }
+    return text;
   };
   return guarded(std::move(entry));
 }

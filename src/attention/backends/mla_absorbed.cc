@@ -17,18 +17,20 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
 }  // namespace
 
 void AbsorbedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
-                        const BatchLimits& limits) {
+                        const BatchLimits& limits, int32_t heads) {
   shape_ = shape;
   const AttentionSpec& spec = shape.spec;
   if (has_weights()) {
-    const int64_t rows = int64_t{limits.max_tokens} * spec.q_heads;
+    const int64_t rows = int64_t{limits.max_tokens} * heads;
     queries_ = workspace.take<float>(rows * std::max(spec.head_dim, spec.v_dim));
     latents_ =
         workspace.take<float>(rows * std::max(spec.kv_lora_rank, spec.nope_dim + spec.rope_dim));
     if (spec.needs_lse) lse_ = workspace.take<float>(rows);
   }
-  schedule_memory_ =
-      workspace.take_bytes(shape.kernels->attention_workspace_bytes(kernel_shape(shape), limits));
+  const HostShape some = with_heads(shape, heads);
+  schedule_memory_ = workspace.take_bytes(
+      std::max(shape.kernels->attention_workspace_bytes(kernel_shape(shape), limits),
+               shape.kernels->attention_workspace_bytes(kernel_shape(some), limits)));
 }
 
 void AbsorbedMla::plan(const HostShape& shape, const BatchView& batch,

@@ -22,7 +22,10 @@ struct AbsorbedBatch {
 
 class AbsorbedMla {
  public:
-  void carve(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits);
+  // For passes of max_tokens tokens of `heads` heads, or of fewer tokens of all heads.
+  void carve(WorkspaceCarver& workspace, const HostShape& shape, const BatchLimits& limits,
+             int32_t heads);
+  // shape: with the heads that run() is for.
   void plan(const HostShape& shape, const BatchView& batch, const AbsorbedBatch& absorbed,
             const kernels::AttentionMask& mask);
   void run(const LayerTensors& layer, const KvLayerView& cache, ThreadPool& threads);

@@ -5,10 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "attention/backends/cuda_cache.h"
+#include "attention/backends/mla_cut.h"
 #include "attention/backends/mla_forms.h"
 #include "attention/backends/mla_layer.h"
-#include "attention/backends/mla_prefill.h"
 #include "attention/backends/row_copy.h"
 #include "attention/validate_batch.h"
 #include "attention/validate_layer.h"
@@ -26,57 +25,6 @@ namespace cuda = kernels::cuda;
 
 // New tokens of a request whose positions a window can be measured on: a bit each, as of drafts.
 constexpr int32_t kMaxPlaced = 64;
-
-struct Buffers {
-  CudaPages pages;
-  std::byte* work = nullptr;  // of the absorbed kernels; one plan is valid at a time
-  // With weights: [max_tokens, q_heads, kv_lora_rank] of queries and of results in the latent
-  // space, before that the up-projected form's.
-  MlaScratch scratch;
-  MlaPrefillBuffers prefill;  // where requests can be up-projected
-};
-
-// What decides kernels and bytes.
-struct Setup {
-  const MlaKernels* kernels = nullptr;
-  AttentionSpec spec;
-  KvCacheSpec cache;
-  DeviceInfo device;
-  std::optional<MlaPrefillRoom> room;  // of the up-projected form, else the usual one
-
-  std::vector<cuda::MlaDecodeSetup> decode() const {
-    return mla_decode_setups(*kernels, spec, cache, device);
-  }
-  int64_t latent_values() const { return int64_t{spec.q_heads} * spec.kv_lora_rank; }
-};
-
-Buffers carve(WorkspaceCarver& workspace, const Setup& setup, const BatchLimits& limits) {
-  Buffers buffers;
-  buffers.pages = CudaCache::carve(workspace, setup.spec, setup.cache.page_size, limits);
-  size_t work = 0;
-  for (const cuda::MlaDecodeSetup& decode : setup.decode()) {
-    work = std::max(work, cuda::MlaDecode::workspace_bytes(decode, limits));
-  }
-  buffers.work = workspace.take_bytes(work).data();
-  const AttentionSpec& spec = setup.spec;
-  if (spec.nope_dim == 0) return buffers;
-  const bool up = serves_up_projected(spec, limits);
-  const auto heads_of = [&](int32_t width) {
-    return workspace.take<std::byte>(int64_t{limits.max_tokens} * spec.q_heads * width *
-                                     static_cast<int64_t>(dtype_bytes(spec.q_dtype)));
-  };
-  const int32_t rank = spec.kv_lora_rank;
-  buffers.scratch.queries = heads_of(up ? std::max(rank, spec.nope_dim + spec.rope_dim) : rank);
-  buffers.scratch.results = heads_of(up ? std::max(rank, spec.v_dim) : rank);
-  if (up) {
-    const DType stored = setup.cache.dtype;
-    const MlaPrefillRoom room =
-        setup.room.value_or(mla_prefill_room(*setup.kernels, spec, stored, setup.device, limits));
-    buffers.prefill =
-        carve_mla_prefill(workspace, *setup.kernels, spec, stored, setup.device, limits, room);
-  }
-  return buffers;
-}
 
 class MlaBackend final : public AttentionBackend {
  public:
@@ -99,7 +47,10 @@ class MlaBackend final : public AttentionBackend {
   };
 
   const AttentionSpec& spec() const { return setup_.spec; }
+  int64_t latent_values() const { return int64_t{heads_} * spec().kv_lora_rank; }
   int32_t most_q_len(const BatchView& batch) const;
+  void load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const;
+  void launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream);
   void launch_layer(const LayerTensors& tensors, Stream stream);
   void attend(const LayerTensors& tensors, cuda::MlaDecodeTensors attention, Stream stream) const;
   void multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams params, Stream stream) const;
@@ -108,21 +59,23 @@ class MlaBackend final : public AttentionBackend {
 
   gpu::Context context_;
   const KvPool* pool_;
-  Setup setup_;
+  MlaSetup setup_;
   BatchRules rules_;
   CudaCache cache_;
   std::vector<cuda::MlaDecode> decodes_;        // as mla_decode_setups()
-  std::vector<int32_t> row_tiles_;              // theirs
+  std::vector<cuda::MlaDecode> cut_decodes_;    // the same for cut_.heads, where those are fewer
   cuda::HeadGemm into_latent_, out_of_latent_;  // with weights
   std::optional<MlaPrefill> prefill_;           // where the spec allows it
   std::vector<Layer> layers_;
   WorkspaceMemory own_memory_;
-  Buffers buffers_;
+  MlaCut cut_;
+  MlaDeviceBuffers buffers_;
   bool reserved_ = false;
   bool planned_ = false;
   BatchView batch_;
   // Of the planned batch.
   const cuda::MlaDecode* active_ = nullptr;
+  int32_t heads_ = 0;                           // that are computed at a time
   bool up_projects_ = false, absorbs_ = false;  // some requests, perhaps
   gpu::LaunchGroup plan_launches_;
   std::vector<gpu::LaunchGroup> layer_launches_;  // of each layer
@@ -148,10 +101,7 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   layer_launches_.resize(layers_.size());
   gpu::KernelStore& store = cuda::kernel_store();
   cache_ = CudaCache(spec(), pool, setup_.device.sm, store);
-  for (const cuda::MlaDecodeSetup& decode : setup_.decode()) {
-    decodes_.emplace_back(decode, store);
-    row_tiles_.push_back(cuda::MlaDecode::row_tile(decode));
-  }
+  load_decodes(spec().q_heads, decodes_);
   if (spec().nope_dim > 0) {
     const auto load = [&](cuda::WeightOrder order) {
       return cuda::HeadGemm(mla_weights_setup(order, kernels, spec(), setup_.device), store);
@@ -161,6 +111,12 @@ MlaBackend::MlaBackend(const MlaKernels& kernels, const BackendContext& context,
   }
   if (can_up_project(spec())) {
     prefill_.emplace(kernels, spec(), setup_.cache, setup_.device, store);
+  }
+}
+
+void MlaBackend::load_decodes(int32_t heads, std::vector<cuda::MlaDecode>& decodes) const {
+  for (const cuda::MlaDecodeSetup& decode : setup_.decode(heads)) {
+    decodes.emplace_back(decode, cuda::kernel_store());
   }
 }
 
@@ -174,8 +130,13 @@ void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspa
   const size_t needed = workspace_bytes(limits);
   context_.bind();
   WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, device(), name()).data());
-  buffers_ = carve(carver, setup_, limits);
-  for (cuda::MlaDecode& decode : decodes_) decode.reserve(limits, buffers_.work);
+  cut_ = cut_mla(setup_, limits);
+  buffers_ = carve_mla(carver, setup_, limits, cut_);
+  cut_decodes_.clear();
+  if (cut_.heads < spec().q_heads) load_decodes(cut_.heads, cut_decodes_);
+  for (std::vector<cuda::MlaDecode>* decodes : {&decodes_, &cut_decodes_}) {
+    for (cuda::MlaDecode& decode : *decodes) decode.reserve(limits, buffers_.work);
+  }
   if (serves_up_projected(spec(), limits)) {
     prefill_->reserve(limits, buffers_.prefill, buffers_.scratch);
   }
@@ -207,7 +168,6 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
     params.q_indptr = batch.q_indptr;
     params.kv_lens = batch.kv_lens;
     params.requests = batch.requests;
-    params.q_heads = spec().q_heads;
     params.kv_heads = 1;
     params.mask.causal = 1;
     params.mask.tree = spec().mask == MaskKind::tree ? batch.tree_mask : nullptr;
@@ -225,12 +185,15 @@ void MlaBackend::plan(const BatchView& batch, Stream stream) {
                         serves_up_projected(spec(), rules_.limits) ? prefill_->max_context() : 0);
     up_projects_ = prefill_ && bounds.rows.all > 0;
     absorbs_ = bounds.most_absorbed > 0;
-    const int64_t rows = int64_t{bounds.most_absorbed} * spec().q_heads;
+    heads_ = heads_of_pass(spec().q_heads, cut_.heads, rules_.limits.max_tokens, batch.tokens);
+    params.q_heads = heads_;
+    std::vector<cuda::MlaDecode>& decodes = heads_ < spec().q_heads ? cut_decodes_ : decodes_;
+    const int64_t rows = int64_t{bounds.most_absorbed} * heads_;
     size_t chosen = 0;
-    while (chosen + 1 < decodes_.size() && rows > row_tiles_[chosen]) ++chosen;
-    cuda::MlaDecode& kernel = decodes_[chosen];
+    while (chosen + 1 < decodes.size() && rows > decodes[chosen].row_tile()) ++chosen;
+    cuda::MlaDecode& kernel = decodes[chosen];
     plan_launches_.submit(stream, [&] {
-      if (up_projects_) prefill_->plan(batch, bounds, stream);
+      if (up_projects_) prefill_->plan(batch, bounds, heads_, stream);
       kernel.plan(params, {bounds.most_absorbed, batch.max_kv_len, batch.prefix_settled},
                   {cache_.page_table(batch, batch.kv_lens, buffers_.pages)}, stream,
                   up_projects_ ? prefill_->requests() : nullptr);
@@ -259,6 +222,13 @@ void MlaBackend::launch_layer(const LayerTensors& tensors, Stream stream) {
     cache_.store(mla_written(tensors, spec(), setup_.cache.layout), layer.write, batch_, stream);
   }
   if (!tensors.q) return;
+  for (int32_t head = 0; head < spec().q_heads; head += heads_) {
+    launch_heads(from_head(tensors, head, spec()), layer, stream);
+  }
+}
+
+// The first heads_ heads of `tensors`.
+void MlaBackend::launch_heads(const LayerTensors& tensors, const Layer& layer, Stream stream) {
   // Either form writes the rows of its own requests alone.
   if (up_projects_) prefill_->attend(tensors, layer.cache, stream);
   if (!absorbs_) return;
@@ -272,14 +242,14 @@ void MlaBackend::attend(const LayerTensors& tensors, cuda::MlaDecodeTensors atte
   const bool has_weights = spec().nope_dim > 0;
   const HeadRows rope = rotary_queries(tensors, spec());
   attention.q_latent = has_weights ? buffers_.scratch.queries : tensors.q.data;
-  attention.q_latent_token_stride = has_weights ? setup_.latent_values() : tensors.q.token_stride;
+  attention.q_latent_token_stride = has_weights ? latent_values() : tensors.q.token_stride;
   attention.q_latent_head_stride = has_weights ? spec().kv_lora_rank : tensors.q.head_stride;
   attention.q_rope = rope.data;
   attention.q_rope_token_stride = rope.token_stride;
   attention.q_rope_head_stride = rope.head_stride;
   attention.tokens = batch_.tokens;
   attention.out = has_weights ? buffers_.scratch.results : tensors.out.data;
-  attention.out_token_stride = has_weights ? setup_.latent_values() : tensors.out.token_stride;
+  attention.out_token_stride = has_weights ? latent_values() : tensors.out.token_stride;
   attention.out_head_stride = has_weights ? spec().kv_lora_rank : tensors.out.head_stride;
   attention.lse = tensors.lse.data;
   active_->decode(attention, stream);
@@ -290,7 +260,7 @@ void MlaBackend::multiply(const cuda::HeadGemm& gemm, cuda::HeadGemmParams param
   params.live_tokens = batch_.q_indptr + batch_.requests;
   params.skip = up_projects_ ? prefill_->tokens() : nullptr;
   params.tokens = batch_.tokens;
-  params.heads = spec().q_heads;
+  params.heads = heads_;
   gemm.run(params, stream);
 }
 
@@ -305,7 +275,7 @@ void MlaBackend::absorb(const LayerTensors& tensors, Stream stream) const {
   params.weight_head_stride = weights.w_uk_head_stride;
   params.weight_row_stride = spec().kv_lora_rank;
   params.out = buffers_.scratch.queries;
-  params.out_token_stride = setup_.latent_values();
+  params.out_token_stride = latent_values();
   params.out_head_stride = spec().kv_lora_rank;
   params.n = spec().kv_lora_rank;
   params.k = spec().nope_dim;
@@ -317,7 +287,7 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
   const MlaWeights weights = with_head_strides(tensors.mla_weights, spec());
   cuda::HeadGemmParams params{};
   params.x = buffers_.scratch.results;
-  params.x_token_stride = setup_.latent_values();
+  params.x_token_stride = latent_values();
   params.x_head_stride = spec().kv_lora_rank;
   params.weight = weights.w_uv;
   params.weight_head_stride = weights.w_uv_head_stride;
@@ -335,8 +305,9 @@ void MlaBackend::project(const LayerTensors& tensors, Stream stream) const {
 size_t mla_workspace_bytes(const MlaKernels& kernels, const AttentionSpec& spec,
                            const KvCacheSpec& cache, const DeviceInfo& device,
                            const BatchLimits& limits, const std::optional<MlaPrefillRoom>& room) {
+  const MlaSetup setup{&kernels, spec, cache, device, room};
   WorkspaceCarver counter(nullptr);
-  carve(counter, {&kernels, spec, cache, device, room}, limits);
+  carve_mla(counter, setup, limits, cut_mla(setup, limits));
   return counter.bytes();
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "attention/backends/row_copy.h"
+
 namespace fovea {
 namespace {
 
@@ -130,6 +132,30 @@ MlaWeights from_head(MlaWeights weights, int32_t head) {
   weights.w_uk = static_cast<const char*>(weights.w_uk) + head * weights.w_uk_head_stride * element;
   weights.w_uv = static_cast<const char*>(weights.w_uv) + head * weights.w_uv_head_stride * element;
   return weights;
+}
+
+LayerTensors from_head(const LayerTensors& tensors, int32_t head, const AttentionSpec& spec) {
+  LayerTensors from = tensors;
+  if (tensors.q) from.q = from_head(tensors.q, head);
+  if (tensors.q_rope) from.q_rope = from_head(tensors.q_rope, head);
+  if (tensors.out) from.out = from_head(tensors.out, head);
+  if (spec.nope_dim > 0) {
+    from.mla_weights = from_head(with_head_strides(tensors.mla_weights, spec), head);
+  }
+  if (tensors.sinks != nullptr) from.sinks = tensors.sinks + head;
+  if (tensors.alibi_slopes != nullptr) from.alibi_slopes = tensors.alibi_slopes + head;
+  return from;
+}
+
+int32_t fewer_heads(int32_t q_heads, int32_t heads) {
+  do {
+    --heads;
+  } while (heads > 0 && q_heads % heads != 0);
+  return std::max(heads, 0);
+}
+
+int32_t heads_of_pass(int32_t q_heads, int32_t heads, int32_t max_tokens, int32_t tokens) {
+  return int64_t{tokens} * q_heads <= int64_t{max_tokens} * heads ? q_heads : heads;
 }
 
 std::string describe_mla_forms(const AttentionSpec& spec, std::string_view context) {

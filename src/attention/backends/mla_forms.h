@@ -77,6 +77,16 @@ MlaWeights with_head_strides(MlaWeights weights, const AttentionSpec& spec);
 // The weights from a head on; their strides are not 0.
 MlaWeights from_head(MlaWeights weights, int32_t head);
 
+// The layer from a head on, but for its LSE.
+LayerTensors from_head(const LayerTensors& tensors, int32_t head, const AttentionSpec& spec);
+
+// The next smaller number of heads that divides q_heads; 0: there is none.
+int32_t fewer_heads(int32_t q_heads, int32_t heads);
+
+// Heads that a pass of `tokens` tokens is computed with at a time, where there is room for as many
+// pairs of token and head as max_tokens tokens of `heads` heads have: all, or so many.
+int32_t heads_of_pass(int32_t q_heads, int32_t heads, int32_t max_tokens, int32_t tokens);
+
 // The choice in words, for explain(): from how many new tokens on. `context`: how much context a
 // backend up-projects at a time.
 std::string describe_mla_forms(const AttentionSpec& spec, std::string_view context);

@@ -85,14 +85,20 @@ cuda::HeadGemmSetup mla_weights_setup(cuda::WeightOrder order, const MlaKernels&
 }
 
 std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,
-                                             const KvCacheSpec& cache, const DeviceInfo& device) {
+                                             const KvCacheSpec& cache, const DeviceInfo& device,
+                                             int32_t heads) {
   std::vector<gpu::KernelVariant> needed;
   const auto add = [&](std::vector<gpu::KernelVariant> variants) {
     needed.insert(needed.end(), variants.begin(), variants.end());
   };
   add({kv_write_variant(spec, cache, device.sm)});
-  for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(kernels, spec, cache, device)) {
-    add(cuda::MlaDecode::variants(setup));
+  AttentionSpec some = spec;
+  some.q_heads = heads;
+  for (const AttentionSpec& own : {spec, some}) {
+    for (const cuda::MlaDecodeSetup& setup : mla_decode_setups(kernels, own, cache, device)) {
+      add(cuda::MlaDecode::variants(setup));
+    }
+    if (heads == spec.q_heads) break;
   }
   if (spec.nope_dim > 0) {
     for (const cuda::WeightOrder order : {cuda::WeightOrder::kn, cuda::WeightOrder::nk}) {

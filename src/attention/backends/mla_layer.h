@@ -23,9 +23,11 @@ kernels::cuda::HeadGemmSetup mla_weights_setup(kernels::cuda::WeightOrder order,
                                                const MlaKernels& kernels, const AttentionSpec& spec,
                                                const DeviceInfo& device);
 
-// What a backend over such a cache takes from the store.
+// What a backend over such a cache takes from the store; `heads`: that it may compute at a time
+// instead of all.
 std::vector<gpu::KernelVariant> mla_variants(const MlaKernels& kernels, const AttentionSpec& spec,
-                                             const KvCacheSpec& cache, const DeviceInfo& device);
+                                             const KvCacheSpec& cache, const DeviceInfo& device,
+                                             int32_t heads);
 
 // Writes latent and rotary key of a token as one row. Error{invalid_argument} where a lent pool's
 // rows are not 16-byte aligned.

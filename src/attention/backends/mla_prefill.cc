@@ -98,13 +98,15 @@ int32_t MlaPrefill::rows_for(int32_t heads) const {
 
 int32_t MlaPrefill::heads_for(int64_t rows) const {
   const int64_t wanted = std::min<int64_t>(rows, buffers_.room.rows);
-  int32_t heads = spec_.q_heads;
-  while (heads > 1 && (spec_.q_heads % heads != 0 || rows_for(heads) < wanted)) --heads;
+  int32_t heads = heads_;
+  while (heads > 1 && (heads_ % heads != 0 || rows_for(heads) < wanted)) --heads;
   return heads;
 }
 
-void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream) {
+void MlaPrefill::plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads,
+                      Stream stream) {
   batch_ = batch;
+  heads_ = heads;
   new_part_.heads = heads_for(batch.tokens);
   new_part_.rows = batch.tokens;
   chunk_part_.heads = heads_for(bounds.rows.all);
@@ -226,10 +228,10 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   gather(gather_params(new_part_, cache), stream);
   attend_rows(new_part_, tensors, cache.cache, q, result, stream);
 
-  const Result part = {dense_rows(scratch_.results, spec_.q_dtype, spec_.q_heads, spec_.v_dim),
+  const Result part = {dense_rows(scratch_.results, spec_.q_dtype, heads_, spec_.v_dim),
                        buffers_.part_lse};
   rows.part_lse = part.lse;
-  rows.part_rows = int64_t{batch_.tokens} * spec_.q_heads;
+  rows.part_rows = int64_t{batch_.tokens} * heads_;
   cuda::MlaAddParams add{};
   add.out = result.out.data;
   add.out_token_stride = result.out.token_stride;
@@ -243,7 +245,7 @@ void MlaPrefill::attend(const LayerTensors& tensors, const cuda::MlaDecodeTensor
   add.q_indptr = batch_.q_indptr;
   add.requests = batch_.requests;
   add.tokens = batch_.tokens;
-  add.heads = spec_.q_heads;
+  add.heads = heads_;
   add.v_dim = spec_.v_dim;
   for (int32_t chunk = 0; chunk < chunks_; ++chunk) {
     rows.first_row = chunk * chunk_part_.rows;
@@ -266,17 +268,17 @@ HeadRows MlaPrefill::joined_queries(const LayerTensors& tensors, Stream stream) 
   params.rope_head_stride = tensors.q_rope.head_stride;
   params.out = scratch_.queries;
   params.tokens = batch_.tokens;
-  params.heads = spec_.q_heads;
+  params.heads = heads_;
   params.nope_dim = spec_.nope_dim;
   params.rope_dim = spec_.rope_dim;
-  join_.launch_overlapped({blocks(int64_t{batch_.tokens} * spec_.q_heads, join_)}, params, stream);
-  return dense_rows(scratch_.queries, spec_.q_dtype, spec_.q_heads, key_dim(spec_));
+  join_.launch_overlapped({blocks(int64_t{batch_.tokens} * heads_, join_)}, params, stream);
+  return dense_rows(scratch_.queries, spec_.q_dtype, heads_, key_dim(spec_));
 }
 
 void MlaPrefill::attend_rows(const Part& part, const LayerTensors& tensors, const void* cache,
                              const HeadRows& q, const Result& result, Stream stream) {
   const MlaWeights weights = with_head_strides(tensors.mla_weights, spec_);
-  for (int32_t head = 0; head < spec_.q_heads; head += part.heads) {
+  for (int32_t head = 0; head < heads_; head += part.heads) {
     project(part, from_head(weights, head), cache, head == 0, stream);
     run(part, from_head(q, head), {from_head(result.out, head), result.lse + head}, stream);
   }
@@ -328,7 +330,7 @@ void MlaPrefill::run(const Part& part, const HeadRows& q, const Result& result, 
   params.out_token_stride = result.out.token_stride;
   params.out_head_stride = result.out.head_stride;
   params.lse = result.lse;
-  params.lse_token_stride = spec_.q_heads;
+  params.lse_token_stride = heads_;
   params.head_dim = key_dim(spec_);
   params.head_dim_v = spec_.v_dim;
   params.scale = softmax_scale(spec_);

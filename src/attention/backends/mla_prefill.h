@@ -25,8 +25,8 @@ bool serves_up_projected(const AttentionSpec& spec, const BatchLimits& limits);
 
 // What the two forms share of the workspace; the up-projected one goes first.
 struct MlaScratch {
-  std::byte* queries = nullptr;  // [max_tokens, q_heads, nope_dim + rope_dim] at least
-  std::byte* results = nullptr;  // [max_tokens, q_heads, v_dim] at least
+  std::byte* queries = nullptr;  // [tokens, heads of the pass, nope_dim + rope_dim] at least
+  std::byte* results = nullptr;  // [tokens, heads of the pass, v_dim] at least
 };
 
 class MlaPrefill {
@@ -43,7 +43,8 @@ class MlaPrefill {
   // Tokens before new ones, of all requests of a pass, that it can serve.
   int64_t max_context() const;
   // Enqueues the choice of every request's form. `bounds`: of bound_mla_forms() with max_context().
-  void plan(const BatchView& batch, const MlaFormBounds& bounds, Stream stream);
+  // `heads`: that each attend() is for.
+  void plan(const BatchView& batch, const MlaFormBounds& bounds, int32_t heads, Stream stream);
   // Behind plan() and the page table: what of the rows' places holds for every layer. `cache`: of
   // any layer.
   void locate(const kernels::cuda::MlaDecodeTensors& cache, Stream stream) const;
@@ -51,8 +52,8 @@ class MlaPrefill {
   const uint8_t* requests() const { return buffers_.up_requests; }
   const uint8_t* tokens() const { return buffers_.up_tokens; }
 
-  // Enqueues the layer's attention of the requests that are up-projected; other rows of out and lse
-  // stay as they are.
+  // Enqueues the attention of the planned number of heads, the first of `tensors`, of the requests
+  // that are up-projected; other rows of out and lse stay as they are.
   void attend(const LayerTensors& tensors, const kernels::cuda::MlaDecodeTensors& cache,
               Stream stream);
 
@@ -65,13 +66,13 @@ class MlaPrefill {
     const int32_t* begin = nullptr;      // [requests] first rows
     const int32_t* live_rows = nullptr;  // [1] how many rows there are, on the device
     int32_t rows = 0;                    // at most
-    int32_t heads = 0;  // whose keys and values there are at a time, a divisor of q_heads
+    int32_t heads = 0;  // whose keys and values there are at a time, a divisor of the pass's
   };
 
-  // Where a part's attention goes: all heads.
+  // Where a part's attention goes: all heads of the pass.
   struct Result {
     HeadRows out;
-    float* lse = nullptr;  // [tokens, q_heads]
+    float* lse = nullptr;  // [tokens, heads]
   };
 
   // How many rows there is room for with keys and values of so many heads; how many heads as many
@@ -106,7 +107,8 @@ class MlaPrefill {
   bool copies_rotary_;           // so are rotary keys, which are copied then; else gather_ does it
   MlaPrefillBuffers buffers_;
   MlaScratch scratch_;
-  BatchView batch_;  // the planned one
+  BatchView batch_;    // the planned one
+  int32_t heads_ = 0;  // of the planned pass
   // Of the planned batch: whether one chunk has all its tokens; chunks of context, at most.
   bool at_once_ = false;
   int32_t chunks_ = 0;

@@ -35,22 +35,38 @@ kernels::cuda::AttentionSetup mla_prefill_attention(const MlaKernels& kernels,
   return setup;
 }
 
+namespace {
+
+// Bytes of a row: what is gathered for it, and keys and values of a head.
+struct RowBytes {
+  int64_t gathered = 0, head = 0;
+};
+
+RowBytes row_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
+                   const DeviceInfo& device) {
+  const auto element = static_cast<int64_t>(dtype_bytes(spec.q_dtype));
+  const int32_t shared = mla_prefill_attention(kernels, spec, device).shared_key_dims;
+  return {element * gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device)),
+          element * (key_dim(spec) + spec.v_dim - shared)};
+}
+
+}  // namespace
+
+int64_t mla_prefill_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
+                          const DeviceInfo& device, const MlaPrefillRoom& room) {
+  const RowBytes bytes = row_bytes(kernels, spec, stored, device);
+  return room.rows * bytes.gathered + room.head_rows * bytes.head;
+}
+
 MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                                const DeviceInfo& device, const BatchLimits& limits) {
-  // So much that 16 heads have all rows of 8x512 over 8k, which took 1655 us in two chunks and 1270
-  // in one (H100, 2026-11-27).
-  constexpr int64_t kBytes = int64_t{736} << 20;
+                                const DeviceInfo& device, const BatchLimits& limits,
+                                int64_t bytes) {
   // Bounds what is gathered for rows, and a layer's launches.
   constexpr int32_t kLeastHeads = 16;
-  const auto element = static_cast<int64_t>(dtype_bytes(spec.q_dtype));
-  const int64_t head_bytes =
-      element *
-      (key_dim(spec) + spec.v_dim - mla_prefill_attention(kernels, spec, device).shared_key_dims);
-  const int64_t gathered_bytes =
-      element * gathered_elements(spec, MlaProjection::gathers(kernels, spec, stored, device));
+  const RowBytes row = row_bytes(kernels, spec, stored, device);
   const int64_t heads = std::min(spec.q_heads, kLeastHeads);
   const int64_t fit =
-      std::max<int64_t>(kBytes / (gathered_bytes + heads * head_bytes), limits.max_tokens);
+      std::max<int64_t>(bytes / (row.gathered + heads * row.head), limits.max_tokens);
   const int64_t all = std::max<int64_t>(
       most_up_projected_rows(limits, std::numeric_limits<int32_t>::max()).all, limits.max_tokens);
   return {static_cast<int32_t>(std::min(fit, all)), std::min(fit * heads, all * spec.q_heads)};

@@ -22,9 +22,19 @@ struct MlaPrefillRoom {
   int64_t head_rows = 0;  // of keys and values: (row, head) pairs; rows at least
 };
 
-// In batches within the limits: rows for 16 heads within 736 MB, or all that such a batch can have.
+// So much that 16 heads have all rows of 8x512 over 8k, which took 1655 us in two chunks and 1270
+// in one (H100, 2026-11-27).
+inline constexpr int64_t kMlaPrefillRoomBytes = int64_t{736} << 20;
+
+// In batches within the limits: rows for 16 heads within so many bytes, max_tokens at least, or all
+// that such a batch can have.
 MlaPrefillRoom mla_prefill_room(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
-                                const DeviceInfo& device, const BatchLimits& limits);
+                                const DeviceInfo& device, const BatchLimits& limits,
+                                int64_t bytes = kMlaPrefillRoomBytes);
+
+// Bytes of what is up-projected at a time.
+int64_t mla_prefill_bytes(const MlaKernels& kernels, const AttentionSpec& spec, DType stored,
+                          const DeviceInfo& device, const MlaPrefillRoom& room);
 
 struct MlaPrefillBuffers {
   MlaPrefillRoom room;

@@ -19,26 +19,29 @@ HostKernels::Shape kernel_shape(const HostShape& shape) {
 }  // namespace
 
 void UpProjectedMla::carve(WorkspaceCarver& workspace, const HostShape& shape,
-                           const BatchLimits& limits, int32_t chunk_rows) {
+                           const BatchLimits& limits, int32_t chunk_rows, int32_t heads) {
   shape_ = shape;
   const AttentionSpec& spec = shape.spec;
   const int64_t qk_dim = spec.nope_dim + spec.rope_dim;
   chunk_rows_ = std::min(chunk_rows, limits.max_kv_len);
-  max_queries_ = std::min(limits.max_q_len, limits.max_tokens);
+  const int32_t max_queries = std::min(limits.max_q_len, limits.max_tokens);
+  query_heads_ = std::min(int64_t{max_queries} * spec.q_heads, int64_t{limits.max_tokens} * heads);
   latents_ = workspace.take<float>(int64_t{chunk_rows_} * spec.head_dim);
   k_ = workspace.take<float>(chunk_rows_ * spec.q_heads * qk_dim);
   v_ = workspace.take<float>(int64_t{chunk_rows_} * spec.q_heads * spec.v_dim);
   if (spec.q_dtype != DType::f32) {
-    queries_ = workspace.take<float>(max_queries_ * spec.q_heads * qk_dim);
+    queries_ = workspace.take<float>(query_heads_ * qk_dim);
   }
-  out_ = workspace.take<float>(2 * max_queries_ * spec.q_heads * spec.v_dim);
-  lse_ = workspace.take<float>(2 * max_queries_ * spec.q_heads);
+  out_ = workspace.take<float>(2 * query_heads_ * spec.v_dim);
+  lse_ = workspace.take<float>(2 * query_heads_);
   BatchLimits part = limits;
   part.max_requests = 1;
-  part.max_tokens = part.max_q_len = static_cast<int32_t>(max_queries_);
+  part.max_tokens = part.max_q_len = max_queries;
   part.max_kv_len = chunk_rows_;
-  schedule_memory_ =
-      workspace.take_bytes(shape.kernels->attention_workspace_bytes(kernel_shape(shape), part));
+  const HostShape some = with_heads(shape, heads);
+  schedule_memory_ = workspace.take_bytes(
+      std::max(shape.kernels->attention_workspace_bytes(kernel_shape(shape), part),
+               shape.kernels->attention_workspace_bytes(kernel_shape(some), part)));
 }
 
 void UpProjectedMla::run(const BatchView& batch, int32_t request, const LayerTensors& layer,
@@ -121,7 +124,7 @@ void UpProjectedMla::attend(const Part& part, int32_t keys, ThreadPool& threads)
   if (part.begin >= part.end) return;
   const AttentionSpec& spec = shape_.spec;
   const int64_t heads = spec.q_heads;
-  const int64_t out_part = max_queries_ * heads * spec.v_dim, lse_part = max_queries_ * heads;
+  const int64_t out_part = query_heads_ * spec.v_dim, lse_part = query_heads_;
   float* out = out_ + part.begin * heads * spec.v_dim;
   float* lse = lse_ + part.begin * heads;
   q_indptr_ = {0, part.end - part.begin};

@@ -126,6 +126,7 @@ class MlaDecode {
   // Packed (token, head) rows of a request that are computed together, 16, 32, 64 or 128: requests
   // with more read their keys several times.
   static int32_t row_tile(const MlaDecodeSetup& setup);
+  int32_t row_tile() const { return row_tile(setup_); }
   // What the constructor takes from the store.
   static std::vector<gpu::KernelVariant> variants(const MlaDecodeSetup& setup);
   // Exact upper bound over every batch within the setup and the limits. Touches no device.
