@@ -160,6 +160,7 @@ nlohmann::ordered_json to_json(const EngineMemory& memory) {
   return {{"weights", memory.weights},
           {"caches", memory.caches},
           {"activations", memory.activations},
+          {"positions", memory.positions},
           {"attention", memory.attention},
           {"logits", memory.logits},
           {"products", memory.products},
