@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -100,9 +101,11 @@ TEST(EnginePlan, PartsSumToWhatIsAllocated) {
 // The parameters that each model is published with, two bytes each; vectors are larger.
 TEST(EnginePlan, ShapesHaveTheirPublishedSizes) {
   const std::pair<const char*, double> shapes[] = {
-      {"llama3_1b", 1'235'814'400}, {"llama3_8b", 8'030'261'248},    {"qwen3_0.6b", 596'049'920},
-      {"qwen3_8b", 8'190'735'360},  {"qwen3_32b", 32'762'123'264},   {"gemma2_2b", 2'614'341'888},
-      {"gemma2_9b", 9'241'705'984}, {"gpt_oss_20b", 20'914'757'184},
+      {"llama3_1b", 1'235'814'400},  {"llama3_8b", 8'030'261'248},
+      {"qwen3_0.6b", 596'049'920},   {"qwen3_8b", 8'190'735'360},
+      {"qwen3_32b", 32'762'123'264}, {"gemma2_2b", 2'614'341'888},
+      {"gemma2_9b", 9'241'705'984},  {"gpt_oss_20b", 20'914'757'184},
+      {"mistral_7b", 7'248'023'552}, {"qwen3_30b_a3b", 30'532'122'624},
   };
   for (const auto& [shape, parameters] : shapes) {
     SCOPED_TRACE(shape);
@@ -110,6 +113,25 @@ TEST(EnginePlan, ShapesHaveTheirPublishedSizes) {
     EXPECT_GE(static_cast<double>(plan.memory.weights), 2 * parameters);
     EXPECT_LE(static_cast<double>(plan.memory.weights), 2.01 * parameters);
   }
+}
+
+// Every shape is served on a GPU; a rank of eight has the eighth of what is cut.
+TEST(EnginePlan, EveryShapeIsPlannedOnAGpu) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";
+  int shapes = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(FOVEA_SOURCE_DIR) + "/testdata/shapes")) {
+    SCOPED_TRACE(entry.path());
+    const EngineMemory memory =
+        Engine::plan(shape_options(entry.path().stem().string()), kH200).memory;
+    EXPECT_GT(memory.weights, size_t{1'000'000'000});
+    EXPECT_LT(memory.weights, size_t{180'000'000'000});
+    EXPECT_LE(memory.caches, size_t{80} << 30);
+    EXPECT_LE(memory.total() - memory.weights - memory.caches, size_t{1'500'000'000})
+        << memory.explain();
+    ++shapes;
+  }
+  EXPECT_EQ(shapes, 12);
 }
 
 // Logits are of sampled rows, and feed-forward blocks go through long passes piece by piece.

@@ -11,6 +11,7 @@
 
 #include "engine/small_engine.h"
 #include "support/expect_error.h"
+#include "support/golden_model.h"
 
 namespace fovea {
 namespace {
@@ -68,6 +69,26 @@ TEST(RandomWeights, EveryArchitectureRuns) {
     // A folder is its config.
     EXPECT_EQ(logits, random_logits(model_folder(model), 3));
     EXPECT_NE(logits, random_logits(config, 4));
+  }
+}
+
+TEST(RandomWeights, TheTinyConfigsOfOtherArchitecturesRun) {
+  std::vector<int32_t> tokens = kTokens;
+  for (int32_t& token : tokens) token %= 64;
+  const auto logits_of = [&](const std::string& config, uint64_t seed) {
+    EngineOptions options = random_options(config, seed);
+    options.max_context = 0;
+    return Engine::load(options)->logits(tokens);
+  };
+  for (const std::string& model : golden_models()) {
+    SCOPED_TRACE(model);
+    const std::string config = (golden_source(model) / "config.json").string();
+    const std::vector<float> logits = logits_of(config, 3);
+    const double size = spread(logits);
+    EXPECT_GT(size, 1e-3);
+    EXPECT_LT(size, 1e3);  // and so finite
+    EXPECT_EQ(logits, logits_of(config, 3));
+    EXPECT_NE(logits, logits_of(config, 4));
   }
 }
 
