@@ -88,6 +88,7 @@ TEST(EnginePlan, PartsSumToWhatIsAllocated) {
     options.max_batch_tokens = 4096;
     options.max_context = 4096;
     options.max_requests = 16;
+    options.kv_memory_bytes = size_t{512} << 20;
     (void)Engine::load(options);  // what is allocated once
     const double before = heap();
     const std::unique_ptr<Engine> engine = Engine::load(options);
