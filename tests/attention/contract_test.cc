@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -170,29 +169,6 @@ TEST_P(Served, GraphReplayEqualsEager) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Served);
-// Of every backend: one request too many, after a batch that was planned.
-TEST(Contract, AFailedPlanLeavesNone) {
-  std::set<std::string> seen;
-  for (const ServedCase& served : contracts()) {
-    const AttentionCase& test = served.test;
-    if (!seen.insert(std::string(served.entry.name)).second) continue;
-    SCOPED_TRACE(served.entry.name);
-    const CaseData data = make_data(test);
-    ThreadPool threads(1);
-    std::optional<test::PagedStore> store;
-    if (test::is_cached(test.spec)) store.emplace(test, data, Fill::zero);
-    test::PagedStore* pages = store ? &*store : nullptr;
-    test::BackendUnderTest under_test(served.entry, test, pages, threads);
-    test::PackedBatch batch(test, data, pages, whole_case(test), Fill::zero);
-    under_test.run(batch);
-    BatchView larger = batch.view();
-    larger.requests = test::limits_of(test).max_requests + 1;
-    AttentionBackend& backend = under_test.backend();
-    test::expect_invalid("requests is", [&] { backend.plan(larger); });
-    EXPECT_EQ(test::error_of([&] { backend.forward({}); }), "forward() without a plan");
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Builtin, Served, ::testing::ValuesIn(contracts()), test::served_case_name);
 
 // A case of each kind of attention.
