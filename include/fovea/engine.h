@@ -228,8 +228,9 @@ class Engine {
   // The options' or the model's; more than max_context() where the KV budget holds less.
   virtual int32_t wanted_context() const = 0;
   virtual const EngineStats& stats() const = 0;
-  // Which of several checkpoints in the folder was read; empty where there is one.
-  virtual const std::string& checkpoint_note() const = 0;
+  // Choices of the load that a caller may not expect, one sentence each: which of two checkpoints
+  // in a folder is read, why the default context is shorter than the model's.
+  virtual std::span<const std::string> notes() const = 0;
   // One per layer group, valid as long as the engine.
   virtual std::span<const GroupSelection> selections() const = 0;
   virtual std::string explain() const = 0;  // the same as text

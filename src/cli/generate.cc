@@ -157,12 +157,10 @@ void print_stats(const EngineStats& stats) {
 // What was asked for and is not done is never passed over in silence: a preferred backend that does
 // not serve, graphs, scales that nobody sets, the model's whole context, one of two checkpoints.
 void print_fallbacks(const Engine& engine) {
-  if (!engine.checkpoint_note().empty()) {
-    print_note(fmt::format("fovea: {}\n", engine.checkpoint_note()));
-  }
+  for (const std::string& note : engine.notes()) print_note(fmt::format("fovea: {}\n", note));
   if (engine.max_context() < engine.wanted_context()) {
     print_note(fmt::format(
-        "fovea: the context ends at {} of the model's {} tokens, which is all that {:.1f} MB of "
+        "fovea: the context ends at {} of {} tokens, which is all that {:.1f} MB of "
         "caches hold (--kv-memory)\n",
         engine.max_context(), engine.wanted_context(),
         static_cast<double>(engine.stats().memory.caches) / 1e6));

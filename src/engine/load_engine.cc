@@ -14,6 +14,20 @@
 namespace fovea {
 namespace {
 
+std::vector<std::string> load_notes(const EngineOptions& options, const ModelInfo& model) {
+  std::vector<std::string> notes;
+  if (!model.note.empty()) notes.push_back(model.note);
+  if (options.max_context > 0 || model.default_context == model.max_context) return notes;
+  notes.push_back(
+      model.default_context == kLongestContext
+          ? fmt::format("contexts are served up to {} tokens; the model was made for {}",
+                        model.default_context, model.max_context)
+          : fmt::format("contexts are served up to {} tokens, as longer ones (max_context, up to "
+                        "{}) change the positions of all requests",
+                        model.default_context, model.max_context));
+  return notes;
+}
+
 std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                                                const DeviceInfo& device, ThreadPool& threads) {
   if (device.kind == DeviceKind::cpu) return make_host_device(threads);
@@ -52,6 +66,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   parts.selections = std::move(sized.selections);
   parts.request_limits = {info.vocabulary, sized.limits.max_kv_len, sized.wanted_context};
   parts.limits = sized.scheduling;
+  parts.notes = load_notes(given, info);
   parts.weight_bytes = parts.model->weight_bytes();  // before tables of positions join them
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));

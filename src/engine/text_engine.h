@@ -34,6 +34,7 @@ struct EngineParts {
   SchedulerLimits limits;
   RequestLimits request_limits;
   size_t weight_bytes = 0, cache_bytes = 0;
+  std::vector<std::string> notes;
 };
 
 class TextEngine final : public Engine {
@@ -54,7 +55,7 @@ class TextEngine final : public Engine {
   int32_t vocabulary() const override { return parts_.request_limits.vocabulary; }
   int32_t max_context() const override { return parts_.request_limits.max_context; }
   int32_t wanted_context() const override { return parts_.request_limits.wanted_context; }
-  const std::string& checkpoint_note() const override { return parts_.model->info().note; }
+  std::span<const std::string> notes() const override { return parts_.notes; }
   const EngineStats& stats() const override;
   std::span<const GroupSelection> selections() const override { return parts_.selections; }
   std::string explain() const override;

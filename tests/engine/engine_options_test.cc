@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an engine is loaded with: refusals, memory, backends, batch invariance, reduced caches.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -52,6 +53,10 @@ TEST(EngineOptions, AreCheckedByName) {
   });
 }
 
+std::string notes_of(const Engine& engine) {
+  return fmt::format("{}", fmt::join(engine.notes(), "; "));
+}
+
 EngineOptions options_of(const PatchedModel& model) {
   EngineOptions options = small_options();
   options.model_path = model.folder();
@@ -71,6 +76,10 @@ TEST(EngineOptions, ServeContextsOfMillions) {
   EXPECT_EQ(engine->max_context(), 300'000);
   EXPECT_EQ(engine->generate({{text_request(kPrompt, 4)}})[0].tokens,
             shared_engine().generate({{text_request(kPrompt, 4)}})[0].tokens);
+  options.max_context = 0;
+  options.kv_memory_bytes = size_t{1} << 20;
+  EXPECT_EQ(notes_of(*Engine::load(options)),
+            "contexts are served up to 4194304 tokens; the model was made for 16777216");
   options.max_context = (1 << 22) + 1;
   test::expect_error(ErrorCode::invalid_argument,
                      "max_context is 4194305, Fovea serves contexts of up to 4194304",
@@ -95,6 +104,11 @@ TEST(EngineOptions, LongropeServesItsOriginalLengthByDefault) {
     options.max_context = context;
     const std::unique_ptr<Engine> engine = Engine::load(options);
     EXPECT_EQ(engine->max_context(), context == 0 ? 128 : context);
+    EXPECT_EQ(notes_of(*engine), context == 0
+                                     ? "contexts are served up to 128 tokens, as longer ones "
+                                       "(max_context, up to 8192) change the positions of all "
+                                       "requests"
+                                     : "");
     return engine->generate({{text_request(kPrompt, 16)}})[0].tokens;
   };
   const std::vector<int32_t> plain =
