@@ -184,6 +184,9 @@ class Engine {
  public:
   // Error{corrupt_file}, {io}, {unsupported} or {out_of_memory} say what was wrong with which file,
   // backend or budget.
+  // On the CPU weights stay in the mapped files. step() throws Error{io} with the name of a file
+  // that has been shortened since; the first load of a process installs a handler for SIGBUS for
+  // that, which passes every signal that is not about these files on to the handler before it.
   static std::unique_ptr<Engine> load(const EngineOptions& options);
   // What load() would do, without reading or making a weight. `device`: a device that need not be
   // here, instead of options.device; kv_memory_bytes must then be given. Errors as of load().
