@@ -159,11 +159,11 @@ void print_stats(const EngineStats& stats) {
 void print_fallbacks(const Engine& engine) {
   for (const std::string& note : engine.notes()) print_note(fmt::format("fovea: {}\n", note));
   if (engine.max_context() < engine.wanted_context()) {
-    print_note(fmt::format(
-        "fovea: the context ends at {} of {} tokens, which is all that {:.1f} MB of "
-        "caches hold (--kv-memory)\n",
-        engine.max_context(), engine.wanted_context(),
-        static_cast<double>(engine.stats().memory.caches) / 1e6));
+    print_note(
+        fmt::format("fovea: the context ends at {} of {} tokens, which is all that {:.1f} MB of "
+                    "caches hold (--kv-memory)\n",
+                    engine.max_context(), engine.wanted_context(),
+                    static_cast<double>(engine.stats().memory.caches) / 1e6));
   }
   for (const GroupSelection& group : engine.selections()) {
     for (const std::string& text :
