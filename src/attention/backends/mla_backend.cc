@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "attention/backends/mla_cut.h"
@@ -129,11 +130,13 @@ size_t MlaBackend::workspace_bytes(const BatchLimits& limits) const {
 void MlaBackend::reserve(const BatchLimits& limits, std::span<std::byte> workspace) {
   const size_t needed = workspace_bytes(limits);
   context_.bind();
+  const MlaCut cut = cut_mla(setup_, limits);
+  std::vector<cuda::MlaDecode> cut_decodes;
+  if (cut.heads < spec().q_heads) load_decodes(cut.heads, cut_decodes);
   WorkspaceCarver carver(own_memory_.given_or_own(workspace, needed, device(), name()).data());
-  cut_ = cut_mla(setup_, limits);
+  cut_ = cut;
+  cut_decodes_ = std::move(cut_decodes);
   buffers_ = carve_mla(carver, setup_, limits, cut_);
-  cut_decodes_.clear();
-  if (cut_.heads < spec().q_heads) load_decodes(cut_.heads, cut_decodes_);
   for (std::vector<cuda::MlaDecode>* decodes : {&decodes_, &cut_decodes_}) {
     for (cuda::MlaDecode& decode : *decodes) decode.reserve(limits, buffers_.work);
   }
