@@ -15,6 +15,7 @@
 #include "core/check.h"
 #include "core/compression.h"
 #include "core/mapped_file.h"
+#include "core/quote.h"
 #include "core/sha256.h"
 #include "gpu/source_tokens.h"
 
@@ -184,8 +185,8 @@ KernelPack KernelPack::open(const std::string& path) {
     fail(ErrorCode::corrupt_file, "{}: not a kernel pack", path);
   }
   if (!bytes.starts_with(kMagic)) {
-    fail(ErrorCode::corrupt_file, "{}: a kernel pack of version '{}', must be '{}': build it anew",
-         path, bytes[kMagic.size() - 1], kMagic.back());
+    fail(ErrorCode::corrupt_file, "{}: a kernel pack of version {}, must be {}: build it anew",
+         path, quote(bytes.substr(kMagic.size() - 1, 1)), quote(kMagic.substr(kMagic.size() - 1)));
   }
   uint64_t index_bytes = 0;
   std::memcpy(&index_bytes, bytes.data() + kMagic.size(), 8);

@@ -77,8 +77,8 @@ DType read_dtype(const Config& config) {
   if (name == "bfloat16") return DType::bf16;
   if (name == "float16") return DType::f16;
   if (name == "float32") return DType::f32;
-  fail(ErrorCode::unsupported, "dtype is '{}'; random weights may be float32, bfloat16 or float16",
-       clipped(name));
+  fail(ErrorCode::unsupported, "dtype is {}; random weights may be float32, bfloat16 or float16",
+       quote(name));
 }
 
 // What an initialisation would give a tensor that says nothing else: rows of a matrix keep the
