@@ -93,9 +93,9 @@ TEST(EnginePlan, PartsSumToWhatIsAllocated) {
     const double before = heap();
     const std::unique_ptr<Engine> engine = Engine::load(options);
     const EngineMemory& memory = engine->stats().memory;
-    // Pools are mapped, not on the heap.
+    // Pools are mapped, not on the heap; their lists of pages and slots are not counted.
     const auto parts = static_cast<double>(memory.total() - memory.caches);
-    EXPECT_NEAR(heap() - before, parts, 0.01 * parts + 1e6);
+    EXPECT_NEAR(heap() - before, parts, 0.01 * parts + 3e6);
   }
 }
 

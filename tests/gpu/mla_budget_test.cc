@@ -64,7 +64,7 @@ TEST_P(MlaBudget, PassesBeyondTheBudgetAreCut) {
       };
       const int64_t all = bytes(int64_t{1} << 40), least = bytes(0);
       EXPECT_LT(least, all);
-      for (const int64_t budget : {int64_t{0}, least + (all - least) / 2, all}) {
+      for (const int64_t budget : {int64_t{0}, all - least, 2 * (all - least), all}) {
         test.workspace_budget = budget;
         const test::Output got = run_case(entry, test, data, {.fill = test::Fill::poison});
         size_t row = 0;
