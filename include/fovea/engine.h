@@ -166,7 +166,7 @@ struct GroupSelection {
   // replayed. Empty: these layers can be captured.
   std::string why_no_graphs;
 
-  // Of the backends that serve the group.
+  // The sum over the backends that serve the group.
   size_t workspace_bytes() const;
 };
 

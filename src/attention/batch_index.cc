@@ -117,10 +117,10 @@ void check_room(std::string_view name, std::span<const int32_t> room, int64_t ne
 void check_tokens(const TokenSlots& tokens) {
   check_argument(tokens.requests >= 0, "requests is {}, must not be negative", tokens.requests);
   check_argument(tokens.page_size >= 1, "page_size is {}, must be at least 1", tokens.page_size);
-  const int32_t most_pages = std::numeric_limits<int32_t>::max() / tokens.page_size;
-  check_argument(tokens.pages >= 0 && tokens.pages <= most_pages,
+  const int32_t max_pages = std::numeric_limits<int32_t>::max() / tokens.page_size;
+  check_argument(tokens.pages >= 0 && tokens.pages <= max_pages,
                  "pages is {}, must be in [0, {}] with a page_size of {}: slots are 32-bit",
-                 tokens.pages, most_pages, tokens.page_size);
+                 tokens.pages, max_pages, tokens.page_size);
   if (tokens.requests == 0) return;
   check_argument(tokens.table.entries != nullptr, "table.entries is null");
   check_argument(tokens.rows != nullptr, "rows is null");

@@ -242,10 +242,10 @@ void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
   check_argument(limits.max_requests >= 1, "max_requests is {}, must be at least 1",
                  limits.max_requests);
   check_argument(limits.max_tokens >= 1, "max_tokens is {}, must be at least 1", limits.max_tokens);
-  const int64_t most_tokens = INT32_MAX / std::max(spec.q_heads, 1);
-  check_argument(limits.max_tokens <= most_tokens,
+  const int64_t max_tokens = INT32_MAX / std::max(spec.q_heads, 1);
+  check_argument(limits.max_tokens <= max_tokens,
                  "max_tokens is {}, at most {} with {} q_heads: rows are 32-bit", limits.max_tokens,
-                 most_tokens, spec.q_heads);
+                 max_tokens, spec.q_heads);
   check_argument(limits.max_q_len >= 1, "max_q_len is {}, must be at least 1", limits.max_q_len);
   check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
   check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",

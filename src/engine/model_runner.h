@@ -79,7 +79,7 @@ class ReservedModel {
   EngineMemory memory_;
 };
 
-// Of the arrays of a batch and the request table, on the CPU.
+// Bytes of the arrays of a batch and of the request table, on the CPU.
 size_t host_batch_bytes(const BatchLimits& limits);
 
 class SharedPrefixes;

@@ -28,8 +28,8 @@ constexpr int32_t kMaxBatchTokens = 1 << 20;
 // Logits of scored prompts are a buffer of this size, not one of max_batch_tokens rows: 512 rows of
 // a vocabulary of 150,000 would be 300 MB.
 constexpr size_t kPromptLogitBytes = size_t{16} << 20;
-// Of a layer, docs/kernels/cascade.md: two requests that share 1 MB decode 1.5 times as fast on a
-// core; what requests share in a GPU's L2 cache is cheap to read again (2026-11-23).
+// Bytes of a layer (docs/kernels/cascade.md): two requests that share 1 MB decode 1.5 times as fast
+// on a core; what requests share in a GPU's L2 cache is cheap to read again (2026-11-23).
 constexpr int64_t kCpuPrefixSavings = 1'000'000;
 constexpr int64_t kGpuPrefixSavings = 512'000'000;
 

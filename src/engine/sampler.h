@@ -26,7 +26,7 @@ struct SampledToken {
 class Sampler {
  public:
   explicit Sampler(int32_t vocabulary);
-  // Of scratch, for each token of the vocabulary.
+  // Scratch for each token of the vocabulary.
   static constexpr size_t kBytesPerToken = 20;
 
   // logits: [vocabulary]. Applies temperature, min_p, top_k and top_p in that order, each to the

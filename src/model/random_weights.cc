@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kLanes = 4;
 // Elements that one task makes.
 constexpr int64_t kTaskElements = int64_t{1} << 18;
-// Of biases and other vectors that are no norms.
+// The standard deviation of biases and other vectors that are no norms.
 constexpr float kVectorDeviation = 0.02f;
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

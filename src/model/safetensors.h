@@ -76,7 +76,8 @@ class ThreadPool;
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& folder);
-  // Of the config's dtype. `folder` is where other files of the model are. See RandomWeights.
+  // Makes random weights in the config's dtype (see RandomWeights). `folder` is where other files
+  // of the model are.
   static Checkpoint random(const std::string& folder, const Config& config, uint64_t seed,
                            ThreadPool& threads);
 

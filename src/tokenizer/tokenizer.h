@@ -17,7 +17,7 @@ class Tokenizer {
   // Error{io} and {corrupt_file} name the file and the field, Error{unsupported} what is refused.
   static Tokenizer open(const std::string& path);
   static Tokenizer parse(std::string_view json, std::string_view name);
-  // Of a model that has none: no id has text, and encode() is Error{unsupported}.
+  // The tokenizer of a model without one: no id has text, and encode() throws Error{unsupported}.
   static Tokenizer none();
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;

@@ -295,10 +295,10 @@ TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
   const SafetensorsFile file = reference_file(GetParam());
   const std::vector<float> errors = values_of<float>(file, "bf16_error");
   const float budget = 2 * *std::ranges::max_element(errors);
-  for (const int32_t most_tokens : {200, 61}) {
+  for (const int32_t max_tokens : {200, 61}) {
     EngineOptions options = options_for(GetParam());
     options.max_context = 512;
-    options.max_batch_tokens = most_tokens;
+    options.max_batch_tokens = max_tokens;
     const std::unique_ptr<Engine> engine = Engine::load(options);
     for (size_t i = 0; i < errors.size(); ++i) {
       const std::string prefix = "prompt_" + std::to_string(i);
@@ -310,7 +310,7 @@ TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {
         const float difference = std::fabs(logits[logits.size() - want.size() + v] - want[v]);
         worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
       }
-      EXPECT_LE(worst, budget) << prefix << " in passes of " << most_tokens;
+      EXPECT_LE(worst, budget) << prefix << " in passes of " << max_tokens;
     }
   }
 }

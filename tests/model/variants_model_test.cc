@@ -24,7 +24,7 @@ struct Variant {
   const char* name;
   const char* model;
   const char* patch;
-  // Of the last token of prompt 2, of eight vocabulary entries: 100, 356, 612, ... of 2048 and 36,
+  // At the last token of prompt 2, for eight vocabulary entries: 100, 356, 612, ... of 2048 and 36,
   // 100, 164, ... of 512.
   std::array<float, 8> logits;
 };

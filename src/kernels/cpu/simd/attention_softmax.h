@@ -38,7 +38,7 @@ HWY_INLINE F32 exp2_non_positive(F32 x) {
   const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, smallest.raw, _CMP_NLT_UQ);  // or NaN
   return F32{_mm512_maskz_scalef_ps(normal, p.raw, hn::Sub(x, r).raw)};
 #else
-  // Of a NaN the power is some number, but p is NaN, and their product with it.
+  // The power of a NaN is some number, but p is NaN, and so is their product.
   const F32 power = hn::BitCast(kF32, hn::ShiftLeft<23>(hn::BitCast(d32, shifted)));
   return hn::IfThenZeroElse(hn::Lt(x, smallest), hn::Mul(p, power));
 #endif
