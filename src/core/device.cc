@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fovea/device.h"
 
-#include <sched.h>
 #include <sys/sysinfo.h>
 
 #include <fstream>
 #include <string>
-#include <thread>
+
+#include "core/available_cores.h"
 
 namespace fovea {
 namespace {
@@ -30,13 +30,6 @@ std::string widest_isa() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "avx2";
 #endif
   return "";
-}
-
-int available_cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return CPU_COUNT(&set);
-  const unsigned cores = std::thread::hardware_concurrency();
-  return cores ? static_cast<int>(cores) : 1;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/cgroup.h"
 #include "core/check.h"
 
 namespace fovea {
@@ -49,37 +50,9 @@ size_t cgroup_rest(const std::string& folder, const CgroupFiles& files) {
   return *limit - std::min(*limit, used);
 }
 
-// The least that this process's group and the groups above it leave. A container often sees its own
-// group as the root.
-size_t cgroup_rest_of_path(const std::string& mount, std::string path, const CgroupFiles& files) {
-  size_t rest = cgroup_rest(mount, files);
-  while (!path.empty() && path != "/") {
-    rest = std::min(rest, cgroup_rest(mount + path, files));
-    path.resize(path.rfind('/'));
-  }
-  return rest;
-}
-
-size_t cgroup_available(const std::string& root) {
-  size_t rest = kUnlimited;
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    // hierarchy:controllers:path; v2 is "0::path".
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) {
-      const CgroupFiles v2{"memory.max", "memory.current", "inactive_file"};
-      rest = std::min(rest, cgroup_rest_of_path(root + "/sys/fs/cgroup", path, v2));
-    } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      const CgroupFiles v1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-      rest = std::min(rest, cgroup_rest_of_path(root + "/sys/fs/cgroup/memory", path, v1));
-    }
-  }
-  return rest;
-}
+constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                "total_inactive_file"};
+constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 
 }  // namespace
 
@@ -87,7 +60,12 @@ size_t available_memory(const std::string& root) {
   const std::string path = root + "/proc/meminfo";
   const std::optional<size_t> kilobytes = read_entry(path, "MemAvailable:");
   if (!kilobytes) fail(ErrorCode::io, "{} has no MemAvailable: cannot tell the free memory", path);
-  return std::min(*kilobytes * 1024, cgroup_available(root));
+  size_t available = *kilobytes * 1024;
+  for (const CgroupFolder& folder : cgroup_folders("memory", root)) {
+    const CgroupFiles& files = folder.version == 1 ? kVersion1 : kVersion2;
+    available = std::min(available, cgroup_rest(folder.path, files));
+  }
+  return available;
 }
 
 }  // namespace fovea

@@ -16,6 +16,7 @@
 #include "engine/cache_set.h"
 #include "fovea/error.h"
 #include "support/expect_error.h"
+#include "support/fake_root.h"
 
 namespace fovea {
 namespace {
@@ -211,30 +212,21 @@ TEST(MemoryBudget, ImpossibleBudgetsNameNeedAndHave) {
   EXPECT_THROW(plan_memory(demand), Error);
 }
 
-class FakeRoot : public ::testing::Test {
+class AvailableMemory : public ::testing::Test {
  protected:
-  FakeRoot()
-      : root_(std::filesystem::temp_directory_path() /
-              ("fovea_memory_budget_test_" + std::to_string(getpid()))) {}
-  ~FakeRoot() override { std::filesystem::remove_all(root_); }
+  void write(const std::string& path, const std::string& text) { root_.write(path, text); }
+  size_t available() const { return available_memory(root_.path()); }
 
-  void write(const std::string& path, const std::string& text) {
-    const std::filesystem::path file = root_ / path;
-    std::filesystem::create_directories(file.parent_path());
-    std::ofstream(file) << text;
-  }
-  size_t available() const { return available_memory(root_.string()); }
-
-  std::filesystem::path root_;
+  test::FakeRoot root_;
 };
 
-TEST_F(FakeRoot, ReadsMeminfoWithoutCgroups) {
+TEST_F(AvailableMemory, ReadsMeminfoWithoutCgroups) {
   EXPECT_THROW((void)available(), Error);
   write("proc/meminfo", "MemTotal:  100 kB\nMemFree: 7 kB\nMemAvailable:      64 kB\n");
   EXPECT_EQ(available(), 64u * 1024);
 }
 
-TEST_F(FakeRoot, TakesTheTightestCgroup) {
+TEST_F(AvailableMemory, TakesTheTightestCgroup) {
   write("proc/meminfo", "MemAvailable: 1000000 kB\n");
   write("proc/self/cgroup", "0::/a/b\n");
   write("sys/fs/cgroup/a/b/memory.max", "max\n");
@@ -249,7 +241,7 @@ TEST_F(FakeRoot, TakesTheTightestCgroup) {
   EXPECT_EQ(available(), 0u);
 }
 
-TEST_F(FakeRoot, ReadsVersionOne) {
+TEST_F(AvailableMemory, ReadsVersionOne) {
   write("proc/meminfo", "MemAvailable: 1000000 kB\n");
   write("proc/self/cgroup", "5:cpu,memory:/x\n4:devices:/y\n");
   write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000\n");
@@ -257,7 +249,7 @@ TEST_F(FakeRoot, ReadsVersionOne) {
   EXPECT_EQ(available(), 700u);
 }
 
-TEST(AvailableMemory, ThisMachineHasSome) { EXPECT_GT(available_memory(), size_t{1} << 20); }
+TEST_F(AvailableMemory, ThisMachineHasSome) { EXPECT_GT(available_memory(), size_t{1} << 20); }
 
 }  // namespace
 }  // namespace fovea
