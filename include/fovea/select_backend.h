@@ -87,6 +87,9 @@ struct BackendEntry {
   // What explain() adds: how an accepted request is served, where that depends on its batches. One
   // line; may be null or return nothing.
   std::function<std::string(const BackendRequest&)> notes = {};
+  // Another backend that serves the same layers and is preferred to this one. Where auto comes to
+  // this one, the selection says why. Empty: none.
+  std::string stands_in_for = {};
   // Known, but no code for it is in this build, for this reason. Empty: there is.
   std::string why_not_built = {};
 };
@@ -137,10 +140,12 @@ struct Candidate {
 struct Selection {
   const BackendEntry* chosen = nullptr;  // of the registry, which must outlive it
   std::string asked;                     // the name or alias of the wish, empty for auto_
-  std::string fallback;                  // prefer: why it does not serve, on one line; else empty
-  size_t workspace_bytes = 0;            // of the chosen backend
-  std::string notes;                     // of the chosen backend
-  std::vector<Candidate> candidates;     // every backend, in order of preference
+  // Why the backend of `prefer`, or the one that the chosen one stands in for, does not serve. One
+  // line; empty where it serves.
+  std::string fallback;
+  size_t workspace_bytes = 0;         // of the chosen backend
+  std::string notes;                  // of the chosen backend
+  std::vector<Candidate> candidates;  // every backend, in order of preference
 
   // Plain text: the choice, what an alias resolved to, then every rejected backend with its
   // reasons.

@@ -17,9 +17,10 @@ std::string reasons_text(const Candidate& candidate) {
   return text;
 }
 
-std::string fallback_text(const BackendWish& wish, std::string_view chosen,
+// `instead_of`: the refused one as the caller knows it.
+std::string fallback_text(std::string_view chosen, std::string_view instead_of,
                           const Candidate& refused) {
-  std::string text = fmt::format("{} serves instead of the preferred {}", chosen, wish.name);
+  std::string text = fmt::format("{} serves instead of {}", chosen, instead_of);
   const char* separator = ": ";
   for (const Reason& reason : refused.reasons) {
     text += separator + reason.text;
@@ -158,6 +159,10 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
   }
   if (wish.policy == Policy::auto_) {
     selection.chosen = first_accepted(registry, selection.candidates);
+    const auto better =
+        std::ranges::find(selection.candidates, selection.chosen->stands_in_for, &Candidate::name);
+    if (better != selection.candidates.end() && !better->reasons.empty())
+      selection.fallback = fallback_text(selection.chosen->name, better->name, *better);
   } else {
     selection.asked = wish.name;
     const BackendEntry* wanted = resolve(registry, wish.name);
@@ -167,7 +172,8 @@ Selection select_backend(const BackendRegistry& registry, const BackendRequest& 
       selection.chosen = wanted;
     } else if (wish.policy == Policy::prefer) {
       selection.chosen = first_accepted(registry, selection.candidates);
-      selection.fallback = fallback_text(wish, selection.chosen->name, *candidate);
+      selection.fallback =
+          fallback_text(selection.chosen->name, "the preferred " + wish.name, *candidate);
     } else {
       throw Error(ErrorCode::unsupported, required_text(wish, *candidate, selection.candidates));
     }

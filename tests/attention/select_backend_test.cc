@@ -112,6 +112,35 @@ TEST(SelectBackend, ARefusalNamesWhoWouldServe) {
   EXPECT_TRUE(refusal(impossible).ends_with("\naccepted by: none"));
 }
 
+TEST(SelectBackend, AutoSaysWhyItTakesAStandIn) {
+  BackendRegistry registry;
+  BackendEntry stand_in = entry_of("stand_in", narrow());
+  stand_in.stands_in_for = "first";
+  registry.add(stand_in);
+  Capability can = narrow();
+  can.max_head_dim = 32;
+  can.max_kv_len = 1;
+  registry.add(entry_of("first", can));
+  registry.add(entry_of("unrelated", can));
+  const Selection selection = select_backend(registry, gqa_request());
+  EXPECT_EQ(selection.chosen->name, "stand_in");
+  EXPECT_EQ(selection.asked, "");
+  EXPECT_EQ(selection.fallback,
+            "stand_in serves instead of first: head_dim is 64, at most 32; max_kv_len is 64, at "
+            "most 1");
+  EXPECT_EQ(select_backend(registry, gqa_request(), {Policy::require, "stand_in"}).fallback, "");
+  registry.add(entry_of("first", narrow()), TakenName::take_over);
+  EXPECT_EQ(select_backend(registry, gqa_request()).fallback, "");
+}
+
+TEST(SelectBackend, PortableBackendsStandInForThoseOfHopper) {
+  const BackendRegistry registry = BackendRegistry::builtin();
+  for (const auto& [portable, hopper] : {std::pair{"portable", "flash"}, {"portable_mla", "mla"}}) {
+    EXPECT_EQ(registry.find(portable)->stands_in_for, hopper);
+    EXPECT_NE(registry.find(hopper), nullptr);
+  }
+}
+
 TEST(SelectBackend, PreferFallsBackAndSaysSo) {
   const BackendRegistry registry = BackendRegistry::builtin();
   const Selection automatic = select_backend(registry, gqa_request());

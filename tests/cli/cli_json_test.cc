@@ -123,6 +123,12 @@ TEST(CliJson, IsBesideTables) {
   const ProgramResult explain = fovea({"explain", "--window", "128", "--sinks", "--json"});
   EXPECT_EQ(explain.exit_code, 0) << explain.err;
   EXPECT_TRUE(nlohmann::json::parse(explain.out).contains("chosen"));
+  // Without a pack and a compiler of kernels no backend serves a GPU.
+  const ProgramResult ampere = fovea({"explain", "--device", "sm_80", "--json"});
+  if (ampere.exit_code == 0) {
+    const std::string fallback = nlohmann::json::parse(ampere.out).at("fallback");
+    EXPECT_TRUE(fallback.starts_with("portable serves instead of flash: device")) << fallback;
+  }
   const ProgramResult model = fovea({"explain", "--model", kModels + "gemma2", "--json"});
   EXPECT_EQ(model.exit_code, 0) << model.err;
   EXPECT_EQ(nlohmann::json::parse(model.out).at("groups").at(1).at("chosen"), "cpu");

@@ -175,7 +175,8 @@ BackendEntry mla_backend() {
 
 BackendEntry portable_mla_backend() {
   return entry_over({.role = "MLA on any NVIDIA GPU from Ampere, in the same two forms",
-                     .aliases = {"triton_mla"}},
+                     .aliases = {"triton_mla"},
+                     .stands_in_for = "mla"},
                     portable_mla_kernels(), portable_capability());
 }
 

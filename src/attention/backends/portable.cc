@@ -20,7 +20,8 @@ BackendEntry portable_backend() {
   can.batch_invariant = true;
   return cuda_entry({.name = "portable",
                      .role = "MHA and GQA on any NVIDIA GPU from Ampere",
-                     .aliases = {"triton", "triton_attn", "fa2", "flex", "flex_attention"}},
+                     .aliases = {"triton", "triton_attn", "fa2", "flex", "flex_attention"},
+                     .stands_in_for = "flash"},
                     portable_kernels(), can);
 }
 
