@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -111,18 +115,46 @@ std::vector<KernelListing> listed(const KernelFlags& flags) {
   return list_kernels(flags.pack ? *flags.pack : kernel_sources().pack_path);
 }
 
+// Progress of a build that takes minutes: on a terminal a line that the next one overwrites,
+// elsewhere lines of their own, for the first kernel, after every few seconds, and for the last.
+class BuildProgress {
+ public:
+  void show(std::string_view compiled) {
+    if (isatty(STDERR_FILENO)) return show_progress(compiled);
+    const auto now = std::chrono::steady_clock::now();
+    unprinted_ = compiled;
+    if (printed_ && now - *printed_ < kBetweenLines) return;
+    printed_ = now;
+    finish();
+  }
+  void finish() {
+    clear_progress();
+    if (!unprinted_.empty()) print_note(unprinted_ + "\n");
+    unprinted_.clear();
+  }
+
+ private:
+  static constexpr std::chrono::seconds kBetweenLines{5};
+
+  std::optional<std::chrono::steady_clock::time_point> printed_;
+  std::string unprinted_;
+};
+
 struct Interrupted {};
 
 std::vector<KernelListing> build_pack(KernelBuildOptions options) {
   const InterruptCatcher catcher;
-  options.progress = [](std::string_view compiled) {
-    show_progress(compiled);
+  BuildProgress progress;
+  options.progress = [&](std::string_view compiled) {
+    progress.show(compiled);
     if (InterruptCatcher::caught() != 0) throw Interrupted();
   };
   try {
-    return build_kernel_pack(options);
+    std::vector<KernelListing> listings = build_kernel_pack(options);
+    progress.finish();
+    return listings;
   } catch (const Interrupted&) {
-    clear_progress();
+    progress.finish();
     end_if_interrupted();
     throw;
   }
@@ -130,7 +162,6 @@ std::vector<KernelListing> build_pack(KernelBuildOptions options) {
 
 void build(const KernelFlags& flags) {
   const std::vector<KernelListing> listings = build_pack(flags.build);
-  clear_progress();
   flags.json ? print_json(listings) : print_report(listings);
   const std::string found = defects(listings);
   if (found.empty()) return;
@@ -169,8 +200,8 @@ void add_kernels(CLI::App& program) {
   compile->add_option("--threads", flags->build.threads, "default one per core");
   compile->add_flag("--json", flags->json, "an object for each kernel");
   compile->footer(
-      "SIGINT (Ctrl-C) and SIGTERM end the build after the kernels under way, which the pack "
-      "keeps.\nA second one ends the program at once.");
+      "Progress goes to stderr. SIGINT (Ctrl-C) and SIGTERM end the build after the kernels under\n"
+      "way, which the pack keeps. A second one ends the program at once.");
   compile->callback([flags] { build(*flags); });
 }
 
