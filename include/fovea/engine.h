@@ -88,7 +88,13 @@ struct TokenLogprob {
   float logprob = 0;
 };
 
-enum class FinishReason : uint8_t { none, stop, length, cancelled };
+enum class FinishReason : uint8_t {
+  none,
+  stop,       // an end-of-sequence token, a stop token or a stop string
+  length,     // max_new_tokens or the context
+  cancelled,  // by cancel()
+  failed,     // for a reason of this request alone, which TokenEvent::error tells
+};
 
 struct TokenEvent {
   int64_t request = 0;
@@ -98,6 +104,7 @@ struct TokenEvent {
   float logprob = 0;
   std::vector<TokenLogprob> top;
   FinishReason finish = FinishReason::none;
+  std::string error;  // with FinishReason::failed: why, in one line
   // In the event that ends the request.
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
@@ -112,11 +119,18 @@ struct GenerateRequest {
   std::string salt = {};  // requests with different salts never share cached prefixes
 };
 
+// One message of a user, and what the model is told to be.
+struct ChatPrompt {
+  std::string user = {};
+  std::optional<std::string> system = {};  // unset: the template's own message, if it has one
+};
+
 struct GenerateResult {
   int64_t request = 0;
   std::vector<int32_t> tokens;  // generated
   std::string text;
   FinishReason finish = FinishReason::none;
+  std::string error;  // with FinishReason::failed: why; what was generated before it is kept
   // As asked for by SamplingParams, else empty: per generated token, and [prompt_tokens], first 0.
   std::vector<float> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
@@ -124,6 +138,10 @@ struct GenerateResult {
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // of the prompt, served by the prefix cache
 };
+
+// Adds an event to the result of its request, for callers of step(). The log-probabilities of the
+// event count only with `logprobs`, which says that SamplingParams::logprobs is 0 or more.
+void append_event(GenerateResult& result, const TokenEvent& event, bool logprobs);
 
 // Bytes that an engine allocates on its device, part by part.
 struct EngineMemory {
@@ -195,24 +213,26 @@ class Engine {
                          const std::optional<DeviceInfo>& device = {});
   virtual ~Engine() = default;
 
-  // Queues a request and returns its id. Error{invalid_argument} names the field, its value and the
-  // limit, e.g. a prompt longer than the context.
+  // Queues a request and returns its id; ids count up from 1. Error{invalid_argument} names the
+  // field, its value and the limit, e.g. a prompt longer than the context.
   virtual int64_t add(const GenerateRequest& request) = 0;
   // Its last event has the text that was held back. Unknown or finished ids are ignored.
   virtual void cancel(int64_t request) = 0;
   virtual bool idle() const = 0;
 
   // One forward pass: admits, prefills and decodes what fits. Events of every token it produced.
-  // Throws when a request's logits are not numbers, or memory ends at its token: that request is
-  // gone (its last event says cancelled), the others continue with the next call, which returns
-  // their events. Throws too when the whole pass fails: all that run are preempted and computed
-  // anew.
+  // A request fails alone, with an event of FinishReason::failed, when its logits are not numbers,
+  // when memory ends at its token, or when the pools cannot hold it: the events of all others are
+  // returned beside it. Throws when the whole pass fails: every running request is then preempted,
+  // and the next call computes it anew.
   virtual std::vector<TokenEvent> step() = 0;
 
   // Forgets every cached prefix that no running request uses.
   virtual void clear_prefix_cache() = 0;
 
-  // add() for all, step() until all have finished. Results in the order of the requests. `on_token`
+  // add() for all, step() until all have finished. Results in the order of the requests; a request
+  // that failed is a result like the others. Throws what add() and step() throw, after it cancelled
+  // all of `requests`: only `on_token` has then seen what they generated. `on_token`
   // sees every event of theirs and may call add() and cancel(), not step() or generate(). `stop` is
   // asked before every step: true cancels what has not finished, and results hold what there is.
   virtual std::vector<GenerateResult> generate(
@@ -224,6 +244,12 @@ class Engine {
   virtual std::vector<float> logits(std::span<const int32_t> tokens) = 0;
 
   virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // The prompt in the chat format of the checkpoint, up to where the answer begins. The format is
+  // recognised from the checkpoint's chat template: ChatML, Llama 3, Mistral ([INST]) or Gemma.
+  // Special tokens in the prompt's own text are recognised too. Error{unsupported} for a checkpoint
+  // without a template or with another format, Error{invalid_argument} for a system message where
+  // the format has none.
+  virtual std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const = 0;
   // Ids without text, special ones and those outside the vocabulary, give none.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   virtual int32_t vocabulary() const = 0;

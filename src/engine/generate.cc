@@ -11,22 +11,6 @@
 namespace fovea {
 namespace {
 
-void append(GenerateResult& result, const TokenEvent& event, bool logprobs) {
-  result.text += event.text;
-  if (event.token >= 0) {
-    result.tokens.push_back(event.token);
-    if (logprobs) {
-      result.logprobs.push_back(event.logprob);
-      result.top.push_back(event.top);
-    }
-  }
-  if (event.finish == FinishReason::none) return;
-  result.finish = event.finish;
-  result.prompt_tokens = event.prompt_tokens;
-  result.cached_tokens = event.cached_tokens;
-  result.prompt_logprobs = event.prompt_logprobs;
-}
-
 // add() whose errors say which of several requests they are about.
 int64_t add_numbered(Engine& engine, std::span<const GenerateRequest> requests, size_t i) {
   try {
@@ -39,6 +23,23 @@ int64_t add_numbered(Engine& engine, std::span<const GenerateRequest> requests, 
 }
 
 }  // namespace
+
+void append_event(GenerateResult& result, const TokenEvent& event, bool logprobs) {
+  result.text += event.text;
+  if (event.token >= 0) {
+    result.tokens.push_back(event.token);
+    if (logprobs) {
+      result.logprobs.push_back(event.logprob);
+      result.top.push_back(event.top);
+    }
+  }
+  if (event.finish == FinishReason::none) return;
+  result.finish = event.finish;
+  result.error = event.error;
+  result.prompt_tokens = event.prompt_tokens;
+  result.cached_tokens = event.cached_tokens;
+  result.prompt_logprobs = event.prompt_logprobs;
+}
 
 std::vector<GenerateResult> TextEngine::generate(
     std::span<const GenerateRequest> requests,
@@ -69,7 +70,7 @@ std::vector<GenerateResult> TextEngine::generate(
       events.erase(others, events.end());
       for (const TokenEvent& event : events) {
         const size_t index = index_of.at(event.request);
-        append(results[index], event, requests[index].sampling.logprobs >= 0);
+        append_event(results[index], event, requests[index].sampling.logprobs >= 0);
         unfinished -= event.finish != FinishReason::none;
         if (on_token) on_token(event);
       }

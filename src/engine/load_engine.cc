@@ -62,7 +62,7 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   const int32_t logit_rows = sized.logit_rows();
 
   EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
-                    std::move(tokenizer)};
+                    std::move(tokenizer), ChatFormat::open(options.model_path)};
   parts.selections = std::move(sized.selections);
   parts.request_limits = {info.vocabulary, sized.limits.max_kv_len, sized.wanted_context};
   parts.limits = sized.scheduling;

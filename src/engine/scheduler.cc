@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/scheduler.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <utility>
-
-#include "core/check.h"
 
 namespace fovea {
 namespace {
 
 int64_t id_of(const std::unique_ptr<Request>& request) { return request->id; }
+
+[[noreturn]] void fail_alone(const Request& request, int32_t tokens) {
+  throw RequestError(
+      request.id, ErrorCode::out_of_memory,
+      fmt::format("the pools cannot hold {} tokens of request {} alone", tokens, request.id));
+}
 
 }  // namespace
 
@@ -65,8 +71,7 @@ bool Scheduler::make_room(Request& request, const Chunk& chunk) {
       // The prefix cache may hold a second copy of its beginning, which cannot be evicted while the
       // request holds what was cached behind it. Admitted again, it uses that copy.
       if (request.computed <= request.retried_at) {
-        fail(ErrorCode::out_of_memory, "the pools cannot hold {} tokens of request {} alone",
-             chunk.end, request.id);
+        fail_alone(request, chunk.end);
       }
       request.retried_at = request.computed;
     }
@@ -84,8 +89,7 @@ void Scheduler::admit_waiting() {
     if (request.scores_prompt() && prompt_rows_left_ == 0) return;
     if (!admit(request)) {
       if (!running_.empty()) return;
-      fail(ErrorCode::out_of_memory, "the pools cannot hold the {} tokens of request {} alone",
-           request.length(), request.id);
+      fail_alone(request, request.length());
     }
     if (!request.cached_tokens) request.cached_tokens = request.lease.cached_tokens;
     running_.push_back(std::move(waiting_.front()));

@@ -12,6 +12,7 @@
 #include "engine/cache_set.h"
 #include "engine/request.h"
 #include "engine/shared_prefixes.h"
+#include "fovea/error.h"
 
 namespace fovea {
 
@@ -28,6 +29,17 @@ struct Chunk {
   int32_t begin = 0, end = 0;
 };
 
+// One request can never be computed; the others can.
+class RequestError : public Error {
+ public:
+  RequestError(int64_t request, ErrorCode code, const std::string& message)
+      : Error(code, message), request_(request) {}
+  int64_t request() const { return request_; }
+
+ private:
+  int64_t request_;
+};
+
 // Continuous batching. Requests are served in the order of their ids: an older one never waits for
 // a younger one. When the pools run out although every cached prefix is gone, the youngest gives
 // its memory back and is computed again later; so the oldest always makes progress.
@@ -41,7 +53,8 @@ class Scheduler {
   // The next pass: one token of every running request that needs no more (by age, or with
   // group_prefixes those that begin with the same pages side by side), then parts of prompts, then
   // new requests, within the limits. Their cache slots are ready. Valid until the next call of any
-  // member. Throws Error{out_of_memory} when a request that runs alone finds no memory.
+  // member. Throws RequestError{out_of_memory} when a request that runs alone finds no memory: the
+  // caller removes it before it calls again.
   std::span<const Chunk> schedule();
 
   // Takes a request out and frees what it holds; null when unknown.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "core/check.h"
@@ -26,6 +27,18 @@ CachedText computed_text(const Request& request) {
 
 bool is_decode(const Chunk& chunk) {
   return chunk.end - chunk.begin == 1 && chunk.begin >= chunk.request->prompt_tokens;
+}
+
+// Why the exception under way ends a request. std::string holds the text for exhausted memory
+// without an allocation.
+std::string describe_failure() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
 }
 
 bool contains(std::span<const int32_t> tokens, int32_t token) {
@@ -77,7 +90,7 @@ void TextEngine::cancel(int64_t request) {
 }
 
 std::vector<TokenEvent> TextEngine::step() {
-  const std::span<const Chunk> chunks = scheduler_.schedule();
+  const std::span<const Chunk> chunks = schedule();
   if (chunks.empty()) return std::exchange(events_, {});
   const auto start = std::chrono::steady_clock::now();
   try {
@@ -92,9 +105,17 @@ std::vector<TokenEvent> TextEngine::step() {
   }
   count_pass(seconds_since(start));
   for (Outcome& outcome : outcomes_) deliver(outcome);
-  for (const Outcome& outcome : outcomes_)
-    if (outcome.error) std::rethrow_exception(outcome.error);
   return std::exchange(events_, {});
+}
+
+std::span<const Chunk> TextEngine::schedule() {
+  while (true) {
+    try {
+      return scheduler_.schedule();
+    } catch (const RequestError& error) {
+      fail_request(error.request(), error.what());
+    }
+  }
 }
 
 void TextEngine::run_pass(std::span<const Chunk> chunks) {
@@ -132,16 +153,15 @@ std::span<float> TextEngine::logit_rows(size_t first, size_t count) const {
 }
 
 void TextEngine::sample_pass() {
-  parts_.threads->parallel_for(static_cast<int64_t>(outcomes_.size()), [this](int64_t index,
-                                                                              int worker) {
-    Outcome& outcome = outcomes_[static_cast<size_t>(index)];
-    try {
-      sample(outcome, samplers_[static_cast<size_t>(worker)]);
-    } catch (const Error& error) {
-      outcome.error = std::make_exception_ptr(Error(
-          error.code(), fmt::format("request {}: {}", outcome.chunk.request->id, error.what())));
-    }
-  });
+  parts_.threads->parallel_for(static_cast<int64_t>(outcomes_.size()),
+                               [this](int64_t index, int worker) {
+                                 Outcome& outcome = outcomes_[static_cast<size_t>(index)];
+                                 try {
+                                   sample(outcome, samplers_[static_cast<size_t>(worker)]);
+                                 } catch (...) {
+                                   outcome.failure = describe_failure();
+                                 }
+                               });
 }
 
 void TextEngine::sample(Outcome& outcome, Sampler& sampler) {
@@ -180,14 +200,13 @@ void TextEngine::count_pass(double seconds) {
 
 void TextEngine::deliver(Outcome& outcome) {
   try {
-    if (!outcome.error) accept(outcome);
+    if (outcome.failure.empty()) accept(outcome);
   } catch (...) {
-    outcome.error = std::current_exception();
+    outcome.failure = describe_failure();
   }
-  if (!outcome.error) return;
-  TokenEvent event;
-  event.finish = FinishReason::cancelled;
-  end_request(outcome.chunk.request->id, std::move(event));
+  if (!outcome.failure.empty()) {
+    fail_request(outcome.chunk.request->id, std::move(outcome.failure));
+  }
 }
 
 // Where it throws, the request still stands.
@@ -231,7 +250,19 @@ FinishReason TextEngine::finish_reason(const Request& request, int32_t token) co
   return FinishReason::none;
 }
 
+void TextEngine::fail_request(int64_t id, std::string why) {
+  TokenEvent event;
+  event.finish = FinishReason::failed;
+  event.error = std::move(why);
+  try {
+    if (Request* found = scheduler_.find(id)) event.text = found->held_text();
+  } catch (const std::bad_alloc&) {  // the few bytes that were held back are lost
+  }
+  end_request(id, std::move(event));
+}
+
 void TextEngine::end_request(int64_t id, TokenEvent event) {
+  events_.reserve(events_.size() + 1);  // first: where it throws, the request still stands
   const std::unique_ptr<Request> request = scheduler_.remove(id);
   event.request = id;
   event.prompt_tokens = request->prompt_tokens;
@@ -280,6 +311,10 @@ CacheLease TextEngine::admit_alone(std::span<const int32_t> tokens) {
 
 std::vector<int32_t> TextEngine::encode(std::string_view text) const {
   return parts_.tokenizer.encode(text);
+}
+
+std::vector<int32_t> TextEngine::encode_chat(const ChatPrompt& prompt) const {
+  return parts_.tokenizer.encode_bare(parts_.chat.render(prompt));
 }
 
 std::string TextEngine::decode(std::span<const int32_t> tokens) const {

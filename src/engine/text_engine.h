@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -18,6 +17,7 @@
 #include "engine/scheduler.h"
 #include "fovea/engine.h"
 #include "fovea/thread_pool.h"
+#include "tokenizer/chat_format.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fovea {
@@ -28,6 +28,7 @@ struct EngineParts {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Model> model;
   Tokenizer tokenizer;
+  ChatFormat chat;
   std::unique_ptr<CacheSet> caches;
   std::vector<GroupSelection> selections;
   std::unique_ptr<ModelRunner> runner;
@@ -51,6 +52,7 @@ class TextEngine final : public Engine {
                                        const std::function<bool()>& stop) override;
   std::vector<float> logits(std::span<const int32_t> tokens) override;
   std::vector<int32_t> encode(std::string_view text) const override;
+  std::vector<int32_t> encode_chat(const ChatPrompt& prompt) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
   int32_t vocabulary() const override { return parts_.request_limits.vocabulary; }
   int32_t max_context() const override { return parts_.request_limits.max_context; }
@@ -68,9 +70,10 @@ class TextEngine final : public Engine {
     size_t first_row = 0;
     int32_t drawn = -1;  // the token, where the runner has drawn it
     SampledToken sampled;
-    std::exception_ptr error;
+    std::string failure;  // why the request fails; empty: it goes on
   };
 
+  std::span<const Chunk> schedule();
   void run_pass(std::span<const Chunk> chunks);
   void sample_pass();
   void sample(Outcome& outcome, Sampler& sampler);
@@ -79,6 +82,7 @@ class TextEngine final : public Engine {
   void accept(Outcome& outcome);
   void emit(Request& request, SampledToken sampled);
   FinishReason finish_reason(const Request& request, int32_t token) const;
+  void fail_request(int64_t id, std::string why);
   void end_request(int64_t id, TokenEvent event);
   std::span<float> logit_rows(size_t first, size_t count) const;
   CacheLease admit_alone(std::span<const int32_t> tokens);

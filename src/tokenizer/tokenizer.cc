@@ -111,15 +111,22 @@ Tokenizer Tokenizer::parse(std::string_view json, std::string_view name) {
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text) const {
+  const std::vector<int32_t> bare = encode_bare(text);
+  const TokenizerFile& file = data_->file;
+  std::vector<int32_t> tokens = file.prefix;
+  tokens.insert(tokens.end(), bare.begin(), bare.end());
+  tokens.insert(tokens.end(), file.suffix.begin(), file.suffix.end());
+  return tokens;
+}
+
+std::vector<int32_t> Tokenizer::encode_bare(std::string_view text) const {
   if (data_ == nullptr) {
     fail(ErrorCode::unsupported, "the model has no tokenizer.json: give token ids instead of text");
   }
   check_argument(text.size() <= kMaxTextBytes, "text has {} bytes, the limit is {}", text.size(),
                  kMaxTextBytes);
-  const TokenizerFile& file = data_->file;
-  std::vector<int32_t> tokens = file.prefix;
-  Encoder(file, tokens).encode_text(replace_broken_utf8(text));
-  tokens.insert(tokens.end(), file.suffix.begin(), file.suffix.end());
+  std::vector<int32_t> tokens;
+  Encoder(data_->file, tokens).encode_text(replace_broken_utf8(text));
   return tokens;
 }
 

@@ -27,6 +27,8 @@ class Tokenizer {
   // begin-of-text token). Added tokens ("<|eos|>") in the text are recognised. Any bytes are
   // accepted: what is not UTF-8 is first replaced by U+FFFD. Safe to call from several threads.
   std::vector<int32_t> encode(std::string_view text) const;
+  // As encode(), without what the post-processor puts around it.
+  std::vector<int32_t> encode_bare(std::string_view text) const;
   // Text of the ids; special tokens and unknown ids are left out, broken UTF-8 becomes U+FFFD.
   std::string decode(std::span<const int32_t> tokens) const;
   // The raw bytes of one token, empty for special tokens and unknown ids.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine whose process runs out of memory at any allocation: the step throws, no request loses
-// or repeats a token, nothing leaks, and the engine serves on.
+// An engine whose process runs out of memory at any allocation: the step throws or a request fails,
+// no other request loses or repeats a token, nothing leaks, and the engine serves on.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -52,6 +52,9 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
           const auto i = static_cast<size_t>(event.request - ids.front());
           if (event.token >= 0) tokens[i].push_back(event.token);
           finish[i] = event.finish;
+          if (event.finish != FinishReason::failed) continue;
+          EXPECT_EQ(event.error, "out of memory");
+          failed = true;
         }
       } catch (const std::bad_alloc&) {
         failed = true;
@@ -62,7 +65,7 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
     }
     const bool reached = test::allocations_before_failure.exchange(-1) < 0;
     for (size_t i = 0; i < ids.size(); ++i) {
-      if (finish[i] == FinishReason::cancelled && failed) continue;
+      if (finish[i] == FinishReason::failed) continue;
       EXPECT_EQ(finish[i], FinishReason::length);
       EXPECT_EQ(tokens[i], want[i]) << "request " << i;
     }

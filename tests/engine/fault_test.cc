@@ -112,36 +112,56 @@ TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
   const int64_t bad = engine_->add(request(1));
   fault_.nan_at = 33 + 5;
   std::vector<int32_t> tokens;
-  int errors = 0;
-  bool ended = false;
+  int failures = 0;
   while (!engine_->idle()) {
-    try {
-      for (const TokenEvent& event : engine_->step()) {
-        if (event.request == good) tokens.push_back(event.token);
-        if (event.request == bad && event.finish != FinishReason::none) {
-          EXPECT_EQ(event.finish, FinishReason::cancelled);
-          ended = true;
-        }
-      }
-    } catch (const Error& error) {
-      ++errors;
-      const std::string message = error.what();
-      EXPECT_NE(message.find("request " + std::to_string(bad)), std::string::npos) << message;
-      EXPECT_NE(message.find("NaN"), std::string::npos) << message;
+    for (const TokenEvent& event : engine_->step()) {
+      if (event.request == good) tokens.push_back(event.token);
+      if (event.request != bad || event.finish == FinishReason::none) continue;
+      EXPECT_EQ(event.finish, FinishReason::failed);
+      EXPECT_EQ(event.token, -1);
+      EXPECT_EQ(event.error, "the logit of token 0 is NaN");
+      ++failures;
     }
   }
-  EXPECT_EQ(errors, 1);
-  EXPECT_TRUE(ended);
+  EXPECT_EQ(failures, 1);
   EXPECT_EQ(tokens,
             std::vector<int32_t>(prompts_[0].greedy.begin(), prompts_[0].greedy.begin() + 20));
   expect_healthy();
 }
 
-TEST_F(FaultyEngine, NanInAPromptIsNotCached) {
-  const GenerateRequest bad = request(1);
-  fault_.nan_at = 33;
-  EXPECT_THROW((void)engine_->generate({&bad, 1}), Error);
+// Its own tokens and its text before that stay, with what a stop string held back.
+TEST_F(FaultyEngine, GenerateReturnsTheResultsBesideAFailedRequest) {
+  std::vector<GenerateRequest> requests = {request(1), request(0)};
+  const std::vector<GenerateResult> whole = engine_->generate(requests);
+  requests[0].sampling.stop = {whole[0].text + " and what never comes"};
+  fault_.nan_at = 33 + 5;
+  int failures = 0;
+  const std::vector<GenerateResult> results = engine_->generate(
+      requests, [&](const TokenEvent& event) { failures += event.finish == FinishReason::failed; });
+  EXPECT_EQ(failures, 1);
+  EXPECT_EQ(results[0].finish, FinishReason::failed);
+  EXPECT_EQ(results[0].error, "the logit of token 0 is NaN");
+  EXPECT_EQ(results[0].prompt_tokens, 33);
+  ASSERT_EQ(results[0].tokens.size(), 5u);
+  EXPECT_EQ(results[0].text, engine_->decode(results[0].tokens));
+  EXPECT_EQ(results[1].finish, FinishReason::length);
+  EXPECT_EQ(results[1].error, "");
+  EXPECT_EQ(results[1].tokens, whole[1].tokens);
+  EXPECT_EQ(results[1].text, whole[1].text);
   expect_healthy();
+}
+
+TEST_F(FaultyEngine, NanInAPromptIsNotCached) {
+  GenerateRequest bad = request(1);
+  for (const bool scores : {false, true}) {
+    bad.sampling.prompt_logprobs = scores;
+    fault_.nan_at = 33;
+    const GenerateResult result = engine_->generate({&bad, 1}).front();
+    EXPECT_EQ(result.finish, FinishReason::failed);
+    EXPECT_TRUE(result.tokens.empty());
+    EXPECT_TRUE(result.prompt_logprobs.empty());
+    expect_healthy();
+  }
 }
 
 TEST_F(FaultyEngine, AFailedPassIsComputedAgain) {

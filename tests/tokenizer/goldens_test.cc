@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
@@ -36,6 +37,21 @@ TEST_P(TokenizerGoldens, IdsAndTextsAreThoseOfTheReference) {
     const auto expected = ids[i].get<std::vector<int32_t>>();
     EXPECT_EQ(tokenizer.encode(text), expected) << texts[i];
     EXPECT_EQ(tokenizer.decode(expected), decoded.value(std::to_string(i), text));
+  }
+}
+
+// Chat formats write special tokens themselves.
+TEST(Tokenizer, EncodesBareTextWithoutThePostProcessor) {
+  for (const std::string name : {"llama3", "gpt4o"}) {
+    const auto tokenizer =
+        Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/tokenizer/" + name + ".json");
+    const std::vector<int32_t> around = tokenizer.encode(""),
+                               framed = tokenizer.encode("of Israel");
+    const std::vector<int32_t> bare = tokenizer.encode_bare("of Israel");
+    EXPECT_TRUE(tokenizer.encode_bare("").empty());
+    EXPECT_GT(around.size(), 0u);
+    EXPECT_EQ(framed.size(), around.size() + bare.size());
+    EXPECT_FALSE(std::ranges::search(framed, bare).empty());
   }
 }
 
