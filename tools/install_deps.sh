@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages this build needs and that are missing. Quiet when there is nothing to do.
-# Usage: install_deps.sh [fuzz]
+# Usage: install_deps.sh [fuzz | demo]
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config python3 libfmt-dev nlohmann-json3-dev libcli11-dev
           libssl-dev libzstd-dev libpcre2-dev libutf8proc-dev libhwy-dev libgtest-dev librapidcheck-dev
           libbenchmark-dev)
+[ "${1:-}" = demo ] && packages+=(python3-venv)
 [ "${1:-}" = fuzz ] && packages+=(clang libclang-rt-14-dev)
 
 missing=()
