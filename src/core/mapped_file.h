@@ -29,7 +29,7 @@ class MappedFile {
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
   // Throws Error{io} with the path and both sizes where the file has become shorter than bytes().
-  // What was read since then may be zeros. Costs one system call.
+  // Bytes that were read since then may be zeros. Costs one system call.
   void check_intact() const;
 
  private:

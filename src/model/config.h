@@ -37,7 +37,7 @@ class Config {
   Config object(std::string_view field) const;
   std::vector<Config> objects(std::string_view field) const;  // of an array
   std::vector<std::string> fields() const;                    // the names in this object
-  // What the accessors above do not cover, in any type but null.
+  // A value of any type but null, for types that no accessor above covers.
   const nlohmann::json& value(std::string_view field) const;
   // Throws the error above for a field whose value, or absence, does not fit others.
   [[noreturn]] void refuse(std::string_view field, std::string_view wanted) const;

@@ -26,7 +26,7 @@ std::shared_ptr<const nlohmann::json> parse_json(std::string_view text, std::str
 // Throws for text that is too long or holds a NUL.
 void check_json_text(std::string_view text, std::string_view name, size_t max_bytes);
 
-// What nlohmann-json said, without its prefix and at a readable length.
+// The message of nlohmann-json without its prefix, at a readable length.
 std::string json_problem(const nlohmann::json::exception& error);
 
 // A value for an error message: the literal, or "an object", "an array of 3".

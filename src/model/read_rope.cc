@@ -90,7 +90,7 @@ class RopeFields {
     }
     const auto dim = static_cast<int32_t>(head_dim * factor);
     if (dim < 2 || dim % 2 != 0) {
-      owner.refuse(kField, fmt::format("what leaves an even number of {} dims", head_dim));
+      owner.refuse(kField, fmt::format("a share that leaves an even number of {} dims", head_dim));
     }
     return dim;
   }

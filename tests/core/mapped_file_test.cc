@@ -85,7 +85,7 @@ TEST(MappedFile, RemembersWhatWasMissingForAWhile) {
   again.check_intact();
 }
 
-// What other code maps is not answered for: the handler from before gets the signal.
+// The handler leaves mappings of other code to the handler before it.
 TEST(MappedFileDeathTest, PassesOtherSignalsOn) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto access = [](bool has_handler) {

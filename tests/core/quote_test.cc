@@ -41,7 +41,7 @@ TEST(Quote, CutsLongTexts) {
   // Between characters.
   EXPECT_EQ(clipped(std::string(199, 'n') + "éé"), std::string(199, 'n') + "... (203 bytes)");
   EXPECT_EQ(clipped(std::string(198, 'n') + "éé"), std::string(198, 'n') + "é... (202 bytes)");
-  // What is cut is not only counted in shown characters: escapes are longer than their bytes.
+  // The cut counts bytes of the text; escapes are longer than the bytes they stand for.
   EXPECT_EQ(clipped(std::string(1000, '\033')).size(),
             4 * 200 + std::string("... (1000 bytes)").size());
 }

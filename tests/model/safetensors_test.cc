@@ -83,7 +83,7 @@ TEST(Safetensors, ReadsTensorsInAnyOrder) {
   EXPECT_TRUE(parse(file_of("{}", 0)).tensors().empty());
 }
 
-// What the reference reads, too.
+// The reference reads these headers, too.
 TEST(Safetensors, PassesOverWhatItDoesNotNeed) {
   const std::string fields = R"("dtype":"U8","shape":[1],"data_offsets":[0,1])";
   for (const std::string& header : {
