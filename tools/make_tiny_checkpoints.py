@@ -33,7 +33,7 @@ COMMON = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_l
               num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False,
               bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
-# What differs by architecture: what each has of its own is set to values that show.
+# The fields of each architecture; those of its own have values that show.
 MODELS = {
     # Windows on all layers, heads wider than hidden / heads.
     "mistral": dict(head_dim=64, sliding_window=24, rope_theta=1e6),
@@ -168,7 +168,7 @@ def make(name, patch=None):
         rounded = logits_of(folder, tokens, torch.bfloat16)
     if patch is not None:
         return logits
-    # What rounding to bf16 costs the last logits of each prompt: the meter for GPUs.
+    # The loss of the last logits by rounding to bf16 is the meter for GPUs.
     errors = [(a[-1] - b[-1]).abs().max() for a, b in zip(logits, rounded)]
     reference = {"bf16_error": torch.stack(errors)}
     for i, (ids, rows) in enumerate(zip(tokens, logits)):

@@ -36,7 +36,7 @@ struct DecoderParts {
   DType embedding_dtype = DType::f32;
   float embedding_factor = 1;
   std::vector<DecoderLayer> layers;
-  float branch_factor = 1;  // what a block returns is multiplied by before it is added
+  float branch_factor = 1;  // multiplies the result of a block before it is added
   Norm final_norm;
   Linear head;
   std::vector<std::unique_ptr<RotaryTable>> rotary_tables;

@@ -61,7 +61,7 @@ struct Mixture {
 
 struct PlainDecoder;
 
-// Where a part that only one architecture has is read from.
+// The sources of a part that only one architecture has.
 struct PlainContext {
   const PlainDecoder& decoder;
   const Config& config;
@@ -138,8 +138,8 @@ std::unique_ptr<Model> load_plain(const Config& config, Checkpoint checkpoint,
 
 // `no_rope_layers` (1: this layer has positions), or all but every `no_rope_layer_interval`-th.
 std::vector<bool> read_rope_layers(const Config& config);
-// Whether a layer has an MLP beside mixtures: all but every `decoder_sparse_step`-th, and
-// `mlp_only_layers`.
+// Whether a layer has an MLP where others have mixtures: all but every `decoder_sparse_step`-th,
+// and `mlp_only_layers`.
 bool is_dense_layer(const Config& config, int32_t layer);
 
 }  // namespace fovea
