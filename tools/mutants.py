@@ -31,7 +31,7 @@ FIELDS = {"file", "old", "new", "build", "run", "environment", "hangs"}
 SHARED = {"folder", "build", "run", "environment"}
 # Seconds. A mutated program that takes longer hangs.
 LIMIT = 600
-OUTCOMES = ["found", "survived", "stale", "does not compile", "hangs"]
+OUTCOMES = ["found", "survived", "stale", "does not compile", "hangs", "test fails"]
 
 
 class ListError(Exception):
@@ -135,28 +135,33 @@ class Copy:
 class Runner:
     def __init__(self, copy):
         self.copy = copy
+        self.useless = {}  # by Mutant.run_key()
 
     def prepare(self, mutants):
-        """Everything as it is, built, and each test passing: else a failure would show nothing."""
+        """Builds everything as it is."""
         self.copy.update()
         self.copy.configure()
         targets = {target for mutant in mutants for target in mutant.build}
         targets |= {mutant.program for mutant in mutants}
         if errors := self.copy.compile(targets):
             raise ListError(f"the sources without a mutant do not compile:\n{errors}")
-        for mutant in {mutant.run_key(): mutant for mutant in mutants}.values():
-            start = time.monotonic()
+
+    def why_useless(self, mutant):
+        """Why the mutant's test shows nothing: it fails anyway, or there is none."""
+        key = mutant.run_key()
+        if key not in self.useless:
             status, output = self.copy.run(mutant)
             passed = re.search(r"\[  PASSED  \] ([0-9]+) test", output)
-            if status != 0 or not passed or passed.group(1) == "0":
-                raise ListError(f"{mutant.program} {mutant.filter} does not pass without a mutant:\n{output[-4000:]}")
-            print(f"passes     {mutant.program} {mutant.filter}: {passed.group(1)} tests,"
-                  f" {time.monotonic() - start:.0f} s", flush=True)
+            passes = status == 0 and passed and passed.group(1) != "0"
+            self.useless[key] = "" if passes else f"{mutant.program} {mutant.filter} without the mutant:\n{output[-2000:]}"
+        return self.useless[key]
 
     def try_one(self, mutant):
         """One of OUTCOMES, and a reason."""
         if why := mutant.why_stale(self.copy.source):
             return "stale", why
+        if why := self.why_useless(mutant):
+            return "test fails", why
         path = self.copy.source / mutant.file
         text = path.read_text(encoding="utf-8")
         try:

@@ -37,7 +37,10 @@ void add_plain(std::vector<AttentionCase>& cases) {
     cases.push_back(prefill_case(name, 128, change));
   };
   // More row tiles than blocks.
-  add("boxes", [](AttentionCase& test) { test.spec.q_heads = test.spec.kv_heads = 3; });
+  add("boxes", [](AttentionCase& test) {
+    test.spec.q_heads = test.spec.kv_heads = 3;
+    test.spec.has_sinks = true;
+  });
   add("sinks_page_64", [](AttentionCase& test) {
     test.spec.has_sinks = true;
     test.cache.page_size = 64;
@@ -62,7 +65,10 @@ void add_plain(std::vector<AttentionCase>& cases) {
   });
   add("parts", [](AttentionCase& test) { test.requests = {{100, 4400}, {0, 0}}; });
   // The first row sees all but the last key of a key tile.
-  add("open_edge", [](AttentionCase& test) { test.requests = {{70, 196}}; });
+  add("open_edge", [](AttentionCase& test) {
+    test.spec.q_heads = test.spec.kv_heads = 3;
+    test.requests = {{70, 196}};
+  });
   add("without_keys", [](AttentionCase& test) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{70, 100}, {33, 0}, {9, 3}};
@@ -89,7 +95,8 @@ void add_decode(std::vector<AttentionCase>& cases) {
   add("decode_16_rows", 26, 2, Requests{{1, 257}, {1, 64}});
   add("decode_parts", 7, 1, Requests{{1, 900}, {1, 30}, {1, 0}, {1, 350}});
   add("decode_cluster", 7, 1, Requests{{1, 1200}});
-  add("decode_sinks", 14, 2, Requests{{1, 90}, {1, 300}});
+  add("decode_many_steps", 14, 2, Requests{{1, 1900}, {1, 1500}});
+  add("decode_sinks", 14, 2, Requests{{1, 3}, {1, 90}, {1, 300}});
   cases.back().spec.has_sinks = true;
   add("decode_without_keys", 7, 1, Requests{{1, 40}, {1, 0}, {1, 3}});
   cases.back().spec.scope = AttentionScope::cross;
