@@ -18,11 +18,11 @@
 namespace fovea {
 
 struct EngineOptions {
-  std::string model_path = {};  // folder with config.json, tokenizer.json and *.safetensors
+  // Folder with config.json, *.safetensors, and tokenizer.json or tokenizer.model.
+  std::string model_path = {};
   // Weights made from this seed instead of read, in the dtype of the config (default bf16): equal
-  // seeds give equal bits. model_path may then be a config.json or a folder that has nothing else;
-  // without a tokenizer.json requests and results are token ids. A quantization_config, which
-  // describes files, is ignored.
+  // seeds give equal bits. model_path may then be a config.json or a folder that has nothing else.
+  // A quantization_config, which describes files, is ignored.
   std::optional<uint64_t> random_weights = {};
   std::string device = "cpu";  // or "cuda", "cuda:N": weights, caches and activations live there
   // Backends the engine may choose from; null: BackendRegistry::builtin(). Must outlive the engine.
@@ -73,7 +73,7 @@ struct SamplingParams {
   float min_p = 0;              // in [0, 1], relative to the most likely token
   uint64_t seed = 0;
   // Text at which generation ends, itself not part of the output: up to 64 strings of 1 to 1024
-  // bytes of UTF-8.
+  // bytes of UTF-8. The text of special tokens, which is not part of the output either, counts.
   std::vector<std::string> stop = {};
   std::vector<int32_t> stop_tokens = {};  // up to 1024, without their text
   bool ignore_eos = false;
@@ -258,8 +258,11 @@ class Engine {
   virtual int32_t wanted_context() const = 0;
   virtual const EngineStats& stats() const = 0;
   // Choices of the load that a caller may not expect, one sentence each: which of two checkpoints
-  // in a folder is read, why the default context is shorter than the model's.
+  // in a folder is read, why the default context is shorter than the model's, why there is no text.
   virtual std::span<const std::string> notes() const = 0;
+  // Whether the checkpoint's tokenizer was read. Without one requests give token ids, results and
+  // decode() have no text, and encode(), prompts and stop strings are Errors that say why.
+  virtual bool has_text() const = 0;
   // One per layer group, valid as long as the engine.
   virtual std::span<const GroupSelection> selections() const = 0;
   virtual std::string explain() const = 0;  // the same as text

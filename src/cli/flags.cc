@@ -98,7 +98,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   EngineOptions& options = flags.options;
   command
       .add_option("model", options.model_path,
-                  "folder with config.json, tokenizer.json and *.safetensors")
+                  "folder with config.json, *.safetensors and tokenizer.json or tokenizer.model")
       ->required();
   command.add_option("--decode-backend", flags.decode_backend, "another backend for decode steps");
   command.add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();

@@ -105,7 +105,8 @@ void run(const GenerateFlags& flags) {
   ResultPrinter printer(requests, std::move(shown),
                         flags.json             ? ResultFormat::json
                         : requests.size() == 1 ? ResultFormat::stream
-                                               : ResultFormat::lines);
+                                               : ResultFormat::lines,
+                        engine->has_text());
   print_results(*engine, requests, printer);
   if (flags.stats) print_stats(engine->stats());
   end_if_interrupted();

@@ -2,6 +2,7 @@
 #include "cli/results.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -52,15 +53,23 @@ nlohmann::ordered_json to_json(const GenerateResult& result) {
 }  // namespace
 
 ResultPrinter::ResultPrinter(std::span<const GenerateRequest> requests,
-                             std::vector<std::string> shown, ResultFormat format)
-    : requests_(requests), shown_(std::move(shown)), format_(format), results_(requests.size()) {}
+                             std::vector<std::string> shown, ResultFormat format, bool has_text)
+    : requests_(requests),
+      shown_(std::move(shown)),
+      format_(format),
+      has_text_(has_text),
+      results_(requests.size()) {}
 
 void ResultPrinter::add(const TokenEvent& event) {
   const auto index = static_cast<size_t>(event.request - 1);
   append_event(results_.at(index), event, requests_[index].sampling.logprobs >= 0);
   is_printing_ = true;
   if (format_ == ResultFormat::stream) {
-    fmt::print("{}{}", started_ ? "" : shown_[index], event.text);
+    if (has_text_) {
+      fmt::print("{}{}", started_ ? "" : shown_[index], event.text);
+    } else if (event.token >= 0) {
+      fmt::print("{}{}", started_ ? "," : "", event.token);
+    }
     started_ = true;
     flush_stdout();
   }
@@ -95,7 +104,8 @@ void ResultPrinter::print(size_t index) {
       fmt::print("\n");
       break;
     case ResultFormat::lines:
-      fmt::print("[{}] {}{}\n", index, shown_[index], result.text);
+      fmt::print("[{}] {}{}\n", index, shown_[index],
+                 has_text_ ? result.text : fmt::format("{}", fmt::join(result.tokens, ",")));
       break;
     case ResultFormat::json:
       fmt::print("{}\n", to_json(result).dump());

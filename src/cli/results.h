@@ -21,8 +21,9 @@ class ResultPrinter {
  public:
   // `requests` are those of Engine::generate() of a new engine, and outlive this. `shown` are their
   // texts, which stream and lines print in front of what was generated; empty ones are not shown.
+  // Without `has_text` both print token ids instead of text.
   ResultPrinter(std::span<const GenerateRequest> requests, std::vector<std::string> shown,
-                ResultFormat format);
+                ResultFormat format, bool has_text);
 
   void add(const TokenEvent& event);
   // After an exception: prints what the unfinished requests have, as failed for that reason.
@@ -39,6 +40,7 @@ class ResultPrinter {
   std::span<const GenerateRequest> requests_;
   std::vector<std::string> shown_;
   ResultFormat format_;
+  bool has_text_;
   std::vector<GenerateResult> results_;
   std::vector<std::string> failures_;
   size_t next_ = 0;           // the first that is not printed

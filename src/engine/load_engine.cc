@@ -36,11 +36,16 @@ std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                            .row_invariant = options.batch_invariant});
 }
 
-Tokenizer load_tokenizer(const EngineOptions& options) {
-  const std::filesystem::path file = std::filesystem::path(options.model_path) / "tokenizer.json";
-  std::error_code ignored;
-  if (options.random_weights && !std::filesystem::exists(file, ignored)) return Tokenizer::none();
-  return Tokenizer::open(file.string());
+// Token ids need no tokenizer, so one that cannot be read ends nothing.
+void load_tokenizer(const std::string& folder, EngineParts& parts) {
+  try {
+    parts.tokenizer = Tokenizer::load(folder);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::out_of_memory) throw;
+    parts.why_no_tokenizer = error;
+    parts.notes.push_back(
+        fmt::format("requests and results are token ids without text: {}", error.what()));
+  }
 }
 
 std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
@@ -54,19 +59,23 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   const DeviceInfo device = find_device(options.device);
   std::unique_ptr<Model> model =
       load_model_of(options, make_model_device(options, device, *threads), *threads);
-  Tokenizer tokenizer = load_tokenizer(options);
 
   const ModelInfo& info = model->info();
   SizedEngine sized = size_engine(options, info, device,
                                   options.kv_memory_bytes > 0 ? 0 : free_memory(device.device()));
   const int32_t logit_rows = sized.logit_rows();
 
-  EngineParts parts{std::move(own_registry), std::move(threads), std::move(model),
-                    std::move(tokenizer), ChatFormat::open(options.model_path)};
+  EngineParts parts{std::move(own_registry),
+                    std::move(threads),
+                    std::move(model),
+                    std::nullopt,
+                    std::nullopt,
+                    ChatFormat::open(options.model_path)};
   parts.selections = std::move(sized.selections);
   parts.request_limits = {info.vocabulary, sized.limits.max_kv_len, sized.wanted_context};
   parts.limits = sized.scheduling;
   parts.notes = load_notes(given, info);
+  load_tokenizer(options.model_path, parts);
   parts.weight_bytes = parts.model->weight_bytes();  // before tables of positions join them
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));

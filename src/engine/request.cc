@@ -2,6 +2,7 @@
 #include "engine/request.h"
 
 #include "core/check.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

@@ -23,10 +23,10 @@ struct Request {
   int32_t prompt_tokens = 0;
   int32_t computed = 0;  // of tokens, already in the caches
   CacheLease lease;
-  int32_t retried_at = -1;               // computed when it last ran out of memory alone
-  std::optional<int32_t> cached_tokens;  // of the prompt, at the first admission
-  std::vector<float> prompt_logprobs;    // [prompt_tokens], with sampling.prompt_logprobs
-  Utf8Stream characters;
+  int32_t retried_at = -1;                // computed when it last ran out of memory alone
+  std::optional<int32_t> cached_tokens;   // of the prompt, at the first admission
+  std::vector<float> prompt_logprobs;     // [prompt_tokens], with sampling.prompt_logprobs
+  std::optional<TokenStream> characters;  // unset: the engine has no tokenizer
   StopMatcher stops{{}};
 
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
@@ -36,7 +36,8 @@ struct Request {
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
   // What was held back of the text, at its end: incomplete characters, beginnings of stop strings.
   std::string held_text() {
-    std::string text = stops.push(characters.finish());
+    std::string text;
+    if (characters) text = stops.push(characters->finish());
     return text += stops.finish();
   }
 };

@@ -72,6 +72,8 @@ int64_t TextEngine::add(const GenerateRequest& request) {
   added->sampling = request.sampling;
   added->salt = request.salt;
   added->prompt_tokens = added->length();
+  if (!request.sampling.stop.empty()) tokenizer();
+  if (parts_.tokenizer) added->characters = parts_.tokenizer->stream();
   added->stops = StopMatcher(request.sampling.stop);
   if (request.sampling.prompt_logprobs) added->prompt_logprobs.resize(added->tokens.size());
   added->id = next_id_++;
@@ -226,8 +228,7 @@ void TextEngine::emit(Request& request, SampledToken sampled) {
   request.tokens.push_back(sampled.token);
   event.finish = finish_reason(request, sampled.token);
   if (event.finish != FinishReason::stop) {
-    const std::string_view bytes = parts_.tokenizer.token_bytes(sampled.token);
-    event.text = request.stops.push(request.characters.push(bytes));
+    event.text = text_of(request, sampled.token);
     if (request.stops.matched()) event.finish = FinishReason::stop;
   }
   if (event.finish == FinishReason::none) {
@@ -237,6 +238,22 @@ void TextEngine::emit(Request& request, SampledToken sampled) {
   event.text += request.held_text();
   parts_.caches->publish(request.lease, computed_text(request));
   end_request(request.id, std::move(event));
+}
+
+// The text that becomes certain with the token.
+std::string TextEngine::text_of(Request& request, int32_t token) const {
+  if (!request.characters) return {};
+  const std::string_view special = parts_.tokenizer->special_text(token);
+  if (!special.empty()) return request.stops.push_hidden(special);
+  return request.stops.push(request.characters->push(token));
+}
+
+const Tokenizer& TextEngine::tokenizer() const {
+  if (!parts_.tokenizer) {
+    fail(ErrorCode::unsupported, "there is no tokenizer, give token ids instead of text: {}",
+         parts_.why_no_tokenizer->what());
+  }
+  return *parts_.tokenizer;
 }
 
 // Without stop strings, which depend on the text.
@@ -310,15 +327,15 @@ CacheLease TextEngine::admit_alone(std::span<const int32_t> tokens) {
 }
 
 std::vector<int32_t> TextEngine::encode(std::string_view text) const {
-  return parts_.tokenizer.encode(text);
+  return tokenizer().encode(text);
 }
 
 std::vector<int32_t> TextEngine::encode_chat(const ChatPrompt& prompt) const {
-  return parts_.tokenizer.encode_bare(parts_.chat.render(prompt));
+  return tokenizer().encode_bare(parts_.chat.render(prompt));
 }
 
 std::string TextEngine::decode(std::span<const int32_t> tokens) const {
-  return parts_.tokenizer.decode(tokens);
+  return parts_.tokenizer ? parts_.tokenizer->decode(tokens) : std::string();
 }
 
 const EngineStats& TextEngine::stats() const {

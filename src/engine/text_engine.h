@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "fovea/engine.h"
+#include "fovea/error.h"
 #include "fovea/thread_pool.h"
 #include "tokenizer/chat_format.h"
 #include "tokenizer/tokenizer.h"
@@ -27,7 +29,8 @@ struct EngineParts {
   std::unique_ptr<BackendRegistry> own_registry;  // without EngineOptions::registry
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Model> model;
-  Tokenizer tokenizer;
+  std::optional<Tokenizer> tokenizer;
+  std::optional<Error> why_no_tokenizer;  // set where tokenizer is not
   ChatFormat chat;
   std::unique_ptr<CacheSet> caches;
   std::vector<GroupSelection> selections;
@@ -58,6 +61,7 @@ class TextEngine final : public Engine {
   int32_t max_context() const override { return parts_.request_limits.max_context; }
   int32_t wanted_context() const override { return parts_.request_limits.wanted_context; }
   std::span<const std::string> notes() const override { return parts_.notes; }
+  bool has_text() const override { return parts_.tokenizer.has_value(); }
   const EngineStats& stats() const override;
   std::span<const GroupSelection> selections() const override { return parts_.selections; }
   std::string explain() const override;
@@ -74,6 +78,8 @@ class TextEngine final : public Engine {
   };
 
   std::span<const Chunk> schedule();
+  const Tokenizer& tokenizer() const;  // Error says why there is none
+  std::string text_of(Request& request, int32_t token) const;
   void run_pass(std::span<const Chunk> chunks);
   void sample_pass();
   void sample(Outcome& outcome, Sampler& sampler);

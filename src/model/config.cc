@@ -78,8 +78,11 @@ Config Config::parse(std::string_view text, std::string_view name) {
 }
 
 Config Config::parse(std::string_view text, std::string_view name, const JsonLimits& limits) {
+  return of(parse_json(text, printable(name), limits), name);
+}
+
+Config Config::of(std::shared_ptr<const json> document, std::string_view name) {
   const std::string shown_name = printable(name);
-  std::shared_ptr<const json> document = parse_json(text, shown_name, limits);
   if (!document->is_object()) {
     fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", shown_name,
          json_shown(*document));

@@ -20,6 +20,7 @@ class Config {
   static Config open(const std::string& path);
   static Config parse(std::string_view text, std::string_view name);
   static Config parse(std::string_view text, std::string_view name, const JsonLimits& limits);
+  static Config of(std::shared_ptr<const nlohmann::json> document, std::string_view name);
 
   bool has(std::string_view field) const;       // present and not null
   bool contains(std::string_view field) const;  // present, if only as null

@@ -115,9 +115,14 @@ void check_json_text(std::string_view text, std::string_view name, size_t max_by
 std::shared_ptr<const json> parse_json(std::string_view text, std::string_view name,
                                        JsonLimits limits) {
   check_json_text(text, name, limits.bytes);
-  const auto document = std::make_shared<Document>();
-  DocumentBuilder builder(document->root, name, limits.depth);
+  std::shared_ptr<json> document = make_json_document();
+  DocumentBuilder builder(*document, name, limits.depth);
   json::sax_parse(text.begin(), text.end(), &builder);
+  return document;
+}
+
+std::shared_ptr<json> make_json_document() {
+  const auto document = std::make_shared<Document>();
   return {document, &document->root};
 }
 

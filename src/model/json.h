@@ -23,6 +23,9 @@ struct JsonLimits {
 std::shared_ptr<const nlohmann::json> parse_json(std::string_view text, std::string_view name,
                                                  JsonLimits limits);
 
+// An empty document to be filled. Destroying it allocates nothing.
+std::shared_ptr<nlohmann::json> make_json_document();
+
 // Throws for text that is too long or holds a NUL.
 void check_json_text(std::string_view text, std::string_view name, size_t max_bytes);
 

@@ -2,21 +2,43 @@
 #include "tokenizer/added_tokens.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "tokenizer/pattern.h"
 #include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {
 
-// White_Space of Unicode.
-bool is_white_space(uint32_t c) {
-  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
-         c == 0x3000;
+// Where the character before `at` begins.
+size_t character_before(std::string_view text, size_t at) {
+  size_t begin = at - 1;
+  while ((static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
+  return begin;
 }
 
-size_t white_space_at_start(std::string_view text) {
-  size_t at = 0;
+bool word_ends_at(std::string_view text, size_t at) {
+  if (at == 0) return false;
+  const size_t begin = character_before(text, at);
+  return is_word_character(text.substr(begin, at - begin));
+}
+
+bool word_starts_at(std::string_view text, size_t at) {
+  return at < text.size() && is_word_character(text.substr(at, next_utf8(text.substr(at)).bytes));
+}
+
+// Where the white space that ends at `end` begins, but not before `limit`.
+size_t white_space_begin(std::string_view text, size_t end, size_t limit) {
+  while (end > limit) {
+    const size_t begin = character_before(text, end);
+    if (!is_white_space(code_point(text.substr(begin, end - begin)))) break;
+    end = begin;
+  }
+  return std::max(end, limit);
+}
+
+// Where the white space that begins at `at` ends.
+size_t white_space_end(std::string_view text, size_t at) {
   while (at < text.size()) {
     const size_t bytes = next_utf8(text.substr(at)).bytes;
     if (!is_white_space(code_point(text.substr(at, bytes)))) break;
@@ -25,69 +47,86 @@ size_t white_space_at_start(std::string_view text) {
   return at;
 }
 
-// Where the white space at the end of `text` begins.
-size_t white_space_at_end(std::string_view text) {
-  size_t at = text.size();
-  while (at > 0) {
-    size_t begin = at - 1;
-    while ((static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
-    if (!is_white_space(code_point(text.substr(begin, at - begin)))) break;
-    at = begin;
-  }
-  return at;
-}
-
-uint64_t edge(int32_t node, char byte) {
-  return static_cast<uint64_t>(node) << 8 | static_cast<uint8_t>(byte);
-}
-
 }  // namespace
 
-void AddedTokenFinder::add(const AddedToken& token) {
-  int32_t node = 0;
-  for (const char byte : token.content) {
-    const auto next = static_cast<int32_t>(node_tokens_.size());
-    const auto [child, is_new] = children_.emplace(edge(node, byte), next);
-    if (is_new) node_tokens_.push_back(kNone);
-    node = child->second;
+AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+  std::vector<ByteTrie::Key> keys;
+  keys.reserve(tokens_.size());
+  for (const AddedToken& token : tokens_) {
+    keys.push_back({token.content, static_cast<int32_t>(keys.size())});
   }
-  node_tokens_[node] = static_cast<int32_t>(tokens_.size());
-  tokens_.push_back(token);
+  trie_ = ByteTrie(std::move(keys));
+  const auto nodes = static_cast<size_t>(trie_.nodes());
+  fallbacks_.assign(nodes, ByteTrie::kRoot);
+  depths_.assign(nodes, 0);
+  longest_.assign(nodes, kNone);
+  // Nodes are in the order of their depth, so a fallback is complete before it is needed.
+  for (int32_t parent = 0; parent < trie_.nodes(); ++parent) {
+    for (int32_t node = trie_.first_child(parent); node < trie_.first_child(parent + 1); ++node) {
+      depths_[node] = depths_[parent] + 1;
+      if (parent != ByteTrie::kRoot) {
+        fallbacks_[node] = next_node(fallbacks_[parent], trie_.byte(node));
+      }
+      longest_[node] =
+          trie_.value(node) != ByteTrie::kNone ? trie_.value(node) : longest_[fallbacks_[node]];
+    }
+  }
 }
 
-int32_t AddedTokenFinder::longest_at(std::string_view text) const {
-  int32_t longest = kNone;
-  int32_t node = 0;
-  for (const char byte : text) {
-    const auto child = children_.find(edge(node, byte));
-    if (child == children_.end()) break;
-    node = child->second;
-    if (node_tokens_[node] != kNone) longest = node_tokens_[node];
+int32_t AddedTokenFinder::next_node(int32_t node, char byte) const {
+  while (true) {
+    const int32_t child = trie_.child(node, byte);
+    if (child != ByteTrie::kNone) return child;
+    if (node == ByteTrie::kRoot) return node;
+    node = fallbacks_[node];
   }
-  return longest;
+}
+
+AddedTokenFinder::Match AddedTokenFinder::find(std::string_view text, size_t from) const {
+  Match best;
+  int32_t node = ByteTrie::kRoot;
+  for (size_t at = from; at < text.size(); ++at) {
+    node = next_node(node, text[at]);
+    const size_t end = at + 1;
+    const size_t begin = end - static_cast<size_t>(depths_[node]);
+    // What is still being read begins behind the best occurrence.
+    if (best.index != kNone && begin > best.begin) break;
+    const int32_t index = longest_[node];
+    if (index == kNone) continue;
+    const size_t start = end - tokens_[index].content.size();
+    if (best.index == kNone || start <= best.begin) best = {start, end, index};
+  }
+  return best;
 }
 
 std::vector<TextPart> AddedTokenFinder::split(std::string_view text) const {
   std::vector<TextPart> parts;
-  size_t done = 0;
+  size_t done = 0;         // the end of the last part
+  size_t known_space = 0;  // white space that rstrip has passed over ends here
+  size_t known_from = 0;   // ... and begins here
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
-    const int32_t index = longest_at(text.substr(at));
-    if (index == kNone) {
-      ++at;
+    const Match match = find(text, at);
+    if (match.index == kNone) break;
+    at = match.end;
+    const AddedToken& token = tokens_[match.index];
+    if (token.single_word && (word_ends_at(text, match.begin) || word_starts_at(text, match.end))) {
       continue;
     }
-    const AddedToken& token = tokens_[index];
-    size_t begin = at;
-    at += token.content.size();
-    size_t end = at;
-    if (token.lstrip) begin = white_space_at_end(text.substr(0, begin));
-    if (token.rstrip) end += white_space_at_start(text.substr(end));
-    begin = std::max(begin, done);
-    if (begin > done) parts.push_back({text.substr(done, begin - done), kNone});
-    parts.push_back({text.substr(begin, end - begin), token.id});
+    size_t begin = match.begin;
+    size_t end = match.end;
+    if (token.lstrip) begin = white_space_begin(text, begin, std::min(done, begin));
+    if (token.rstrip) {
+      if (end < known_from || end > known_space) {
+        known_from = end;
+        known_space = white_space_end(text, end);
+      }
+      end = known_space;
+    }
+    if (done < begin) parts.push_back({done, begin, kNone});
+    parts.push_back({begin, end, token.id});
     done = end;
   }
-  if (done < text.size()) parts.push_back({text.substr(done), kNone});
+  if (done < text.size()) parts.push_back({done, text.size(), kNone});
   return parts;
 }
 

@@ -2,16 +2,16 @@
 #include "tokenizer/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <fmt/format.h>
 #include <pcre2.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
 #include <utility>
-#include <vector>
 
 #include "core/check.h"
-#include "model/json.h"
+#include "core/quote.h"
+#include "tokenizer/pattern_translator.h"
+#include "tokenizer/unicode.h"
 
 namespace fovea {
 namespace {
@@ -20,150 +20,6 @@ constexpr size_t kMaxPatternBytes = 10'000;
 // A quarter of a second; a run of 20 MB of spaces needs less.
 constexpr uint32_t kMatchLimit = 40'000'000;
 constexpr size_t kJitStackBytes = 8 << 20;
-
-// White_Space of Unicode, to stand inside a class. PCRE2's own \s has U+180E in addition.
-constexpr std::string_view kWhiteSpace = "\\t-\\r\\x{85}\\p{Z}";
-
-constexpr std::array<std::string_view, 37> kCategories = {
-    "L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",  "Nd", "Nl",
-    "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc", "Sk",
-    "So", "Z",  "Zs", "Zl", "Zp", "C",  "Cc", "Cf", "Cs", "Co", "Cn"};
-
-constexpr std::array<std::string_view, 6> kGroups = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!"};
-
-bool is_punctuation(char c) {
-  const auto byte = static_cast<unsigned char>(c);
-  return byte < 0x80 && std::ispunct(byte) != 0;
-}
-
-// Writes an Oniguruma pattern so that PCRE2 with UTF and UCP means the same by it.
-class Translator {
- public:
-  Translator(std::string_view regex, std::string_view name) : regex_(regex), name_(name) {}
-
-  std::string translate() {
-    while (at_ < regex_.size()) {
-      const char c = regex_[at_];
-      if (c == '\\') {
-        escape();
-      } else if (in_class_) {
-        class_character(c);
-      } else {
-        character(c);
-      }
-    }
-    return std::move(out_);
-  }
-
- private:
-  [[noreturn]] void refuse(std::string_view construct) const {
-    fail(ErrorCode::unsupported, "{}: {} in the pattern '{}' is not supported", name_, construct,
-         clipped(regex_));
-  }
-
-  bool next_is(std::string_view text) const { return regex_.substr(at_).starts_with(text); }
-
-  void copy(size_t bytes) {
-    out_ += regex_.substr(at_, bytes);
-    at_ += bytes;
-  }
-
-  void put_class(std::string_view written, std::string_view as) {
-    if (caseless_.size() > 0 && caseless_.back()) refuse("a class inside (?i:)");
-    // "a-\s" is no range, and PCRE2 would read the first character of the replacement as its end.
-    if (in_class_ && out_.back() == '-') refuse("a class after '-'");
-    out_ += as;
-    at_ += written.size();
-  }
-
-  void escape() {
-    if (at_ + 1 == regex_.size()) refuse("a final backslash");
-    const char c = regex_[at_ + 1];
-    const std::string_view written = regex_.substr(at_, 2);
-    if (is_punctuation(c) || c == 'n' || c == 'r' || c == 't') {
-      copy(2);
-    } else if (c == 's') {
-      put_class(written, in_class_ ? std::string(kWhiteSpace) : fmt::format("[{}]", kWhiteSpace));
-    } else if (c == 'S' && !in_class_) {
-      put_class(written, fmt::format("[^{}]", kWhiteSpace));
-    } else if (c == 'd') {
-      put_class(written, "\\p{Nd}");
-    } else if (c == 'D') {
-      put_class(written, "\\P{Nd}");
-    } else if (c == 'p' || c == 'P') {
-      property();
-    } else {
-      refuse(fmt::format("'{}'{}", written, in_class_ ? " inside a class" : ""));
-    }
-  }
-
-  void property() {
-    const size_t end = regex_.find('}', at_);
-    if (end == regex_.npos || regex_[at_ + 2] != '{') refuse("a property without braces");
-    const std::string_view category = regex_.substr(at_ + 3, end - at_ - 3);
-    const std::string_view written = regex_.substr(at_, end + 1 - at_);
-    if (std::find(kCategories.begin(), kCategories.end(), category) == kCategories.end()) {
-      refuse(fmt::format("'{}'", written));
-    }
-    put_class(written, written);
-  }
-
-  void class_character(char c) {
-    if (c == '[' || next_is("&&")) refuse("a class inside a class");
-    if (c == ']') in_class_ = false;
-    copy(1);
-  }
-
-  void character(char c) {
-    if (c == '.' || c == '^' || c == '$') refuse(fmt::format("'{}'", c));
-    if (c == '[') {
-      if (caseless_.size() > 0 && caseless_.back()) refuse("a class inside (?i:)");
-      copy(next_is("[^") ? 2 : 1);
-      if (next_is("]")) refuse("an empty class");
-      in_class_ = true;
-    } else if (c == '(') {
-      group();
-    } else if (c == '{') {
-      repetition();
-    } else {
-      if (c == ')' && !caseless_.empty()) caseless_.pop_back();
-      copy(1);
-    }
-  }
-
-  void group() {
-    const bool outer = !caseless_.empty() && caseless_.back();
-    size_t bytes = 1;
-    if (next_is("(?") || next_is("(*")) {
-      const auto known = std::find_if(kGroups.begin(), kGroups.end(),
-                                      [&](std::string_view group) { return next_is(group); });
-      if (known == kGroups.end()) refuse(fmt::format("'{}'", regex_.substr(at_, 3)));
-      bytes = known->size();
-    }
-    caseless_.push_back(outer || next_is("(?i:"));
-    copy(bytes);
-  }
-
-  // {2}, {2,} and {2,3}. What follows must be no second quantifier: "{2}+" is possessive in PCRE2
-  // only.
-  void repetition() {
-    const size_t end = std::min(regex_.find('}', at_), regex_.size());
-    const std::string_view inside = regex_.substr(at_ + 1, end - at_ - 1);
-    const bool counts = !inside.empty() && std::isdigit(static_cast<unsigned char>(inside[0])) &&
-                        inside.find_first_not_of("0123456789,") == inside.npos;
-    if (!counts) refuse("'{' that is no repetition");
-    copy(end + 1 - at_);
-    if (next_is("+") || next_is("?") || next_is("*") || next_is("{"))
-      refuse("'}' and a quantifier");
-  }
-
-  std::string_view regex_;
-  std::string_view name_;
-  size_t at_ = 0;
-  bool in_class_ = false;
-  std::vector<bool> caseless_;  // of the groups that are open
-  std::string out_;
-};
 
 std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 256> text = {};
@@ -202,7 +58,9 @@ PatternScratch::PatternScratch() : data_(std::make_unique<Data>()) {
 PatternScratch::~PatternScratch() = default;
 
 struct Pattern::Data {
-  Owned<pcre2_code, pcre2_code_free> code;
+  Owned<pcre2_code, pcre2_code_free> code;  // null: the text of `literal`
+  std::string literal;
+  bool own_tables = false;
   std::string shown;
 };
 
@@ -212,44 +70,64 @@ Pattern::Pattern(Pattern&&) noexcept = default;
 Pattern& Pattern::operator=(Pattern&&) noexcept = default;
 
 Pattern Pattern::from_regex(std::string_view regex, std::string_view name) {
-  return compile(Translator(regex, name).translate(), regex, name);
+  return compile(translate_pattern(regex, name), regex, name);
 }
 
 Pattern Pattern::from_literal(std::string_view literal, std::string_view name) {
-  std::string quoted;
-  for (const char c : literal) {
-    if (is_punctuation(c)) quoted += '\\';
-    quoted += c;
+  if (literal.empty() || literal.size() > kMaxPatternBytes) {
+    fail(ErrorCode::corrupt_file, "{}: a pattern of {} bytes, must have 1 to {}", name,
+         literal.size(), kMaxPatternBytes);
   }
-  return compile(quoted, literal, name);
+  auto data = std::make_unique<Data>();
+  data->literal = literal;
+  return Pattern(std::move(data));
 }
 
-Pattern Pattern::compile(const std::string& pcre, std::string_view shown, std::string_view name) {
+Pattern Pattern::from_pcre(std::string_view pcre, bool own_tables) {
+  Pattern pattern = compile(pcre, pcre, "a pattern");
+  pattern.data_->own_tables = own_tables;
+  return pattern;
+}
+
+Pattern Pattern::compile(std::string_view pcre, std::string_view shown, std::string_view name) {
   if (pcre.size() > kMaxPatternBytes) {
     fail(ErrorCode::corrupt_file, "{}: a pattern of {} bytes, the limit is {}", name, pcre.size(),
          kMaxPatternBytes);
   }
   auto data = std::make_unique<Data>();
-  data->shown = clipped(shown);
+  data->shown = quote(shown);
+  const Owned<pcre2_compile_context, pcre2_compile_context_free> context(
+      pcre2_compile_context_create(nullptr));
+  if (context == nullptr) fail(ErrorCode::out_of_memory, "no memory for the pattern {}", shown);
+  pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   size_t offset = 0;
   data->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre.data()), pcre.size(),
-                                 PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+                                 PCRE2_UTF | PCRE2_UCP, &error, &offset, context.get()));
   if (data->code == nullptr) {
-    fail(ErrorCode::corrupt_file, "{}: the pattern '{}': {}", name, data->shown, message_of(error));
+    fail(ErrorCode::corrupt_file, "{}: the pattern {}: {}", name, data->shown, message_of(error));
   }
   uint32_t can_be_empty = 0;
   pcre2_pattern_info(data->code.get(), PCRE2_INFO_MATCHEMPTY, &can_be_empty);
   if (can_be_empty != 0) {
-    fail(ErrorCode::unsupported, "{}: the pattern '{}' matches the empty text", name, data->shown);
+    fail(ErrorCode::unsupported, "{}: the pattern {} matches the empty text", name, data->shown);
   }
   // Fails where there is no JIT; matching is then interpreted.
   pcre2_jit_compile(data->code.get(), PCRE2_JIT_COMPLETE);
   return Pattern(std::move(data));
 }
 
+bool Pattern::is_literal() const { return data_->code == nullptr; }
+bool Pattern::needs_old_characters() const { return !is_literal() && !data_->own_tables; }
+std::string_view Pattern::literal() const { return data_->literal; }
+
 std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
                                         PatternScratch& scratch) const {
+  if (is_literal()) {
+    const size_t begin = text.find(data_->literal, from);
+    if (begin == text.npos) return std::nullopt;
+    return MatchRange{begin, begin + data_->literal.size()};
+  }
   pcre2_match_data* match = scratch.data_->match.get();
   const auto run = [&] {
     return pcre2_match(data_->code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
@@ -264,11 +142,26 @@ std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
   }
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (count < 0) {
-    fail(ErrorCode::unsupported, "the pattern '{}' cannot be matched: {}", data_->shown,
+    fail(ErrorCode::unsupported, "the pattern {} cannot be matched: {}", data_->shown,
          message_of(count));
   }
   const size_t* range = pcre2_get_ovector_pointer(match);
   return MatchRange{range[0], range[1]};
+}
+
+MatchText::MatchText(const Pattern& pattern, std::string_view text)
+    : pattern_(pattern), text_(text) {
+  if (!pattern.needs_old_characters() || !has_young_characters(text)) return;
+  older_ = with_old_characters(text);
+  text_ = older_;
+}
+
+bool is_word_character(std::string_view character) {
+  static const Pattern word =
+      Pattern::from_pcre(fmt::format("[{}\\x{{200C}}\\x{{200D}}]", kWordClass));
+  PatternScratch scratch;
+  const std::string old = with_old_characters(character);
+  return word.find(old, 0, scratch).has_value();
 }
 
 }  // namespace fovea

@@ -75,10 +75,12 @@ const Range* find_young(std::string_view character) {
 }  // namespace
 
 bool has_young_characters(std::string_view text) {
-  while (!text.empty()) {
-    const size_t bytes = next_utf8(text).bytes;
-    if (find_young(text.substr(0, bytes)) != nullptr) return true;
-    text.remove_prefix(bytes);
+  for (size_t at = 0; at < text.size(); ++at) {
+    // None has fewer than three bytes.
+    if (static_cast<uint8_t>(text[at]) < 0xE0) continue;
+    const size_t bytes = next_utf8(text.substr(at)).bytes;
+    if (find_young(text.substr(at, bytes)) != nullptr) return true;
+    at += bytes - 1;
   }
   return false;
 }

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "tokenizer/tokenizer.h"
-
 namespace fovea {
 namespace {
 
@@ -75,6 +73,33 @@ uint32_t code_point(std::string_view character) {
   uint32_t value = lead & (0x7Fu >> character.size());
   for (size_t i = 1; i < character.size(); ++i) value = value << 6 | (byte_at(character, i) & 0x3F);
   return value;
+}
+
+void append_utf8(uint32_t point, std::string& out) {
+  const auto tail = [&](uint32_t shift) {
+    out += static_cast<char>(0x80 | ((point >> shift) & 0x3F));
+  };
+  if (point < 0x80) {
+    out += static_cast<char>(point);
+  } else if (point < 0x800) {
+    out += static_cast<char>(0xC0 | point >> 6);
+    tail(0);
+  } else if (point < 0x10000) {
+    out += static_cast<char>(0xE0 | point >> 12);
+    tail(6);
+    tail(0);
+  } else {
+    out += static_cast<char>(0xF0 | point >> 18);
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
+bool is_white_space(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 std::string Utf8Stream::push(std::string_view bytes) {

@@ -32,4 +32,19 @@ std::string replace_broken_utf8(std::string_view text);
 // The code point of a whole character.
 uint32_t code_point(std::string_view character);
 
+void append_utf8(uint32_t point, std::string& out);
+
+// White_Space of Unicode.
+bool is_white_space(uint32_t point);
+
+// Bytes to text, piece by piece: holds back the bytes of a character until it is whole.
+class Utf8Stream {
+ public:
+  std::string push(std::string_view bytes);  // what became certain
+  std::string finish();                      // the rest; incomplete characters become U+FFFD
+
+ private:
+  std::string pending_;
+};
+
 }  // namespace fovea

@@ -44,7 +44,7 @@ TEST(Cli, RunsAConfigWithRandomWeights) {
   expect_refused(fovea({"generate", config, "--random-weights", "-1", "--tokens", "1"}),
                  {"--random-weights", "-1", "whole number"});
   expect_refused(fovea({"generate", config, "--random-weights", "1", "-p", "x"}),
-                 {"no tokenizer.json"});
+                 {"no tokenizer", "tokenizer.json"});
 }
 
 // Nothing is made: shapes that no machine here holds take no longer than others.

@@ -3,14 +3,21 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "engine/sampler.h"
 #include "engine/small_engine.h"
-#include "tokenizer/tokenizer.h"
+#include "model/patched_model.h"
+#include "support/expect_error.h"
+#include "tokenizer/test_files.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {
@@ -60,6 +67,90 @@ TEST(EngineText, StopTokensEndTheTextWithoutTheirs) {
   ASSERT_FALSE(result.tokens.empty());
   EXPECT_EQ(result.tokens.back(), whole.tokens[7]);
   EXPECT_EQ(result.text, engine.decode({result.tokens.data(), result.tokens.size() - 1}));
+}
+
+// The llama checkpoint with another tokenizer.json; without a text the file is missing.
+class OtherTokenizer {
+ public:
+  explicit OtherTokenizer(const std::optional<std::string>& text)
+      : model_("llama", nlohmann::json::object()) {
+    const std::filesystem::path file = std::filesystem::path(model_.folder()) / "tokenizer.json";
+    std::filesystem::remove(file);
+    if (text) std::ofstream(file) << *text;
+  }
+  std::unique_ptr<Engine> load() const {
+    EngineOptions options = small_options();
+    options.model_path = model_.folder();
+    return Engine::load(options);
+  }
+
+ private:
+  PatchedModel model_;
+};
+
+GenerateRequest token_request() {
+  GenerateRequest request;
+  request.tokens = {13, 269};
+  request.sampling.max_new_tokens = 8;
+  request.sampling.ignore_eos = true;
+  return request;
+}
+
+TEST(EngineText, StopStringsMayBeSpecialTokens) {
+  nlohmann::json document = read_json("models/llama/tokenizer.json");
+  const GenerateRequest plain = token_request();
+  const GenerateResult whole = shared_engine().generate({&plain, 1}).front();
+  ASSERT_EQ(whole.tokens.size(), 8u);
+  // The first token that is drawn becomes a special one.
+  std::string name;
+  for (const auto& [token, id] : document["model"]["vocab"].items()) {
+    if (id == whole.tokens[0]) name = token;
+  }
+  document["model"]["vocab"].erase(name);
+  document["model"]["vocab"]["<|zz|>"] = whole.tokens[0];
+  nlohmann::json merges = nlohmann::json::array();
+  for (const auto& merge : document["model"]["merges"]) {
+    const std::string text = merge.is_string()
+                                 ? merge.get<std::string>()
+                                 : merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+    const size_t space = text.find(' ');
+    const std::string left = text.substr(0, space), right = text.substr(space + 1);
+    if (left != name && right != name && left + right != name) merges.push_back(text);
+  }
+  document["model"]["merges"] = merges;
+  document["added_tokens"].push_back(
+      {{"id", whole.tokens[0]}, {"content", "<|zz|>"}, {"special", true}});
+  const std::unique_ptr<Engine> engine = OtherTokenizer(document.dump()).load();
+  GenerateRequest request = token_request();
+  request.sampling.stop = {"<|zz|>"};
+  const GenerateResult result = engine->generate({&request, 1}).front();
+  EXPECT_EQ(result.tokens, std::vector<int32_t>{whole.tokens[0]});
+  EXPECT_EQ(result.finish, FinishReason::stop);
+  EXPECT_EQ(result.text, "");
+}
+
+TEST(EngineText, TokenIdsRunWithoutAReadableTokenizer) {
+  const GenerateRequest request = token_request();
+  const GenerateResult whole = shared_engine().generate({&request, 1}).front();
+  EXPECT_TRUE(shared_engine().has_text());
+  for (const std::optional<std::string>& text :
+       {std::optional<std::string>(), std::optional<std::string>("{"),
+        std::optional<std::string>(R"({"model":{"type":"WordPiece","vocab":{}}})")}) {
+    const std::unique_ptr<Engine> engine = OtherTokenizer(text).load();
+    EXPECT_FALSE(engine->has_text());
+    ASSERT_FALSE(engine->notes().empty());
+    EXPECT_NE(engine->notes().back().find("token ids without text"), std::string::npos);
+    const GenerateResult result = engine->generate({&request, 1}).front();
+    EXPECT_EQ(result.tokens, whole.tokens);
+    EXPECT_EQ(result.text, "");
+    EXPECT_EQ(engine->decode(result.tokens), "");
+    GenerateRequest stopped = token_request();
+    stopped.sampling.stop = {"x"};
+    for (const GenerateRequest& refused : {text_request("In", 1), stopped}) {
+      test::expect_error(ErrorCode::unsupported, {"there is no tokenizer", "tokenizer.json"},
+                         [&] { engine->add(refused); });
+    }
+  }
 }
 
 // Sampling at a high temperature produces broken UTF-8 and partial characters.

@@ -15,7 +15,7 @@
 #include "engine/small_engine.h"
 #include "engine/tight_engine.h"
 #include "support/cases.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/utf8.h"
 
 namespace fovea {
 namespace {

@@ -49,6 +49,40 @@ TEST(StopMatcher, SelfOverlappingStop) {
   EXPECT_TRUE(matcher.matched());
 }
 
+TEST(StopMatcher, TextOfSpecialTokensIsMatchedAndNeverReturned) {
+  struct Piece {
+    std::string text;
+    bool hidden = false;
+  };
+  struct Case {
+    std::vector<std::string> stops;
+    std::vector<Piece> pieces;
+    std::string out;
+    bool matched = false;
+  };
+  const Case cases[] = {
+      {{"<e>"}, {{"a"}, {"<e>", true}, {"b"}}, "a", true},
+      {{"a<e>"}, {{"ba"}, {"<e>", true}}, "b", true},
+      {{"<e>b"}, {{"a"}, {"<e>", true}, {"bc"}}, "a", true},
+      {{"<e>b"}, {{"a"}, {"<e>", true}, {"c"}}, "ac", false},
+      {{"ab"}, {{"xa"}, {"<e>", true}, {"b"}}, "x", true},  // as if the token was not there
+      {{"<e><f>"}, {{"a"}, {"<e>", true}, {"<f>", true}}, "a", true},
+      {{"b"}, {{"a"}, {"<b>", true}}, "a", true},
+      {{"xyz"}, {{"x"}, {"<e>", true}, {"y"}, {"<e>", true}, {"w"}}, "xyw", false},
+      {{}, {{"a"}, {"<e>", true}, {"b"}}, "ab", false},
+  };
+  for (const Case& each : cases) {
+    StopMatcher matcher(each.stops);
+    std::string out;
+    for (const Piece& piece : each.pieces) {
+      out += piece.hidden ? matcher.push_hidden(piece.text) : matcher.push(piece.text);
+    }
+    out += matcher.finish();
+    EXPECT_EQ(out, each.out) << testing::PrintToString(each.stops);
+    EXPECT_EQ(matcher.matched(), each.matched) << testing::PrintToString(each.stops);
+  }
+}
+
 // However the text is cut, the output is the text before the stop that ends first.
 TEST(StopMatcher, DoesNotDependOnTokenBoundaries) {
   std::mt19937 random(5);

@@ -155,20 +155,95 @@ def tokenizer():
     put("bad_merge_number.json", changed(model={**model, "merges": [1]}))
     put("bad_ids_twice.json", changed(model={**model, "vocab": {**vocab, "zz": 0}}))
     put("bad_id_huge.json", changed(model={**model, "vocab": {**vocab, "zz": 2**40}}))
-    put("bad_vocabulary_short.json", changed(model={**model, "vocab": {"a": 0}, "merges": []}))
+    put("vocabulary_short.json", changed(model={**model, "vocab": {"a": 0}, "merges": []}), "abc\x01")
     put("bad_pattern.json", changed(pre_tokenizer={
         "type": "Split", "pattern": {"Regex": "(" * 500}, "behavior": "Isolated"}))
     put("bad_pattern_empty.json", changed(pre_tokenizer={
         "type": "Split", "pattern": {"Regex": ""}, "behavior": "Isolated"}))
     put("bad_added_id.json", changed(added_tokens=[{"id": 3, "content": "<e>"}]))
     put("bad_template.json", changed(post_processor={"type": "TemplateProcessing", "single": []}))
+    spaced = {"\u2581a": 3, "\u2581": 4, "a": 5, "b": 6, "<unk>": 0, "<0x0A>": 7}
+    put("spaced.json", {
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"}, {"type": "NFKC"}, {"type": "Lowercase"}, {"type": "StripAccents"},
+            {"type": "Replace", "pattern": {"Regex": "[ x]+"}, "content": "\u2581"}, {"type": "Nmt"},
+            {"type": "Strip", "strip_left": True, "strip_right": True}]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 1}]},
+        "added_tokens": [{"id": 8, "content": "<t>", "single_word": True, "normalized": True, "rstrip": True}],
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": spaced,
+                  "merges": ["\u2581 a"]}}, " a bb \u00e9\n <t> xx ")
+    put("unigram.json", {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Punctuation"}, {"type": "Split", "pattern": {"String": "a"}, "behavior": "MergedWithNext"},
+            {"type": "Metaspace"}]},
+        "decoder": {"type": "Metaspace"},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0], ["\u2581", -1.5], ["ab", -2], ["a", -3.25]]}},
+        "abba, ab!")
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAAAAAAA"}
+    put("charsmap.json", changed(normalizer=charsmap), "a")
+    put("bad_charsmap.json", changed(normalizer={**charsmap, "precompiled_charsmap": "////fwAA"}), "a")
+    put("bad_unigram_score.json", {"model": {"type": "Unigram", "vocab": [["a", "b"]]}})
+    put("bad_unigram_unk.json", {"model": {"type": "Unigram", "unk_id": 1, "vocab": [["a", 0]]}})
+    put("bad_vocabulary_nested.json", {"model": {"vocab": {"a": {"b": 1}}, "merges": []}})
+    put("bad_merges_object.json", changed(model={**model, "merges": {"a": "b"}}))
+    put("bad_added_nested.json", changed(added_tokens=[[{}]]))
     write("tokenizer", "bad_depth_bomb.json", '{"model":' + "[" * 5000)
     write("tokenizer", "text_words", "It's 12345 WE'RE camelCase  \n\n naïve 日本語 🙂!!! ")
     write("tokenizer", "text_bytes", bytes(range(1, 256)))
     write("tokenizer", "text_special", "<|begin|>a <|think|>  <|end|><|en")
 
 
+def sentencepiece():
+    def put(name, data):
+        write("sentencepiece", name + ".model", data)
+
+    def varint(number):
+        out = b""
+        while number > 127:
+            out, number = out + bytes([number & 127 | 128]), number >> 7
+        return out + bytes([number])
+
+    def message(field, data):
+        return varint(field << 3 | 2) + varint(len(data)) + data
+
+    def number(field, value):
+        return varint(field << 3) + varint(value)
+
+    def piece(text, score=-1.0, kind=1):
+        return message(1, message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + number(3, kind))
+
+    specials = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3)
+    letters = piece("\u2581") + piece("a") + piece("b") + piece("\u2581a", -0.5) + piece("ab", -0.25) + piece("<0x0A>", 0, 6)
+    bpe = message(2, number(3, 2) + number(35, 1))
+    plain = message(3, number(4, 0))
+    good = specials + letters + bpe + plain
+    put("good_bpe", good)
+    put("good_unigram", specials + letters + message(2, number(3, 1)))
+    put("good_user_defined", good + piece("\n\n", 0, 4))
+    put("good_unknown_fields", good + number(200, 1) + message(201, b"x") + b"\x1d" + bytes(4))
+    put("good_unigram_unused", specials + letters + piece("ba", -0.1, 5))
+    put("bad_empty", b"")
+    put("bad_no_pieces", bpe + plain)
+    put("bad_truncated", good[:-2])
+    put("bad_length", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+    put("bad_varint", b"\x08" + b"\xff" * 11)
+    put("bad_group", b"\x0b")
+    put("bad_field_zero", b"\x00\x00")
+    put("bad_text", specials + message(1, message(1, b"\xff")))
+    put("bad_text_empty", specials + message(1, b""))
+    put("bad_score", specials + piece("a", float("inf")))
+    put("bad_kind", specials + piece("a", 0, 9))
+    put("bad_word_model", specials + letters + message(2, number(3, 3)))
+    put("bad_unused", good + piece("ba", -0.1, 5))
+    put("bad_charsmap", good + message(3, message(2, b"\x08\x00\x00\x00abc")))
+    put("bad_piece_twice", good + piece("<s>", 0, 3))
+
+
 if __name__ == "__main__":
+    sentencepiece()
     safetensors()
     config()
     index()

@@ -92,6 +92,13 @@ inline void encode_text(std::string_view text) {
   }
 }
 
+inline void expect_tokens(const Tokenizer& tokenizer, std::string_view text) {
+  const auto tokens = tokenizer.encode(text);
+  for (const int32_t token : tokens) require(token >= 0 && token < tokenizer.size());
+  const std::string back = tokenizer.decode(tokens);
+  require(replace_broken_utf8(back) == back);
+}
+
 // A file that starts with '{' is a tokenizer.json, a zero byte, and a text for it; any other is a
 // text.
 inline void read_tokenizer(std::span<const uint8_t> data) {
@@ -99,10 +106,15 @@ inline void read_tokenizer(std::span<const uint8_t> data) {
   if (!bytes.starts_with('{')) return encode_text(bytes);
   const size_t end = std::min(bytes.find('\0'), bytes.size());
   const auto tokenizer = Tokenizer::parse(bytes.substr(0, end), "fuzz.json");
-  const auto tokens = tokenizer.encode(bytes.substr(std::min(end + 1, bytes.size())));
-  for (const int32_t token : tokens) require(token >= 0 && token < tokenizer.size());
-  const std::string text = tokenizer.decode(tokens);
-  require(replace_broken_utf8(text) == text);
+  expect_tokens(tokenizer, bytes.substr(std::min(end + 1, bytes.size())));
+}
+
+// A tokenizer.model, which is a text for itself too.
+inline void read_sentencepiece(std::span<const uint8_t> data) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
+  const auto tokenizer = Tokenizer::parse_model(bytes, "fuzz.model");
+  expect_tokens(tokenizer, bytes);
+  expect_tokens(tokenizer, " ab  \u2581<s> a\n");
 }
 
 }  // namespace fovea::fuzz

@@ -6,20 +6,21 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "tokenizer/checksums.h"
+#include "tokenizer/test_files.h"
 #include "tokenizer/tokenizer.h"
-#include "tokenizer/tokenizer_files.h"
 
 namespace fovea {
 namespace {
 
 using nlohmann::json;
+using test::at_any_scale;
+using test::crc32;
+using test::RandomTexts;
 
 class TokenizerGoldens : public testing::TestWithParam<std::string> {};
 
@@ -59,20 +60,12 @@ INSTANTIATE_TEST_SUITE_P(Styles, TokenizerGoldens,
                          testing::Values("gpt2", "llama3", "qwen", "gpt4o", "deepseek", "digits"),
                          [](const auto& style) { return style.param; });
 
-uint32_t crc32(uint32_t crc, std::span<const int32_t> values) {
-  for (const int32_t value : values) {
-    crc ^= static_cast<uint32_t>(value);
-    for (int bit = 0; bit < 32; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0u);
-  }
-  return crc;
-}
-
 // The ids of a text around every character have the checksums of the reference's.
 template <typename Text>
 void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& text_of) {
   constexpr uint32_t kBlock = 16384;
   // Behind plane 3 nothing but a few format characters is assigned.
-  const uint32_t blocks = std::getenv("FOVEA_TEST_SCALE") ? 0x110000 / kBlock : 0x34000 / kBlock;
+  const uint32_t blocks = at_any_scale() ? 0x110000 / kBlock : 0x34000 / kBlock;
   for (uint32_t block = 0; block < blocks; ++block) {
     uint32_t crc = ~0u;
     for (uint32_t point = block * kBlock; point < (block + 1) * kBlock; ++point) {
@@ -83,35 +76,6 @@ void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& t
   }
 }
 
-// Characters of many kinds side by side, as random_texts of make_tokenizer_goldens.py has them.
-class RandomTexts {
- public:
-  explicit RandomTexts(uint64_t block) : state_(block) {}
-  std::string next() {
-    std::string text;
-    for (uint64_t left = 1 + draw(24); left > 0; --left) text += piece();
-    return text;
-  }
-
- private:
-  uint64_t draw(uint64_t below) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return (state_ >> 33) % below;
-  }
-  std::string piece() {
-    constexpr uint32_t kRanges[][2] = {{0x20, 0x7f},     {0x61, 0x7b},       {0x30, 0x3a},
-                                       {0x09, 0x0e},     {0xa0, 0x530},      {0x900, 0x980},
-                                       {0x4e00, 0x9fa0}, {0x1f600, 0x1f640}, {0x20, 0x21},
-                                       {0, 0xd800},      {0xe000, 0x110000}};
-    const uint64_t kind = draw(std::size(kRanges) + 1);
-    if (kind == std::size(kRanges)) return "<|end|>";
-    const auto [first, end] = kRanges[kind];
-    return utf8(first + static_cast<uint32_t>(draw(end - first)));
-  }
-
-  uint64_t state_;
-};
-
 // A million texts at any scale above 1.
 TEST(TokenizerBlocks, RandomTextsHaveTheIdsOfTheReference) {
   constexpr int kTextsOfBlock = 4096;
@@ -120,7 +84,7 @@ TEST(TokenizerBlocks, RandomTextsHaveTheIdsOfTheReference) {
     SCOPED_TRACE(style);
     const auto tokenizer =
         Tokenizer::open(fmt::format(FOVEA_SOURCE_DIR "/testdata/tokenizer/{}.json", style));
-    const size_t blocks = std::getenv("FOVEA_TEST_SCALE") ? checks.size() : 2;
+    const size_t blocks = at_any_scale() ? checks.size() : 2;
     for (size_t block = 0; block < blocks; ++block) {
       RandomTexts texts(block);
       uint32_t crc = ~0u;

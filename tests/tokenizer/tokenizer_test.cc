@@ -8,13 +8,12 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "fovea/error.h"
 #include "support/expect_error.h"
-#include "tokenizer/tokenizer_files.h"
+#include "tokenizer/test_files.h"
 #include "tokenizer/utf8.h"
 
 namespace fovea {
@@ -22,32 +21,9 @@ namespace {
 
 using nlohmann::json;
 
-// The tokenizer of the test models: ByteLevel with the pattern of GPT-2.
-const json& model_json() {
-  static const json document = read_json("models/llama/tokenizer.json");
-  return document;
-}
-
 const Tokenizer& model_tokenizer() {
   static const Tokenizer tokenizer = Tokenizer::parse(model_json().dump(), "tokenizer.json");
   return tokenizer;
-}
-
-void expect_error(const json& document, ErrorCode code, std::string_view part) {
-  test::expect_error(code, {"tokenizer.json: ", part},
-                     [&] { Tokenizer::parse(document.dump(), "tokenizer.json"); });
-}
-
-// The model's tokenizer with one thing changed.
-void expect_refused(std::string_view part, const std::function<void(json&)>& change) {
-  json document = model_json();
-  change(document);
-  expect_error(document, ErrorCode::unsupported, part);
-}
-void expect_corrupt(std::string_view part, const std::function<void(json&)>& change) {
-  json document = model_json();
-  change(document);
-  expect_error(document, ErrorCode::corrupt_file, part);
 }
 
 // Bytes of which many make characters, and many do not.
@@ -91,19 +67,18 @@ TEST(Tokenizer, ReplacesMaximalSubparts) {
   EXPECT_EQ(replace_broken_utf8("\xF0\x9F\x99\x82"), "\xF0\x9F\x99\x82");
 }
 
-TEST(Tokenizer, TokenBytes) {
+TEST(Tokenizer, SpecialTokensHaveTextThatDecodingLeavesOut) {
   const Tokenizer& tokenizer = model_tokenizer();
   ASSERT_EQ(tokenizer.size(), 2048);
-  EXPECT_EQ(tokenizer.token_bytes(0), "");  // <|bos|> is special
-  EXPECT_EQ(tokenizer.token_bytes(-1), "");
-  EXPECT_EQ(tokenizer.token_bytes(2048), "");
+  EXPECT_EQ(tokenizer.special_text(0), "<|bos|>");
+  EXPECT_EQ(tokenizer.special_text(100), "");
+  EXPECT_EQ(tokenizer.special_text(-1), "");
+  EXPECT_EQ(tokenizer.special_text(2048), "");
   const auto tokens = tokenizer.encode("a<|eos|>b");
   ASSERT_EQ(tokens.size(), 3u);
   EXPECT_EQ(tokens[1], 1);
   EXPECT_EQ(tokenizer.decode(tokens), "ab");
-  for (const int32_t token : tokenizer.encode("Hello  world")) {
-    EXPECT_FALSE(tokenizer.token_bytes(token).empty());
-  }
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{-1, tokens[0], 2048, 1 << 30}), "a");
 }
 
 TEST(Tokenizer, StreamNeverSplitsACharacter) {
@@ -187,93 +162,35 @@ TEST(Tokenizer, RunawayPatternsAreAnError) {
   EXPECT_THROW(tokenizer.encode(std::string(13, 'a') + "xb"), Error);
 }
 
-TEST(Tokenizer, RefusesByNameWhatWouldChangeIds) {
-  expect_refused("truncation", [](json& j) { j["truncation"] = {{"max_length", 8}}; });
-  expect_refused("padding", [](json& j) { j["padding"] = json::object(); });
-  expect_refused("Unigram", [](json& j) { j["model"]["type"] = "Unigram"; });
-  expect_refused("byte_fallback", [](json& j) { j["model"]["byte_fallback"] = true; });
-  expect_refused("dropout", [](json& j) { j["model"]["dropout"] = 0.1; });
-  expect_refused("end_of_word_suffix", [](json& j) { j["model"]["end_of_word_suffix"] = "</w>"; });
-  expect_refused("continuing_subword_prefix",
-                 [](json& j) { j["model"]["continuing_subword_prefix"] = "##"; });
-  expect_refused("byte 0x21", [](json& j) {
-    j["model"]["merges"] = json::array();
-    j["model"]["vocab"].erase("!");
-  });
-  expect_refused("Lowercase", [](json& j) { j["normalizer"] = {{"type", "Lowercase"}}; });
-  expect_refused("NFKC", [](json& j) {
-    j["normalizer"] = {{"type", "Sequence"}, {"normalizers", {{{"type", "NFKC"}}}}};
-  });
-  expect_refused("no pre_tokenizer", [](json& j) { j["pre_tokenizer"] = nullptr; });
-  expect_refused("Metaspace", [](json& j) { j["pre_tokenizer"] = {{"type", "Metaspace"}}; });
-  expect_refused("without ByteLevel", [](json& j) { j["pre_tokenizer"] = {{"type", "Digits"}}; });
-  expect_refused("after ByteLevel", [](json& j) {
-    const json bytes = j["pre_tokenizer"];
-    j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {bytes, bytes}}};
-  });
-  expect_refused("MergedWithNext", [](json& j) {
-    j["pre_tokenizer"] = {
-        {"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "MergedWithNext"}};
-  });
-  expect_refused("no decoder", [](json& j) { j["decoder"] = nullptr; });
-  expect_refused("WordPiece", [](json& j) { j["decoder"] = {{"type", "WordPiece"}}; });
-  expect_refused("RobertaProcessing", [](json& j) {
-    j["post_processor"] = {{"type", "RobertaProcessing"}};
-  });
-  expect_refused("text once", [](json& j) { j["post_processor"]["single"] = json::array(); });
-  expect_refused("single_word", [](json& j) { j["added_tokens"][0]["single_word"] = true; });
-}
-
-TEST(Tokenizer, RefusesPatternsThatEnginesReadDifferently) {
-  for (const char* regex :
-       {"\\w+",  "\\bx",     "[[:alpha:]]+", "[a-z&&[^x]]", "[\\S]",      "a.b",
-        "^a",    "a$",       "(?s:a)",       "(?<name>a)",  "(*SKIP)a",   "a{2}+",
-        "a{,2}", "\\p{Han}", "\\pL",         "[a-\\s]",     "(?i:[a-z])", "\\x41",
-        "\\h",   "x*",       "[]a]",         "\\"}) {
-    expect_refused(" ", [&](json& j) {
-      j["pre_tokenizer"] = {
-          {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
+// The llama tokenizer with the added tokens of a tokenizer_config.json.
+TEST(Tokenizer, SettingsAddTokens) {
+  const json settings = {
+      {"added_tokens_decoder",
+       {{"2048", {{"content", "<tool>"}, {"special", false}}},
+        {"2049", {{"content", "<|eot|>"}, {"special", true}}},
+        {"1", {{"content", "<|eos|>"}, {"special", false}, {"normalized", false}}}}},
+      {"eos_token", "<|eot|>"},
+      {"pad_token", {{"content", "<|pad|>"}}},
+      {"bos_token", nullptr}};
+  const auto tokenizer = Tokenizer::parse(model_json().dump(), "tokenizer.json", settings.dump());
+  using Ids = std::vector<int32_t>;
+  const Ids ids = tokenizer.encode("say<tool>x<|eot|>");
+  EXPECT_EQ(ids, (Ids{84, 347, 2048, 89, 2049}));
+  EXPECT_EQ(tokenizer.decode(ids), "say<tool>x");
+  EXPECT_EQ(tokenizer.encode("<|pad|>"), Ids{2050});
+  EXPECT_EQ(tokenizer.special_text(2050), "<|pad|>");
+  EXPECT_EQ(tokenizer.special_text(1), "");  // the flags are those of the settings
+  EXPECT_EQ(tokenizer.size(), 2051);
+  const auto refused = [&](const json& added, std::string_view part) {
+    test::expect_error(ErrorCode::corrupt_file, {part}, [&] {
+      Tokenizer::parse(model_json().dump(), "tokenizer.json",
+                       json{{"added_tokens_decoder", added}}.dump());
     });
-  }
-  for (const char* regex : {"(a", "a)", "[a", "*a"}) {
-    expect_corrupt("pattern", [&](json& j) {
-      j["pre_tokenizer"] = {
-          {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
-    });
-  }
-}
-
-TEST(Tokenizer, RefusesBrokenFiles) {
-  expect_corrupt("used by", [](json& j) { j["model"]["vocab"]["\""] = 2; });
-  expect_corrupt("model.vocab.! is -1", [](json& j) { j["model"]["vocab"]["!"] = -1; });
-  expect_corrupt("2097151", [](json& j) { j["model"]["vocab"]["!"] = 1 << 21; });
-  expect_corrupt("1.5", [](json& j) { j["model"]["vocab"]["!"] = 1.5; });
-  expect_corrupt("empty token", [](json& j) { j["model"]["vocab"][""] = 5000; });
-  expect_corrupt("'zq' is not in", [](json& j) { j["model"]["merges"][3] = {"z", "q"}; });
-  expect_corrupt("merges[3]", [](json& j) { j["model"]["merges"][3] = "a b c"; });
-  expect_corrupt("merges[3]", [](json& j) { j["model"]["merges"][3] = {"a", "b", "c"}; });
-  expect_corrupt("merges[3]", [](json& j) { j["model"]["merges"][3] = 7; });
-  expect_corrupt("model is missing", [](json& j) { j.erase("model"); });
-  expect_corrupt("model.vocab is missing", [](json& j) { j["model"].erase("vocab"); });
-  expect_corrupt("'<|bos|>' has id 7", [](json& j) { j["added_tokens"][0]["id"] = 7; });
-  expect_corrupt("id 7 is used by", [](json& j) {
-    j["added_tokens"][0] = {{"id", 7}, {"content", "new"}};
-  });
-  expect_corrupt("twice", [](json& j) { j["added_tokens"].push_back(j["added_tokens"][0]); });
-  expect_corrupt("0 bytes", [](json& j) { j["added_tokens"][0]["content"] = ""; });
-  expect_corrupt("1025 bytes", [](json& j) {
-    j["added_tokens"][0] = {{"id", 5000}, {"content", std::string(1025, 'x')}};
-  });
-  expect_corrupt("no token", [](json& j) {
-    j["post_processor"]["single"].push_back({{"SpecialToken", {{"id", "x"}}}});
-    j["post_processor"]["special_tokens"] = {{"x", {{"ids", {9999}}}}};
-  });
-  expect_corrupt("special_tokens.x is missing", [](json& j) {
-    j["post_processor"]["single"].push_back({{"SpecialToken", {{"id", "x"}}}});
-  });
-  EXPECT_THROW(Tokenizer::parse("{", "tokenizer.json"), Error);
-  EXPECT_THROW(Tokenizer::parse("[]", "tokenizer.json"), Error);
-  EXPECT_THROW(Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/none.json"), Error);
+  };
+  refused({{"7", {{"content", "<|eos|>"}}}}, "'<|eos|>' has id 1, tokenizer_config.json says 7");
+  refused({{"x", {{"content", "new"}}}}, "added_tokens_decoder.x");
+  refused({{"99999999", {{"content", "new"}}}}, "added_tokens_decoder.99999999");
+  refused({{"5000", {{"content", ""}}}}, "added_tokens_decoder.5000.content");
 }
 
 }  // namespace

@@ -15,6 +15,12 @@ inline nlohmann::json read_json(const std::string& path) {
   return nlohmann::json::parse(file);
 }
 
+// The tokenizer of the test models: ByteLevel with the pattern of GPT-2.
+inline const nlohmann::json& model_json() {
+  static const nlohmann::json document = read_json("models/llama/tokenizer.json");
+  return document;
+}
+
 inline std::string utf8(uint32_t point) {
   std::string out;
   const auto tail = [&](int shift) { out += static_cast<char>(0x80 | ((point >> shift) & 0x3F)); };
