@@ -217,7 +217,8 @@ ChatFormat ChatFormat::parse(std::string_view given, std::string_view bos, std::
   }
   if (format.refusal_.empty() && contains(source, "bos_token")) {
     format.bos_ = bos;
-    if (bos.empty()) format.refusal_ = "the template writes a bos_token, but there is none";
+    if (bos.empty())
+      format.refusal_ = "the template writes a bos_token, but the checkpoint has no bos_token";
   }
   if (!format.refusal_.empty()) {
     format.refusal_ = fmt::format(
