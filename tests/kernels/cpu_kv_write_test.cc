@@ -247,6 +247,43 @@ TEST(CpuKvWrite, Fp8RoundsLikeTheScalarConversion) {
   }
 }
 
+// Of any bits, from and to every dtype, in whole vectors and beside them.
+TEST(CpuKvWrite, NanStaysNan) {
+  constexpr int32_t kDim = 37;
+  ThreadPool threads(1);
+  for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
+    for (const DType stored : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
+      for (const uint32_t bits :
+           {0x7fc00000u, 0xffc00000u, 0xffffffffu, 0x7f800001u, 0x7fffffffu}) {
+        std::vector<char> values(kDim * sizeof(float));
+        for (int32_t i = 0; i < kDim; ++i) {
+          store_float(values.data(), source, i, i % 5 == 1 ? std::bit_cast<float>(bits) : 1.0f);
+        }
+        for (const cpu::Isa isa : isas()) {
+          std::vector<char> cache(2 * kDim * sizeof(float));
+          const int64_t slot = 1;
+          KvWriteParams params;
+          params.cache.dtype = stored;
+          params.cache.slots = 2;
+          params.cache.page_size = 1;
+          params.cache.k = params.cache.v = cache.data();
+          params.cache.k_page_stride = params.cache.v_page_stride = kDim;
+          params.k = params.v = dense_rows(values.data(), source, 1, kDim);
+          params.slots = &slot;
+          params.tokens = params.kv_heads = 1;
+          params.head_dim = params.head_dim_v = kDim;
+          cpu::kv_write(params, threads, isa);
+          for (int32_t i = 0; i < kDim; ++i) {
+            EXPECT_EQ(std::isnan(load_float(cache.data(), stored, kDim + i)), i % 5 == 1)
+                << dtype_name(source) << " to " << dtype_name(stored) << " on "
+                << cpu::isa_name(isa) << ", bits " << bits << ", element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(CpuKvWrite, RefusesWhatDoesNotFit) {
   ThreadPool threads(2);
   std::vector<float> row(600);

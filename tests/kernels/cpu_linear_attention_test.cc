@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -97,6 +98,7 @@ class Operation {
   virtual std::string name() const = 0;
   virtual int64_t state_size() const = 0;
   virtual int64_t out_size() const = 0;
+  virtual std::vector<std::vector<float>*> inputs() = 0;
   // `first` is the row of the inputs where the batch begins.
   virtual void run_reference(const Batch& batch, int64_t first, float* states,
                              float* out) const = 0;
@@ -123,6 +125,7 @@ class Convolution : public Operation {
   }
   int64_t state_size() const override { return int64_t{dim_} * (width_ - 1); }
   int64_t out_size() const override { return dim_; }
+  std::vector<std::vector<float>*> inputs() override { return {&x_, &weight_, &bias_}; }
   void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
     reference::causal_conv(params(batch, first, states, out));
   }
@@ -167,6 +170,7 @@ class DeltaNet : public Operation {
   }
   int64_t state_size() const override { return int64_t{value_heads_} * value_dim_ * key_dim_; }
   int64_t out_size() const override { return value_heads_ * value_dim_; }
+  std::vector<std::vector<float>*> inputs() override { return {&qkv_, &log_decay_, &beta_}; }
   void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
     ThreadPool threads(1);
     reference::gated_delta_net(params(batch, first, states, out), threads);
@@ -220,6 +224,7 @@ class Mamba : public Operation {
   }
   int64_t state_size() const override { return int64_t{heads_} * head_dim_ * state_dim_; }
   int64_t out_size() const override { return heads_ * head_dim_; }
+  std::vector<std::vector<float>*> inputs() override { return {&xbc_, &log_decay_, &dt_, &skip_}; }
   void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
     ThreadPool threads(1);
     reference::mamba2(params(batch, first, states, out), threads);
@@ -290,6 +295,38 @@ TEST(CpuLinearAttention, MatchesReference) {
       // f32 sums over up to 128 keys, and a state that carries earlier roundings on.
       expect_close(actual.out, expected.out, 4e-6, what);
       expect_close(actual.states, expected.states, 4e-6, what + ", state");
+    }
+  }
+}
+
+// A NaN of any bits in any input leaves NaN where it does in the reference, and nowhere else.
+TEST(CpuLinearAttention, NanStaysNan) {
+  constexpr uint32_t kNans[] = {0x7fc00000, 0xffffffff, 0x7f800001};
+  const Batch batch = mixed_batch();
+  size_t nan = 0;
+  for (const auto& operation : operations()) {
+    for (std::vector<float>* input : operation->inputs()) {
+      for (const size_t at : {size_t{0}, input->size() / 3}) {
+        if (at >= input->size()) continue;
+        const float old = (*input)[at];
+        (*input)[at] = std::bit_cast<float>(kNans[nan++ % std::size(kNans)]);
+        Result expected;
+        expected.states = make_states(batch, operation->state_size(), operation->state_stride());
+        expected.out.assign(static_cast<size_t>(batch.tokens() * operation->out_size()), kNan);
+        operation->run_reference(batch, 0, expected.states.data(), expected.out.data());
+        const auto own = expected.out.begin() + batch.requests[0].q_len * operation->out_size();
+        if (at == 0) {
+          EXPECT_TRUE(
+              std::any_of(expected.out.begin(), own, [](float x) { return std::isnan(x); }));
+        }
+        for (const cpu::Isa isa : isas()) {
+          const Result actual = run_batch(*operation, batch, 2, isa);
+          const std::string what = operation->name() + " on " + std::string(cpu::isa_name(isa));
+          expect_close(actual.out, expected.out, 4e-6, what);
+          expect_close(actual.states, expected.states, 4e-6, what + ", state");
+        }
+        (*input)[at] = old;
+      }
     }
   }
 }

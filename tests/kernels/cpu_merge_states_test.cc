@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -102,6 +103,32 @@ TEST(CpuMergeStates, OnePartIsItselfAndNoPartsAreEmpty) {
   cpu::merge_states(none.params, threads);
   EXPECT_EQ(none.out, std::vector<float>(none.out.size(), 0));
   EXPECT_EQ(none.out_lse, std::vector<float>(none.out_lse.size(), kEmpty));
+}
+
+// A NaN of any bits in the LSE or the values of a part that is not empty.
+TEST(CpuMergeStates, NanStaysNan) {
+  ThreadPool threads(2);
+  for (const cpu::Isa isa : isas()) {
+    for (const uint32_t bits : {0x7fc00000u, 0xffffffffu, 0x7f800001u}) {
+      for (const bool in_lse : {true, false}) {
+        const auto spoiled = [&] {
+          Problem problem = make_problem(3, 5, 3, 37);
+          (in_lse ? problem.lse[4] : problem.o[4 * 37 + 36]) = std::bit_cast<float>(bits);
+          return problem;
+        };
+        Problem expected = spoiled(), actual = spoiled();
+        reference::merge_states(expected.params);
+        cpu::merge_states(actual.params, threads, isa);
+        EXPECT_TRUE(std::isnan(expected.out[4 * 37 + 36]));
+        for (size_t i = 0; i < actual.out.size(); ++i) {
+          ASSERT_TRUE(test::is_near(actual.out[i], expected.out[i], 8 * kEpsilon)) << i;
+        }
+        for (size_t i = 0; i < actual.out_lse.size(); ++i) {
+          ASSERT_TRUE(test::is_near(actual.out_lse[i], expected.out_lse[i], 160 * kEpsilon)) << i;
+        }
+      }
+    }
+  }
 }
 
 TEST(CpuMergeStates, InPlaceAndThreadsGiveTheSameBits) {
