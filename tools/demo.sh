@@ -25,5 +25,5 @@ for flag in "${flags[@]}"; do
   [[ $flag = *" "* ]] && flag="\"$flag\""
   shown+=" $flag"
 done
-echo "$shown --stats"
-"$fovea" generate "$model" "${flags[@]}" --stats
+echo "$shown"
+"$fovea" generate "$model" "${flags[@]}"

@@ -63,7 +63,7 @@ ResultPrinter::ResultPrinter(std::span<const GenerateRequest> requests,
 void ResultPrinter::add(const TokenEvent& event) {
   const auto index = static_cast<size_t>(event.request - 1);
   append_event(results_.at(index), event, requests_[index].sampling.logprobs >= 0);
-  is_printing_ = true;
+  has_events_ = is_printing_ = true;
   if (format_ == ResultFormat::stream) {
     if (has_text_) {
       fmt::print("{}{}", started_ ? "" : shown_[index], event.text);
@@ -78,7 +78,7 @@ void ResultPrinter::add(const TokenEvent& event) {
 }
 
 void ResultPrinter::fail_rest(const Engine& engine, const std::string& why) {
-  if (is_printing_) return;
+  if (is_printing_ || !has_events_) return;
   for (size_t i = next_; i < results_.size(); ++i) {
     GenerateResult& result = results_[i];
     if (result.finish != FinishReason::none) continue;

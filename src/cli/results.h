@@ -27,7 +27,8 @@ class ResultPrinter {
 
   void add(const TokenEvent& event);
   // After an exception: prints what the unfinished requests have, as failed for that reason.
-  // Nothing where the exception came out of printing.
+  // Nothing before the first event, as a refused request begins none, and nothing where the
+  // exception came out of printing.
   void fail_rest(const Engine& engine, const std::string& why);
 
   // A line for each request that failed.
@@ -43,7 +44,8 @@ class ResultPrinter {
   bool has_text_;
   std::vector<GenerateResult> results_;
   std::vector<std::string> failures_;
-  size_t next_ = 0;           // the first that is not printed
+  size_t next_ = 0;  // the first that is not printed
+  bool has_events_ = false;
   bool started_ = false;      // stream: the prompt is printed
   bool is_printing_ = false;  // and has not returned
 };
