@@ -218,7 +218,7 @@ ChatFormat ChatFormat::parse(std::string_view given, std::string_view bos, std::
   if (format.refusal_.empty() && contains(source, "bos_token")) {
     format.bos_ = bos;
     if (bos.empty())
-      format.refusal_ = "the template writes a bos_token, but the checkpoint has no bos_token";
+      format.refusal_ = "the template begins with a token, but the checkpoint names no bos_token";
   }
   if (!format.refusal_.empty()) {
     format.refusal_ = fmt::format(

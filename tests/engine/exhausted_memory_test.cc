@@ -53,7 +53,7 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
           if (event.token >= 0) tokens[i].push_back(event.token);
           finish[i] = event.finish;
           if (event.finish != FinishReason::failed) continue;
-          EXPECT_EQ(event.error, "out of memory");
+          EXPECT_NE(event.error.find("memory"), std::string::npos) << event.error;
           failed = true;
         }
       } catch (const std::bad_alloc&) {

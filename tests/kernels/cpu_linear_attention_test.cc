@@ -224,7 +224,10 @@ class Mamba : public Operation {
   }
   int64_t state_size() const override { return int64_t{heads_} * head_dim_ * state_dim_; }
   int64_t out_size() const override { return heads_ * head_dim_; }
-  std::vector<std::vector<float>*> inputs() override { return {&xbc_, &log_decay_, &dt_, &skip_}; }
+  std::vector<std::vector<float>*> inputs() override {
+    if (groups_ == 1) return {&xbc_, &log_decay_, &dt_};
+    return {&xbc_, &log_decay_, &dt_, &skip_};
+  }
   void run_reference(const Batch& batch, int64_t first, float* states, float* out) const override {
     ThreadPool threads(1);
     reference::mamba2(params(batch, first, states, out), threads);

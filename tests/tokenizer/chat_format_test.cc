@@ -107,6 +107,7 @@ TEST(ChatFormat, RefusesTemplatesThatMayWriteSomethingElse) {
     const ChatFormat format = ChatFormat::parse(refused.source, "", "the template");
     const std::string said =
         test::error_of([&] { (void)format.render({.user = "x"}); }, ErrorCode::unsupported);
+    EXPECT_NE(said.find(refused.says), said.npos) << "no '" << refused.says << "' in: " << said;
     EXPECT_EQ(said.find('\n'), said.npos) << said;
     EXPECT_LT(said.size(), 400u) << said;
   }
