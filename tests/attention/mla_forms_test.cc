@@ -201,8 +201,9 @@ TEST_P(MlaForms, PassesBeyondTheBudgetAreCut) {
             {test.spec, test::complete_cache(test), test::limits_of(test), cpu_device()}));
       };
       const int64_t all = bytes(int64_t{1} << 30), least = bytes(0);
-      // A quarter of a budget is beside what cannot be cut.
-      const int64_t half_budget = 2 * (all - least), half = bytes(half_budget);
+      // Room for half of what is cut: as the budget, or as the quarter beside what cannot be cut.
+      const int64_t half_budget = std::min(least + (all - least) / 2, 2 * (all - least));
+      const int64_t half = bytes(half_budget);
       EXPECT_LT(least, half);
       EXPECT_LT(half, all);
       for (const int64_t budget : {int64_t{0}, half_budget}) {
