@@ -9,6 +9,7 @@
 #include <string>
 
 #include "bench/attention_suite.h"
+#include "cli/bench_engine.h"
 #include "cli/bench_gpu.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -129,6 +130,7 @@ void add_bench(CLI::App& program) {
       program.add_subcommand("bench", "speed, as fractions of what this machine can do");
   command->require_subcommand(1);
   add_gpu_ceilings(*command);
+  add_bench_engine(*command);
   CLI::App* attention = command->add_subcommand(
       "attention", "backends over paged caches, beside this machine's ceilings");
   attention

@@ -47,6 +47,38 @@ TEST(Cli, RunsAConfigWithRandomWeights) {
                  {"no tokenizer", "tokenizer.json"});
 }
 
+TEST(Cli, TimesAModelWithoutFiles) {
+  const auto bench = [](std::vector<std::string> flags) {
+    std::vector<std::string> arguments = {"bench",
+                                          "engine",
+                                          kModels + "llama/config.json",
+                                          "--random-weights",
+                                          "7",
+                                          "--requests",
+                                          "3",
+                                          "--input-len",
+                                          "5",
+                                          "--output-len",
+                                          "4"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return fovea(arguments);
+  };
+  const ProgramResult json = bench({"-o", "json"});
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const nlohmann::json figures = nlohmann::json::parse(json.out);
+  EXPECT_EQ(figures.at("requests"), 3);
+  EXPECT_GT(figures.at("first_token_p50_ms"), 0);
+  EXPECT_LE(figures.at("first_token_p50_ms"), figures.at("first_token_p99_ms"));
+  EXPECT_LE(figures.at("between_tokens_p50_ms"), figures.at("between_tokens_p99_ms"));
+  EXPECT_GT(figures.at("output_tokens_per_s"), 0);
+  EXPECT_NE(json.err.find("memory: weights"), std::string::npos) << json.err;
+  const std::string csv = bench({"-o", "csv"}).out;
+  EXPECT_EQ(csv.substr(0, csv.find(',')), "requests");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 2);
+  expect_refused(bench({"--input-len", "9999"}), {"--input-len is 9999", "8192"});
+  expect_refused(bench({"--requests", "0"}), {"--requests"});
+}
+
 // Nothing is made: shapes that no machine here holds take no longer than others.
 TEST(Cli, SaysWhatAModelOfRealSizeTakes) {
   const std::string shape = std::string(FOVEA_SOURCE_DIR) + "/testdata/shapes/qwen3_8b.json";
