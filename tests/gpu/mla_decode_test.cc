@@ -253,7 +253,9 @@ void expect_row(const Problem& problem, const Case& c, size_t request, int32_t t
   }
   // A plain computation rounds the weights and the result to the dtype.
   ASSERT_LE(worst, (budget.times_plain + budget.units) * budget.unit * most);
-  if (norm_want > 0) ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance);
+  if (norm_want > 0) {
+    ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance);
+  }
   // Scores of several hundred columns in fp32, and their sum over the keys.
   const double terms = static_cast<double>(problem.columns()) + std::sqrt(problem.kv_lens[request]);
   ASSERT_TRUE(test::is_near(got_lse, want_lse,
