@@ -130,7 +130,6 @@ void add_bench(CLI::App& program) {
       program.add_subcommand("bench", "speed, as fractions of what this machine can do");
   command->require_subcommand(1);
   add_gpu_ceilings(*command);
-  add_bench_engine(*command);
   CLI::App* attention = command->add_subcommand(
       "attention", "backends over paged caches, beside this machine's ceilings");
   attention
@@ -183,6 +182,7 @@ void add_bench(CLI::App& program) {
     check_applicable(*attention, *flags);
     run(*flags);
   });
+  add_bench_engine(*command);
 }
 
 }  // namespace fovea::cli

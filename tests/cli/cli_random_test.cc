@@ -48,22 +48,13 @@ TEST(Cli, RunsAConfigWithRandomWeights) {
 }
 
 TEST(Cli, TimesAModelWithoutFiles) {
-  const auto bench = [](std::vector<std::string> flags) {
-    std::vector<std::string> arguments = {"bench",
-                                          "engine",
-                                          kModels + "llama/config.json",
-                                          "--random-weights",
-                                          "7",
-                                          "--requests",
-                                          "3",
-                                          "--input-len",
-                                          "5",
-                                          "--output-len",
-                                          "4"};
-    arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return fovea(arguments);
+  const auto bench = [](const std::string& requests, const std::string& input_len,
+                        const std::string& output) {
+    return fovea({"bench", "engine", kModels + "llama/config.json", "--random-weights", "7",
+                  "--requests", requests, "--input-len", input_len, "--output-len", "4", "-o",
+                  output});
   };
-  const ProgramResult json = bench({"-o", "json"});
+  const ProgramResult json = bench("3", "5", "json");
   ASSERT_EQ(json.exit_code, 0) << json.err;
   const nlohmann::json figures = nlohmann::json::parse(json.out);
   EXPECT_EQ(figures.at("requests"), 3);
@@ -72,11 +63,11 @@ TEST(Cli, TimesAModelWithoutFiles) {
   EXPECT_LE(figures.at("between_tokens_p50_ms"), figures.at("between_tokens_p99_ms"));
   EXPECT_GT(figures.at("output_tokens_per_s"), 0);
   EXPECT_NE(json.err.find("memory: weights"), std::string::npos) << json.err;
-  const std::string csv = bench({"-o", "csv"}).out;
+  const std::string csv = bench("3", "5", "csv").out;
   EXPECT_EQ(csv.substr(0, csv.find(',')), "requests");
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 2);
-  expect_refused(bench({"--input-len", "9999"}), {"--input-len is 9999", "8192"});
-  expect_refused(bench({"--requests", "0"}), {"--requests"});
+  expect_refused(bench("3", "9999", "md"), {"--input-len is 9999", "8192"});
+  expect_refused(bench("0", "5", "md"), {"--requests"});
 }
 
 // Nothing is made: shapes that no machine here holds take no longer than others.

@@ -99,7 +99,7 @@ TEST_P(ExhaustedMemory, LoadingSaysSo) {
       if (!failed) break;
       ++failures;
     }
-    EXPECT_GT(failures, 50) << lasts;
+    EXPECT_GT(failures, 40) << lasts;
   }
 }
 
