@@ -21,16 +21,16 @@ struct Traits {
 // Throws Error{corrupt_file} naming what no kernel can have: the file that the traits come from may
 // be anybody's.
 inline void check_traits(const Traits& traits, std::string_view kernel) {
-  constexpr int32_t kMostThreads = 1024, kMostSharedBytes = 1 << 18, kMostTile = 1 << 16;
-  const auto check = [&](const char* name, int32_t value, int32_t least, int32_t most) {
-    if (value >= least && value <= most) return;
-    fail(ErrorCode::corrupt_file, "{}: {} is {}, must be in [{}, {}]", kernel, name, value, least,
-         most);
+  constexpr int32_t kMaxThreads = 1024, kMaxSharedBytes = 1 << 18, kMaxTile = 1 << 16;
+  const auto check = [&](const char* name, int32_t value, int32_t low, int32_t high) {
+    if (value >= low && value <= high) return;
+    fail(ErrorCode::corrupt_file, "{}: {} is {}, must be in [{}, {}]", kernel, name, value, low,
+         high);
   };
-  check("threads", traits.threads, 1, kMostThreads);
-  check("shared_bytes", traits.shared_bytes, 0, kMostSharedBytes);
-  check("row_tile", traits.row_tile, 0, kMostTile);
-  check("key_tile", traits.key_tile, 0, kMostTile);
+  check("threads", traits.threads, 1, kMaxThreads);
+  check("shared_bytes", traits.shared_bytes, 0, kMaxSharedBytes);
+  check("row_tile", traits.row_tile, 0, kMaxTile);
+  check("key_tile", traits.key_tile, 0, kMaxTile);
 }
 
 }  // namespace fovea::kernels::cuda
