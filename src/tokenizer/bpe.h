@@ -24,7 +24,7 @@ class MergeTable {
  public:
   explicit MergeTable(size_t merges);  // that will be added, at most
 
-  // Of equal pairs the last counts.
+  // The last of equal pairs counts.
   void add(int32_t left, int32_t right, Merge merge);
   const Merge* find(int32_t left, int32_t right) const;
 

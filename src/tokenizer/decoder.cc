@@ -128,7 +128,7 @@ void DecoderStream::flush_bytes(size_t index, std::string& out) {
   }
 }
 
-// Of a text that comes in pieces. What may be cut at the end is held.
+// Strips a text that comes in pieces, and holds what may be cut at its end.
 std::string DecoderStream::strip_piece(const StripDecoder& step, State& state,
                                        std::string_view piece) const {
   while (!state.started && state.cut < step.start && piece.starts_with(step.content)) {
@@ -147,7 +147,7 @@ std::string DecoderStream::strip_piece(const StripDecoder& step, State& state,
   return text;
 }
 
-// Of a text that comes in pieces. What may be the beginning of a match is held.
+// Replaces in a text that comes in pieces, and holds what may begin a match.
 std::string DecoderStream::replace_piece(const ReplaceDecoder& step, State& state,
                                          std::string_view piece) const {
   const std::string text = std::exchange(state.held, {}).append(piece);

@@ -30,11 +30,11 @@ struct Piece {
 
 struct ModelProto {
   std::vector<Piece> pieces;  // by id
-  // Of the trainer.
+  // Fields of the trainer.
   bool is_unigram = true;
   bool byte_fallback = false;
   int32_t unk_id = 0, bos_id = 1, eos_id = 2;
-  // Of the normalizer.
+  // Fields of the normalizer.
   std::string_view charsmap;
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;

@@ -247,7 +247,7 @@ TEST(CpuKvWrite, Fp8RoundsLikeTheScalarConversion) {
   }
 }
 
-// Of any bits, from and to every dtype, in whole vectors and beside them.
+// NaN of any bits, from and to every dtype, in whole vectors and beside them.
 TEST(CpuKvWrite, NanStaysNan) {
   constexpr int32_t kDim = 37;
   ThreadPool threads(1);

@@ -42,7 +42,7 @@ size_t peak_bytes(const std::function<void()>& function) {
   return peak > before ? peak - before : 0;
 }
 
-// Of vocabularies of a million tokens, and files of 100,000 added ones.
+// Vocabularies have a million tokens, and files 100,000 added ones.
 TEST(TokenizerLoad, LargeFilesLoadInSeconds) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "times say nothing here";
