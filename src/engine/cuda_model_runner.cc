@@ -196,9 +196,11 @@ bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int
   return all;
 }
 
-// The first of them are there; others are computed where those were.
+// The first of them are there; others are computed where those were. A pass without any is waited
+// for too, as the next one writes over its staging memory.
 void CudaModelRunner::read_logits(std::span<float> logits) {
   const auto rows = static_cast<int32_t>(logits.size() / static_cast<size_t>(vocabulary()));
+  if (rows == 0) gpu::synchronize(stream());
   for (int32_t begin = 0; begin < rows; begin += logit_rows_) {
     const std::span<float> computed = logits_of(std::min(logit_rows_, rows - begin));
     if (begin > 0) model_.model().logits(begin, computed);

@@ -112,6 +112,41 @@ TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
   }
 }
 
+// The next pass writes over the staging memory of this one, so run() waits for passes that compute
+// no logits too. Work ahead of each pass keeps the GPU behind the host.
+TEST_F(GpuModelRunner, PassesWithoutLogitsHaveEndedWhenRunReturns) {
+  constexpr BatchLimits kPrompts = {
+      .max_requests = 1, .max_tokens = 32, .max_q_len = 32, .max_kv_len = 256};
+  Parts parts(kPrompts);
+  std::vector<int32_t> text;
+  for (int32_t i = 0; i < 160; ++i) text.push_back(3 + i * 7 % 500);
+  const auto length = static_cast<int32_t>(text.size());
+  const gpu::DeviceBuffer large(size_t{1} << 30);
+  const auto last_logits = [&](int32_t rows_of_others) {
+    CacheLease lease = parts.caches->admit({text, {}}, false, 0).value();
+    std::vector<float> logits;
+    for (int32_t begin = 0; begin < length; begin += kPrompts.max_tokens) {
+      const int32_t end = begin + kPrompts.max_tokens;
+      EXPECT_TRUE(parts.caches->extend(lease, begin, end));
+      const int32_t rows = end == length ? 1 : rows_of_others;
+      const auto tokens = std::span<const int32_t>(text).subspan(
+          static_cast<size_t>(begin), static_cast<size_t>(kPrompts.max_tokens));
+      const PassPart part{tokens, begin, &lease, rows};
+      logits.resize(static_cast<size_t>(rows) *
+                    static_cast<size_t>(parts.model->info().vocabulary));
+      for (int i = 0; i < 8; ++i) {
+        gpu::fill_bytes(large.data(), 0, large.bytes(), parts.model->device().stream());
+      }
+      int32_t drawn = 0;
+      parts.runner->run({&part, 1}, logits, {&drawn, 1});
+    }
+    parts.caches->release(lease);
+    return logits;
+  };
+  const std::vector<float> want = last_logits(1);
+  EXPECT_EQ(last_logits(0), want);
+}
+
 // Steps on both sides of the bounds that graphs of few requests are captured for.
 TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   constexpr BatchLimits kLong = {
