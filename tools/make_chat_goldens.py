@@ -3,7 +3,8 @@
 """Writes testdata/chat/goldens.json: what the PyPI package `transformers` makes of the chat templates
 beside it. The test that reads it needs no Python.
 
-The templates are those of the models they are named after.
+The templates are those of the models they are named after, but for the two of Mistral, which were
+written after theirs from memory.
 """
 import datetime
 import json
