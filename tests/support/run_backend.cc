@@ -1,12 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/run_backend.h"
 
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <optional>
 
 #include "support/cases.h"
 #include "support/test_device.h"
 
 namespace fovea::test {
+namespace {
+
+// FNV-1a over the bits of every value.
+uint64_t digest(const Output& output) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const std::vector<float>* values : {&output.out, &output.lse}) {
+    for (float value : *values) {
+      uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      hash = (hash ^ bits) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
+// With FOVEA_OUTPUT_DIGESTS=FILE every batch adds a line to FILE: its test and a digest of its
+// outputs. Two builds whose lines are equal compute the same bits.
+void record(const Output& output, size_t batch) {
+  const char* path = std::getenv("FOVEA_OUTPUT_DIGESTS");
+  if (path == nullptr) return;
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  std::ofstream(path, std::ios::app) << fmt::format("{}.{} {} {:016x}\n", test->test_suite_name(),
+                                                    test->name(), batch, digest(output));
+}
+
+}  // namespace
 
 BackendRequest request_of(const AttentionCase& test, int threads) {
   BackendRequest request = {test.spec, complete_cache(test), limits_of(test), test_device()};
@@ -103,6 +134,7 @@ std::vector<Output> run_batches(const BackendEntry& entry, const AttentionCase& 
     const std::vector<std::byte> inputs = batch.inputs();
     under_test.run(batch);
     outputs.push_back(batch.output());
+    record(outputs.back(), outputs.size() - 1);
     EXPECT_TRUE(batch.inputs() == inputs) << "what was handed in is not as it was";
     EXPECT_TRUE(batch.untouched_outside()) << "rows of no token were written";
   }
