@@ -52,9 +52,7 @@ TEST(Corpus, Config) { expect_promises(replay("config", fuzz::read_config)); }
 
 TEST(Corpus, Index) { expect_promises(replay("index", fuzz::read_index)); }
 
-TEST(Corpus, Sentencepiece) {
-  expect_promises(replay("sentencepiece", fuzz::read_sentencepiece));
-}
+TEST(Corpus, Sentencepiece) { expect_promises(replay("sentencepiece", fuzz::read_sentencepiece)); }
 
 TEST(Corpus, Tokenizer) { expect_promises(replay("tokenizer", fuzz::read_tokenizer)); }
 

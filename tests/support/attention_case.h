@@ -44,9 +44,9 @@ struct AttentionCase {
   int32_t group_prefix = 0, group_size = 0;
   int32_t prefix_levels = 0;  // of the limits; above 0 batches say what neighbours share
   int64_t workspace_budget = BatchLimits{}.workspace_budget;  // of the limits
-  bool window_pool = false;   // the pool holds only what a window sees, behind a slot map
-  int64_t page_stride = 0;    // elements; 0: dense
-  int32_t padding = 0;        // trailing requests of one token: row 0 of the table, page 0
+  bool window_pool = false;  // the pool holds only what a window sees, behind a slot map
+  int64_t page_stride = 0;   // elements; 0: dense
+  int32_t padding = 0;       // trailing requests of one token: row 0 of the table, page 0
 };
 
 // How test names and failures show a case.

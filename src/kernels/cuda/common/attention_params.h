@@ -107,7 +107,8 @@ struct AttentionParams {
   int64_t out_token_stride, out_head_stride;
   float* lse;  // [tokens, q_heads] or null
   int32_t lse_token_stride;
-  int32_t f32_out;  // out is f32, without sinks; out and lse, which is not null, are dense: for prefix_join
+  int32_t f32_out;  // out is f32, without sinks; out and lse, which is not null, are dense: for
+                    // prefix_join
   int32_t head_dim, head_dim_v;  // at most the variant's
   float scale;
   float logit_cap;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From fp8 codes to 16-bit values, exactly. In integers where it says pair or chunk, for sm_80 has no
-// instruction for it; a stored NaN of e4m3 then becomes 480.
+// From fp8 codes to 16-bit values, exactly. In integers where it says pair or chunk, for sm_80 has
+// no instruction for it; a stored NaN of e4m3 then becomes 480.
 #pragma once
 
 #include "kernels/cuda/common/e4m3.cuh"
@@ -10,11 +10,12 @@ namespace fovea::kernels::cuda {
 
 constexpr uint32_t kMinusZeroPair = 0x80008000;  // x + -0 is x, whatever the sign of x
 
-// Bytes 2 * kHigh and the next of `word`. The sign goes to the top, exponent and mantissa to the lowest
-// bits of theirs; a product with a power of two repairs the exponent's bias.
+// Bytes 2 * kHigh and the next of `word`. The sign goes to the top, exponent and mantissa to the
+// lowest bits of theirs; a product with a power of two repairs the exponent's bias.
 template <Type kFrom, Type kTo, bool kHigh>
 __device__ __forceinline__ uint32_t widen_pair(uint32_t word) {
-  const uint32_t wide = permute_bytes<kHigh ? 0xb3a2 : 0x9180>(word);  // 16 bits each, the sign repeated
+  const uint32_t wide =
+      permute_bytes < kHigh ? 0xb3a2 : 0x9180 > (word);  // 16 bits each, the sign repeated
   if constexpr (kFrom == f8e4m3 && kTo == bf16) {
     constexpr uint32_t kTwoTo120 = 0x7b807b80;
     return multiply_add_pair<bf16>((wide << 4) & 0x87f087f0u, kTwoTo120, kMinusZeroPair);
@@ -36,16 +37,17 @@ __device__ __forceinline__ uint4 widen_chunk(uint32_t first, uint32_t second) {
           widen_pair<kFrom, kTo, false>(second), widen_pair<kFrom, kTo, true>(second)};
 }
 
-// Eight values of e4m3 as f16 in few instructions; kScaled: times `scale`, a pair of the same f16, rounded once.
+// Eight values of e4m3 as f16 in few instructions; kScaled: times `scale`, a pair of the same f16,
+// rounded once.
 template <bool kScaled>
 __device__ __forceinline__ uint4 widen_to_f16(uint32_t first, uint32_t second, uint32_t scale) {
 #if __CUDA_ARCH__ >= 890
   uint32_t words[4] = {widen_e4m3(first), widen_e4m3(first >> 16), widen_e4m3(second),
                        widen_e4m3(second >> 16)};
 #else
-  uint32_t words[4] = {
-      widen_pair<f8e4m3, f16, false>(first), widen_pair<f8e4m3, f16, true>(first),
-      widen_pair<f8e4m3, f16, false>(second), widen_pair<f8e4m3, f16, true>(second)};
+  uint32_t words[4] = {widen_pair<f8e4m3, f16, false>(first), widen_pair<f8e4m3, f16, true>(first),
+                       widen_pair<f8e4m3, f16, false>(second),
+                       widen_pair<f8e4m3, f16, true>(second)};
 #endif
   if constexpr (kScaled) {
 #pragma unroll

@@ -21,7 +21,8 @@ __device__ __forceinline__ int grid_blocks_anew() {
 // True in one thread of the warp. Which one takes no register, as the number of the lane does.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t elected;
-  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(elected));
   return elected;
 }
 
@@ -35,16 +36,18 @@ struct alignas(8) TransactionBarrier {
   uint64_t state;
 
   __device__ void init(int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(arrivals));
   }
   __device__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
   // Arrives and asks for `bytes` more bytes of copies before the phase completes.
   __device__ void arrive_expecting(int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
-                 "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+        "r"(bytes)
+        : "memory");
   }
   // Arrives once this thread's earlier cp.async copies have landed; counts as one of the arrivals.
   __device__ void arrive_after_copies() {
@@ -99,17 +102,19 @@ constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
 // Bytes that lie side by side, a multiple of 16.
-__device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier) {
+__device__ inline void load_bytes(void* shared, const void* global, int bytes,
+                                  TransactionBarrier& barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(shared)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
-__device__ inline void load_bytes(void* shared, const void* global, int bytes, TransactionBarrier& barrier,
-                                  uint64_t policy) {
+__device__ inline void load_bytes(void* shared, const void* global, int bytes,
+                                  TransactionBarrier& barrier, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], "
       "%4;" ::"r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
@@ -127,7 +132,8 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 int c0, int c1, int c2) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, "
       "%4}], [%5];" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(&barrier))
       : "memory");
@@ -135,7 +141,8 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 uint64_t policy, int c0, int c1, int c2) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, "
       "{%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
@@ -143,21 +150,25 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 uint64_t policy, int c0, int c1, int c2, int c3) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, "
       "{%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 }
 // The same as far as the L2, where whatever is written to it later goes too.
 __device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1),
-               "r"(c2), "r"(c3)
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
-__device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2, int c3) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(&map),
-               "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
-               : "memory");
+__device__ inline void prefetch_box(const TensorMap& map, uint64_t policy, int c0, int c1, int c2,
+                                    int c3) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.L2::cache_hint [%0, {%1, %2, %3, %4}], %5;" ::"l"(
+          &map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+      : "memory");
 }
 
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
@@ -177,8 +188,8 @@ __device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2
                : "memory");
 }
 
-// A box of shared memory to a tensor; what lies outside is not written. This thread's stores are awaited in
-// groups.
+// A box of shared memory to a tensor; what lies outside is not written. This thread's stores are
+// awaited in groups.
 __device__ inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
@@ -186,7 +197,8 @@ __device__ inline void store_box(const TensorMap& map, const void* shared, int c
       : "memory");
 }
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the shared memory of all stores, or of all but the last kPending groups of them, may be written again.
+// Until the shared memory of all stores, or of all but the last kPending groups of them, may be
+// written again.
 template <int kPending = 0>
 __device__ inline void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -213,7 +225,8 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool value) {
   int any;
   asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.s32 %0, 1, 0, q;\n}"
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.s32 %0, 1, "
+      "0, q;\n}"
       : "=r"(any)
       : "r"(static_cast<int>(value)), "r"(id), "r"(threads)
       : "memory");

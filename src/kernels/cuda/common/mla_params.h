@@ -30,13 +30,13 @@ struct alignas(16) MlaItem {
 constexpr int32_t kPaired = 1 << 30;
 constexpr int32_t kPairWorkers = 2;
 
-// MlaItem::partial where mla_decode joins any number of parts: workers first to first + count - 1 have
-// one part each of the row tile.
+// MlaItem::partial where mla_decode joins any number of parts: workers first to first + count - 1
+// have one part each of the row tile.
 constexpr int32_t parts_of_workers(int32_t first, int32_t count) { return count << 8 | first; }
 constexpr int32_t first_of_parts(int32_t partial) { return partial & 255; }
 constexpr int32_t count_of_parts(int32_t partial) { return partial >> 8; }
-// Of a worker's part of a row tile whose first one is worker `first`'s: a worker may have the last part
-// of one tile and the first of another.
+// Of a worker's part of a row tile whose first one is worker `first`'s: a worker may have the last
+// part of one tile and the first of another.
 constexpr int32_t slot_of_worker(int32_t worker, int32_t first) {
   return 2 * worker + (worker == first ? 1 : 0);
 }
@@ -106,10 +106,10 @@ struct MlaMergeParams {
 };
 
 struct alignas(64) MlaDecodeParams {
-  // What a block asks for first, in 64 bytes: a launch's constants come from memory line by line, each when it
-  // is first used.
-  const MlaRange* ranges;      // of work
-  const int32_t* page_table;   // [requests, page_table_stride]
+  // What a block asks for first, in 64 bytes: a launch's constants come from memory line by line,
+  // each when it is first used.
+  const MlaRange* ranges;     // of work
+  const int32_t* page_table;  // [requests, page_table_stride]
   int64_t page_table_stride;
   int32_t page_size;
   int32_t box_keys;    // of a page that one copy brings: 8, 16, 32 or 64
@@ -127,13 +127,13 @@ struct alignas(64) MlaDecodeParams {
   // that gather rows.
   TensorMap cache_map, cache_rope_map;
   // Latent queries, innermost first: [64 columns, q_heads, column tiles, tokens], boxes
-  // [64, q_box_rows, kQueryBoxTiles, 1], or of one tile where a block has more rows than a box. RoPE:
-  // [64 columns, q_heads, tokens], boxes [64, q_box_rows, 1].
+  // [64, q_box_rows, kQueryBoxTiles, 1], or of one tile where a block has more rows than a box.
+  // RoPE: [64 columns, q_heads, tokens], boxes [64, q_box_rows, 1].
   TensorMap q_latent_map, q_rope_map;
   BatchParams batch;  // kv_heads 1
   const void* cache;  // row of (page, place): page * page_stride + place * token_stride bytes
   int64_t page_stride, token_stride;
-  void* out;                           // [tokens, q_heads, rank]
+  void* out;  // [tokens, q_heads, rank]
   int64_t out_token_stride, out_head_stride;
   float* lse;  // [tokens, q_heads] or null
   MlaWorkList work;

@@ -11,7 +11,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Rows of up-projected requests as attention takes them, on the device: a chunk of their context, or all their tokens.
+// Rows of up-projected requests as attention takes them, on the device: a chunk of their context,
+// or all their tokens.
 struct MlaChunk {
   int32_t* live_rows;  // [1] its rows
   int32_t* begin;      // [requests] where a request's rows begin
@@ -32,11 +33,11 @@ struct MlaFormsParams {
   int32_t by_q_len;
   int32_t at_once;  // rows are all tokens of a request; else those before the new ones
   int32_t most_rows;
-  uint8_t* up_requests;     // [requests] 1: up-projected
-  uint8_t* up_tokens;       // [tokens]
-  int32_t* new_lens;        // [requests] new tokens of up-projected requests, 0 of others
-  int32_t* row_indptr;      // [requests + 1] rows of up-projected requests
-  MlaChunk chunk;           // the first
+  uint8_t* up_requests;  // [requests] 1: up-projected
+  uint8_t* up_tokens;    // [tokens]
+  int32_t* new_lens;     // [requests] new tokens of up-projected requests, 0 of others
+  int32_t* row_indptr;   // [requests + 1] rows of up-projected requests
+  MlaChunk chunk;        // the first
 };
 
 // Rows [first_row, first_row + most_rows) of up-projected requests, in request order, out of the
@@ -56,14 +57,16 @@ struct MlaGatherParams {
   int32_t requests;
   const int32_t* row_indptr;   // [requests + 1]: q_indptr, or of a chunk MlaFormsParams::row_indptr
   const uint8_t* up_requests;  // [requests]
-  int32_t of_chunk;            // rows begin with a request's first token; else with its first new one
+  int32_t of_chunk;  // rows begin with a request's first token; else with its first new one
   int32_t first_row, most_rows;
   int32_t kv_lora_rank, rope_dim, nope_dim, heads;
   void* rows;  // [most_rows, kv_lora_rank + rope_dim]: latents and rotary keys
-  int64_t* offsets;  // [most_rows] instead of rows: where they lie in the cache, -1: nowhere. Or null
-  void* keys;  // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
+  int64_t*
+      offsets;     // [most_rows] instead of rows: where they lie in the cache, -1: nowhere. Or null
+  void* keys;      // [most_rows, heads, nope_dim + rope_dim], to repeat the rotary key in; or null
   MlaChunk chunk;  // written where of_chunk
-  // Of a chunk whose attention is added: [tokens, heads] becomes -inf, for rows that see none of it. Or null.
+  // Of a chunk whose attention is added: [tokens, heads] becomes -inf, for rows that see none of
+  // it. Or null.
   float* part_lse;
   int64_t part_rows;  // tokens times heads
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptors of wgmma operands in shared memory: rows of 128 bytes with the 128-byte swizzle, groups of 8 rows
-// `group_bytes` apart.
+// Descriptors of wgmma operands in shared memory: rows of 128 bytes with the 128-byte swizzle,
+// groups of 8 rows `group_bytes` apart.
 #pragma once
 
 #include "kernels/cuda/common/types.cuh"
@@ -15,8 +15,8 @@ __device__ __forceinline__ uint64_t operand_descriptor(uint32_t low, uint32_t gr
 __device__ __forceinline__ uint64_t rows_descriptor(uint32_t address, uint32_t group_bytes = 1024) {
   return operand_descriptor(1u << 16 | (address & 0x3ffff) >> 4, group_bytes);
 }
-// A tile whose rows are single steps of the summed dimension: V. Blocks of 64 columns (16-bit elements)
-// are `block_bytes` apart.
+// A tile whose rows are single steps of the summed dimension: V. Blocks of 64 columns (16-bit
+// elements) are `block_bytes` apart.
 __device__ __forceinline__ uint64_t columns_descriptor(uint32_t address, uint32_t block_bytes,
                                                        uint32_t group_bytes = 1024) {
   return operand_descriptor(block_bytes >> 4 << 16 | (address & 0x3ffff) >> 4, group_bytes);

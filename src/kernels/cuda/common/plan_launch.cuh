@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every plan's launch does: wait, plan, and write the page table. Looks at one slot a page, of its last
-// token: where a window pool has forgotten the first tokens of a page, it still has the last.
+// What every plan's launch does: wait, plan, and write the page table. Looks at one slot a page, of
+// its last token: where a window pool has forgotten the first tokens of a page, it still has the
+// last.
 #pragma once
 
 #include "kernels/cuda/common/plan_launch.h"
@@ -10,7 +11,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Where the token at `place` of a page is. Nothing wild is followed: what names nothing of the pool becomes page 0.
+// Where the token at `place` of a page is. Nothing wild is followed: what names nothing of the pool
+// becomes page 0.
 __device__ inline int32_t page_of(const TableWriteParams& params, int32_t entry, int64_t place) {
   if (entry < 0 || entry >= params.given_end) return 0;
   int64_t slot = params.gives_pages ? int64_t{entry} * params.page_size + place : entry;
@@ -19,8 +21,8 @@ __device__ inline int32_t page_of(const TableWriteParams& params, int32_t entry,
 }
 
 // Given pages, and slots where pages have 1: nothing to look up.
-__device__ inline void copy_entries(const TableWriteParams& params, const int32_t* given, int pages, int entries,
-                                    int32_t* row, int first, int step) {
+__device__ inline void copy_entries(const TableWriteParams& params, const int32_t* given, int pages,
+                                    int entries, int32_t* row, int first, int step) {
 #pragma unroll 8
   for (int page = first; page < entries; page += step) {
     const int entry = page < pages ? given[page] : 0;
@@ -29,9 +31,11 @@ __device__ inline void copy_entries(const TableWriteParams& params, const int32_
 }
 
 // The row of a request, by threads `first`, `first + step`, ...
-__device__ inline void write_page_row(const TableWriteParams& params, int64_t request, int first, int step) {
+__device__ inline void write_page_row(const TableWriteParams& params, int64_t request, int first,
+                                      int step) {
   const int64_t size = params.page_size;
-  const int64_t kv_len = min(static_cast<int64_t>(params.kv_lens[request]), params.page_table_stride * size);
+  const int64_t kv_len =
+      min(static_cast<int64_t>(params.kv_lens[request]), params.page_table_stride * size);
   const int32_t* given = params.given + params.request_rows[request] * params.given_stride;
   const int pages = static_cast<int>((kv_len + size - 1) / size);
   const int64_t padded = ((kv_len + kTableKeys - 1) / kTableKeys * kTableKeys + size - 1) / size;
@@ -44,20 +48,25 @@ __device__ inline void write_page_row(const TableWriteParams& params, int64_t re
 #pragma unroll 4
   for (int page = first; page < entries; page += step) {
     const int64_t last = min((page + 1) * size, kv_len) - 1;
-    row[page] = page < pages ? page_of(params, given[params.gives_pages ? page : last], last - page * size) : 0;
+    row[page] = page < pages
+                    ? page_of(params, given[params.gives_pages ? page : last], last - page * size)
+                    : 0;
   }
 }
 
-// Where pages have 1 token there is much to copy, and rows differ: warps write it in pieces of kTableKeys entries. Dealt
-// by rows as below, 64 log-uniform lengths took 7.3 us instead of 4.2 (H200, 2026-11-22). Each warp counts the pieces of
-// all requests, some of them a lane, to find its own.
-__device__ inline void write_table_of_tokens(const TableWriteParams& params, int block, int blocks) {
+// Where pages have 1 token there is much to copy, and rows differ: warps write it in pieces of
+// kTableKeys entries. Dealt by rows as below, 64 log-uniform lengths took 7.3 us instead of 4.2
+// (H200, 2026-11-22). Each warp counts the pieces of all requests, some of them a lane, to find its
+// own.
+__device__ inline void write_table_of_tokens(const TableWriteParams& params, int block,
+                                             int blocks) {
   constexpr int kMostOfLane = 8;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int width = static_cast<int>(params.page_table_stride);
   const int of_lane = min((params.requests + 31) / 32, kMostOfLane);
-  int piece = block * warps + static_cast<int>(threadIdx.x) / 32;  // of those from request `turn` on
+  int piece =
+      block * warps + static_cast<int>(threadIdx.x) / 32;  // of those from request `turn` on
   for (int turn = 0; turn < params.requests; turn += 32 * of_lane) {
     const int first = turn + lane * of_lane;
     int kv_lens[kMostOfLane], given_rows[kMostOfLane];
@@ -91,17 +100,19 @@ __device__ inline void write_table_of_tokens(const TableWriteParams& params, int
       kv_len = __shfl_sync(~0u, kv_len, owner);
       given_row = __shfl_sync(~0u, given_row, owner);
       key = __shfl_sync(~0u, key, owner);
-      copy_entries(params, params.given + given_row * params.given_stride, kv_len, min(key + kTableKeys, width),
+      copy_entries(params, params.given + given_row * params.given_stride, kv_len,
+                   min(key + kTableKeys, width),
                    params.page_table + request * params.page_table_stride, key + lane, 32);
     }
     piece -= all;
   }
 }
 
-// The whole table, by `blocks` blocks of which this is number `block`; else as many threads a request as
-// there are, a power of two and whole warps.
+// The whole table, by `blocks` blocks of which this is number `block`; else as many threads a
+// request as there are, a power of two and whole warps.
 __device__ inline void write_page_table(const TableWriteParams& params, int block, int blocks) {
-  if (params.page_size == 1 && !params.slot_map) return write_table_of_tokens(params, block, blocks);
+  if (params.page_size == 1 && !params.slot_map)
+    return write_table_of_tokens(params, block, blocks);
   const int threads = blocks * static_cast<int>(blockDim.x);
   int shift = 5;
   while (static_cast<int64_t>(params.requests) << (shift + 1) <= threads) ++shift;
@@ -113,14 +124,15 @@ __device__ inline void write_page_table(const TableWriteParams& params, int bloc
   }
 }
 
-// What the blocks of a plan's launch do: those that plan call plan(), the others write the table. A plan
-// behind another one does not wait to begin, since that one has waited before it let this one start; it
-// waits to end, so that whoever waits for it waits for both.
+// What the blocks of a plan's launch do: those that plan call plan(), the others write the table. A
+// plan behind another one does not wait to begin, since that one has waited before it let this one
+// start; it waits to end, so that whoever waits for it waits for both.
 template <typename Params, typename Plan>
 __device__ void run_plan(const Params& params, Plan plan) {
   if (!params.company.behind_plan) wait_for_previous_kernel();
   allow_next_kernel();
-  const int block = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
+  const int block =
+      static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
   if (block >= 0) {
     write_page_table(params.company.pages, block, params.table_blocks);
   } else {

@@ -43,8 +43,8 @@ struct SegmentBuffers {
   int32_t* stored;
 };
 
-// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests, or
-// of sections of them; in a section those with most keys first.
+// What prefill_order writes once per pass and every layer's prefill reads. Tiles of all requests,
+// or of sections of them; in a section those with most keys first.
 struct PrefillOrder {
   PrefillTile* tiles;
   int32_t tile_count;
@@ -78,7 +78,7 @@ struct alignas(64) PrefillParams {
   TensorMap k;
   TensorMap v;
   TensorMap shared_k;  // as k, of one head: the last columns, where all heads share them
-  TensorMap out;  // as q, head_dim_v columns
+  TensorMap out;       // as q, head_dim_v columns
   AttentionParams attention;
   PrefillOrder* order;
   // A tile has 2^heads_shift q heads of one kv head: a divisor of the group, at most 64.
@@ -94,7 +94,7 @@ struct alignas(64) PrefillParams {
   // The kernel ahead brings the keys, and let this one begin when all before it was complete.
   int32_t keys_last;
   int32_t shared_blocks;  // of 64 columns that shared_k has
-  int32_t box_keys;  // divides the key tile, and the page size or the reverse
+  int32_t box_keys;       // divides the key tile, and the page size or the reverse
   SegmentBuffers segments;
   NearCap cap;  // of capped scores
 };

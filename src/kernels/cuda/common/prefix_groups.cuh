@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the tokens that neighbouring requests share to the groups of every level, as find_prefix_levels
-// does on the host.
+// From the tokens that neighbouring requests share to the groups of every level, as
+// find_prefix_levels does on the host.
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -37,8 +37,8 @@ struct PrefixGroupsFinder {
   __device__ static Requests place_requests(const Params& params, SharedMemory& shared) {
     const int count = params.requests;
     const int64_t stride = count <= kHeldRequests ? kHeldRequests : count;
-    int* base =
-        count <= kHeldRequests ? shared.scratch[0] : params.scratch + blockIdx.x * stride * kPrefixScratch;
+    int* base = count <= kHeldRequests ? shared.scratch[0]
+                                       : params.scratch + blockIdx.x * stride * kPrefixScratch;
     return {count,
             base,
             base + stride,
@@ -67,7 +67,8 @@ struct PrefixGroupsFinder {
     return request == 0 || own < 0 || other < 0 ? -1 : min(shared, min(own, other));
   }
 
-  // Which requests begin a group: those that share less than least_prefix keys more with the one before.
+  // Which requests begin a group: those that share less than least_prefix keys more with the one
+  // before.
   __device__ static void mark_starts(const Params& params, const Requests& at) {
 #pragma unroll 1
     for (int base = 0; base < at.count; base += kThreads) {
@@ -81,7 +82,8 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // The last start up to each lane's request, by all lanes; of requests from 32 * word on, whose starts are `own`.
+  // The last start up to each lane's request, by all lanes; of requests from 32 * word on, whose
+  // starts are `own`.
   __device__ static int last_start(const Requests& at, int word, uint32_t own) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t here = own & ((2u << lane) - 1);
@@ -149,8 +151,10 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // Whether the groups save enough keys from being read again; each but one `more_saved` beside those of all.
-  __device__ static bool worth_it(const Params& params, const Requests& at, WarpTotals<int64_t, kThreads>& memory) {
+  // Whether the groups save enough keys from being read again; each but one `more_saved` beside
+  // those of all.
+  __device__ static bool worth_it(const Params& params, const Requests& at,
+                                  WarpTotals<int64_t, kThreads>& memory) {
     int64_t own = 0;
 #pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
@@ -165,10 +169,10 @@ struct PrefixGroupsFinder {
     return total >= params.least_saved - params.more_saved;
   }
 
-  // Groups that do not save enough have no keys and leave those to the levels behind. Returns the (token, key) pairs
-  // of the thread's groups in row tiles, of which each is computed whole.
-  __device__ static float end_level(const Params& params, const PrefixGroups& groups, const Requests& at, bool worth,
-                                    bool written) {
+  // Groups that do not save enough have no keys and leave those to the levels behind. Returns the
+  // (token, key) pairs of the thread's groups in row tiles, of which each is computed whole.
+  __device__ static float end_level(const Params& params, const PrefixGroups& groups,
+                                    const Requests& at, bool worth, bool written) {
     float pairs = 0;
     if (written && threadIdx.x == 0) groups.q_indptr[0] = 0;
 #pragma unroll 1
@@ -186,7 +190,8 @@ struct PrefixGroupsFinder {
       if (grouped && begin == i) {
         const int tokens = params.q_indptr[last + 1] - params.q_indptr[i];
         const int tiles = quotient(tokens + params.tile_tokens - 1, params.tile_tokens);
-        pairs += static_cast<float>(tiles * params.tile_tokens) * static_cast<float>(keys - at.first_keys[i]);
+        pairs += static_cast<float>(tiles * params.tile_tokens) *
+                 static_cast<float>(keys - at.first_keys[i]);
       }
       if (grouped) at.first_keys[i] = keys;
     }
@@ -200,7 +205,8 @@ struct PrefixGroupsFinder {
   };
 
   // What this block reads afterwards is there then.
-  __device__ static Found run(const Params& params, int levels, int first_written, SharedMemory& shared) {
+  __device__ static Found run(const Params& params, int levels, int first_written,
+                              SharedMemory& shared) {
     const Requests at = place_requests(params, shared);
 #pragma unroll 1
     for (int i = threadIdx.x; i < at.count; i += kThreads) {
@@ -221,7 +227,8 @@ struct PrefixGroupsFinder {
     }
     if (params.first_keys && levels == params.levels) {
 #pragma unroll 1
-      for (int i = threadIdx.x; i < at.count; i += kThreads) params.first_keys[i] = at.first_keys[i];
+      for (int i = threadIdx.x; i < at.count; i += kThreads)
+        params.first_keys[i] = at.first_keys[i];
     }
     __syncthreads();
     return {at.first_keys, pairs};

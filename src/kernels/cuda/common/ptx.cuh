@@ -10,8 +10,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The same value, of which the compiler knows nothing: what follows from it is computed where it is used, and
-// not kept in registers over a loop.
+// The same value, of which the compiler knows nothing: what follows from it is computed where it is
+// used, and not kept in registers over a loop.
 __device__ __forceinline__ uint32_t opaque(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -36,7 +36,8 @@ __device__ __forceinline__ int thread_anew() {
   return thread;
 }
 
-// From shared memory, read where it stands: all of a loop's reads at once would take registers that are not there.
+// From shared memory, read where it stands: all of a loop's reads at once would take registers that
+// are not there.
 __device__ __forceinline__ uint32_t load_here(const uint32_t& shared) {
   uint32_t loaded;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(shared_address(&shared)) : "memory");
@@ -80,19 +81,21 @@ __device__ inline void copy_word_async(void* shared, const void* global, int byt
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes));
 }
-// As copy_async, of lines that others of the warp copy the rest of: asking L2 for 128 bytes at once made decode of
-// large batches 2.5 % faster, for 256 bytes 6 % slower (H200, 2026-11-21).
+// As copy_async, of lines that others of the warp copy the rest of: asking L2 for 128 bytes at once
+// made decode of large batches 2.5 % faster, for 256 bytes 6 % slower (H200, 2026-11-21).
 __device__ __forceinline__ void copy_line_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
 // Zeros where not live: then `global` is not read, but must be aligned.
-__device__ __forceinline__ void copy_line_or_zero_async(uint32_t shared, const void* global, bool live) {
+__device__ __forceinline__ void copy_line_or_zero_async(uint32_t shared, const void* global,
+                                                        bool live) {
   asm volatile(
       "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared),
       "l"(global), "r"(static_cast<int>(live)));
 }
-__device__ __forceinline__ void copy_line_or_zero_async(void* shared, const void* global, bool live) {
+__device__ __forceinline__ void copy_line_or_zero_async(void* shared, const void* global,
+                                                        bool live) {
   asm volatile(
       "{\n.reg .pred dead;\nsetp.eq.b32 dead, %2, 0;\n"
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, dead;\n}" ::"r"(shared_address(shared)),
@@ -104,8 +107,9 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
-// A kernel launched with programmatic serialization starts while the one before it still runs; until this
-// returns it must not touch what that one reads or writes. Otherwise, and before sm_90, it does nothing.
+// A kernel launched with programmatic serialization starts while the one before it still runs;
+// until this returns it must not touch what that one reads or writes. Otherwise, and before sm_90,
+// it does nothing.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -144,7 +148,8 @@ __device__ __forceinline__ uint32_t transposed_8x8(uint32_t x) {
 
 // d += a * b for 16x16 times 16x8, f32 accumulators.
 template <Type kType>
-__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
   if constexpr (kType == bf16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -172,8 +177,8 @@ __device__ inline uint32_t pack(float low, float high) {
   return bits;
 }
 
-// As pack, where it stands: elsewhere the compiler may move conversions to the end, behind all that they could
-// have run beside.
+// As pack, where it stands: elsewhere the compiler may move conversions to the end, behind all that
+// they could have run beside.
 template <Type kType>
 __device__ inline uint32_t pack_here(float low, float high) {
   uint32_t bits;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary positions of one head. Products and sums are rounded one by one, so that a head has the bits
-// the CPU gives it.
+// Rotary positions of one head. Products and sums are rounded one by one, so that a head has the
+// bits the CPU gives it.
 #pragma once
 
 #include "kernels/cuda/common/rotary.h"

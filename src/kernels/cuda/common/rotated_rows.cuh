@@ -33,7 +33,8 @@ __device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const uint16_t
   return chunk;
 }
 
-// `dim` values of a head, at most a chunk for each lane (256); all lanes have read before one writes.
+// `dim` values of a head, at most a chunk for each lane (256); all lanes have read before one
+// writes.
 template <Type kType>
 __device__ inline void rotate_query(const KvWriteParams& params, int dim, int64_t token, int head) {
   auto* const row = static_cast<uint16_t*>(params.q) + token * params.q_token_stride +

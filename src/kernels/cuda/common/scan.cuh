@@ -37,7 +37,8 @@ __device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
   return __shfl_sync(~0u, warps - own, warp) + sum - value;
 }
 
-// The same in a block of kThreads, without the first barrier: there must be one before the memory is used again.
+// The same in a block of kThreads, without the first barrier: there must be one before the memory
+// is used again.
 template <typename T, int kThreads>
 struct WarpTotals {
   alignas(16) T values[kThreads / 32];

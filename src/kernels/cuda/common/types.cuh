@@ -24,7 +24,8 @@ constexpr int type_bytes(Type type) {
   return type == f32 ? 4 : type == f16 || type == bf16 ? 2 : 1;
 }
 
-// What the host must know to launch a variant; read from the loaded module, so that it is written once.
+// What the host must know to launch a variant; read from the loaded module, so that it is written
+// once.
 struct KernelTraits {
   int threads;       // of a block
   int shared_bytes;  // dynamic
@@ -36,10 +37,10 @@ struct KernelTraits {
 
 // FOVEA_KERNEL_ENTRY(Config<...>): the family defines Config with Params, kTraits, kBlocksPerSm and
 // static void run(const Params&).
-#define FOVEA_KERNEL_ENTRY(...)                                                                     \
-  using Entry = __VA_ARGS__;                                                                        \
-  extern "C" __constant__ const fovea::kernels::cuda::KernelTraits fovea_traits = Entry::kTraits;   \
-  extern "C" __global__ void __launch_bounds__(Entry::kTraits.threads, Entry::kBlocksPerSm)         \
-      fovea_kernel(const __grid_constant__ Entry::Params params) {                                  \
-    Entry::run(params);                                                                             \
+#define FOVEA_KERNEL_ENTRY(...)                                                                   \
+  using Entry = __VA_ARGS__;                                                                      \
+  extern "C" __constant__ const fovea::kernels::cuda::KernelTraits fovea_traits = Entry::kTraits; \
+  extern "C" __global__ void __launch_bounds__(Entry::kTraits.threads, Entry::kBlocksPerSm)       \
+      fovea_kernel(const __grid_constant__ Entry::Params params) {                                \
+    Entry::run(params);                                                                           \
   }

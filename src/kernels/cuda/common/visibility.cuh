@@ -24,9 +24,10 @@ __device__ inline RequestView request_view(const BatchParams& batch, int32_t req
 // As a plan sees a request: empty if it is another kernel's or nobody's.
 __device__ inline RequestView planned_view(const BatchParams& batch, int32_t request) {
   const RequestView view = request_view(batch, request);
-  const bool mine = batch.most_q_len == 0 ||
-                    (view.q_len >= batch.least_q_len && view.q_len <= batch.most_q_len);
-  return mine && view.kv_len >= batch.least_kv_len ? view : RequestView{request, view.q_begin, 0, 0};
+  const bool mine =
+      batch.most_q_len == 0 || (view.q_len >= batch.least_q_len && view.q_len <= batch.most_q_len);
+  return mine && view.kv_len >= batch.least_kv_len ? view
+                                                   : RequestView{request, view.q_begin, 0, 0};
 }
 
 __device__ inline int32_t query_position(const MaskParams& mask, const RequestView& view,
@@ -35,7 +36,8 @@ __device__ inline int32_t query_position(const MaskParams& mask, const RequestVi
 }
 
 // Drafts of a tree share positions, so a new key stands where its token stands.
-__device__ inline int32_t key_position(const MaskParams& mask, const RequestView& view, int32_t key) {
+__device__ inline int32_t key_position(const MaskParams& mask, const RequestView& view,
+                                       int32_t key) {
   const int32_t fresh = key - view.prefix();
   return mask.positions && fresh >= 0 && fresh < view.q_len ? mask.positions[view.q_begin + fresh]
                                                             : key;
@@ -51,8 +53,8 @@ struct Interval {
   int32_t end;
 };
 
-// Every key outside is hidden from every token in [first, last]; without needs_predicate, token t sees
-// exactly visible_keys(t, t).
+// Every key outside is hidden from every token in [first, last]; without needs_predicate, token t
+// sees exactly visible_keys(t, t).
 __device__ inline Interval visible_keys(const MaskParams& mask, const RequestView& view,
                                         int32_t first, int32_t last) {
   Interval keys = {mask.first_keys ? mask.first_keys[view.request] : 0, view.kv_len};
@@ -106,9 +108,10 @@ __device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const Re
                                      static_cast<int64_t>(token) * view.kv_len + key] != 0;
 }
 
-// Not inlined: 32 copies of it would be most of a kernel's code, and only tiles with rare masks call it.
-__device__ __noinline__ inline bool visible(const MaskParams& mask, const RequestView& view, int32_t token,
-                               int32_t key) {
+// Not inlined: 32 copies of it would be most of a kernel's code, and only tiles with rare masks
+// call it.
+__device__ __noinline__ inline bool visible(const MaskParams& mask, const RequestView& view,
+                                            int32_t token, int32_t key) {
   return inlined_visible(mask, view, token, key);
 }
 

@@ -11,8 +11,8 @@ namespace fovea::kernels::cuda {
 // bank groups for every head dim that is a multiple of 16.
 constexpr int kPad = 8;
 
-// Shared memory of a block: two blocks fit an SM of Hopper. Of the GPUs that run sm_80 code, sm_86 and
-// sm_89 have 99 KB, as sm_120; sm_100's compiler spills with the larger tiles of more.
+// Shared memory of a block: two blocks fit an SM of Hopper. Of the GPUs that run sm_80 code, sm_86
+// and sm_89 have 99 KB, as sm_120; sm_100's compiler spills with the larger tiles of more.
 constexpr int kLeastSharedLimit = 99 << 10;
 #if __CUDA_ARCH__ == 900
 constexpr int kSharedLimit = 113 << 10;
@@ -77,14 +77,14 @@ struct AttentionConfig {
   static constexpr Type kOut = type_bytes(kQuery) == 1 ? bf16 : kQuery;
   static constexpr bool kConvert = type_bytes(kCache) == 1;
   static_assert(type_bytes(kQuery) == 2 || kConvert, "fp8 queries become f16 as fp8 caches do");
-  // What is multiplied: fp8 as f16, which is one instruction for two values from sm_89 on and exact, so
-  // weights are f16 then and so are queries.
+  // What is multiplied: fp8 as f16, which is one instruction for two values from sm_89 on and
+  // exact, so weights are f16 then and so are queries.
   static constexpr Type kMath = kConvert ? f16 : kQuery;
   // Scales per token are folded into the weights, in units of this: scale * unit is about the row's
   // largest value, where the scale itself would make f16 weights subnormal.
   static constexpr float kScaleUnit = kCache == f8e4m3 ? 256.0f : 32768.0f;
-  // How far scores may exceed the base of their exponents, in log2: weights reach 16 before sums are
-  // rescaled. Those with scales of large values folded in might overflow f16.
+  // How far scores may exceed the base of their exponents, in log2: weights reach 16 before sums
+  // are rescaled. Those with scales of large values folded in might overflow f16.
   static constexpr float kMaximumLag = kConvert ? 0 : 4;
 
   static constexpr int kRowTile = kRows;

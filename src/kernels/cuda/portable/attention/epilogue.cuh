@@ -6,8 +6,8 @@
 
 namespace fovea::kernels::cuda {
 
-// What the sum over values is to be multiplied by: a scale that all tokens share, or the unit in which
-// their own were folded into the weights.
+// What the sum over values is to be multiplied by: a scale that all tokens share, or the unit in
+// which their own were folded into the weights.
 template <class Config>
 __device__ float value_scale(const KeyParams& keys, int kv_head) {
   if (!Config::kConvert || !keys.v_scale) return 1.0f;
@@ -15,8 +15,8 @@ __device__ float value_scale(const KeyParams& keys, int kv_head) {
                                 : keys.v_scale[kv_head * keys.scale_head_stride];
 }
 
-// Whether the thread's warp stores the columns of fragment d: all of them, or its share of rows that
-// all warps have.
+// Whether the thread's warp stores the columns of fragment d: all of them, or its share of rows
+// that all warps have.
 template <class Config>
 __device__ bool stores_columns(int d) {
   return !Config::kSplitsKeys || d % Config::kWarps == threadIdx.x / 32;
@@ -86,9 +86,9 @@ __device__ void join_warps(Accumulator<Config>& sum, typename Config::SharedMemo
 }
 
 template <class Config>
-__device__ void store_row(const AttentionParams& params, const Tile& tile, const QueryRow& query, int row,
-                          float base, float total, const float (&values)[Config::kHeadDimV / 8][4],
-                          int low) {
+__device__ void store_row(const AttentionParams& params, const Tile& tile, const QueryRow& query,
+                          int row, float base, float total,
+                          const float (&values)[Config::kHeadDimV / 8][4], int low) {
   const int lane = threadIdx.x % 32;
   const bool stores_lse = lane % 4 == 0 && stores_columns<Config>(0);
   const bool empty = total == 0;
@@ -127,8 +127,8 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
 }
 
 template <class Config>
-__device__ void store_tile(const AttentionParams& params, const Tile& tile, Accumulator<Config>& sum,
-                           typename Config::SharedMemory& shared) {
+__device__ void store_tile(const AttentionParams& params, const Tile& tile,
+                           Accumulator<Config>& sum, typename Config::SharedMemory& shared) {
   sum_lanes<Config>(sum);
   if constexpr (Config::kSplitsKeys) join_warps<Config>(sum, shared);
 #pragma unroll

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention for any NVIDIA GPU from sm_80. A CTA works through its part of the planned list; each item
-// is a tile of query rows of one kv head against a range of keys.
+// Attention for any NVIDIA GPU from sm_80. A CTA works through its part of the planned list; each
+// item is a tile of query rows of one kv head against a range of keys.
 //
 //   stage 0: | copy K, V ------> | scores, softmax, P*V |
 //   stage 1:          | copy K, V ------> | scores, softmax, P*V |
 //
-// cp.async fills stages while mma.sync works on another; one barrier a tile keeps the warps together.
-// The page of a key is read a tile before its copy starts.
+// cp.async fills stages while mma.sync works on another; one barrier a tile keeps the warps
+// together. The page of a key is read a tile before its copy starts.
 #pragma once
 
 #include "kernels/cuda/portable/attention/epilogue.cuh"
@@ -30,8 +30,8 @@ __device__ WarpKeys warp_keys(const AttentionParams& params, const Tile& tile) {
            min(item.key_end, visible_keys(mask, tile.view, first, first).end)}};
 }
 
-// What a warp does in the steps of a tile that begins with key `first`, a bit each: whether it sees any
-// key, and from kMaskedStep on whether not all of its rows see all.
+// What a warp does in the steps of a tile that begins with key `first`, a bit each: whether it sees
+// any key, and from kMaskedStep on whether not all of its rows see all.
 constexpr int kMaskedStep = 8;
 template <class C>
 __device__ uint32_t plan_steps(const typename C::SharedMemory& shared, int first) {
@@ -52,8 +52,8 @@ __device__ uint32_t plan_steps(const typename C::SharedMemory& shared, int first
 // Keys [step, step + kWarpKeys) of the tile that begins with key `first`; those of all warps, where
 // they split them.
 template <class C>
-__device__ void attend_step(const AttentionParams& params, int first, int step, bool masked, int stage,
-                            typename C::SharedMemory& shared, Accumulator<C>& sum) {
+__device__ void attend_step(const AttentionParams& params, int first, int step, bool masked,
+                            int stage, typename C::SharedMemory& shared, Accumulator<C>& sum) {
   const Tile& tile = shared.tile;
   first += step;
   const int ready = C::kConvert ? 0 : stage;  // fp8 rows are widened into the first
@@ -84,8 +84,10 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
     shared.queries[threadIdx.x] = row;
     if constexpr (C::kQ == f8e4m3) {
       const int64_t token = tile.view.q_begin + row.token;
-      const int64_t at = token * params.q_scale_token_stride + row.head * params.q_scale_head_stride;
-      shared.query_scale[threadIdx.x] = score_unit(params) * (params.q_scale ? params.q_scale[at] : 1.0f);
+      const int64_t at =
+          token * params.q_scale_token_stride + row.head * params.q_scale_head_stride;
+      shared.query_scale[threadIdx.x] =
+          score_unit(params) * (params.q_scale ? params.q_scale[at] : 1.0f);
     }
   }
   __syncthreads();
@@ -131,7 +133,8 @@ template <int kDim, int kDimV, Type kQuery, Type kCache, int kRows>
 using Config = AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>;
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, int kRows>
-__device__ void AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>::run(const AttentionParams& params) {
+__device__ void AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>::run(
+    const AttentionParams& params) {
   extern __shared__ __align__(16) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   for (int i = params.work.cta_begin[blockIdx.x]; i < params.work.cta_end[blockIdx.x];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q, K and V into shared memory. Rows that no key of the item owns are zero, so that nothing
-// of another request, and no NaN of an unused slot, can reach a product.
+// Rows of q, K and V into shared memory. Rows that no key of the item owns are zero, so that
+// nothing of another request, and no NaN of an unused slot, can reach a product.
 #pragma once
 
 #include "kernels/cuda/common/bf16_as.cuh"
@@ -20,11 +20,13 @@ template <class Config>
 __device__ KeyPlace find_key(const AttentionParams& params, const Tile& tile, int first) {
   const KeyParams& keys = params.keys;
   const int key = first + static_cast<int>(threadIdx.x);
-  if (threadIdx.x >= Config::kKeys || key < tile.item.key_begin || key >= tile.item.key_end) return {};
+  if (threadIdx.x >= Config::kKeys || key < tile.item.key_begin || key >= tile.item.key_end)
+    return {};
   if (!keys.page_table) return {0, keys.kv_indptr[tile.view.request] + key};
   const bool power = (keys.page_size & (keys.page_size - 1)) == 0;
   const int page = power ? key >> (31 - __clz(keys.page_size)) : key / keys.page_size;
-  return {keys.page_table[tile.view.request * keys.page_table_stride + page], key - page * keys.page_size};
+  return {keys.page_table[tile.view.request * keys.page_table_stride + page],
+          key - page * keys.page_size};
 }
 
 template <class Config>
@@ -39,7 +41,8 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
     return static_cast<const char*>(base) + element * type_bytes(Config::kKv);
   };
   KeyRow& to = rows[threadIdx.x];
-  const int64_t k = page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
+  const int64_t k =
+      page * keys.k_page_stride + place * keys.k_token_stride + head * keys.k_head_stride;
   to.k = row(keys.k, k);
   const bool alike = keys.k_page_stride == keys.v_page_stride &&
                      keys.k_token_stride == keys.v_token_stride &&
@@ -48,15 +51,16 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
                            : page * keys.v_page_stride + place * keys.v_token_stride +
                                  head * keys.v_head_stride);
   if constexpr (Config::kConvert) {
-    to.scale = (page * keys.page_size + place) * keys.scale_slot_stride + head * keys.scale_head_stride;
+    to.scale =
+        (page * keys.page_size + place) * keys.scale_slot_stride + head * keys.scale_head_stride;
   }
 }
 
-// Copies kRows rows whose addresses lie in shared memory: kRowBytes of each, of which the source has
-// live_bytes. Rows outside `live` become zero. Eight threads take a row, 128 bytes at a time.
+// Copies kRows rows whose addresses lie in shared memory: kRowBytes of each, of which the source
+// has live_bytes. Rows outside `live` become zero. Eight threads take a row, 128 bytes at a time.
 template <class Config, int kRows, int kRowBytes, class Row>
-__device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval& live, int live_bytes,
-                          void* to, int to_stride) {
+__device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval& live,
+                          int live_bytes, void* to, int to_stride) {
   constexpr int kChunks = kRowBytes / 16;
   constexpr int kLanes = kChunks < 8 ? kChunks : 8;
   constexpr int kAtOnce = Config::kThreads / kLanes;
@@ -90,7 +94,8 @@ __device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval
     const int at = i % kChunks * 16;
     const bool valid = n >= live.begin && n < live.end && at < live_bytes;
     const char* const from = rows[n].*row;
-    copy_async(static_cast<char*>(to) + n * to_stride + at, valid ? from + at : from, valid ? 16 : 0);
+    copy_async(static_cast<char*>(to) + n * to_stride + at, valid ? from + at : from,
+               valid ? 16 : 0);
   }
 }
 
@@ -98,9 +103,9 @@ template <class Config>
 __device__ void load_queries(const AttentionParams& params, const Tile& tile,
                              typename Config::SharedMemory& shared) {
   constexpr int kBytes = type_bytes(Config::kQ);
-  copy_rows<Config, Config::kRowTile, Config::kHeadDim * kBytes>(shared.queries, &QueryRow::q,
-                                                                 {0, tile.rows}, params.head_dim * kBytes,
-                                                                 shared.q, sizeof(shared.q[0]));
+  copy_rows<Config, Config::kRowTile, Config::kHeadDim * kBytes>(
+      shared.queries, &QueryRow::q, {0, tile.rows}, params.head_dim * kBytes, shared.q,
+      sizeof(shared.q[0]));
 }
 
 // Codes at the front of their rows become the rows: a warp has read all of one before it writes.
@@ -154,8 +159,10 @@ __device__ void load_keys(const AttentionParams& params, const Tile& tile, int f
     const int key = threadIdx.x;
     if (key < Config::kKeys) {
       const int bytes = key >= live.begin && key < live.end ? 4 : 0;
-      if (keys.k_scale) copy_word_async(&shared.k_scale[stage][key], keys.k_scale + rows[key].scale, bytes);
-      if (keys.v_scale) copy_word_async(&shared.v_scale[stage][key], keys.v_scale + rows[key].scale, bytes);
+      if (keys.k_scale)
+        copy_word_async(&shared.k_scale[stage][key], keys.k_scale + rows[key].scale, bytes);
+      if (keys.v_scale)
+        copy_word_async(&shared.v_scale[stage][key], keys.v_scale + rows[key].scale, bytes);
     }
   } else {
     k = reinterpret_cast<char*>(shared.k[stage]);
@@ -163,10 +170,10 @@ __device__ void load_keys(const AttentionParams& params, const Tile& tile, int f
     k_stride = sizeof(shared.k[0][0]);
     v_stride = sizeof(shared.v[0][0]);
   }
-  copy_rows<Config, Config::kKeys, Config::kHeadDim * kBytes>(rows, &KeyRow::k, live,
-                                                              params.head_dim * kBytes, k, k_stride);
-  copy_rows<Config, Config::kKeys, Config::kHeadDimV * kBytes>(rows, &KeyRow::v, live,
-                                                               params.head_dim_v * kBytes, v, v_stride);
+  copy_rows<Config, Config::kKeys, Config::kHeadDim * kBytes>(
+      rows, &KeyRow::k, live, params.head_dim * kBytes, k, k_stride);
+  copy_rows<Config, Config::kKeys, Config::kHeadDimV * kBytes>(
+      rows, &KeyRow::v, live, params.head_dim_v * kBytes, v, v_stride);
 }
 
 // 16-bit values of the rows that the thread's warp reads: its own where warps split keys, else all.

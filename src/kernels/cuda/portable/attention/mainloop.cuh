@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V. A thread holds
-// two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
+// One tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V. A thread
+// holds two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
 #pragma once
 
 #include "kernels/cuda/common/log2.cuh"
@@ -35,7 +35,8 @@ __device__ QueryRow query_row(const AttentionParams& params, const Tile& tile, i
   const int head = tile.head_of(row);
   const Interval keys = visible_keys(mask, tile.view, token, token);
   const float slope = params.alibi_slopes ? params.alibi_slopes[head] * kLog2E : 0.0f;
-  const int64_t at = (tile.view.q_begin + token) * params.q_token_stride + head * params.q_head_stride;
+  const int64_t at =
+      (tile.view.q_begin + token) * params.q_token_stride + head * params.q_head_stride;
   const int position = query_position(mask, tile.view, token);
   return {q + at * type_bytes(Config::kQ), token, head, position, keys.begin, keys.end, slope};
 }
@@ -104,10 +105,12 @@ __device__ int row_of_score(int number) {
 }
 template <class Config>
 __device__ int column_of_score(int number) {
-  return warp_key<Config>() + threadIdx.x % 4 * 2 + number / 4 % (Config::kWarpKeys / 8) * 8 + number % 2;
+  return warp_key<Config>() + threadIdx.x % 4 * 2 + number / 4 % (Config::kWarpKeys / 8) * 8 +
+         number % 2;
 }
 
-// A bit for each score of the thread, by number. Taken before there are scores, whose registers it needs.
+// A bit for each score of the thread, by number. Taken before there are scores, whose registers it
+// needs.
 template <class Config>
 __device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& tile,
                                   const QueryRow* queries, int first) {
@@ -163,7 +166,8 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
     }
   }
   if (scaled) {
-    for_each_score<Config>(scores, [&](float& score, int, int column) { score *= k_scale[column]; });
+    for_each_score<Config>(scores,
+                           [&](float& score, int, int column) { score *= k_scale[column]; });
   }
   if (params.logit_cap > 0) {
     const float inverse = 1 / params.logit_cap;
@@ -190,12 +194,13 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
 // inf - inf arises.
 __device__ inline float exponent_base(float base) { return base == -infinity() ? 0.0f : base; }
 
-// Scores times `factor` to weights relative to the row's base, which follows the running maximum once
-// that is kMaximumLag above it; only then is rescaled what was accumulated before. The rows of a thread
-// together: their shuffles wait beside each other, and one branch serves all.
+// Scores times `factor` to weights relative to the row's base, which follows the running maximum
+// once that is kMaximumLag above it; only then is rescaled what was accumulated before. The rows of
+// a thread together: their shuffles wait beside each other, and one branch serves all.
 template <class Config>
 __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Config>& scores) {
-  constexpr int kRows = 2 * Config::kRowFragments;  // of a thread; row i: half i % 2 of fragment i / 2
+  constexpr int kRows =
+      2 * Config::kRowFragments;  // of a thread; row i: half i % 2 of fragment i / 2
   float most[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -252,7 +257,8 @@ __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Conf
 template <class Config>
 __device__ void add_values(const AttentionParams& params,
                            const typename Config::SharedMemory& shared, int v_stage, int step,
-                           const float* v_scale, Scores<Config>& weights, Accumulator<Config>& sum) {
+                           const float* v_scale, Scores<Config>& weights,
+                           Accumulator<Config>& sum) {
   const int lane = threadIdx.x % 32;
   if (Config::kConvert && params.keys.v_scale && params.keys.scale_slot_stride) {
     for_each_score<Config>(weights, [&](float& weight, int, int column) {

@@ -10,7 +10,7 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kColumnTile = 64;
-constexpr int kDepth = 64;   // of k in one stage: 128 bytes a row
+constexpr int kDepth = 64;  // of k in one stage: 128 bytes a row
 constexpr int kStages = 3;
 constexpr int kGemmWarps = 4;
 constexpr int kChunk = 8;  // bf16 of one 16-byte copy

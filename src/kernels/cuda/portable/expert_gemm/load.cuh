@@ -38,17 +38,20 @@ __device__ inline void load_stage(const ExpertGemmParams& params, const ExpertTi
     const int row = i / kChunks;
     const int at = k + i % kChunks * kChunk;
     const bool inside = sources[row] && at < params.k;
-    const uint16_t* const from = inside ? sources[row] + at : static_cast<const uint16_t*>(params.x);
+    const uint16_t* const from =
+        inside ? sources[row] + at : static_cast<const uint16_t*>(params.x);
     copy_async(stage + swizzled(row, i % kChunks), from, inside ? 16 : 0);
   }
   uint16_t* const weights = stage + kRowTile * kDepth;
-  for (int i = threadIdx.x; i < Tiles<kRowTile, kIsKn>::kWeightRows * kChunks; i += kGemmWarps * 32) {
+  for (int i = threadIdx.x; i < Tiles<kRowTile, kIsKn>::kWeightRows * kChunks;
+       i += kGemmWarps * 32) {
     const int row = i / kChunks;
     const int chunk = i % kChunks * kChunk;
     const int n = tile.column + (kIsKn ? chunk : row);
     const int depth = k + (kIsKn ? row : chunk);
     const bool inside = n < params.n && depth < params.k;
-    const int64_t offset = kIsKn ? depth * params.weight_stride + n : n * params.weight_stride + depth;
+    const int64_t offset =
+        kIsKn ? depth * params.weight_stride + n : n * params.weight_stride + depth;
     copy_async(weights + swizzled(row, i % kChunks), tile.weight + (inside ? offset : 0),
                inside ? 16 : 0);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the product. 16 to 64 rows for decode, where reading a head's matrix is most of the work; 128
-// for prefill. Either way an output element sums over k in steps of 16 from the first to the last,
-// so the tile moves no bit.
+// Tiles of the product. 16 to 64 rows for decode, where reading a head's matrix is most of the
+// work; 128 for prefill. Either way an output element sums over k in steps of 16 from the first to
+// the last, so the tile moves no bit.
 #pragma once
 
 #include "kernels/cuda/common/head_gemm_params.h"
@@ -10,16 +10,17 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kDepth = 64;  // of k in one stage
-constexpr int kChunk = 8;  // elements of one 16-byte copy
+constexpr int kChunk = 8;   // elements of one 16-byte copy
 
 template <int kRowTile, bool kIsKn>
 struct Tiles {
   static_assert(kRowTile == 16 || kRowTile == 32 || kRowTile == 64 || kRowTile == 128);
   static constexpr bool kFewRows = kRowTile < 128;
-  // Few rows are a matter of reading weights: all that a CTA needs are on their way at once, of 512 values of k, or 128
-  // where they are [k, n].
+  // Few rows are a matter of reading weights: all that a CTA needs are on their way at once, of 512
+  // values of k, or 128 where they are [k, n].
   static constexpr int kStages = !kFewRows ? 3 : kIsKn ? 2 : 8;
-  static constexpr int kAhead = kFewRows ? kStages : kStages - 1;  // stages asked for before the first products
+  static constexpr int kAhead =
+      kFewRows ? kStages : kStages - 1;  // stages asked for before the first products
   static constexpr int kColumnTile = !kFewRows ? 128 : kIsKn ? 64 : 32;
   // What a warp computes.
   static constexpr int kWarpRows = kRowTile == 16 ? 16 : 32;

@@ -21,7 +21,8 @@ __device__ inline void write_sums(const HeadGemmParams& params, const HeadTile& 
                           tile.head * params.out_head_stride;
 #pragma unroll
     for (int i = 0; i < Shape::kWarpColumns / 8; ++i) {
-      const int column = tile.column + warp_column<kRowTile, kIsKn>(tile.thread) + i * 8 + lane % 4 * 2;
+      const int column =
+          tile.column + warp_column<kRowTile, kIsKn>(tile.thread) + i * 8 + lane % 4 * 2;
       if (column >= params.n) continue;
       const float(&pair)[4] = sums[half / 2][i];
       *reinterpret_cast<uint32_t*>(out + column) =

@@ -5,8 +5,9 @@
 //   x -------cp.async--> [stage 0|1|...] --ldmatrix--> mma.sync --> out
 //   weights -cp.async-->
 //
-// For few rows weights, which no kernel of a pass writes, are asked for before the wait for the kernel ahead: 16 heads
-// with their decode at 1x1k 16.1 to 12.5 us, 128 heads 21.0 to 18.6 (H100, 2026-11-27).
+// For few rows weights, which no kernel of a pass writes, are asked for before the wait for the
+// kernel ahead: 16 heads with their decode at 1x1k 16.1 to 12.5 us, 128 heads 21.0 to 18.6 (H100,
+// 2026-11-27).
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -14,14 +15,15 @@
 
 namespace fovea::kernels::cuda {
 
-// kSeveral: of its rows' tiles a CTA takes every `groups`th. Where all of them are to be skipped, as in a pass of
-// prompts, 8192 CTAs of a tile each took 18 us (16 heads, 8x2k), and 128 heads have eight times as many: 4x4k from
-// latents 5095 to 4882 us (H100, 2026-11-27).
+// kSeveral: of its rows' tiles a CTA takes every `groups`th. Where all of them are to be skipped,
+// as in a pass of prompts, 8192 CTAs of a tile each took 18 us (16 heads, 8x2k), and 128 heads have
+// eight times as many: 4x4k from latents 5095 to 4882 us (H100, 2026-11-27).
 template <int kRowTile, bool kIsKn, bool kSeveral, Type kType>
 struct HeadGemmConfig {
   using Params = HeadGemmParams;
   using Shape = Tiles<kRowTile, kIsKn>;
-  // One wide tile is all that fits into the shared memory of most GPUs: no limit on its registers then.
+  // One wide tile is all that fits into the shared memory of most GPUs: no limit on its registers
+  // then.
   static constexpr bool kFitsTwice = __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000;
   static constexpr int kThreads = Shape::kWarps * 32;
   // As many small ones as 192 KB of shared memory hold, with 64 registers a thread.
@@ -48,7 +50,8 @@ struct HeadGemmConfig {
 
   __device__ static uint16_t* stage(int step) {
     extern __shared__ __align__(128) char dynamic_shared[];
-    return reinterpret_cast<uint16_t*>(dynamic_shared) + step % Shape::kStages * Shape::kStageElements;
+    return reinterpret_cast<uint16_t*>(dynamic_shared) +
+           step % Shape::kStages * Shape::kStageElements;
   }
   __device__ static int steps(const Params& params) { return (params.k + kDepth - 1) / kDepth; }
 
@@ -85,12 +88,14 @@ struct HeadGemmConfig {
   }
 
   // Of few rows the first weights are on their way.
-  __device__ static void multiply(const Params& params, const HeadTile& tile, WarpSums<kRowTile, kIsKn>& sums) {
+  __device__ static void multiply(const Params& params, const HeadTile& tile,
+                                  WarpSums<kRowTile, kIsKn>& sums) {
     const int end = steps(params);
     for (int step = 0; step < Shape::kAhead; ++step) {
       if (step < end) {
         load_rows<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
-        if (!Shape::kFewRows) load_weights<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
+        if (!Shape::kFewRows)
+          load_weights<kRowTile, kIsKn>(params, tile, stage(step), step * kDepth);
       }
       commit_copies();
     }
@@ -103,8 +108,8 @@ struct HeadGemmConfig {
 
   // kRefills: there are more steps than stages.
   template <bool kRefills>
-  __device__ __forceinline__ static void multiply_steps(const Params& params, const HeadTile& tile, int end,
-                                                        WarpSums<kRowTile, kIsKn>& sums) {
+  __device__ __forceinline__ static void multiply_steps(const Params& params, const HeadTile& tile,
+                                                        int end, WarpSums<kRowTile, kIsKn>& sums) {
     for (int step = 0; step < end; ++step) {
       // What is asked for below is a group later than what was at first.
       wait_copies<kRefills ? Shape::kStages - 2 : Shape::kAhead - 1>();

@@ -12,8 +12,8 @@ struct HeadTile {
   const uint16_t* weight;
   const uint8_t* skip;  // of its rows, or null
   int row;              // the first token
-  int rows;    // of the tokens there can be, then of live ones
-  int column;  // the first
+  int rows;             // of the tokens there can be, then of live ones
+  int column;           // the first
   int head;
   int thread;  // anew for each tile: what is found from it would take registers from tile to tile
 
@@ -21,7 +21,8 @@ struct HeadTile {
 };
 
 template <int kRowTile, bool kIsKn>
-__device__ inline void load_rows(const HeadGemmParams& params, const HeadTile& tile, uint16_t* stage, int k) {
+__device__ inline void load_rows(const HeadGemmParams& params, const HeadTile& tile,
+                                 uint16_t* stage, int k) {
   constexpr int kThreads = Tiles<kRowTile, kIsKn>::kWarps * 32;
   constexpr int kChunks = kDepth / kChunk;
   for (int i = tile.thread; i < kRowTile * kChunks; i += kThreads) {
@@ -34,7 +35,8 @@ __device__ inline void load_rows(const HeadGemmParams& params, const HeadTile& t
 }
 
 template <int kRowTile, bool kIsKn>
-__device__ inline void load_weights(const HeadGemmParams& params, const HeadTile& tile, uint16_t* stage, int k) {
+__device__ inline void load_weights(const HeadGemmParams& params, const HeadTile& tile,
+                                    uint16_t* stage, int k) {
   using Shape = Tiles<kRowTile, kIsKn>;
   constexpr int kThreads = Shape::kWarps * 32;
   uint16_t* const weights = stage + kRowTile * kDepth;

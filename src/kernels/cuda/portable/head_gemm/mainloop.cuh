@@ -8,8 +8,8 @@ namespace fovea::kernels::cuda {
 
 // Sums of a warp: [runs of 16 rows][runs of 8 columns][its share of one mma].
 template <int kRowTile, bool kIsKn>
-using WarpSums = float[Tiles<kRowTile, kIsKn>::kWarpRows / 16]
-                      [Tiles<kRowTile, kIsKn>::kWarpColumns / 8][4];
+using WarpSums =
+    float[Tiles<kRowTile, kIsKn>::kWarpRows / 16][Tiles<kRowTile, kIsKn>::kWarpColumns / 8][4];
 
 template <int kRowTile, bool kIsKn>
 __device__ inline int warp_row(int thread) {
@@ -23,7 +23,8 @@ __device__ inline int warp_column(int thread) {
 }
 
 template <int kRowTile, bool kIsKn, Type kType, int kAtOnce>
-__device__ inline void multiply_stage(const uint16_t* stage, int thread, WarpSums<kRowTile, kIsKn>& sums) {
+__device__ inline void multiply_stage(const uint16_t* stage, int thread,
+                                      WarpSums<kRowTile, kIsKn>& sums) {
   using Shape = Tiles<kRowTile, kIsKn>;
   const uint16_t* const weights = stage + kRowTile * kDepth;
   const int lane = thread % 32;

@@ -54,8 +54,8 @@ struct KvWriteConfig {
     return most;
   }
 
-  // Scale of a row; computed and kept for per_token_head. other: the side that shares the scales, if
-  // one does.
+  // Scale of a row; computed and kept for per_token_head. other: the side that shares the scales,
+  // if one does.
   __device__ static float row_scale(const Params& params, const Side& side, const Side& other,
                                     int64_t slot, int head) {
     switch (params.scale_kind) {
@@ -97,7 +97,8 @@ struct KvWriteConfig {
     }
   }
 
-  // Launched with overlap on sm_90 and later; the attention behind it waits before it reads new keys.
+  // Launched with overlap on sm_90 and later; the attention behind it waits before it reads new
+  // keys.
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
@@ -105,7 +106,8 @@ struct KvWriteConfig {
     const int64_t token = warp / heads;
     const int head = static_cast<int>(warp % heads);
     if (token >= params.q_indptr[params.requests]) return;
-    if (head >= params.kv_heads) return rotate_query<kNew>(params, params.head_dim, token, head - params.kv_heads);
+    if (head >= params.kv_heads)
+      return rotate_query<kNew>(params, params.head_dim, token, head - params.kv_heads);
     if (params.k == nullptr) return;
     int64_t slot = params.slots[token];
     if (slot < 0 || slot >= params.slot_count) return;

@@ -28,7 +28,8 @@ struct GatedConfig {
         return gate * sigmoid_of(gate) * up;
       case kGeluTanh: {
         constexpr float kSqrt2OverPi = 0.79788456f;
-        return 0.5f * gate * (1 + tanhf(kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate))) * up;
+        return 0.5f * gate * (1 + tanhf(kSqrt2OverPi * (gate + 0.044715f * gate * gate * gate))) *
+               up;
       }
       default: {
         const float g = fminf(gate, params.limit);

@@ -54,8 +54,8 @@ struct ResidualConfig {
   }
 };
 
-// A warp takes one head; the head stays in f32 from the first step to the last. Rows that are normed
-// as one head may be longer than what a warp keeps: their norm reads them twice.
+// A warp takes one head; the head stays in f32 from the first step to the last. Rows that are
+// normed as one head may be longer than what a warp keeps: their norm reads them twice.
 struct HeadsConfig {
   using Params = HeadsParams;
   static constexpr int kBlocksPerSm = 1;

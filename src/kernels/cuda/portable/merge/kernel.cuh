@@ -25,24 +25,27 @@ struct MergeConfig {
 
   __device__ static float warp_max(float value) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    for (int step = 16; step > 0; step /= 2)
+      value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
     return value;
   }
 
   // Values of a row in kAhead parts from `part` on; of none 0.
-  __device__ static void load(const Params& params, const MergeItem& item, int row, int part, int column,
-                              float4 (&values)[kAhead]) {
+  __device__ static void load(const Params& params, const MergeItem& item, int row, int part,
+                              int column, float4 (&values)[kAhead]) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       values[i] = {};
       if (part + i < item.count && column < params.head_dim_v) {
         values[i] = *reinterpret_cast<const float4*>(
-            params.work.partial_out + partial_row(item, part + i, row) * params.head_dim_v + column);
+            params.work.partial_out + partial_row(item, part + i, row) * params.head_dim_v +
+            column);
       }
     }
   }
 
-  __device__ static void store(const Params& params, int64_t token, int head, int column, const float4& sum) {
+  __device__ static void store(const Params& params, int64_t token, int head, int column,
+                               const float4& sum) {
     if (params.f32_out) {
       const int64_t at = (token * params.batch.q_heads + head) * params.head_dim_v + column;
       *reinterpret_cast<float4*>(static_cast<float*>(params.out) + at) = sum;
@@ -81,7 +84,8 @@ struct MergeConfig {
     for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
     const float lse = empty ? -infinity() : most + logf(total);
     if (params.lse && lane == 0) params.lse[token * params.lse_token_stride + head] = lse;
-    const float base = params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
+    const float base =
+        params.sinks && !empty ? lse + log1pf(__expf(params.sinks[head] - lse)) : lse;
 #pragma unroll 1
     for (int first = 0; first < params.head_dim_v; first += 32 * kColumns) {
       const int column = first + kColumns * lane;
@@ -110,7 +114,8 @@ struct MergeConfig {
   }
 
   __device__ static void run(const Params& params) {
-    // The list is there: the attention ahead has waited for it before it lets this kernel start, or one before has.
+    // The list is there: the attention ahead has waited for it before it lets this kernel start, or
+    // one before has.
     const MergeItem item = params.work.merges[blockIdx.x];
     RequestView view = {};
     if (item.count > 0) view = request_view(params.batch, item.request);
@@ -120,7 +125,8 @@ struct MergeConfig {
     if (item.count == 0) return;
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int rows = min(kRowTile, view.q_len * group - item.first_row);
-    const int first = static_cast<int>(blockIdx.y) * kMergeWarps + static_cast<int>(threadIdx.x) / 32;
+    const int first =
+        static_cast<int>(blockIdx.y) * kMergeWarps + static_cast<int>(threadIdx.x) / 32;
 #pragma unroll 1
     for (int row = first; row < rows; row += static_cast<int>(gridDim.y) * kMergeWarps) {
       merge_row(params, item, view, row);

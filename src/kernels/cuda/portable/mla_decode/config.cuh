@@ -8,7 +8,8 @@
 
 namespace fovea::kernels::cuda {
 
-// What a block may have at least: of the GPUs that run sm_80 code, sm_86 and sm_89 have 99 KB, as sm_120.
+// What a block may have at least: of the GPUs that run sm_80 code, sm_86 and sm_89 have 99 KB, as
+// sm_120.
 #if __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 constexpr int kSharedLimit = 227 << 10;
 #else
@@ -32,12 +33,14 @@ struct MlaDecodeConfig {
   static constexpr bool kScaled = kLoader == scaled;
   static_assert(!kScaled || (kFp8 && kLatent == kMlaRowLatent && kRotary == kMlaRowRope));
   static_assert(kFp8 || kCache == kQuery);
-  // What is multiplied: fp8 as f16, but RoPE columns of scaled rows, which are bf16, as the queries are.
+  // What is multiplied: fp8 as f16, but RoPE columns of scaled rows, which are bf16, as the queries
+  // are.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
 
   static constexpr int kRows = kRowTile;
-  // Whether masks may have a window: 64 rows have no register for where it begins (12 bytes spilled).
+  // Whether masks may have a window: 64 rows have no register for where it begins (12 bytes
+  // spilled).
   static constexpr bool kWindows = kRows == 16;
   static constexpr int kKeys = kSharedLimit > 99 << 10 ? 32 : 16;
   // A warp has one or two m16 tiles of rows. The warps that share rows share their products out:
@@ -72,8 +75,8 @@ struct MlaDecodeConfig {
     // Eight or four pads a row keep rows in different banks.
     alignas(16) float scores[kColumnParts][kRows][kKeys + 4];
     alignas(16) Element weights[kRows][kKeys + 8];
-    float row_factor[kRows];         // by which accumulated values are to be multiplied
-    float key_scale[2][kKeys];       // of e4m3 rows with a scale each
+    float row_factor[kRows];    // by which accumulated values are to be multiplied
+    float key_scale[2][kKeys];  // of e4m3 rows with a scale each
     float raw_scale[kRawTiles > 0 ? kRawTiles : 1][kKeys];
   };
   static_assert(sizeof(SharedMemory) <= kSharedLimit);

@@ -66,7 +66,8 @@ __device__ __forceinline__ void store_values(const PortableMlaParams& params, co
         const float low = values.of[tile][d][2 * half] * factor;
         const float high = values.of[tile][d][2 * half + 1] * factor;
         if (target.partial) {
-          *reinterpret_cast<float2*>(static_cast<float*>(params.work.partial_out) + first + d * 8) = {low, high};
+          *reinterpret_cast<float2*>(static_cast<float*>(params.work.partial_out) + first +
+                                     d * 8) = {low, high};
         } else {
           *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + first + d * 8) =
               pack<C::kQ>(low, high);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed MLA decode for any NVIDIA GPU from sm_80. A block of eight warps works through its part of
-// the planned list; each item is 16, 32 or 64 rows of packed (token, head) pairs against a range of
-// keys. Keys are copied once: their first columns are the values.
+// Absorbed MLA decode for any NVIDIA GPU from sm_80. A block of eight warps works through its part
+// of the planned list; each item is 16, 32 or 64 rows of packed (token, head) pairs against a range
+// of keys. Keys are copied once: their first columns are the values.
 //
 //   copies    | tile t + 2, t + 3 ...                                          (cp.async)
 //   products  | scores t + 1, values t |            | scores t + 2, values t + 1 |
@@ -42,7 +42,9 @@ __device__ void run_item(const PortableMlaParams& params, int index, float cache
     __syncthreads();
   }
   const MlaItem done = params.work.items[index];  // read again: registers are short
-  const float value_scale = C::kScaled ? 1 / kKeyFactor : scaled_keys ? 1 / kScaleUnit : cache_scale;
+  const float value_scale = C::kScaled    ? 1 / kKeyFactor
+                            : scaled_keys ? 1 / kScaleUnit
+                                          : cache_scale;
   finish_row<C>(params, done, value_scale, row, shared);
   __syncthreads();
   store_values<C>(params, done, values, shared);

@@ -29,8 +29,8 @@ struct WarpPlace {
   }
 };
 
-// First column of a warp's share in step `step` of its score products: 16 latent ones a step, then RoPE
-// ones. All warps have as many of either.
+// First column of a warp's share in step `step` of its score products: 16 latent ones a step, then
+// RoPE ones. All warps have as many of either.
 template <class C>
 __device__ __forceinline__ int step_column(int column_part, int step) {
   return step < C::kLatentSteps
@@ -77,7 +77,8 @@ __device__ __forceinline__ void load_queries(const PortableMlaParams& params, co
       const int64_t token = item.q_begin + packed / params.batch.q_heads;
       const int64_t head = packed % params.batch.q_heads;
       const auto* latent = static_cast<const uint16_t*>(params.q_latent) +
-                           token * params.q_latent_token_stride + head * params.q_latent_head_stride;
+                           token * params.q_latent_token_stride +
+                           head * params.q_latent_head_stride;
       const auto* rope = static_cast<const uint16_t*>(params.q_rope) +
                          token * params.q_rope_token_stride + head * params.q_rope_head_stride;
 #pragma unroll
@@ -180,13 +181,14 @@ class KeyLoader {
     find_page();
   }
 
-  // A lane's 16 bytes of one row in each kRowLanes chunks: eight lanes read and store to all banks, for
-  // rows are kRowBytes apart in one place and a multiple of 128 bytes in the other.
+  // A lane's 16 bytes of one row in each kRowLanes chunks: eight lanes read and store to all banks,
+  // for rows are kRowBytes apart in one place and a multiple of 128 bytes in the other.
   __device__ __forceinline__ void convert(int tile) {
     const int lane = opaque(threadIdx.x) % 32;
     const int r = (C::kWarpKeys == 4 ? lane / 16 * 2 : 0) + lane / 4 % 2;
-    const int piece = (C::kWarpKeys == 4 ? 0 : lane / 16 * 8) +
-                      (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * C::kRowChunks - r * C::kRowChunks) % 8;
+    const int piece =
+        (C::kWarpKeys == 4 ? 0 : lane / 16 * 8) +
+        (lane % 4 + (lane / 4 + lane / 8) % 2 * 4 + 8 * C::kRowChunks - r * C::kRowChunks) % 8;
     const int row = first_row() + r;
     const auto& raw = shared_.raw[tile % C::kRawTiles][row];
     auto& to = shared_.keys[tile % C::kTiles];
@@ -201,8 +203,9 @@ class KeyLoader {
         const int chunk = piece + (part + i) * C::kRowLanes;
         bytes[i] = *reinterpret_cast<const uint4*>(&raw[chunk * 16]);
         if constexpr (C::kScaled) {
-          const float scale = kKeyFactor * reinterpret_cast<const float*>(&raw[kMlaRowScaleOffset])[
-                                               chunk * 16 / kMlaRowScaleGroup];
+          const float scale =
+              kKeyFactor * reinterpret_cast<const float*>(
+                               &raw[kMlaRowScaleOffset])[chunk * 16 / kMlaRowScaleGroup];
           scales[i] = pack<f16>(scale, scale);
         }
       }
@@ -229,9 +232,9 @@ class KeyLoader {
   }
 
   // The 16 values of chunk `from` of a row of fp8.
-  __device__ __forceinline__ static void store_wide(typename C::Element (&to)[C::kKeys][C::kColumns],
-                                                    int row, int from, const uint4& bytes,
-                                                    uint32_t scale) {
+  __device__ __forceinline__ static void store_wide(
+      typename C::Element (&to)[C::kKeys][C::kColumns], int row, int from, const uint4& bytes,
+      uint32_t scale) {
     *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * from)) =
         widen_to_f16<C::kScaled>(bytes.x, bytes.y, scale);
     *reinterpret_cast<uint4*>(chunk_of<C>(to, row, 2 * from + 1)) =
@@ -242,7 +245,7 @@ class KeyLoader {
   typename C::SharedMemory& shared_;
   const int32_t* table_;
   int key_, end_;  // of the next tile; of the item
-  int page_ = 0;  // of the next tile
+  int page_ = 0;   // of the next tile
 };
 
 }  // namespace fovea::kernels::cuda

@@ -60,10 +60,11 @@ __device__ __forceinline__ SoftmaxRow softmax_row(const PortableMlaParams& param
   return found;
 }
 
-// The item's first key that any of its rows sees, at a tile's begin: what a window hides before it is
-// not computed.
+// The item's first key that any of its rows sees, at a tile's begin: what a window hides before it
+// is not computed.
 template <class C>
-__device__ __forceinline__ int first_tile_key(const PortableMlaParams& params, const MlaItem& item) {
+__device__ __forceinline__ int first_tile_key(const PortableMlaParams& params,
+                                              const MlaItem& item) {
   if (!C::kWindows || params.batch.mask.window == 0) return item.key_begin;
   const RequestView view = {item.request, item.q_begin, item.q_len, item.kv_len};
   const int token = item.first_row / params.batch.q_heads;
@@ -225,15 +226,15 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
     uint32_t weights[C::kRowTiles][4];
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
-      load_matrices(weights[tile], &shared.weights[place.first_row + tile * 16 + lane % 16]
-                                                  [first + lane / 16 * 8]);
+      load_matrices(
+          weights[tile],
+          &shared.weights[place.first_row + tile * 16 + lane % 16][first + lane / 16 * 8]);
     }
 #pragma unroll
     for (int d = 0; d < C::kValueColumns; d += 16) {
       uint32_t v[4];
-      load_matrices_transposed(
-          v, chunk_of<C>(shared.keys[stage], first + lane % 16,
-                         (place.first_value + d) / 8 + lane / 16));
+      load_matrices_transposed(v, chunk_of<C>(shared.keys[stage], first + lane % 16,
+                                              (place.first_value + d) / 8 + lane / 16));
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
         multiply_add<C::kMath>(values.of[tile][d / 8], weights[tile], v[0], v[1]);

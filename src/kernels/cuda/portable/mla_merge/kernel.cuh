@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the partial results of MLA row tiles, in ascending order of keys. A warp takes 16 bytes a lane
-// of a row; where parts are many, several warps share them: all of the GPU is to read at once.
+// Joins the partial results of MLA row tiles, in ascending order of keys. A warp takes 16 bytes a
+// lane of a row; where parts are many, several warps share them: all of the GPU is to read at once.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"
@@ -14,7 +14,7 @@ struct MlaMergeConfig {
   using Params = MlaMergeParams;
   static constexpr int kWarps = 8;
   static constexpr bool kF16Parts = kParts == f16;
-  static constexpr int kLaneColumns = kF16Parts ? 8 : 4;  // 16 bytes of a part
+  static constexpr int kLaneColumns = kF16Parts ? 8 : 4;      // 16 bytes of a part
   static constexpr int kUnits = kRank / (32 * kLaneColumns);  // warps that share a row
   static constexpr int kBatch = kF16Parts ? 9 : 16;           // parts in flight
   // sm_120 spills with the registers of two blocks.
@@ -44,8 +44,8 @@ struct MlaMergeConfig {
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= end) break;
       const int64_t at = partial_row(item, first + i, row) * kRank + column;
-      values[i] = *reinterpret_cast<const uint4*>(static_cast<const char*>(params.work.partial_out) +
-                                                  at * kBytes);
+      values[i] = *reinterpret_cast<const uint4*>(
+          static_cast<const char*>(params.work.partial_out) + at * kBytes);
     }
   }
 
@@ -63,7 +63,8 @@ struct MlaMergeConfig {
   }
 
   // The weighted sum of parts [first, end), no more than a warp has lanes; most and total: of all
-  // parts. LSEs are asked for first, so that weights are known when values come (2026-11-22: 0.5 us less).
+  // parts. LSEs are asked for first, so that weights are known when values come (2026-11-22: 0.5 us
+  // less).
   __device__ static Sum sum_parts(const Params& params, const MlaMerge& item, int row, int column,
                                   int first, int end, float& most, float& total) {
     const int lane = threadIdx.x % 32;

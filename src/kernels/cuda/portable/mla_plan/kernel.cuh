@@ -47,8 +47,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   static constexpr int kBlocksPerSm = 1;
   static_assert(kPlanThreads >= kMlaMaxWorkers);
 
-  // A tile in the line: its blocks, an empty tile's one, then kItemBlocks until the next. Its item of a worker is
-  // number tile + worker, so the items of a worker stand in a row.
+  // A tile in the line: its blocks, an empty tile's one, then kItemBlocks until the next. Its item
+  // of a worker is number tile + worker, so the items of a worker stand in a row.
   struct LineTile {
     PlannedTile tile;
     int number;
@@ -59,8 +59,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
   struct SharedMemory : MlaTiles<kRowTile>::Memory {
     ScanMemory<int64_t> blocks;
     PlannedTile tiles[kMlaMaxWorkers];
-    // Of workers that have the first piece of a tile, or whose first tile in the line is not that of the worker
-    // before: one bit each in begins.
+    // Of workers that have the first piece of a tile, or whose first tile in the line is not that
+    // of the worker before: one bit each in begins.
     int tile_at[kMlaMaxWorkers], pieces[kMlaMaxWorkers];
     LineTile line[kMlaMaxWorkers];
     unsigned begins[kMlaMaxWorkers / 32];
@@ -113,9 +113,9 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     return params.joins == MlaJoins::pairs ? kPairWorkers : params.work.cluster;
   }
 
-  // The least blocks of a piece for which the workers suffice, of 32 candidates of at most `limit`; 0: none does. No
-  // more tiles than workers, all in shared.tiles. Where tiles are alike, each warp for itself, a candidate a lane: no
-  // barrier.
+  // The least blocks of a piece for which the workers suffice, of 32 candidates of at most `limit`;
+  // 0: none does. No more tiles than workers, all in shared.tiles. Where tiles are alike, each warp
+  // for itself, a candidate a lane: no barrier.
   __device__ static int find_piece(const MlaPlanParams& params, const Totals& totals, int64_t limit,
                                    SharedMemory& shared) {
     const int64_t workers = params.work.workers;
@@ -270,8 +270,8 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
     mark_begin(shared, begin);
   }
 
-  // A thread's worker: its range, and its first item where that is not a tile's first stretch. `end` of the line,
-  // without what comes behind its last tile.
+  // A thread's worker: its range, and its first item where that is not a tile's first stretch.
+  // `end` of the line, without what comes behind its last tile.
   __device__ static void place_worker(const MlaPlanParams& params, int tiles, int64_t end,
                                       int64_t share, const SharedMemory& shared) {
     const int worker = threadIdx.x;
@@ -328,9 +328,10 @@ struct MlaPlanConfig : MlaTiles<kRowTile> {
       return share + max(int64_t{kWholeSlack}, divided(share, int64_t{slack_part}));
     };
     if (totals.tiles <= work.workers) {
-      const int piece = params.whole_tiles
-                            ? max(totals.most, 1)
-                            : find_piece(params, totals, limit(kPiecesSlackPart) - kItemBlocks, shared);
+      const int piece =
+          params.whole_tiles
+              ? max(totals.most, 1)
+              : find_piece(params, totals, limit(kPiecesSlackPart) - kItemBlocks, shared);
       if (piece > 0) {
         plan_pieces(params, totals, piece, shared);
         return;

@@ -60,9 +60,9 @@ struct MlaTiles {
     return params.skip && params.skip[request] ? RequestView{} : view;
   }
 
-  // Calls visit(Visited) for every row tile, kPlanThreads at a time, with all threads: those without a tile
-  // too, so that visit may synchronise. `view` is that of request threadIdx.x. Returns the tiles.
-  // Who calls it again synchronises in between.
+  // Calls visit(Visited) for every row tile, kPlanThreads at a time, with all threads: those
+  // without a tile too, so that visit may synchronise. `view` is that of request threadIdx.x.
+  // Returns the tiles. Who calls it again synchronises in between.
   template <typename Visit>
   __device__ static int for_tiles(const MlaPlanParams& params, RequestView view, Memory& shared,
                                   Visit visit) {

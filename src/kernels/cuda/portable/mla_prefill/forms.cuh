@@ -12,8 +12,8 @@ struct FormsConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kThreads, 0, 0, 0};
 
-  // By choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form spends
-  // more on each, against the projection of the context.
+  // By choose_mla_form in whole numbers: pairs of query and key, times what the absorbed form
+  // spends more on each, against the projection of the context.
   __device__ static bool is_up_projected(const Params& params, int q_len, int kv_len) {
     if (q_len < params.least_q_len || kv_len < q_len) return false;
     if (params.by_q_len) return true;
@@ -51,14 +51,15 @@ struct FormsConfig {
     if (threadIdx.x == 0) params.row_indptr[params.requests] = static_cast<int32_t>(taken_before);
     __syncthreads();
     describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, 0);
-    // As many threads a request as there are, whole warps: one warp took 17 us for 16,384 tokens (H100, 2026-11-28).
+    // As many threads a request as there are, whole warps: one warp took 17 us for 16,384 tokens
+    // (H100, 2026-11-28).
     int lanes = kThreads;
     while (lanes > 32 && lanes * params.requests > kThreads) lanes /= 2;
     const int thread = static_cast<int>(threadIdx.x);
     for (int request = thread / lanes; request < params.requests; request += kThreads / lanes) {
       const uint8_t up = params.up_requests[request];
-      for (int token = params.q_indptr[request] + thread % lanes; token < params.q_indptr[request + 1];
-           token += lanes) {
+      for (int token = params.q_indptr[request] + thread % lanes;
+           token < params.q_indptr[request + 1]; token += lanes) {
         params.up_tokens[token] = up;
       }
     }

@@ -32,10 +32,10 @@ struct CacheRow {
       return reinterpret_cast<const uint4*>(row)[chunk];
     } else {
       const uint2 codes = reinterpret_cast<const uint2*>(row)[chunk];
-      const float own =
-          params.fp8_rows ? reinterpret_cast<const float*>(
-                                row + kMlaRowScaleOffset)[chunk * kChunk / kMlaRowScaleGroup]
-                          : scale;
+      const float own = params.fp8_rows
+                            ? reinterpret_cast<const float*>(
+                                  row + kMlaRowScaleOffset)[chunk * kChunk / kMlaRowScaleGroup]
+                            : scale;
       return dequantised<kTo>(codes, own);
     }
   }
@@ -69,12 +69,13 @@ struct GatherConfig {
     const int total = params.row_indptr[params.requests];
     const int rows = min(max(total - params.first_row, 0), params.most_rows);
     if (params.of_chunk && blockIdx.x == 0) {
-      describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr, params.first_row);
+      describe_chunk(params.chunk, params.requests, params.q_indptr, params.row_indptr,
+                     params.first_row);
     }
     if (params.part_lse) {
       const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-      for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < params.part_rows;
-           i += threads) {
+      for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+           i < params.part_rows; i += threads) {
         params.part_lse[i] = -infinity();
       }
     }
@@ -133,12 +134,13 @@ struct AddConfig {
   static constexpr int kBlocksPerSm = 1;
   // Rows that a warp has on their way at once, else it waits for one after the other.
   static constexpr int kAtOnce = 4;
-  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps * kAtOnce, 0};
+  static constexpr KernelTraits kTraits = {kRowWarps * 32, 0, kRowWarps* kAtOnce, 0};
 
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     if (params.live_rows && *params.live_rows == 0) return;
-    const int tokens = params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
+    const int tokens =
+        params.q_indptr ? min(params.tokens, params.q_indptr[params.requests]) : params.tokens;
     const int64_t rows = static_cast<int64_t>(tokens) * params.heads;
     const auto groups = (rows + kAtOnce - 1) / kAtOnce;
     for_each_row(groups, [&](int64_t group) { add_rows(params, group * kAtOnce, rows); });
@@ -159,10 +161,12 @@ struct AddConfig {
     const float most = fmaxf(lse, part_lse);
     const float own = __expf(lse - most);
     const float added = __expf(part_lse - most);
-    return {reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) + token * params.out_token_stride +
+    return {reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(params.out) +
+                                        token * params.out_token_stride +
                                         head * params.out_head_stride),
             reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(params.part) +
-                                              token * params.part_token_stride + head * params.part_head_stride),
+                                              token * params.part_token_stride +
+                                              head * params.part_head_stride),
             own / (own + added), added / (own + added), most + logf(own + added)};
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores new tokens as rows of KvLayout::mla_fp8_rows: 512 e4m3 latent values, their four scales, 64
-// bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale. With rotary positions
-// the key turns on the way, and further warps turn the rotary part of q in place.
+// Stores new tokens as rows of KvLayout::mla_fp8_rows: 512 e4m3 latent values, their four scales,
+// 64 bf16 of rotary key. A warp a token, a lane 16 values; eight lanes share a scale. With rotary
+// positions the key turns on the way, and further warps turn the rotary part of q in place.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// From device-side lengths to the work list, in one CTA and without the host: every (row tile, kv head)
-// pair has a cost in key blocks, the pairs stand in a line, and CTA c of the attention kernel gets the
-// stretch [c, c + 1) * total / ctas of it. Everything about a pair follows from where it begins in the
-// line, so each thread writes its pair's items on its own.
+// From device-side lengths to the work list, in one CTA and without the host: every (row tile, kv
+// head) pair has a cost in key blocks, the pairs stand in a line, and CTA c of the attention kernel
+// gets the stretch [c, c + 1) * total / ctas of it. Everything about a pair follows from where it
+// begins in the line, so each thread writes its pair's items on its own.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
-//   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair + CTA
+//   CTAs     |    0    |    1    |    2    |    3    |   4   |     item of (pair, CTA): index pair
+//   + CTA
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -32,15 +33,16 @@ struct PlannedTile {
 };
 
 // Items of the pair (tile, head), by `lanes` threads of which this is number `lane`.
-__device__ inline void write_pair(const PlanParams& params, GroupParts* parts, const PlannedTile& tile, int pair,
-                                  int head, int64_t per_cta, bool is_last, int lane, int lanes) {
+__device__ inline void write_pair(const PlanParams& params, GroupParts* parts,
+                                  const PlannedTile& tile, int pair, int head, int64_t per_cta,
+                                  bool is_last, int lane, int lanes) {
   const WorkList& work = params.work;
   const int64_t start = tile.start + static_cast<int64_t>(head) * tile.cost();
   const int first_cta = static_cast<int>(quotient(start, per_cta));
   const bool cuts = !params.whole_tiles && tile.blocks > 0;
-  const int last_cta = cuts ? static_cast<int>(quotient(start + tile.blocks - 1, per_cta)) : first_cta;
-  const int keys_end =
-      min((tile.begin_block + tile.blocks) * kBlockKeys, max(tile.view.kv_len, 0));
+  const int last_cta =
+      cuts ? static_cast<int>(quotient(start + tile.blocks - 1, per_cta)) : first_cta;
+  const int keys_end = min((tile.begin_block + tile.blocks) * kBlockKeys, max(tile.view.kv_len, 0));
   // Boundary c cuts the pair where it falls among its blocks.
   const auto cut = [&](int cta) { return static_cast<int>(cta * per_cta - start); };
   for (int cta = first_cta + lane; cta <= last_cta; cta += lanes) {
@@ -51,12 +53,15 @@ __device__ inline void write_pair(const PlanParams& params, GroupParts* parts, c
                               tile.first_row,
                               first ? tile.first_key : (tile.begin_block + cut(cta)) * kBlockKeys,
                               min((tile.begin_block + to) * kBlockKeys, keys_end),
-                              first_cta == last_cta ? -1 : first ? 2 * cta + 1 : 2 * cta};
+                              first_cta == last_cta ? -1
+                              : first               ? 2 * cta + 1
+                                                    : 2 * cta};
     if (!first || start == cta * per_cta) work.cta_begin[cta] = pair + cta;
     if (cta < last_cta) work.cta_end[cta] = pair + cta + 1;
   }
   if (lane > 0) return;
-  // The range of the last CTA ends here if its boundary comes before the next pair, or if there is none.
+  // The range of the last CTA ends here if its boundary comes before the next pair, or if there is
+  // none.
   const int64_t end = start + tile.cost();
   const int end_cta = static_cast<int>(quotient(end - 1, per_cta));
   const bool at_boundary = (end_cta + 1) * per_cta == end;
@@ -83,7 +88,8 @@ struct WorkPlanner {
   };
   using Finder = PrefixGroupsFinder<kPlanThreads>;
   static_assert(sizeof(typename Finder::SharedMemory) <= sizeof(SharedMemory));
-  static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile, kBlockKeys};
+  static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), kRowTile,
+                                           kBlockKeys};
 
   // Writes the tiles before each request; returns how many there are.
   __device__ static int count_tiles(const PlanParams& params, SharedMemory& shared) {
@@ -106,7 +112,8 @@ struct WorkPlanner {
     return tiles;
   }
 
-  __device__ static PlannedTile planned_tile(const PlanParams& params, int tile, const SharedMemory& shared) {
+  __device__ static PlannedTile planned_tile(const PlanParams& params, int tile,
+                                             const SharedMemory& shared) {
     const int requests = params.batch.requests;
     const int* indptr = requests <= kHeldTiles ? shared.tile_indptr : params.work.tile_indptr;
     // The last request whose first tile is not after this one.
@@ -121,19 +128,19 @@ struct WorkPlanner {
     planned.view = request_view(params.batch, low);
     planned.first_row = (tile - indptr[low]) * kRowTile;
     const int last_row = min(planned.first_row + kRowTile, planned.view.q_len * group) - 1;
-    const Interval keys = visible_keys(params.batch.mask, planned.view, quotient(planned.first_row, group),
-                                       quotient(last_row, group));
+    const Interval keys =
+        visible_keys(params.batch.mask, planned.view, quotient(planned.first_row, group),
+                     quotient(last_row, group));
     planned.first_key = keys.begin;
     planned.begin_block = keys.begin / kBlockKeys;
-    planned.blocks = keys.end > keys.begin
-                         ? (keys.end + kBlockKeys - 1) / kBlockKeys - planned.begin_block
-                         : 0;
+    planned.blocks =
+        keys.end > keys.begin ? (keys.end + kBlockKeys - 1) / kBlockKeys - planned.begin_block : 0;
     planned.start = 0;
     return planned;
   }
 
-  // kHeldTiles tiles from `base` on, whose line begins at `line`, into shared memory; returns what one head of them
-  // costs.
+  // kHeldTiles tiles from `base` on, whose line begins at `line`, into shared memory; returns what
+  // one head of them costs.
   __device__ static int64_t load_tiles(const PlanParams& params, int base, int tiles, int64_t line,
                                        SharedMemory& shared) {
     int64_t cost = 0;
@@ -193,7 +200,9 @@ struct WorkPlanner {
   // Of level 0 that of another level.
   template <typename T>
   __device__ static T* of_level(T* pointer, const PlanCompany& company, int level) {
-    return pointer ? reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + level * company.level_bytes) : nullptr;
+    return pointer ? reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) +
+                                          level * company.level_bytes)
+                   : nullptr;
   }
 
   // What block `level` of a launch for all levels of a cascade plans.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins what the passes over shared prefixes found, in parts where their kernel left some, with the pass over the other
-// keys. CTAs (i, any) share the rows of request i; a warp takes a row, its lanes the columns; requests in no group are
-// left as they are.
+// Joins what the passes over shared prefixes found, in parts where their kernel left some, with the
+// pass over the other keys. CTAs (i, any) share the rows of request i; a warp takes a row, its
+// lanes the columns; requests in no group are left as they are.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -38,18 +38,22 @@ struct PrefixJoinConfig {
     }
   };
 
-  // Of a level whose group has the row. What the plan wrote is read from the L2: this may come before the wait.
-  __device__ static States find_states(const Params& params, const PrefixState& state, const Row& row) {
+  // Of a level whose group has the row. What the plan wrote is read from the L2: this may come
+  // before the wait.
+  __device__ static States find_states(const Params& params, const PrefixState& state,
+                                       const Row& row) {
     const States whole = {state.out, state.lse, row.place(params), 0, 1};
     if (!state.parts) return whole;
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int begin = __ldcg(state.groups.begins + row.request);
-    const int group_row = (row.token - __ldcg(state.groups.q_indptr + begin)) * group + row.head % group;
+    const int group_row =
+        (row.token - __ldcg(state.groups.q_indptr + begin)) * group + row.head % group;
     const int tile = __ldcg(state.tile_indptr + begin) + group_row / state.row_tile;
-    const int2 parts =
-        __ldcg(reinterpret_cast<const int2*>(state.parts) + tile * params.batch.kv_heads + row.head / group);
+    const int2 parts = __ldcg(reinterpret_cast<const int2*>(state.parts) +
+                              tile * params.batch.kv_heads + row.head / group);
     if (parts.y == 1) return whole;
-    const int64_t first = static_cast<int64_t>(parts.x) * state.row_tile + group_row % state.row_tile;
+    const int64_t first =
+        static_cast<int64_t>(parts.x) * state.row_tile + group_row % state.row_tile;
     return {state.part_out, state.part_lse, first, state.row_tile, parts.y};
   }
 
@@ -82,7 +86,8 @@ struct PrefixJoinConfig {
     for (int level = 0; level < found.count; ++level) {
       const States& states = found.levels[level];
 #pragma unroll 1
-      for (int part = threadIdx.x % 32; part < states.count; part += 32) visit(states.lse[states.at(part)]);
+      for (int part = threadIdx.x % 32; part < states.count; part += 32)
+        visit(states.lse[states.at(part)]);
     }
   }
 
@@ -114,7 +119,8 @@ struct PrefixJoinConfig {
     });
     parts_weight = warp_sum(parts_weight);
     parts_sum = warp_sum(parts_sum) + __expf(own - most);
-    if (params.lse && lane == 0) params.lse[place] = most == -infinity() ? most : most + logf(parts_sum);
+    if (params.lse && lane == 0)
+      params.lse[place] = most == -infinity() ? most : most + logf(parts_sum);
     const float factor = nothing ? 0.0f : 1.0f / (own_weight + parts_weight + sink_weight);
     // The own pass has divided by its weight and the sink's together.
     const float own_factor = (own_weight + sink_weight) * factor;
@@ -125,7 +131,8 @@ struct PrefixJoinConfig {
       auto* values = reinterpret_cast<uint2*>(out + column);
       const uint2 whole = *values;
       const float2 low = unpack<kOut>(whole.x), high = unpack<kOut>(whole.y);
-      float4 sum = {low.x * own_factor, low.y * own_factor, high.x * own_factor, high.y * own_factor};
+      float4 sum = {low.x * own_factor, low.y * own_factor, high.x * own_factor,
+                    high.y * own_factor};
 #pragma unroll 1
       for (int level = 0; level < found.count; ++level) {
         const States states = found.levels[level];
@@ -133,7 +140,8 @@ struct PrefixJoinConfig {
         for (int part = 0; part < states.count; ++part) {
           const int64_t at = states.at(part);
           const float weight = __expf(states.lse[at] - base) * factor;
-          const float4 state = *reinterpret_cast<const float4*>(states.out + at * params.head_dim_v + column);
+          const float4 state =
+              *reinterpret_cast<const float4*>(states.out + at * params.head_dim_v + column);
           if (weight == 0) continue;  // its out may hold anything
           sum.x += state.x * weight;
           sum.y += state.y * weight;

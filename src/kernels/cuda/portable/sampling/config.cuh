@@ -20,8 +20,8 @@ struct Histogram {
   uint32_t count[kBuckets];
 };
 
-// Where a running sum passes its target: the amounts in front, then this token; or, where that is not
-// known (-1), one of those with a logit of this key.
+// Where a running sum passes its target: the amounts in front, then this token; or, where that is
+// not known (-1), one of those with a logit of this key.
 struct Place {
   uint32_t key;
   int token;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws tokens from logits, one CTA a row, as Sampler does on the CPU.
 //
-// Limits by min_p, top_k and top_p all keep a leading part of the tokens in order of rank, so each of
-// them, and the draw itself, asks the same thing: at which rank does a running sum pass a target? A
-// histogram over ln(p_max / p) answers to within a bucket; the tokens of that are ranked among each
-// other, or where they are too many the bits of their logits are read digit by digit. Weights are
-// integers (kWeightBits): their sums do not depend on the order of threads. Without top_k and top_p the
-// running sum goes by id, as on the CPU, where nothing is sorted then.
+// Limits by min_p, top_k and top_p all keep a leading part of the tokens in order of rank, so each
+// of them, and the draw itself, asks the same thing: at which rank does a running sum pass a
+// target? A histogram over ln(p_max / p) answers to within a bucket; the tokens of that are ranked
+// among each other, or where they are too many the bits of their logits are read digit by digit.
+// Weights are integers (kWeightBits): their sums do not depend on the order of threads. Without
+// top_k and top_p the running sum goes by id, as on the CPU, where nothing is sorted then.
 #pragma once
 
 #include "kernels/cuda/portable/sampling/config.cuh"
@@ -224,8 +224,7 @@ struct SamplingConfig {
     uint64_t sum = total.weight;
     if (draw.top_k > 0 && draw.top_k < total.count) {
       const Place last = search(row, true, draw.top_k - 1, shared);
-      sum = last.before.weight +
-            (draw.top_k - last.before.count) * row.weight(logit_of(last.key));
+      sum = last.before.weight + (draw.top_k - last.before.count) * row.weight(logit_of(last.key));
     }
     if (draw.top_p < 1) {
       // The shortest front that holds the share: it ends where the sum passes one less.
@@ -303,8 +302,7 @@ struct SamplingConfig {
       atomicAdd(&shared.candidates, candidates);
       __syncthreads();
       const Amount total = scan(shared.coarse, shared).total;
-      const bool sorted =
-          draw.top_p < 1 || (draw.top_k > 0 && draw.top_k < shared.candidates);
+      const bool sorted = draw.top_p < 1 || (draw.top_k > 0 && draw.top_k < shared.candidates);
       if (sorted) {
         token = draw_by_rank(draw, row, total, shared);
       } else {

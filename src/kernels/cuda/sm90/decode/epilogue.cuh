@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The results of the warps become the result of the item; the last CTA to finish a tile that several
-// shared joins their parts, in ascending order of keys whoever comes last. CTAs of a cluster send theirs
-// to the one that has the first.
+// The results of the warps become the result of the item; the last CTA to finish a tile that
+// several shared joins their parts, in ascending order of keys whoever comes last. CTAs of a
+// cluster send theirs to the one that has the first.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -52,8 +52,8 @@ __device__ RowPart join(const RowPart (&parts)[kParts]) {
 
 // Writes out, and lse from the thread that has column 0.
 template <class C>
-__device__ void store_row(const DecodeParams& params, const Tile& tile, int head, int row, int column,
-                          const RowPart& part) {
+__device__ void store_row(const DecodeParams& params, const Tile& tile, int head, int row,
+                          int column, const RowPart& part) {
   const int64_t token = tile.view.q_begin + tile.token_of(row);
   const int q_head = tile.q_head_of(head, row);
   const bool empty = !(part.sum > 0);
@@ -80,7 +80,8 @@ __device__ void put_down_stats(const Accumulator<C>& acc, typename C::SharedMemo
       float sum = acc.sum[n][i];
 #pragma unroll
       for (int step = 4; step <= 16; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      if (lane < 4) shared.stats[threadIdx.x / 32][n * 8 + lane % 4 * 2 + i] = {acc.most[n][i], sum};
+      if (lane < 4)
+        shared.stats[threadIdx.x / 32][n * 8 + lane % 4 * 2 + i] = {acc.most[n][i], sum};
     }
   }
 }
@@ -110,7 +111,8 @@ __device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads,
                               int column) {
   const auto part_of = [&](int warp) -> RowPart {
     const float2 stats = shared.stats[warp][row];
-    return {stats.x, stats.y, *reinterpret_cast<const float4*>(&shared.join[warp][row % 8][column])};
+    return {stats.x, stats.y,
+            *reinterpret_cast<const float4*>(&shared.join[warp][row % 8][column])};
   };
   if (heads > 1) {
     RowPart joined = {-infinity(), 0, {0, 0, 0, 0}};
@@ -135,8 +137,9 @@ __device__ int64_t partial_row(const DecodeParams& params, int slot, int head, i
 
 constexpr int kFewParts = 4;
 
-// All parts of two row quads of a lane at once. A trip to the L2 is what takes long, and eight heads of 16 rows have
-// 4096 quads: two lanes for each, as for many parts, took 20 us longer (H200, 2026-11-24).
+// All parts of two row quads of a lane at once. A trip to the L2 is what takes long, and eight
+// heads of 16 rows have 4096 quads: two lanes for each, as for many parts, took 20 us longer (H200,
+// 2026-11-24).
 template <class C>
 __device__ void join_few_parts(const DecodeParams& params, const Tile& tile) {
   constexpr int kQuads = C::kHeadDimV / 4;
@@ -160,8 +163,8 @@ __device__ void join_few_parts(const DecodeParams& params, const Tile& tile) {
         const int64_t at = partial_row<C>(params, slot, head[q], row[q]);
         parts[q][i].most = __ldcg(params.list.partial_lse + at);
         parts[q][i].sum = 1;
-        parts[q][i].out =
-            __ldcg(reinterpret_cast<const float4*>(params.list.partial_out + at * params.head_dim_v + live_column));
+        parts[q][i].out = __ldcg(reinterpret_cast<const float4*>(
+            params.list.partial_out + at * params.head_dim_v + live_column));
       }
     }
 #pragma unroll
@@ -215,17 +218,20 @@ __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
     }
     joined[1].most = __shfl_xor_sync(~0u, joined[0].most, kLanes);
     joined[1].sum = __shfl_xor_sync(~0u, joined[0].sum, kLanes);
-    joined[1].out = {__shfl_xor_sync(~0u, joined[0].out.x, kLanes), __shfl_xor_sync(~0u, joined[0].out.y, kLanes),
-                     __shfl_xor_sync(~0u, joined[0].out.z, kLanes), __shfl_xor_sync(~0u, joined[0].out.w, kLanes)};
+    joined[1].out = {__shfl_xor_sync(~0u, joined[0].out.x, kLanes),
+                     __shfl_xor_sync(~0u, joined[0].out.y, kLanes),
+                     __shfl_xor_sync(~0u, joined[0].out.z, kLanes),
+                     __shfl_xor_sync(~0u, joined[0].out.w, kLanes)};
     const RowPart whole = join(joined);
-    if (lane < kLanes && base + lane < elements && live) store_row<C>(params, tile, head, row, column, whole);
+    if (lane < kLanes && base + lane < elements && live)
+      store_row<C>(params, tile, head, row, column, whole);
   }
 }
 
 // A joined row quad to out, or to the item's partial result.
 template <class C>
-__device__ void store_joined(const DecodeParams& params, const Tile& tile, int head, int row, int column,
-                             const RowPart& joined) {
+__device__ void store_joined(const DecodeParams& params, const Tile& tile, int head, int row,
+                             int column, const RowPart& joined) {
   if (tile.item.partial < 0) {
     store_row<C>(params, tile, head, row, column, joined);
     return;
@@ -245,11 +251,13 @@ struct ClusterParts {
   alignas(16) float rows[kMostCluster][C::kRowTile][C::kHeadDimV];
 };
 
-// They land in the last stage of V, or where it is needed, over the rings: then the cluster has to meet first.
+// They land in the last stage of V, or where it is needed, over the rings: then the cluster has to
+// meet first.
 template <class C>
 __device__ bool parts_in_rings(const typename C::SharedMemory& shared) {
   if constexpr (sizeof(ClusterParts<C>) > sizeof(shared.v[0])) return true;
-  return min(shared.cluster_units * kBoxKeys, shared.stages * C::kStepKeys) > (C::kStages - 1) * C::kStepKeys;
+  return min(shared.cluster_units * kBoxKeys, shared.stages * C::kStepKeys) >
+         (C::kStages - 1) * C::kStepKeys;
 }
 template <class C>
 __device__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
@@ -260,19 +268,22 @@ __device__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
 
 // A joined row quad to the CTA that has the tile's first part.
 template <class C>
-__device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column, const RowPart& joined,
-                          typename C::SharedMemory& shared) {
+__device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column,
+                          const RowPart& joined, typename C::SharedMemory& shared) {
   const int first = tile.item.first_part / 2;
   const int part = static_cast<int>(blockIdx.x) - first;
   const int leader = cluster_rank() - part;
-  store_in_cluster(&cluster_parts<C>(shared).rows[part][row][column], leader, joined.out, shared.parts_full);
+  store_in_cluster(&cluster_parts<C>(shared).rows[part][row][column], leader, joined.out,
+                   shared.parts_full);
   if (column == 0) {
-    store_in_cluster(&shared.part_stats[part][row].x, leader, float2{joined.most, joined.sum}, shared.parts_full);
+    store_in_cluster(&shared.part_stats[part][row].x, leader, float2{joined.most, joined.sum},
+                     shared.parts_full);
   }
 }
 
 template <class C>
-__device__ void join_cluster(const DecodeParams& params, const Tile& tile, typename C::SharedMemory& shared) {
+__device__ void join_cluster(const DecodeParams& params, const Tile& tile,
+                             typename C::SharedMemory& shared) {
   constexpr int kQuads = C::kHeadDimV / 4;
   const auto& parts = cluster_parts<C>(shared);
   for (int i = threadIdx.x; i < tile.rows * kQuads; i += C::kConsumers) {
@@ -296,8 +307,8 @@ __device__ void join_cluster(const DecodeParams& params, const Tile& tile, typen
   }
 }
 
-// All warps that compute. `in_cluster`: the tile's parts are those of CTAs of this cluster, with one head, and
-// this one does nothing else.
+// All warps that compute. `in_cluster`: the tile's parts are those of CTAs of this cluster, with
+// one head, and this one does nothing else.
 template <class C>
 __device__ void finish_item(const DecodeParams& params, const Tile& tile, const Accumulator<C>& acc,
                             bool in_cluster, typename C::SharedMemory& shared) {
@@ -335,7 +346,8 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
       if (row >= tile.rows || column >= params.head_dim_v) continue;
       RowPart joined = join_warps<C>(shared, heads, head, row, column);
       if constexpr (C::kFp8) {
-        joined.out = scaled(joined.out, shared_scale(params.keys, params.keys.v_scale, tile.item.kv_head + head));
+        joined.out = scaled(
+            joined.out, shared_scale(params.keys, params.keys.v_scale, tile.item.kv_head + head));
       }
       if (in_cluster) {
         send_part<C>(params, tile, row, column, joined, shared);

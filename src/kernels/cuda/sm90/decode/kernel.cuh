@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of few query rows over many keys, for Hopper. One CTA works through its part of the planned
-// list; an item is up to 8 or 16 query rows of each of its kv heads against a range of keys. A step is one
-// tile of keys for each computing warp: the item's heads are dealt to the warps, a head's keys go round its
-// warps. More warps fill rings of steps with K and with V, across items:
+// Attention of few query rows over many keys, for Hopper. One CTA works through its part of the
+// planned list; an item is up to 8 or 16 query rows of each of its kv heads against a range of
+// keys. A step is one tile of keys for each computing warp: the item's heads are dealt to the
+// warps, a head's keys go round its warps. More warps fill rings of steps with K and with V, across
+// items:
 //
 //   copy K    | step 0 | step 1 | step 2 | step 3 ...           waits for k_empty
 //   copy V    | step 0 | step 1 | step 2 | step 3 ...           waits for v_empty
 //   warps     .........| 0      | 1      | 2     | join | 3 ... wait for k_full, v_full
 //
-// Warps meet only where an item ends; the rings fill up meanwhile. Where pages are too small for boxes the
-// warps copy for themselves.
+// Warps meet only where an item ends; the rings fill up meanwhile. Where pages are too small for
+// boxes the warps copy for themselves.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/epilogue.cuh"
@@ -30,7 +31,8 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
   const MaskParams& mask = params.batch.mask;
   const int first = tile.token_of(0);
   const int last = tile.token_of(tile.rows - 1);
-  const int first_key = Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);  // of the step
+  const int first_key =
+      Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);  // of the step
   return {max(tile.item.key_begin, visible_keys(mask, tile.view, last, last).begin),
           min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end),
           hides_old_keys(mask),
@@ -41,11 +43,13 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
 }
 
 template <class C>
-__device__ void settle_queries(const DecodeParams& params, const Tile& tile, int head, Queries<C>& queries,
-                               Factors<C>& factors) {
-  const float scale = params.logit_cap > 0 ? params.scale / params.logit_cap : params.scale * kLog2E;
+__device__ void settle_queries(const DecodeParams& params, const Tile& tile, int head,
+                               Queries<C>& queries, Factors<C>& factors) {
+  const float scale =
+      params.logit_cap > 0 ? params.scale / params.logit_cap : params.scale * kLog2E;
   if constexpr (C::kFp8) {
-    const float k_scale = scale * shared_scale(params.keys, params.keys.k_scale, tile.item.kv_head + head);
+    const float k_scale =
+        scale * shared_scale(params.keys, params.keys.k_scale, tile.item.kv_head + head);
     float unit[C::kColumns];
     queries.normalise(unit);
 #pragma unroll
@@ -61,7 +65,8 @@ __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int
 }
 
 template <class C, bool kBoxes>
-__device__ void consume(const DecodeParams& params, const DecodeItem& first_item, typename C::SharedMemory& shared) {
+__device__ void consume(const DecodeParams& params, const DecodeItem& first_item,
+                        typename C::SharedMemory& shared) {
   const int warp = threadIdx.x / 32;
   const int group = params.batch.q_heads / params.batch.kv_heads;
   const auto tile_of = [&](const DecodeItem& item) {
@@ -100,7 +105,8 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
       if (first < steps.end) {
         attend_tile<C, kBoxes>(params, tile, mask, shared, ring, queries, factors, first, acc);
       } else if (kBoxes) {
-        // Before the step has come, this would count for the one before in the stage, which others still read.
+        // Before the step has come, this would count for the one before in the stage, which others
+        // still read.
         shared.k_full[ring.stage].wait(ring.phase);
         release(shared.k_empty[ring.stage]);
         shared.v_full[ring.stage].wait(ring.phase);
@@ -141,10 +147,11 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     shared.parts_full.init(1);
     fence_barrier_init();
   }
-  // No launch starts before the one ahead of it lets it or has ended, and the plan's first attention waited for
-  // list and page table before it let any. So they are complete in the L2 when a later attention starts, whatever
-  // is launched between, and are read from there. What others write (q, the pass's own keys and, unless they are
-  // promised to be settled as the list is, all keys) is there only after the wait.
+  // No launch starts before the one ahead of it lets it or has ended, and the plan's first
+  // attention waited for list and page table before it let any. So they are complete in the L2 when
+  // a later attention starts, whatever is launched between, and are read from there. What others
+  // write (q, the pass's own keys and, unless they are promised to be settled as the list is, all
+  // keys) is there only after the wait.
   if (!params.list_settled) wait_for_previous_kernel();
   const DecodeRange range = read_settled(params.list.ranges + blockIdx.x);
   if (range.begin == range.end) return wait_for_previous_kernel();
@@ -161,7 +168,8 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     const bool is_k = copier < kKSharers;
     if (params.boxes && copier < kKSharers + kVSharers) {
       BoxCopier<C>(params, side_of<C>(params, shared, is_k), is_k ? copier : copier - kKSharers)
-          .run(range.first, shared.range_begin, shared.range_end, shared.stages, reads_ahead<C>(params, range));
+          .run(range.first, shared.range_begin, shared.range_end, shared.stages,
+               reads_ahead<C>(params, range));
     }
   } else {
     if constexpr (kMovesRegisters) take_registers<kConsumerRegisters>();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the warps that copy and those that compute know about a CTA's work: its steps, its pages, its scales.
+// What the warps that copy and those that compute know about a CTA's work: its steps, its pages,
+// its scales.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
@@ -32,8 +33,8 @@ __device__ inline float shared_scale(const KeyParams& keys, const float* scale, 
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
-// The steps of an item: in each, every consumer warp has one tile of kTile keys of one of its heads. Tiles
-// begin at multiples of kBoxKeys.
+// The steps of an item: in each, every consumer warp has one tile of kTile keys of one of its
+// heads. Tiles begin at multiples of kBoxKeys.
 template <class C>
 struct Steps {
   int heads, begin, end, first;  // `first`: of the first step, at most kBoxKeys - 1 before `begin`
@@ -51,19 +52,24 @@ struct Steps {
   __device__ int key_of(int step, int warp) const { return step + (warp >> shift) * C::kTile; }
 };
 
-// Stages of the rings that a range uses: all for parts of a cluster that nearly fit them, where rows are copied by the
-// warps that compute only if other CTAs are idle (pages of 1: 8 x 1k 13.0 instead of 12.3 us, 1 x 4k 9.4 instead of
-// 10.5, H200, 2026-11-23). The same for all of a cluster: by its longest part.
+// Stages of the rings that a range uses: all for parts of a cluster that nearly fit them, where
+// rows are copied by the warps that compute only if other CTAs are idle (pages of 1: 8 x 1k 13.0
+// instead of 12.3 us, 1 x 4k 9.4 instead of 10.5, H200, 2026-11-23). The same for all of a cluster:
+// by its longest part.
 template <class C>
 __device__ int stage_count(const DecodeParams& params, const DecodeRange& range) {
   const int steps = (range.cluster_units * kBoxKeys + C::kStepKeys - 1) / C::kStepKeys;
-  const bool all = steps > C::kUsualStages && steps <= 2 * C::kStages && (params.boxes || range.leaves_idle);
+  const bool all =
+      steps > C::kUsualStages && steps <= 2 * C::kStages && (params.boxes || range.leaves_idle);
   return all ? C::kStages : C::kUsualStages;
 }
 
 // Floats from a key's scales to the next's in a stage, and where a head's is.
-__device__ inline int scale_pitch(const BatchParams& batch) { return min(batch.kv_heads, kScaleHeads); }
-__device__ inline int place_of_scale(const BatchParams& batch, const DecodeItem& item, int key, int head) {
+__device__ inline int scale_pitch(const BatchParams& batch) {
+  return min(batch.kv_heads, kScaleHeads);
+}
+__device__ inline int place_of_scale(const BatchParams& batch, const DecodeItem& item, int key,
+                                     int head) {
   return key * scale_pitch(batch) + (item.kv_head + head) % kScaleHeads;
 }
 
@@ -74,10 +80,12 @@ class PageTable {
     const int size = keys.page_size;
     shift_ = (size & (size - 1)) == 0 ? 31 - __clz(size) : -1;
   }
-  __device__ int page_of(int key) const { return shift_ >= 0 ? key >> shift_ : key / keys_.page_size; }
+  __device__ int page_of(int key) const {
+    return shift_ >= 0 ? key >> shift_ : key / keys_.page_size;
+  }
   __device__ int place_of(int key) const { return key - page_of(key) * keys_.page_size; }
-  // The id of the page that holds a key. Before the wait from the L2, which has a settled table; behind it so read
-  // every id cost 1 % (128 x 4k and pages of 1, H200, 2026-11-22).
+  // The id of the page that holds a key. Before the wait from the L2, which has a settled table;
+  // behind it so read every id cost 1 % (128 x 4k and pages of 1, H200, 2026-11-22).
   __device__ int read(const DecodeItem& item, int key, bool early) const {
     const int32_t* at = keys_.page_table + item.request * keys_.page_table_stride + page_of(key);
     return early ? __ldcg(at) : __ldg(at);
@@ -100,15 +108,16 @@ __device__ T read_settled(const T* at) {
   return value;
 }
 
-// The steps of a range in order, and the page ids that a warp needs in each: kPerStep of them, of the keys that
-// key_of(steps, step, place) names. Behind copies a load takes as long as they do, so items are read two ahead and
-// ids a window ahead, which is as many steps as 32 lanes have ids for (5 % at 8 x 16k with pages of 16, H200,
-// 2026-11-22). All lanes call everything together.
+// The steps of a range in order, and the page ids that a warp needs in each: kPerStep of them, of
+// the keys that key_of(steps, step, place) names. Behind copies a load takes as long as they do, so
+// items are read two ahead and ids a window ahead, which is as many steps as 32 lanes have ids for
+// (5 % at 8 x 16k with pages of 16, H200, 2026-11-22). All lanes call everything together.
 template <class C, int kPerStep, typename KeyOf>
 class PagedSteps {
  public:
   // May come before the wait.
-  __device__ PagedSteps(const DecodeParams& params, const DecodeItem& first, int begin, const int& end, KeyOf key_of)
+  __device__ PagedSteps(const DecodeParams& params, const DecodeItem& first, int begin,
+                        const int& end, KeyOf key_of)
       : params_(params),
         table_(params.keys),
         key_of_(key_of),
@@ -131,7 +140,9 @@ class PagedSteps {
   __device__ int new_keys() const { return new_keys_; }
   __device__ const PageTable& table() const { return table_; }
   // The id for a place of the step; each lane may ask for another.
-  __device__ int page(int place) const { return __shfl_sync(~0u, now_, in_window_ * kPerStep + place); }
+  __device__ int page(int place) const {
+    return __shfl_sync(~0u, now_, in_window_ * kPerStep + place);
+  }
   __device__ void advance() {
     step_ += Steps<C>(item_).size();
     bool fresh = ++in_window_ == kSteps;
@@ -173,7 +184,9 @@ class PagedSteps {
   // An item in one register: each lane has a word.
   __device__ int read_item(int at) const {
     const int lane = threadIdx.x % 32;
-    return at < end_ && lane < kItemWords ? __ldcg(reinterpret_cast<const int*>(params_.list.items + at) + lane) : 0;
+    return at < end_ && lane < kItemWords
+               ? __ldcg(reinterpret_cast<const int*>(params_.list.items + at) + lane)
+               : 0;
   }
   // What of it is needed here.
   __device__ static DecodeItem item_of(int words) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V where pages hold whole boxes of 16 keys: warps of their own copy them by the bulk copy engine.
+// K and V where pages hold whole boxes of 16 keys: warps of their own copy them by the bulk copy
+// engine.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/load.cuh"
@@ -10,19 +11,25 @@ namespace fovea::kernels::cuda {
 template <class C>
 __device__ bool copies_scales_singly(const DecodeParams& params) {
   const KeyParams& keys = params.keys;
-  const bool aligned = (reinterpret_cast<uint64_t>(keys.k_scale) | reinterpret_cast<uint64_t>(keys.v_scale)) % 16 == 0;
+  const bool aligned =
+      (reinterpret_cast<uint64_t>(keys.k_scale) | reinterpret_cast<uint64_t>(keys.v_scale)) % 16 ==
+      0;
   return has_token_scales<C>(params) && (params.batch.kv_heads > kScaleHeads || !aligned);
 }
 
-// Whether to copy settled keys before the wait: of one short tile or part. Longer ranges take that from the end of the
-// kernel before: 21.0 instead of 20.2 us at 1 x 16k (H200, 2026-11-22). Tiles of fp8 may have twice as many steps, with
-// their scales: 67.0 instead of 68.2 us at 32 x 4k (2026-11-23).
+// Whether to copy settled keys before the wait: of one short tile or part. Longer ranges take that
+// from the end of the kernel before: 21.0 instead of 20.2 us at 1 x 16k (H200, 2026-11-22). Tiles
+// of fp8 may have twice as many steps, with their scales: 67.0 instead of 68.2 us at 32 x 4k
+// (2026-11-23).
 template <class C>
 __device__ bool reads_ahead(const DecodeParams& params, const DecodeRange& range) {
   if (copies_scales_singly<C>(params)) return false;
   const Steps<C> steps(range.first);
-  const int most = range.first.partial < 0 ? (C::kFp8 ? 32 : 16) : range.cluster_units > 0 ? 8 : C::kUsualStages + 1;
-  return params.keys_settled && range.end - range.begin == 1 && steps.end - steps.first <= most * steps.size();
+  const int most = range.first.partial < 0   ? (C::kFp8 ? 32 : 16)
+                   : range.cluster_units > 0 ? 8
+                                             : C::kUsualStages + 1;
+  return params.keys_settled && range.end - range.begin == 1 &&
+         steps.end - steps.first <= most * steps.size();
 }
 
 // One side of the keys, K or V, as the warp that copies its boxes sees it.
@@ -40,16 +47,30 @@ struct Side {
 template <class C>
 __device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& shared, bool is_k) {
   if (is_k) {
-    return {&params.k_map, params.keys.k_scale, C::kKPieces, C::kKSharers, reinterpret_cast<char*>(shared.k),
-            sizeof(shared.k[0]), sizeof(shared.k[0].tiles), shared.k_full, shared.k_empty};
+    return {&params.k_map,
+            params.keys.k_scale,
+            C::kKPieces,
+            C::kKSharers,
+            reinterpret_cast<char*>(shared.k),
+            sizeof(shared.k[0]),
+            sizeof(shared.k[0].tiles),
+            shared.k_full,
+            shared.k_empty};
   }
-  return {&params.v_map, params.keys.v_scale, C::kVPieces, C::kVSharers, reinterpret_cast<char*>(shared.v),
-          sizeof(shared.v[0]), sizeof(shared.v[0].tiles), shared.v_full, shared.v_empty};
+  return {&params.v_map,
+          params.keys.v_scale,
+          C::kVPieces,
+          C::kVSharers,
+          reinterpret_cast<char*>(shared.v),
+          sizeof(shared.v[0]),
+          sizeof(shared.v[0].tiles),
+          shared.v_full,
+          shared.v_empty};
 }
 
-// A warp that copies boxes. It walks through the work list by itself, as far ahead of the computation as
-// there are free stages, across items. One piece of code for K and V: the first pass through code costs
-// microseconds.
+// A warp that copies boxes. It walks through the work list by itself, as far ahead of the
+// computation as there are free stages, across items. One piece of code for K and V: the first pass
+// through code costs microseconds.
 template <class C>
 class BoxCopier {
  public:
@@ -63,18 +84,22 @@ class BoxCopier {
 
   __device__ void run(const DecodeItem& first, int begin, const int& end, int stages, bool ahead) {
     if (lane_ == 0) prefetch_tensor_map(*side_.map);
-    const auto key_of = [](const Steps<C>& steps, int step, int box) { return box_key(steps, step, box); };
+    const auto key_of = [](const Steps<C>& steps, int step, int box) {
+      return box_key(steps, step, box);
+    };
     PagedSteps<C, kBoxes, decltype(key_of)> walk(params_, first, begin, end, key_of);
     if (params_.list_settled) {
-      // The first boxes to the L2, where later writes of theirs go too. Those of all stages made large batches slower.
+      // The first boxes to the L2, where later writes of theirs go too. Those of all stages made
+      // large batches slower.
       const Box box = find_box(walk);
       if (box.live && !(ahead && is_earlier(walk, box))) {
-        prefetch_box(*side_.map, kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place, box.page);
+        prefetch_box(*side_.map, kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place,
+                     box.page);
       }
     }
     if (!ahead) wait();
-    // Of fp8: steps whose keys and scales were all there before the pass. Asked in each step instead, for each of its
-    // boxes, the variant spills 400 bytes.
+    // Of fp8: steps whose keys and scales were all there before the pass. Asked in each step
+    // instead, for each of its boxes, the variant spills 400 bytes.
     [[maybe_unused]] int settled_steps = 0;
     if constexpr (C::kFp8) {
       const Steps<C> steps(first);
@@ -99,7 +124,9 @@ class BoxCopier {
   static_assert(kBoxes * C::kKPieces <= 32 && C::kKPieces >= C::kVPieces);
 
   __device__ char* stage() const { return side_.stages + stage_ * side_.stage_bytes; }
-  __device__ float* scales() const { return reinterpret_cast<float*>(stage() + side_.scale_offset); }
+  __device__ float* scales() const {
+    return reinterpret_cast<float*>(stage() + side_.scale_offset);
+  }
 
   __device__ void wait() {
     wait_for_previous_kernel();
@@ -126,8 +153,9 @@ class BoxCopier {
   __device__ Box find_box(const Walk& walk) const {
     const Steps<C> steps(walk.item());
     const int key = box_key(steps, walk.step(), box_);
-    return {key, box_ < kBoxes && key < steps.end, walk.item().kv_head + steps.head_of(box_ / kTileBoxes),
-            walk.table().place_of(key), walk.page(box_ % kBoxes)};
+    return {key, box_ < kBoxes && key < steps.end,
+            walk.item().kv_head + steps.head_of(box_ / kTileBoxes), walk.table().place_of(key),
+            walk.page(box_ % kBoxes)};
   }
 
   template <typename Walk>
@@ -135,13 +163,14 @@ class BoxCopier {
     const Box box = find_box(walk);
     const bool singly = copies_scales_singly<C>(params_);
     // The first head's first piece brings along the scales of the box's keys.
-    const bool brings =
-        has_token_scales<C>(params_) && !singly && box.live && piece_ == 0 && box.head == walk.item().kv_head;
+    const bool brings = has_token_scales<C>(params_) && !singly && box.live && piece_ == 0 &&
+                        box.head == walk.item().kv_head;
     const int scale_bytes = kBoxKeys * params_.batch.kv_heads * static_cast<int>(sizeof(float));
     TransactionBarrier& full = side_.full[stage_];
     int bytes = __popc(__ballot_sync(~0u, box.live)) * kBoxKeys * kPieceBytes;
     if constexpr (C::kFp8) bytes += __popc(__ballot_sync(~0u, brings)) * scale_bytes;
-    const int row = (box_ / kTileBoxes * side_.pieces + piece_) * C::kTile + box_ % kTileBoxes * kBoxKeys;
+    const int row =
+        (box_ / kTileBoxes * side_.pieces + piece_) * C::kTile + box_ % kTileBoxes * kBoxKeys;
     char* to = stage() + row * kPieceBytes;
     side_.empty[stage_].wait(phase_ ^ 1);
     if (lane_ == 0) full.arrive_expecting(bytes);
@@ -167,11 +196,12 @@ class BoxCopier {
     }
   }
   __device__ void load(const Box& box, char* to) const {
-    load_box(to, *side_.map, side_.full[stage_], kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place,
-             box.page);
+    load_box(to, *side_.map, side_.full[stage_], kEvictFirst, piece_ * (kPieceBytes / 2), box.head,
+             box.place, box.page);
   }
 
-  // Those of the item's heads; zeros for keys that are not the item's. A key's page is that of its box.
+  // Those of the item's heads; zeros for keys that are not the item's. A key's page is that of its
+  // box.
   template <typename Walk>
   __device__ void copy_scales_singly(const Walk& walk) {
     const DecodeItem& item = walk.item();
@@ -187,8 +217,10 @@ class BoxCopier {
       const int head = steps.head_of(warp);
       const bool live = key >= steps.begin && key < steps.end;
       const int64_t slot = page * keys.page_size + walk.table().place_of(key);
-      copy_word_async(scales() + place_of_scale(params_.batch, item, key - step, head),
-                      side_.scale + (live ? slot * keys.scale_slot_stride + item.kv_head + head : 0), live ? 4 : 0);
+      copy_word_async(
+          scales() + place_of_scale(params_.batch, item, key - step, head),
+          side_.scale + (live ? slot * keys.scale_slot_stride + item.kv_head + head : 0),
+          live ? 4 : 0);
     }
   }
 

@@ -7,14 +7,18 @@
 namespace fovea::kernels::cuda {
 
 // Where boxes do not fit, every warp that computes copies the rows of its own tiles, which may lie
-// anywhere, so many steps ahead as there are stages. (Two warps for all of them reached half the bandwidth:
-// no more than 63 such copies of a warp are ever on their way.) What no key of the item owns becomes zero.
+// anywhere, so many steps ahead as there are stages. (Two warps for all of them reached half the
+// bandwidth: no more than 63 such copies of a warp are ever on their way.) What no key of the item
+// owns becomes zero.
 template <class C, bool kUsed>
 class RowCopier {
  public:
   // May come before the wait.
-  __device__ RowCopier(const DecodeParams& params, const DecodeItem& first, typename C::SharedMemory& shared)
-      : params_(params), shared_(shared), walk_(params, first, shared.range_begin, shared.range_end, {}) {}
+  __device__ RowCopier(const DecodeParams& params, const DecodeItem& first,
+                       typename C::SharedMemory& shared)
+      : params_(params),
+        shared_(shared),
+        walk_(params, first, shared.range_begin, shared.range_end, {}) {}
 
   // Waits, if nothing is known to be settled.
   __device__ void begin() {
@@ -56,7 +60,8 @@ class RowCopier {
     const bool paged = keys.page_table != nullptr;
     const int64_t page = paged ? entry : 0;
     const int64_t place = paged ? walk_.table().place_of(key) : entry + key;
-    const auto row = [&](const void* rows, int64_t page_stride, int64_t token_stride, int64_t head_stride) {
+    const auto row = [&](const void* rows, int64_t page_stride, int64_t token_stride,
+                         int64_t head_stride) {
       const int64_t at = page * page_stride + place * token_stride + head * head_stride;
       return live ? reinterpret_cast<int64_t>(rows) + at * kBytes : kNowhere;
     };
@@ -66,7 +71,9 @@ class RowCopier {
                            params_.head_dim_v * kBytes, shared_.v[stage_].tiles[warp][0][0]);
     if (has_token_scales<C>(params_) && threadIdx.x % 32 < C::kTile) {
       const int64_t slot = page * keys.page_size + place;
-      const int64_t at = live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride : 0;
+      const int64_t at =
+          live ? slot * keys.scale_slot_stride + static_cast<int64_t>(head) * keys.scale_head_stride
+               : 0;
       const int to = place_of_scale(params_.batch, item, key - walk_.step(), steps.head_of(warp));
       copy_word_async(&shared_.k[stage_].scales[to], keys.k_scale + at, live ? 4 : 0);
       copy_word_async(&shared_.v[stage_].scales[to], keys.v_scale + at, live ? 4 : 0);
@@ -75,8 +82,9 @@ class RowCopier {
 
   static constexpr int64_t kNowhere = -4096;  // no address is negative
 
-  // Lane l knows the address of row l, or kNowhere. Whole addresses, of which a copy needs two shuffles and an addition,
-  // made 1 x 4k and 1 x 16k 3 % faster than offsets, larger batches 1 % (H200, 2026-11-22).
+  // Lane l knows the address of row l, or kNowhere. Whole addresses, of which a copy needs two
+  // shuffles and an addition, made 1 x 4k and 1 x 16k 3 % faster than offsets, larger batches 1 %
+  // (H200, 2026-11-22).
   template <int kPieces>
   __device__ static void copy_tile(int64_t row, int live_bytes, char* tile) {
     constexpr int kChunks = kPieces * (kPieceBytes / 16);
@@ -84,7 +92,7 @@ class RowCopier {
     const int chunk = threadIdx.x % kLanes;
     const int sub = threadIdx.x % 32 / kLanes;
     const bool chunk_live = chunk * 16 < live_bytes;
-    constexpr int kAtOnce = C::kRowTile > 8                  ? 2  // what registers allow
+    constexpr int kAtOnce = C::kRowTile > 8               ? 2  // what registers allow
                             : C::kHeadDim != C::kHeadDimV ? 1
                             : C::kHeadDim > 128           ? 2
                             : C::kFp8                     ? 4

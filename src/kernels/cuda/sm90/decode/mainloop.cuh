@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One warp and one tile of keys. Keys are the rows of both products, query rows the columns:
 //   S^T [keys, rows] = K Q^T        O^T [head_dim_v, rows] += V^T P^T
-// so that a group of 4 query heads fills half of an 8-wide tile instead of a quarter of a 16-high one.
+// so that a group of 4 query heads fills half of an 8-wide tile instead of a quarter of a 16-high
+// one.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/queries.cuh"
@@ -9,7 +10,8 @@
 
 namespace fovea::kernels::cuda {
 
-// What turns a raw product into log2 units (those of the soft cap, if there is one), for each of a lane's query rows.
+// What turns a raw product into log2 units (those of the soft cap, if there is one), for each of a
+// lane's query rows.
 template <class C>
 struct Factors {
   float values[C::kFp8 ? C::kColumns : 1][2];
@@ -24,11 +26,12 @@ __device__ void score_tile(const char* tile, const Queries<C>& queries,
   // Few products: two sums each, so that one does not wait for the other.
   constexpr int kChains = C::kTile / 16 * C::kColumns <= 2 ? 2 : 1;
   float chains[kChains][C::kTile / 16][C::kColumns][4] = {};
-  const auto multiply = [&](int m, int d, const uint32_t (&k)[4]) {
+  const auto multiply = [&](int m, int d, const uint32_t(&k)[4]) {
     auto& sums = chains[d / 16 % kChains];
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
-      multiply_add<C::kMath>(sums[m][n], k, queries.fragments[d / 16][n][0], queries.fragments[d / 16][n][1]);
+      multiply_add<C::kMath>(sums[m][n], k, queries.fragments[d / 16][n][0],
+                             queries.fragments[d / 16][n][1]);
     }
   };
   if constexpr (!C::kFp8) {
@@ -49,8 +52,8 @@ __device__ void score_tile(const char* tile, const Queries<C>& queries,
       for (int m = 0; m < C::kTile / 16; ++m) {
         uint32_t raw[4];
         load_matrices(raw, tile + tile_offset<C>(m * 16 + lane % 16, d / 16 + lane / 16));
-        const uint32_t k0[4] = {widen<C::kKv>(raw[0]), widen<C::kKv>(raw[1]), widen_upper<C::kKv>(raw[0]),
-                                widen_upper<C::kKv>(raw[1])};
+        const uint32_t k0[4] = {widen<C::kKv>(raw[0]), widen<C::kKv>(raw[1]),
+                                widen_upper<C::kKv>(raw[0]), widen_upper<C::kKv>(raw[1])};
         multiply(m, d, k0);
         if (d + 16 < C::kHeadDim) {
           const uint32_t k1[4] = {widen<C::kKv>(raw[2]), widen<C::kKv>(raw[3]),
@@ -89,18 +92,21 @@ __device__ void add_values(const char* tile, Accumulator<C>& acc,
 #pragma unroll
       for (int d = 0; d < C::kHeadDimV; d += 16) {
         uint32_t v[4];
-        load_matrices_transposed(v, tile + tile_offset<C>(m * 16 + lane % 8 + lane / 16 * 8, d / 8 + lane / 8 % 2));
+        load_matrices_transposed(
+            v, tile + tile_offset<C>(m * 16 + lane % 8 + lane / 16 * 8, d / 8 + lane / 8 % 2));
 #pragma unroll
         for (int n = 0; n < C::kColumns; ++n) {
           multiply_add<C::kMath>(acc.out[d / 16][n], v, p[n][0], p[n][1]);
         }
       }
     } else {
-      // Rows g and g + 8 of a product are columns 2g and 2g + 1 of V: a transposed load moves pairs.
+      // Rows g and g + 8 of a product are columns 2g and 2g + 1 of V: a transposed load moves
+      // pairs.
 #pragma unroll
       for (int d = 0; d < C::kHeadDimV; d += 32) {
         uint32_t raw[4];
-        load_matrices_transposed(raw, tile + tile_offset<C>(m * 16 + lane % 16, d / 16 + lane / 16));
+        load_matrices_transposed(raw,
+                                 tile + tile_offset<C>(m * 16 + lane % 16, d / 16 + lane / 16));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           if (d + 16 * half >= C::kHeadDimV) break;
@@ -171,12 +177,13 @@ __device__ inline void release(TransactionBarrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-// One step of the ring; `first` is this warp's first key there. Without boxes this warp has copied its keys
-// itself.
+// One step of the ring; `first` is this warp's first key there. Without boxes this warp has copied
+// its keys itself.
 template <class C, bool kBoxes>
 __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const TileMask& mask,
-                            typename C::SharedMemory& shared, const Ring<C>& ring, const Queries<C>& queries,
-                            const Factors<C>& factors, int first, Accumulator<C>& acc) {
+                            typename C::SharedMemory& shared, const Ring<C>& ring,
+                            const Queries<C>& queries, const Factors<C>& factors, int first,
+                            Accumulator<C>& acc) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   auto& k = shared.k[ring.stage];
@@ -221,16 +228,19 @@ __device__ void attend_tile(const DecodeParams& params, const Tile& tile, const 
     if constexpr (kBoxes) shared.v_full[ring.stage].wait(ring.phase);
     if (kBoxes && (first < tile.item.key_begin || first + C::kTile > tile.item.key_end)) {
       const int key = first + lane;
-      if (lane < C::kTile && (key < tile.item.key_begin || key >= tile.item.key_end)) v.scales[scale_at(lane)] = 0;
+      if (lane < C::kTile && (key < tile.item.key_begin || key >= tile.item.key_end))
+        v.scales[scale_at(lane)] = 0;
       __syncwarp();
     }
     float most = acc.v_unit;
 #pragma unroll
     for (int m = 0; m < C::kTile / 16; ++m) {
-      most = fmaxf(most, fmaxf(v.scales[scale_at(m * 16 + lane / 4)], v.scales[scale_at(m * 16 + lane / 4 + 8)]));
+      most = fmaxf(most, fmaxf(v.scales[scale_at(m * 16 + lane / 4)],
+                               v.scales[scale_at(m * 16 + lane / 4 + 8)]));
     }
     for (int step = 4; step <= 16; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    // Up to a power of two, 0 stays 0: it grows seldom, and to divide by it is to subtract exponents.
+    // Up to a power of two, 0 stays 0: it grows seldom, and to divide by it is to subtract
+    // exponents.
     const int unit = (__float_as_int(most) + 0x7fffff) & 0x7f800000;
     v_factor = __int_as_float(0x7f000000 - unit);
     v_rescale = acc.v_unit * v_factor;

@@ -12,8 +12,8 @@ template <class C>
 struct Queries {
   uint32_t fragments[C::kHeadDim / 16][C::kColumns][2];
 
-  // As they lie in memory. With an fp8 cache a fragment's four values are neighbours: in that order fp8
-  // values come out of a register.
+  // As they lie in memory. With an fp8 cache a fragment's four values are neighbours: in that order
+  // fp8 values come out of a register.
   __device__ void read(const DecodeParams& params, const Tile& tile) {
     const int lane = threadIdx.x % 32;
     const int head = Steps<C>(tile.item).head_of(static_cast<int>(threadIdx.x) / 32);
@@ -40,14 +40,15 @@ struct Queries {
           }
         } else {
           if (live) pair[0] = *reinterpret_cast<const uint32_t*>(q + column);
-          if (live && d + 8 < params.head_dim) pair[1] = *reinterpret_cast<const uint32_t*>(q + column + 8);
+          if (live && d + 8 < params.head_dim)
+            pair[1] = *reinterpret_cast<const uint32_t*>(q + column + 8);
         }
       }
     }
   }
 
-  // With an fp8 cache: to f16, relative to a power of two near the row's largest value. unit[n] is that of
-  // row 8n + lane / 4.
+  // With an fp8 cache: to f16, relative to a power of two near the row's largest value. unit[n] is
+  // that of row 8n + lane / 4.
   __device__ void normalise(float (&unit)[C::kColumns]) {
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {

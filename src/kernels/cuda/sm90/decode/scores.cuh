@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From raw products of a tile of keys to weights. A lane holds query rows 2 * (lane % 4) and the next of every
-// eight: maxima and sums stay in its registers.
+// From raw products of a tile of keys to weights. A lane holds query rows 2 * (lane % 4) and the
+// next of every eight: maxima and sums stay in its registers.
 #pragma once
 
 #include "kernels/cuda/common/log2.cuh"
@@ -14,7 +14,7 @@ namespace fovea::kernels::cuda {
 template <class C>
 struct Accumulator {
   float out[C::kHeadDimV / 16][C::kColumns][4] = {};
-  float most[C::kColumns][2];     // largest score so far, log2 units
+  float most[C::kColumns][2];      // largest score so far, log2 units
   float sum[C::kColumns][2] = {};  // of this lane's keys
   float v_unit = 0;                // fp8 scales of V are applied relative to this
   __device__ Accumulator() {
@@ -51,7 +51,8 @@ __device__ void bend_scores(const DecodeParams& params, const Tile& tile, int he
     if (params.alibi_slopes && row < tile.rows) {
       const int distance = key_position(mask, tile.view, first + key) -
                            query_position(mask, tile.view, tile.token_of(row));
-      score += params.alibi_slopes[tile.q_head_of(head, row)] * kLog2E * static_cast<float>(distance);
+      score +=
+          params.alibi_slopes[tile.q_head_of(head, row)] * kLog2E * static_cast<float>(distance);
     }
   });
 }

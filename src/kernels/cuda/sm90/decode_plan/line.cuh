@@ -44,19 +44,20 @@ struct Line {
   }
 };
 
-// Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs are worth that.
-// All others get every CTA: 64 log-uniform lengths take 457 us instead of 468 (H200, 2026-11-22). Beside another
-// kernel, which takes those that are left, whole tiles may leave any but `least_ctas`.
-__device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line, bool at_ends,
-                                  int least_ctas) {
+// Where all tiles are alike, cuts at their ends save parts to be joined: a few percent of the CTAs
+// are worth that. All others get every CTA: 64 log-uniform lengths take 457 us instead of 468
+// (H200, 2026-11-22). Beside another kernel, which takes those that are left, whole tiles may leave
+// any but `least_ctas`.
+__device__ inline int range_count(const DecodeWork& work, int ctas, int pairs, int64_t line,
+                                  bool at_ends, int least_ctas) {
   if (pairs == 0) return 0;
   const int rounds = pairs <= ctas ? 1 : short_quotient(pairs + ctas - 1, ctas);
   // How many CTAs have least_units; division of 64 bits would take half a microsecond here.
   const float fed = __fdividef(static_cast<float>(line), static_cast<float>(work.least_units));
   const int useful = max(static_cast<int>(fminf(fed, static_cast<float>(ctas))), 1);
   if (!at_ends) return useful;
-  const int whole =
-      rounds > 1 ? short_quotient(pairs + rounds - 1, rounds) : pairs * max(short_quotient(useful, pairs), 1);
+  const int whole = rounds > 1 ? short_quotient(pairs + rounds - 1, rounds)
+                               : pairs * max(short_quotient(useful, pairs), 1);
   return 4 * whole >= 3 * useful || whole >= least_ctas ? whole : useful;
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // From device-side lengths to the work list, without the host. Every (row tile, group of kv heads)
 // pair costs its keys, counted in units of kGrain, plus kOverhead; the pairs stand in a line, which
-// is cut into equal ranges, one for each CTA of the attention kernel; where all tiles are about as long,
-// each pair into as many equal parts. Everything about a pair follows from where it begins in the line,
-// so each thread writes its pairs on its own.
+// is cut into equal ranges, one for each CTA of the attention kernel; where all tiles are about as
+// long, each pair into as many equal parts. Everything about a pair follows from where it begins in
+// the line, so each thread writes its pairs on its own.
 //
 //   pairs    |---- 0 ----|-- 1 --|-------- 2 --------|-- 3 --|
-//   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index pair + range
+//   ranges   |    0    |    1    |    2    |    3    |   4   |     item of (pair, range): index
+//   pair + range
 #pragma once
 
 #include "kernels/cuda/common/plan_launch.cuh"
@@ -17,12 +18,13 @@ namespace fovea::kernels::cuda {
 
 constexpr int kMaxRanges = 1024;
 constexpr int kPlanTiles = 1024;  // that are in shared memory at a time
-// Of decode's work: groups that have less of it beside decode are not worth parts of tiles. 64 requests that share 512
-// keys by 16 take 48.0 us on all CTAs, 54.8 on those that let both end together; all of 1024 49.8, 56.0 (H200,
-// 2026-11-23).
+// Of decode's work: groups that have less of it beside decode are not worth parts of tiles. 64
+// requests that share 512 keys by 16 take 48.0 us on all CTAs, 54.8 on those that let both end
+// together; all of 1024 49.8, 56.0 (H200, 2026-11-23).
 constexpr float kLeastBeside = 0.125f;
 
-// Whether another kernel has other requests of the batch, or groups of these, and runs beside decode.
+// Whether another kernel has other requests of the batch, or groups of these, and runs beside
+// decode.
 enum class Company { none, beside };
 
 template <int kRowTile, int kGrain, int kOverhead, Company kCompany>
@@ -54,14 +56,15 @@ struct DecodePlanner {
     return (view.q_len * group + kRowTile - 1) / kRowTile;
   }
 
-  __device__ static PlannedTile tile_of(const BatchParams& batch, const RequestView& view, int number,
-                                        int group) {
+  __device__ static PlannedTile tile_of(const BatchParams& batch, const RequestView& view,
+                                        int number, int group) {
     PlannedTile planned;
     planned.view = view;
     planned.first_row = number * kRowTile;
     const int end_row = planned.first_row + kRowTile;
     const int first = number == 0 ? 0 : short_quotient(planned.first_row, group);
-    const int last = end_row >= view.q_len * group ? view.q_len - 1 : short_quotient(end_row - 1, group);
+    const int last =
+        end_row >= view.q_len * group ? view.q_len - 1 : short_quotient(end_row - 1, group);
     const Interval keys = visible_keys(batch.mask, view, first, last);
     planned.first_key = keys.begin;
     planned.end_key = keys.end;
@@ -85,7 +88,8 @@ struct DecodePlanner {
     }
   }
 
-  // (query token, key) pairs, about, of a thread's requests that another kernel works on beside this one.
+  // (query token, key) pairs, about, of a thread's requests that another kernel works on beside
+  // this one.
   __device__ static float pairs_beside(const BatchParams& batch, int each) {
     float pairs = 0;
     const int first = static_cast<int>(threadIdx.x) * each;
@@ -100,12 +104,14 @@ struct DecodePlanner {
   }
 
   // CTAs for `units` of work. They and the kernel beside end together if it has the rest.
-  __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units, float other_pairs) {
+  __device__ static int fitting_ctas(const DecodePlanParams& params, int64_t units,
+                                     float other_pairs) {
     const int all = params.list.ctas;
     if (other_pairs == 0) return all;
     const float beside = other_pairs / (params.pairs_per_unit * static_cast<float>(units));
     if (params.batch.most_q_len == 0 && beside < kLeastBeside) return all;
-    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas), all);
+    return min(max(static_cast<int>((1 - beside) * static_cast<float>(all)), params.least_ctas),
+               all);
   }
 
   // The pair (tile, head) and its ranges.
@@ -117,7 +123,8 @@ struct DecodePlanner {
     int first_range, last_range;
   };
 
-  __device__ static Pair find_pair(const Line& line, const PlannedTile& tile, int head, int64_t tile_number) {
+  __device__ static Pair find_pair(const Line& line, const PlannedTile& tile, int head,
+                                   int64_t tile_number) {
     const int64_t start = tile.start * line.groups + static_cast<int64_t>(head) * tile.cost();
     Pair pair = {tile, head, static_cast<int>(tile_number * line.groups + head), start, 0, 0};
     pair.first_range = line.range_at(start);
@@ -129,7 +136,8 @@ struct DecodePlanner {
   }
 
   // The part of a pair in one range, and what the range's entries learn from it.
-  __device__ static void write_part(const DecodeWork& work, const Line& line, const Pair& pair, int range) {
+  __device__ static void write_part(const DecodeWork& work, const Line& line, const Pair& pair,
+                                    int range) {
     const PlannedTile& tile = pair.tile;
     const int first_unit = tile.first_key / kGrain;
     const int parts = pair.last_range - pair.first_range + 1;
@@ -138,25 +146,26 @@ struct DecodePlanner {
       return (first_unit + static_cast<int>(line.bounds[bound] - pair.start)) * kGrain;
     };
     DecodeItem item = {tile.view.request,
-                     pair.head * line.heads,
-                     tile.first_row,
-                     range == pair.first_range ? tile.first_key : key_at(range),
-                     range == pair.last_range ? tile.end_key : key_at(range + 1),
-                     parts == 1                  ? -1
-                     : range == pair.first_range ? first_part
-                                                 : 2 * range,
-                     first_part,
-                     parts,
-                     tile.view.q_begin,
-                     tile.view.q_len,
-                     tile.view.kv_len,
-                     line.heads};
+                       pair.head * line.heads,
+                       tile.first_row,
+                       range == pair.first_range ? tile.first_key : key_at(range),
+                       range == pair.last_range ? tile.end_key : key_at(range + 1),
+                       parts == 1                  ? -1
+                       : range == pair.first_range ? first_part
+                                                   : 2 * range,
+                       first_part,
+                       parts,
+                       tile.view.q_begin,
+                       tile.view.q_len,
+                       tile.view.kv_len,
+                       line.heads};
     const int at = pair.number + range;
     work.items[at] = item;
     // The last unit of the pair before lies kOverhead + 1 before this pair.
     if (range > pair.first_range || line.bounds[range] >= pair.start - kOverhead) {
       work.ranges[range].begin = at;
-      work.ranges[range].cluster_units = line.in_cluster ? short_quotient(tile.units + line.parts - 1, line.parts) : 0;
+      work.ranges[range].cluster_units =
+          line.in_cluster ? short_quotient(tile.units + line.parts - 1, line.parts) : 0;
       work.ranges[range].leaves_idle = line.leaves_idle;
       work.ranges[range].first = item;
     }
@@ -200,17 +209,19 @@ struct DecodePlanner {
     const int64_t cost = tile.cost();
     if (inside < 0 || inside >= line.groups * cost) return;  // of other tiles
     // A guess, put right: a division of 64 bits takes longer.
-    int head = min(static_cast<int>(__fdividef(static_cast<float>(inside), static_cast<float>(cost))), line.groups - 1);
+    int head =
+        min(static_cast<int>(__fdividef(static_cast<float>(inside), static_cast<float>(cost))),
+            line.groups - 1);
     while (head * cost > inside) --head;
     while ((head + 1) * cost <= inside) ++head;
     const Pair pair = find_pair(line, tile, head, tile_number + low);
     if (pair.first_range < range && range <= pair.last_range) write_part(work, line, pair, range);
   }
 
-  // By `blocks` blocks, of which this is number `block`. group_pairs: (query token, key) pairs of groups that another
-  // kernel works on beside this one, the thread's part.
-  __device__ static void plan(const DecodePlanParams& params, int block, int blocks, float group_pairs,
-                              SharedMemory& shared) {
+  // By `blocks` blocks, of which this is number `block`. group_pairs: (query token, key) pairs of
+  // groups that another kernel works on beside this one, the thread's part.
+  __device__ static void plan(const DecodePlanParams& params, int block, int blocks,
+                              float group_pairs, SharedMemory& shared) {
     const BatchParams& batch = params.batch;
     const DecodeWork& work = params.list;
     const int thread = static_cast<int>(threadIdx.x);
@@ -236,7 +247,8 @@ struct DecodePlanner {
     const int64_t sum_before = exclusive_scan<kPlanThreads>(sum, total, shared.scan);
     const Place before = {tiles_of(sum_before), cost_of(sum_before)};
     const Place all = {tiles_of(total), cost_of(total)};
-    // Puts those of the thread's tiles that are among [at, at + kPlanTiles) where all can read them.
+    // Puts those of the thread's tiles that are among [at, at + kPlanTiles) where all can read
+    // them.
     const auto put_tiles = [&](int at) {
       int place = before.tiles - at;
       int64_t start = before.cost;
@@ -264,7 +276,7 @@ struct DecodePlanner {
     int heads = 1;
     int groups = batch.kv_heads;
 #pragma unroll 1
-    while (heads < work.max_heads && static_cast<int64_t>(all.tiles) * groups > ctas) {
+    while (heads<work.max_heads&& static_cast<int64_t>(all.tiles) * groups> ctas) {
       heads *= 2;
       groups /= 2;
     }
@@ -272,21 +284,26 @@ struct DecodePlanner {
     const int pairs = all.tiles * groups;
     const bool alike = !__syncthreads_or(64ll * longest * pairs > 65 * line) && kept;
     const bool similar = !__syncthreads_or(4ll * longest * pairs > 5 * line) && kept;
-    // Items of one head are slower so, as yet unexplained: 16 log-uniform lengths took 177 us instead of 172.
+    // Items of one head are slower so, as yet unexplained: 16 log-uniform lengths took 177 us
+    // instead of 172.
     const bool at_ends = alike || heads == 1;
     const int least_ctas = other_pairs > 0 ? params.least_ctas : work.ctas;
     int ranges = range_count(work, ctas, pairs, line, at_ends, least_ctas);
-    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes enough CTAs or the
-    // parts are short.
-    int parts = similar && work.cluster > 1 ? max(min(work.cluster, short_quotient(ranges, max(pairs, 1))), 1) : 1;
+    // Tiles of about the same length: all get as many parts, which a cluster joins, if it takes
+    // enough CTAs or the parts are short.
+    int parts = similar && work.cluster > 1
+                    ? max(min(work.cluster, short_quotient(ranges, max(pairs, 1))), 1)
+                    : 1;
 #pragma unroll 1
     while (parts > 1 && short_quotient(work.cluster, parts) * parts != work.cluster) --parts;
     const bool leaves_idle = 4 * parts * pairs < 3 * ranges;
-    const bool are_short = line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
+    const bool are_short =
+        line - int64_t{kOverhead} * pairs <= int64_t{work.cluster_part_units} * parts * pairs;
     if (leaves_idle && !are_short) parts = 1;
     const bool in_cluster = parts > 1;
-    // Without clusters a CTA of each tile is the last to end, for it joins the parts. Where these are short, the next
-    // kernel's CTAs do not wait for those: 8.7 instead of 9.2 us at 1 x 4k (H200, 2026-11-22).
+    // Without clusters a CTA of each tile is the last to end, for it joins the parts. Where these
+    // are short, the next kernel's CTAs do not wait for those: 8.7 instead of 9.2 us at 1 x 4k
+    // (H200, 2026-11-22).
     const bool spares = 8 * pairs <= ctas && line <= 24ll * ctas;
     if (in_cluster) {
       ranges = parts * pairs;
@@ -307,7 +324,8 @@ struct DecodePlanner {
     __syncthreads();
 
     const float ranges_per_unit = __fdividef(static_cast<float>(ranges), static_cast<float>(line));
-    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups, heads, pairs, parts, in_cluster, leaves_idle};
+    const Line cut = {shared.bounds, ranges, ranges_per_unit, groups,     heads,
+                      pairs,         parts,  in_cluster,      leaves_idle};
 #pragma unroll 1
     for (int at = 0; at < all.tiles; at += kPlanTiles) {
       if (at > 0) {
@@ -323,7 +341,8 @@ struct DecodePlanner {
       }
       // By warps that have no first parts, if there are enough.
 #pragma unroll 1
-      for (int i = step - 1 - rank; i < ranges; i += step) write_rest(work, cut, i, shared.tiles, count, at);
+      for (int i = step - 1 - rank; i < ranges; i += step)
+        write_rest(work, cut, i, shared.tiles, count, at);
     }
   }
 

@@ -13,10 +13,10 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kConsumers = 2;
-constexpr int kGroupRows = 64;   // of a warpgroup's products
+constexpr int kGroupRows = 64;  // of a warpgroup's products
 constexpr int kTileColumns = 128;
-constexpr int kDepth = 64;  // of k in a stage
-constexpr int kBoxColumns = 64;  // rows of 128 bytes
+constexpr int kDepth = 64;                                     // of k in a stage
+constexpr int kBoxColumns = 64;                                // rows of 128 bytes
 constexpr int kThreads = kConsumers * kWarpgroupThreads + 32;  // and a producer warp
 
 template <int kRows, bool kIsKn>
@@ -24,7 +24,8 @@ struct Tiles {
   static_assert(kRows == kGroupRows || kRows == kConsumers * kGroupRows);
   // Two warpgroups have half of the rows each, or of the columns.
   static constexpr bool kSideBySide = kRows == kGroupRows;
-  static constexpr int kColumns = kSideBySide ? kTileColumns / kConsumers : kTileColumns;  // of a warpgroup
+  static constexpr int kColumns =
+      kSideBySide ? kTileColumns / kConsumers : kTileColumns;  // of a warpgroup
   static constexpr int kStages = kSideBySide ? 8 : 6;
 
   struct Stage {
@@ -39,33 +40,44 @@ struct Tiles {
     LiveTiles<kRows> live;
   };
 
-  __device__ __forceinline__ static int first_row(int consumer) { return kSideBySide ? 0 : consumer * kGroupRows; }
-  __device__ __forceinline__ static int first_column(int consumer) { return kSideBySide ? consumer * kColumns : 0; }
+  __device__ __forceinline__ static int first_row(int consumer) {
+    return kSideBySide ? 0 : consumer * kGroupRows;
+  }
+  __device__ __forceinline__ static int first_column(int consumer) {
+    return kSideBySide ? consumer * kColumns : 0;
+  }
 };
 
-__device__ __forceinline__ int steps(const HopperHeadGemmParams& params) { return (params.k + kDepth - 1) / kDepth; }
+__device__ __forceinline__ int steps(const HopperHeadGemmParams& params) {
+  return (params.k + kDepth - 1) / kDepth;
+}
 
-// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. With divisions, unrolled
-// loops and a barrier behind the wait a launch took 0.3 to 1.0 us longer (H100, 2026-11-27).
+// Tiles stand row tile by row tile, of each head by head; a block takes every gridDim.x-th. With
+// divisions, unrolled loops and a barrier behind the wait a launch took 0.3 to 1.0 us longer (H100,
+// 2026-11-27).
 struct Tile {
   int number = 0;    // of the block's
   int row_tile = 0;  // of those with a live row
   int group = 0;
   int head = 0, column = 0;
 
-  __device__ __forceinline__ explicit Tile(const HopperHeadGemmParams& params) { move(params, blockIdx.x); }
+  __device__ __forceinline__ explicit Tile(const HopperHeadGemmParams& params) {
+    move(params, blockIdx.x);
+  }
   __device__ __forceinline__ void advance(const HopperHeadGemmParams& params) {
     ++number;
     move(params, gridDim.x);
   }
-  // Whether there is one. Weights for all stages are asked for before it is known which rows are alive, but not where
-  // that decides which row tiles there are: their tiles are computed in any case.
+  // Whether there is one. Weights for all stages are asked for before it is known which rows are
+  // alive, but not where that decides which row tiles there are: their tiles are computed in any
+  // case.
   template <int kStages>
   __device__ __forceinline__ bool early(const HopperHeadGemmParams& params) const {
     return !params.skip && number * steps(params) < kStages && row_tile < params.row_tiles;
   }
   template <int kStages>
-  __device__ __forceinline__ bool exists(const HopperHeadGemmParams& params, int live_row_tiles) const {
+  __device__ __forceinline__ bool exists(const HopperHeadGemmParams& params,
+                                         int live_row_tiles) const {
     return row_tile < live_row_tiles || early<kStages>(params);
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums to the rows of live tokens: through shared memory, so that neighbouring threads store neighbouring bytes.
+// Sums to the rows of live tokens: through shared memory, so that neighbouring threads store
+// neighbouring bytes.
 #pragma once
 
 #include "kernels/cuda/sm90/head_gemm/config.cuh"
@@ -9,8 +10,8 @@ namespace fovea::kernels::cuda {
 // A consumer.
 template <int kRows, bool kIsKn, Type kType>
 __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
-                                      typename Tiles<kRows, kIsKn>::SharedMemory& shared, int consumer,
-                                      const Tile& tile, int live,
+                                      typename Tiles<kRows, kIsKn>::SharedMemory& shared,
+                                      int consumer, const Tile& tile, int live,
                                       const float (&sums)[Tiles<kRows, kIsKn>::kColumns / 2]) {
   using Shape = Tiles<kRows, kIsKn>;
   constexpr int kChunk = 8;  // elements of 16 bytes
@@ -23,8 +24,8 @@ __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
 #pragma unroll
   for (int j = 0; j < Shape::kColumns / 8; j += 2) {
     const float* v = sums + 4 * j;
-    const uint32_t piece[4] = {pack<kType>(v[0], v[1]), pack<kType>(v[2], v[3]), pack<kType>(v[4], v[5]),
-                               pack<kType>(v[6], v[7])};
+    const uint32_t piece[4] = {pack<kType>(v[0], v[1]), pack<kType>(v[2], v[3]),
+                               pack<kType>(v[4], v[5]), pack<kType>(v[6], v[7])};
     store_matrices(&staged[j / 8][own_row][((j % 8 + lane / 16) ^ own_row % 8) * kChunk], piece);
   }
   named_barrier_wait(barrier, kWarpgroupThreads);
@@ -33,7 +34,8 @@ __device__ __forceinline__ void store(const HopperHeadGemmParams& params,
   const int column = tile.column + Shape::first_column(consumer) + chunk * kChunk;
   if (column >= params.n) return;
   const int first_row = shared.live.row(params, tile.row_tile) + Shape::first_row(consumer);
-  uint16_t* const out = static_cast<uint16_t*>(params.out) + tile.head * params.out_head_stride + column;
+  uint16_t* const out =
+      static_cast<uint16_t*>(params.out) + tile.head * params.out_head_stride + column;
   const auto store_rows = [&](auto skips) {
 #pragma unroll
     for (int row = thread / kRowChunks; row < kGroupRows; row += kWarpgroupThreads / kRowChunks) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every head's rows times its own matrix, for as many rows as make it worth a warpgroup's products. Persistent blocks.
+// Every head's rows times its own matrix, for as many rows as make it worth a warpgroup's products.
+// Persistent blocks.
 //
-//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | x, W [k] of the next tile ...
-//   warpgroups 0-1                                               | x W   [k], one step ahead of the wait | stored | ...
+//   warp 8         producer | W [k] | waits for the kernel ahead | x [k] | x, W [k] of the next
+//   tile ... warpgroups 0-1                                               | x W   [k], one step
+//   ahead of the wait | stored | ...
 //
 // Barriers: full (producer and copies -> all), empty (8 warps -> producer).
 #pragma once
@@ -39,7 +41,9 @@ struct HopperHeadGemmConfig {
     __syncthreads();
     wait_and_allow_next();
     const int live = min(*params.live_tokens, params.tokens);
-    const auto row_tiles = [&] { return params.skip ? shared.live.count : (live + kRows - 1) / kRows; };
+    const auto row_tiles = [&] {
+      return params.skip ? shared.live.count : (live + kRows - 1) / kRows;
+    };
     if (consumer == kConsumers) {
       typename Producer<kRows, kIsKn>::Step next(params);
       if (produces) next = producer.load_early_rows();
@@ -49,7 +53,8 @@ struct HopperHeadGemmConfig {
     }
     if (params.skip) shared.live.find(params.skip, live);
     Ring<Shape::kStages> ring;
-    for (Tile tile(params); tile.template exists<Shape::kStages>(params, row_tiles()); tile.advance(params)) {
+    for (Tile tile(params); tile.template exists<Shape::kStages>(params, row_tiles());
+         tile.advance(params)) {
       float sums[Shape::kColumns / 2];
       multiply<kRows, kIsKn, kType>(params, shared, consumer, ring, sums);
       store<kRows, kIsKn, kType>(params, shared, consumer, tile, live, sums);

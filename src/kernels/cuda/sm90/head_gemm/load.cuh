@@ -47,7 +47,8 @@ struct Producer {
   }
   // `row` is the tile's first.
   __device__ __forceinline__ void load_rows(const Step& at, int row) const {
-    load_box(shared.stages[at.ring.stage].rows, params.x, shared.full[at.ring.stage], at.k, at.tile.head, row);
+    load_box(shared.stages[at.ring.stage].rows, params.x, shared.full[at.ring.stage], at.k,
+             at.tile.head, row);
   }
 
   // Weights before the wait for the kernel ahead.

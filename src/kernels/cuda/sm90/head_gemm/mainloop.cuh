@@ -14,8 +14,8 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
 // One group of products stays unfinished while the next begins.
 template <int kRows, bool kIsKn, Type kType>
 __device__ __forceinline__ void multiply(const HopperHeadGemmParams& params,
-                                         typename Tiles<kRows, kIsKn>::SharedMemory& shared, int consumer,
-                                         Ring<Tiles<kRows, kIsKn>::kStages>& ring,
+                                         typename Tiles<kRows, kIsKn>::SharedMemory& shared,
+                                         int consumer, Ring<Tiles<kRows, kIsKn>::kStages>& ring,
                                          float (&sums)[Tiles<kRows, kIsKn>::kColumns / 2]) {
   using Shape = Tiles<kRows, kIsKn>;
   const int column = Shape::first_column(consumer);
@@ -28,9 +28,11 @@ __device__ __forceinline__ void multiply(const HopperHeadGemmParams& params,
     products_begin();
 #pragma unroll
     for (int step = 0; step < kDepth / 16; ++step) {
-      const uint64_t columns = kIsKn ? moved(columns_descriptor(weights, sizeof(stage.weights[0])), step * 16 * 128)
-                                     : moved(rows_descriptor(weights), step * 32);
-      Product<Shape::kColumns>::template run<kType, kIsKn>(sums, moved(rows, step * 32), columns, k > 0 || step > 0);
+      const uint64_t columns =
+          kIsKn ? moved(columns_descriptor(weights, sizeof(stage.weights[0])), step * 16 * 128)
+                : moved(rows_descriptor(weights), step * 32);
+      Product<Shape::kColumns>::template run<kType, kIsKn>(sums, moved(rows, step * 32), columns,
+                                                           k > 0 || step > 0);
     }
     products_commit();
     products_wait<1>();

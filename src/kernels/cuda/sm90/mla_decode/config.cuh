@@ -13,8 +13,8 @@ constexpr int kTileRows = 64;     // query rows of a block: one wgmma tile
 constexpr int kTileKeys = 64;     // keys of a step
 constexpr int kTileColumns = 64;  // 16-bit columns of a 128-byte swizzled row
 constexpr int kTileBytes = kTileKeys * kTileColumns * 2;
-// Keys lie in groups of 8, of each all column tiles one after the other: any page of 8 keys and more
-// is a box of the copy engine.
+// Keys lie in groups of 8, of each all column tiles one after the other: any page of 8 keys and
+// more is a box of the copy engine.
 constexpr int kGroupKeys = 8;
 constexpr int kGroupTileBytes = kGroupKeys * kTileColumns * 2;
 constexpr int kTileSlots = 4;  // work items that roles may be apart
@@ -95,8 +95,8 @@ struct MlaDecodeConfig {
   // Two blocks over the same fp8 keys are a cluster: each converts half of every key tile for both.
   static constexpr bool kShares = kFp8 && kBlocks == 2;
   static constexpr int kSharers = kShares ? 2 : 1;
-  // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled rows,
-  // which are bf16, as the queries are.
+  // What is multiplied. e4m3 is f16 by one instruction, two values each; RoPE columns of scaled
+  // rows, which are bf16, as the queries are.
   static constexpr Type kMath = kFp8 ? f16 : kQuery;
   static constexpr Type kRopeMath = kScaled ? kQuery : kMath;
   static_assert(!kFp8 || !kSixteen);  // NarrowFp8Config
@@ -106,13 +106,13 @@ struct MlaDecodeConfig {
   static constexpr int kHalfTiles = kValueColumns / kTileColumns;
   static constexpr int kRopeTiles = kRope / kTileColumns;
   static constexpr int kLatentTiles = 2 * kHalfTiles;
-  // q: of blocks of 64 rows, the first half of the latent columns lives in registers, so that half of
-  // the score products read 64 bytes a cycle of shared memory instead of all 128; the rest has its
-  // place there. Converting fp8 rows takes registers too.
+  // q: of blocks of 64 rows, the first half of the latent columns lives in registers, so that half
+  // of the score products read 64 bytes a cycle of shared memory instead of all 128; the rest has
+  // its place there. Converting fp8 rows takes registers too.
   static constexpr int kRegisterTiles = kSixteen ? 0 : kFp8 ? kHalfTiles - 1 : kHalfTiles;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles - kRegisterTiles;
-  // Of latent queries, in a box that has all rows: what lies side by side; who copies rows has no registers
-  // for more than one.
+  // Of latent queries, in a box that has all rows: what lies side by side; who copies rows has no
+  // registers for more than one.
   static constexpr int kQueryBoxTiles = kSixteen ? kLatentTiles : kLoader == pages ? kHalfTiles : 1;
   // Warps that ask for these boxes.
   static constexpr int kQueryWarps = kLoader == pages || kSixteen ? 1 : 4;
@@ -121,23 +121,20 @@ struct MlaDecodeConfig {
   static constexpr int kGroupBytes = KeyTiles<kStageTiles>::kGroupBytes;
   static constexpr int kHalfStages = kHalfTiles / kStageTiles;
   static constexpr int kQueryStages = kSixteen ? 0 : 1;
-  static constexpr int kStages =
-      kClusters ? 9 : kSixteen ? 11 : kFp8 ? 4 : 5;
+  static constexpr int kStages = kClusters ? 9 : kSixteen ? 11 : kFp8 ? 4 : 5;
   static constexpr int kRopeSlots = kSixteen ? 2 : 1;
   static constexpr int kSlots = kFp8 ? 1 : 2;  // of weights
 
   // Producer warps that bring keys; converting keeps them busy.
   static constexpr int kKeyWarps = kLoader == pages ? 1 : 4;
-  static constexpr int kFullArrivals = kLoader == pages ? 1
-                                       : kFp8           ? kKeyWarps
-                                                        : kWarpgroupThreads;
+  static constexpr int kFullArrivals = kLoader == pages ? 1 : kFp8 ? kKeyWarps : kWarpgroupThreads;
   // fp8 rows on their way: a warp has 16 of a key tile, of a shared one 8, in groups of four.
   static constexpr int kChunks = 3;  // groups of a warp
   static constexpr int kWarpRows = kTileKeys / kSharers / kKeyWarps;
   static_assert(!kShares || kWarpRows == kGroupKeys);
   static constexpr int kWarpGroups = kWarpRows / 4;
-  // Where all groups of a tile are there at a time, half L of all is converted first: its stage comes free
-  // first.
+  // Where all groups of a tile are there at a time, half L of all is converted first: its stage
+  // comes free first.
   static constexpr int kPasses = kShares && kRank == 512 ? 2 : 1;
   static constexpr int kLatentParts = kRank / 128;
   static constexpr int kRopeOffset = kScaled ? kRank + kLatentParts * 4 : kRank;
@@ -181,7 +178,7 @@ struct MlaDecodeConfig {
     alignas(1024) uint16_t weights[kSlots][kTileRows][kTileColumns];
     float rescale[kSlots][kTileRows];
     float inverse_sum[2][kTileRows];  // of an item
-    uint32_t rescaled[kSlots][4];  // by warp: some row's factor is not 1
+    uint32_t rescaled[kSlots][4];     // by warp: some row's factor is not 1
     Select<kPairs, PairMemory, Nothing> pair;
     TransactionBarrier weights_full[kSlots], weights_empty[kSlots];
     TransactionBarrier scores_done[2], sums_full[2];
@@ -191,7 +188,8 @@ struct MlaDecodeConfig {
     TransactionBarrier chunk_full[kKeyWarps][kChunks];
   };
   // A row of a part: sums of weighted values as f16, in multiples of a power of two for each warp's
-  // columns. Rows are so far apart that lanes which store what they have of eight rows use all banks.
+  // columns. Rows are so far apart that lanes which store what they have of eight rows use all
+  // banks.
   struct alignas(16) PartRow {
     uint16_t values[kRank];
     float units[kConsumerWarps];

@@ -30,7 +30,8 @@ __device__ __forceinline__ void store_words(uint16_t* to, bool valid, uint32_t (
   *reinterpret_cast<uint4*>(to + threadIdx.x % 4 * 8) = {words[0], words[1], words[2], words[3]};
 }
 
-// One row of a half's columns, exchanged among four lanes: a warp stores 64 bytes of each row at once.
+// One row of a half's columns, exchanged among four lanes: a warp stores 64 bytes of each row at
+// once.
 template <class C, Type kTo>
 __device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
                                           const float (&out)[C::kValueColumns / 2], float factor) {
@@ -39,8 +40,8 @@ __device__ __forceinline__ void store_row(uint16_t* to, bool valid, int r,
     uint32_t words[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      words[k] = pack<kTo>(out[4 * (i + k) + 2 * r] * factor,
-                           out[4 * (i + k) + 2 * r + 1] * factor);
+      words[k] =
+          pack<kTo>(out[4 * (i + k) + 2 * r] * factor, out[4 * (i + k) + 2 * r + 1] * factor);
     }
     store_words(to + i * 8, valid, words);
   }
@@ -77,9 +78,9 @@ __device__ __forceinline__ void store_partial_row(const MlaDecodeParams& params,
   if (valid && threadIdx.x % 4 == 0) {
     params.work.partial_units[2 * place + half] = __uint_as_float(unit);
   }
-  store_row<C, f16>(static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank +
-                        half * C::kValueColumns,
-                    valid, r, out, factor);
+  store_row<C, f16>(
+      static_cast<uint16_t*>(params.work.partial_out) + place * C::kRank + half * C::kValueColumns,
+      valid, r, out, factor);
 }
 
 // Where the columns of a half go.

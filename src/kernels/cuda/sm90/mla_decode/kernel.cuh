@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Absorbed MLA decode on Hopper: 64 rows of packed (token, head) pairs a block against a latent
 // cache whose rows are keys and, but for the RoPE columns, values too. Persistent blocks; where
-// requests have 128 rows two neighbours work side by side on the same keys; over fp8 caches they are a
-// cluster, whose producers convert half of the keys each and send them to the other.
+// requests have 128 rows two neighbours work side by side on the same keys; over fp8 caches they
+// are a cluster, whose producers convert half of the keys each and send them to the other.
 //
 //   warpgroup 0   producer: keys in half tiles L (columns 0..255) and R (256..511) and their RoPE
 //                 columns; work items and queries. fp8 rows are converted on the way.
@@ -12,8 +12,8 @@
 //
 // Barriers: tile_full/tile_empty (work items, to all), full/empty of a stage (producer -> scores; a
 // value warpgroup -> producer), rope_full/rope_empty, q_full/q_empty, weights_full/weights_empty
-// (scores -> values and back), scores_done (scores -> values R). A stage of the ring carries half of
-// the queries at the start of an item.
+// (scores -> values and back), scores_done (scores -> values R). A stage of the ring carries half
+// of the queries at the start of an item.
 //
 // Blocks of 16 rows, over fp8 caches of 32 too, have other roles behind the producer: sixteen.cuh,
 // narrow_fp8.cuh.
@@ -48,8 +48,7 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
     const RowTile& tile = reader.take(shared);
     const int tiles = tile.tiles;
     if (tiles < 0) break;
-    auto keys = find_keys<C>(
-        params, {tile.item.request, tile.item.key_begin, tile.item.key_end});
+    auto keys = find_keys<C>(params, {tile.item.request, tile.item.key_begin, tile.item.key_end});
     wait_for_previous_kernel();
     if (tiles > 0) {
       Ring<C::kStages> place = ring;
@@ -94,8 +93,8 @@ __device__ __forceinline__ void produce_rows(const MlaDecodeParams& params,
   wait_copies<0>();
 }
 
-// Beside pages a warp each for keys, for queries and all items but the first, and for that one: `first`, which
-// all three have read.
+// Beside pages a warp each for keys, for queries and all items but the first, and for that one:
+// `first`, which all three have read.
 template <class C>
 __device__ __forceinline__ void run_producer(const MlaDecodeParams& params,
                                              typename C::SharedMemory& shared,
@@ -235,9 +234,9 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
   if constexpr (kSixteen) touch_constants(params);
   // No launch starts before the one ahead of it lets it or has ended, and the plan's first
   // attention waited for list and page table before it let any: later ones find both complete, and
-  // keys that the caller calls settled (boxes of them are copied at once). What others write (q, the
-  // pass's own keys) is promised only after the wait. The warps of the producer wait when they know
-  // what to copy.
+  // keys that the caller calls settled (boxes of them are copied at once). What others write (q,
+  // the pass's own keys) is promised only after the wait. The warps of the producer wait when they
+  // know what to copy.
   if (kFp8 || !params.list_settled || threadIdx.x >= kEarlyThreads) {
     wait_for_previous_kernel();
     allow_next_kernel();
@@ -276,8 +275,9 @@ __device__ void MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kB
 
 template <int kRank, int kRope, Type kQuery, Type kCache, Loader kLoader, int kRows, int kBlocks,
           int kJoins>
-using Config = Select<(kCache == f8e4m3 && kRows < kTileRows),
-                      NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>,
-                      MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>>;
+using Config =
+    Select<(kCache == f8e4m3 && kRows < kTileRows),
+           NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>,
+           MlaDecodeConfig<kRank, kRope, kQuery, kCache, kLoader, kRows, kBlocks, kJoins>>;
 
 }  // namespace fovea::kernels::cuda

@@ -173,8 +173,8 @@ __device__ __forceinline__ void produce_queries(const MlaDecodeParams& params,
 #pragma unroll
     for (int t = 0; t < C::kQueryStages; ++t) {
       shared.empty[ring.stage].wait(ring.phase ^ 1);
-      // Nobody waits for this, but phases stay in step. Behind the loads it could come late enough to count among those
-      // of the keys that follow.
+      // Nobody waits for this, but phases stay in step. Behind the loads it could come late enough
+      // to count among those of the keys that follow.
       shared.full[ring.stage].arrive();
       ring.advance();
     }

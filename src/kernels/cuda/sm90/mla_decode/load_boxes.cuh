@@ -23,7 +23,8 @@ struct PageWindow {
   __device__ __forceinline__ static int find(const MlaDecodeParams& params, const MlaItem& item,
                                              int key) {
     const int log = log_box_keys(params);
-    const int at = max((key >> 5 + log << 5 | static_cast<int>(threadIdx.x % 32)) << log, item.key_begin);
+    const int at =
+        max((key >> 5 + log << 5 | static_cast<int>(threadIdx.x % 32)) << log, item.key_begin);
     if (at >= item.key_end) return 0;
     const int number = params.page_size == params.box_keys ? at >> log : at / params.page_size;
     const int32_t* page = params.page_table + item.request * params.page_table_stride + number;
@@ -48,8 +49,8 @@ __device__ __forceinline__ void load_cache_box(void* shared, const TensorMap& ma
   load_box(shared, map, barrier, kEvictFirst, 0, 0, column_tile, group, page);
 }
 
-// The column tiles of one key tile that `map` has in a box. One warp; lane i < boxes has the page of
-// box i, which begins at group `group` of it.
+// The column tiles of one key tile that `map` has in a box. One warp; lane i < boxes has the page
+// of box i, which begins at group `group` of it.
 template <int kTiles>
 __device__ __forceinline__ void load_keys(const MlaDecodeParams& params, const TensorMap& map,
                                           KeyTiles<kTiles>& to, TransactionBarrier& full, int page,
@@ -62,9 +63,9 @@ __device__ __forceinline__ void load_keys(const MlaDecodeParams& params, const T
   }
 }
 
-// Asks the L2 for an item's first key tile while the kernel ahead still runs, which may write some of it: the
-// L2 has what it writes. The blocks of a request's other rows copy the same keys. One warp, for keys that
-// are one box: asking for several takes as long as it saves (2026-11-22).
+// Asks the L2 for an item's first key tile while the kernel ahead still runs, which may write some
+// of it: the L2 has what it writes. The blocks of a request's other rows copy the same keys. One
+// warp, for keys that are one box: asking for several takes as long as it saves (2026-11-22).
 template <class C>
 __device__ __forceinline__ void prefetch_first_keys(const MlaDecodeParams& params,
                                                     const MlaItem& item, const PageWindow& window) {
@@ -111,8 +112,8 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
     first = false;
     if (tiles == 0) continue;
     ring.advance(C::kQueryStages);
-    // The first key tile with keys that were not there before the pass, which are promised only behind the
-    // wait: without a promise the first of all.
+    // The first key tile with keys that were not there before the pass, which are promised only
+    // behind the wait: without a promise the first of all.
     const int earlier = params.keys_settled ? item.kv_len - item.q_len : 0;
     const int late_key = max(item.key_begin, earlier / kTileKeys * kTileKeys);
     if (early && late_key == item.key_begin) prefetch_first_keys<C>(params, item, window);
@@ -121,7 +122,8 @@ __device__ __forceinline__ void produce_keys(const MlaDecodeParams& params,
       if (key > item.key_begin && (key & group_keys - 1) == 0) window.step(params, item, key);
       const int group = first_group(params, key);
       const int boxes = (min(item.key_end - key, kTileKeys) + params.box_keys - 1) >> log;
-      const int page = __shfl_sync(~0u, window.page, (key >> log) + static_cast<int>(threadIdx.x % 32));
+      const int page =
+          __shfl_sync(~0u, window.page, (key >> log) + static_cast<int>(threadIdx.x % 32));
       // With all that the copy needs at hand: 0.3 to 0.6 us less in narrow blocks (2026-11-22).
       if (key == late_key) wait_for_previous_kernel();
 #pragma unroll

@@ -33,8 +33,8 @@ __device__ __forceinline__ void store_piece(const uint4& piece, uint32_t scale,
   *reinterpret_cast<uint4*>(&to[((2 * at + 1) ^ row % 8) * 8]) = wide;
 }
 
-// What a lane has of four rows: 16 bytes, piece `piece` of each 128 columns, of one row. Eight lanes
-// then read and store to all banks: rows are kRowBytes apart here, 128 bytes there.
+// What a lane has of four rows: 16 bytes, piece `piece` of each 128 columns, of one row. Eight
+// lanes then read and store to all banks: rows are kRowBytes apart here, 128 bytes there.
 template <class C>
 struct LanePlace {
   uint32_t row, piece;
@@ -58,9 +58,9 @@ template <class C>
 struct RowCopies {
   const char* row;  // of the tile
   int request;
-  KeyPlace at;      // of the next tile
-  int page = 0;     // of the next tile
-  int left;         // keys from the tile's row on, 0 or less behind the last one
+  KeyPlace at;   // of the next tile
+  int page = 0;  // of the next tile
+  int left;      // keys from the tile's row on, 0 or less behind the last one
 
   __device__ __forceinline__ RowCopies(const MlaDecodeParams& params, const KeySpan& item)
       : request(item.request),
@@ -97,8 +97,8 @@ struct RowCopies {
   }
 };
 
-// What a lane converts at a time: 16 values of each of two parts of 128 columns, and with the last ones
-// bf16 RoPE columns. Read before any of it is stored, for reads behind a store wait for it.
+// What a lane converts at a time: 16 values of each of two parts of 128 columns, and with the last
+// ones bf16 RoPE columns. Read before any of it is stored, for reads behind a store wait for it.
 struct Pieces {
   uint4 latent[2], rope;
   float2 scales;
@@ -114,16 +114,19 @@ __device__ __forceinline__ Pieces load_pieces(const typename C::Chunk& from,
   }
 #pragma unroll
   for (int k = 0; k < 2; ++k) pieces.latent[k] = row[place.piece + (part + k) * 8];
-  if (C::kScaled && part + 2 == C::kLatentParts) pieces.rope = row[C::kRopeOffset / 16 + place.piece];
+  if (C::kScaled && part + 2 == C::kLatentParts)
+    pieces.rope = row[C::kRopeOffset / 16 + place.piece];
   return pieces;
 }
 
-// Swizzled as the copy engine does, into the stages from `ring` on. Waits for them if nothing is there yet.
+// Swizzled as the copy engine does, into the stages from `ring` on. Waits for them if nothing is
+// there yet.
 template <class C>
 __device__ __forceinline__ void store_pieces(typename C::SharedMemory& shared,
                                              const typename C::Chunk& from, const Pieces& pieces,
                                              const LanePlace<C>& place, uint32_t row, int part,
-                                             bool first, Ring<C::kStages> ring, uint32_t rope_phase) {
+                                             bool first, Ring<C::kStages> ring,
+                                             uint32_t rope_phase) {
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
     const int tile = 2 * (part + k) % C::kStageTiles;
@@ -151,7 +154,8 @@ __device__ __forceinline__ void store_pieces(typename C::SharedMemory& shared,
   }
 }
 
-// This warp's rows of a stage are complete, and those it converts for the other block on their way there.
+// This warp's rows of a stage are complete, and those it converts for the other block on their way
+// there.
 template <class C, int kTiles>
 __device__ __forceinline__ void hand_over(KeyTiles<kTiles>& keys, TransactionBarrier& full) {
   if constexpr (C::kShares) {

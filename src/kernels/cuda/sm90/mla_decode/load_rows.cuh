@@ -12,7 +12,8 @@ namespace fovea::kernels::cuda {
 template <int kTiles>
 __device__ __forceinline__ void copy_rows(const char* const (&from)[4], int first_tile,
                                           KeyTiles<kTiles>& to) {
-  const uint32_t thread = opaque(threadIdx.x);  // places kept over a tile would not fit the registers
+  const uint32_t thread =
+      opaque(threadIdx.x);  // places kept over a tile would not fit the registers
   const uint32_t row = thread / 8;
   char* first = reinterpret_cast<char*>(&to.row(0, row)[(thread % 8 ^ row % 8) * 8]);
 #pragma unroll
@@ -31,8 +32,8 @@ struct KeySpan {
   int request, key_begin, key_end;
 };
 
-// Page and place in it of keys a tile apart, without a division for each: two for every row and tile held
-// back the copies.
+// Page and place in it of keys a tile apart, without a division for each: two for every row and
+// tile held back the copies.
 struct KeyPlace {
   int number, place;  // page of the request; key of the page
 
@@ -48,8 +49,8 @@ struct KeyPlace {
   }
 };
 
-// Where an item's rows are. Lane i looks after one of the warp's 16 rows of a tile, i % 16, and finds
-// its page before the wait for the tile before; from the L2, as read_item.
+// Where an item's rows are. Lane i looks after one of the warp's 16 rows of a tile, i % 16, and
+// finds its page before the wait for the tile before; from the L2, as read_item.
 struct RowPlaces {
   int request;
   KeyPlace at;   // of the next tile
@@ -103,7 +104,8 @@ __device__ __forceinline__ void copy_keys(const MlaDecodeParams& params,
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int64_t offset = __shfl_sync(~0u, row, 4 * r + lane / 8);
-      from[r] = offset < 0 ? nullptr : static_cast<const char*>(params.cache) + offset + lane % 8 * 16;
+      from[r] =
+          offset < 0 ? nullptr : static_cast<const char*>(params.cache) + offset + lane % 8 * 16;
     }
 #pragma unroll
     for (int part = 0; part < 2 * C::kHalfStages; ++part) {

@@ -20,8 +20,8 @@ struct ScoreState {
 template <class C>
 constexpr bool kPlainQueries = C::kMath == C::kQ && !C::kScaled;
 
-// Two latent values of q as C::kMath. f16 has five bits of exponent: queries give scaled keys four of
-// theirs.
+// Two latent values of q as C::kMath. f16 has five bits of exponent: queries give scaled keys four
+// of theirs.
 template <class C>
 __device__ __forceinline__ uint32_t query_pair(uint32_t pair) {
   if constexpr (kPlainQueries<C>) return pair;
@@ -71,15 +71,15 @@ __device__ __forceinline__ void take_queries(typename C::SharedMemory& shared,
 }
 
 // Rows copied one by one were written by ordinary means, which the tensor cores see behind a fence:
-// one of the readers, for in writers it would wait for their copies in flight. Who converts fp8 rows
-// has none and fences itself: 2 % faster (2026-11-21).
+// one of the readers, for in writers it would wait for their copies in flight. Who converts fp8
+// rows has none and fences itself: 2 % faster (2026-11-21).
 template <class C>
 __device__ __forceinline__ void see_copied_rows() {
   if constexpr (C::kLoader != pages && !C::kFp8) fence_async_proxy();
 }
 
-// The scores of one key tile, complete when it returns. The parts are taken as they arrive. first():
-// over fp8 caches called when the first one is there.
+// The scores of one key tile, complete when it returns. The parts are taken as they arrive.
+// first(): over fp8 caches called when the first one is there.
 template <class C, typename First>
 __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
                                                Ring<C::kStages> ring, uint32_t rope_phase,
@@ -98,8 +98,8 @@ __device__ __forceinline__ void compute_scores(typename C::SharedMemory& shared,
       const int tile = part * C::kStageTiles + step / 4;
       const uint64_t at = keys + (step / 4 * kGroupTileBytes + step % 4 * 32) / 16;
       if (tile < C::kRegisterTiles) {
-        Scores::template run<C::kMath, false>(state.scores, state.queries + 4 * (4 * tile + step % 4),
-                                           at, part + step > 0);
+        Scores::template run<C::kMath, false>(
+            state.scores, state.queries + 4 * (4 * tile + step % 4), at, part + step > 0);
       } else {
         const int offset = (tile - C::kRegisterTiles) * kTileBytes + step % 4 * 32;
         Scores::template run<C::kMath, false>(state.scores, queries + offset / 16, at, true);
@@ -139,7 +139,8 @@ __device__ __forceinline__ void clear_foreign_values(typename C::SharedMemory& s
          i += kWarpgroupThreads) {
 #pragma unroll
       for (int t = 0; t < C::kStageTiles; ++t) {
-        *reinterpret_cast<uint4*>(&shared.kv[ring.stage].row(t, valid + i / 8)[i % 8 * 8]) = uint4{};
+        *reinterpret_cast<uint4*>(&shared.kv[ring.stage].row(t, valid + i / 8)[i % 8 * 8]) =
+            uint4{};
       }
     }
     ring.advance();
@@ -191,7 +192,8 @@ __device__ __forceinline__ void finish_sums(const MlaDecodeParams& params,
     float& sum = state.rows[half].sum;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    if (threadIdx.x % 4 == 0) shared.inverse_sum[item][thread_row(half)] = sum > 0 ? scale / sum : 0;
+    if (threadIdx.x % 4 == 0)
+      shared.inverse_sum[item][thread_row(half)] = sum > 0 ? scale / sum : 0;
   }
 }
 
@@ -261,7 +263,8 @@ __device__ __forceinline__ void score_item(const MlaDecodeParams& params,
     hand_over();
     if (C::kFp8 && left == 0) break;
   }
-  // Outside the loop where registers allow; sums and LSE behind what products wait for (2026-11-22: 0.2 us each).
+  // Outside the loop where registers allow; sums and LSE behind what products wait for (2026-11-22:
+  // 0.2 us each).
   if constexpr (!C::kFp8) hand_over();
   finish_sums<C>(params, shared, at.sums.stage, state);
   const bool paired = C::kPairs && tile.paired;
@@ -289,7 +292,8 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
                                            float (&out)[C::kValueColumns / 2]) {
   static_assert(C::kHalfStages == 1);
   const uint64_t weights = rows_descriptor(shared_address(shared.weights[slot]));
-  const uint64_t values = columns_descriptor(shared_address(&shared.kv[stage]), kGroupTileBytes, C::kGroupBytes);
+  const uint64_t values =
+      columns_descriptor(shared_address(&shared.kv[stage]), kGroupTileBytes, C::kGroupBytes);
   products_begin();
 #pragma unroll
   for (int step = 0; step < kTileKeys / 16; ++step) {
@@ -298,7 +302,8 @@ __device__ __forceinline__ void add_values(typename C::SharedMemory& shared, int
       Product<kProductColumns>::template run<C::kMath, true>(
           out + part * kProductColumns / 2, weights + step * 32 / 16,
           values + (step * 2 * C::kGroupBytes +
-                    part * (kProductColumns / kTileColumns) * kGroupTileBytes) / 16,
+                    part * (kProductColumns / kTileColumns) * kGroupTileBytes) /
+                       16,
           true);
     }
   }
@@ -314,12 +319,13 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
                                            float (&inverse)[2]) {
   const int warp = threadIdx.x % kWarpgroupThreads / 32;
   if (tiles > 0) at.keys.advance(C::kQueryStages);
-  const auto take_sums = [&] {  // before the last slot is free: sums are no further ahead than weights
-    shared.sums_full[at.sums.stage].wait(at.sums.phase);
-    inverse[0] = shared.inverse_sum[at.sums.stage][thread_row(0)];
-    inverse[1] = shared.inverse_sum[at.sums.stage][thread_row(1)];
-    at.sums.advance();
-  };
+  const auto take_sums =
+      [&] {  // before the last slot is free: sums are no further ahead than weights
+        shared.sums_full[at.sums.stage].wait(at.sums.phase);
+        inverse[0] = shared.inverse_sum[at.sums.stage][thread_row(0)];
+        inverse[1] = shared.inverse_sum[at.sums.stage][thread_row(1)];
+        at.sums.advance();
+      };
   for (int t = 0; t < tiles; ++t) {
     const int slot = at.weights.stage;
     shared.weights_full[slot].wait(at.weights.phase);
@@ -338,8 +344,8 @@ __device__ __forceinline__ void value_item(typename C::SharedMemory& shared, int
     if (half == 1 && t + 1 < tiles) shared.scores_done[at.scores.stage].wait(at.scores.phase);
     Ring<C::kStages> own = at.keys;
     if (half) own.advance();
-    // The last ones in turn: the output of half L is on its way while R is multiplied (2026-11-22: 33.4
-    // instead of 33.9 us at 64 x 1k).
+    // The last ones in turn: the output of half L is on its way while R is multiplied
+    // (2026-11-22: 33.4 instead of 33.9 us at 64 x 1k).
     const bool last = !C::kFp8 && t + 1 == tiles;
     if (last && half == 1) named_barrier_wait(4, 2 * kWarpgroupThreads);
     add_values<C>(shared, own.stage, slot, out);

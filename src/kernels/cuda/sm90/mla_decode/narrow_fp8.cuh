@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of 16 or 32 query rows over fp8 caches. Rows stay fp8 in shared memory; two warpgroups take
-// key tiles in turn, and each makes f16 of them in registers, as left operands of both products:
-// keys are rows of the scores, value columns rows of the output. While one weighs, the other
-// multiplies; at the end of an item they join.
+// Blocks of 16 or 32 query rows over fp8 caches. Rows stay fp8 in shared memory; two warpgroups
+// take key tiles in turn, and each makes f16 of them in registers, as left operands of both
+// products: keys are rows of the scores, value columns rows of the output. While one weighs, the
+// other multiplies; at the end of an item they join.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/narrow_fp8_config.cuh"
@@ -117,8 +117,8 @@ __device__ __forceinline__ void add_fp8_values(typename C::SharedMemory& shared,
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         if (t % 2 > 0) break;
-        scales[t / 2 % 2][i] = *reinterpret_cast<const uint32_t*>(
-            &shared.scales[group][t / 2][8 * i + lane % 4 * 2]);
+        scales[t / 2 % 2][i] =
+            *reinterpret_cast<const uint32_t*>(&shared.scales[group][t / 2][8 * i + lane % 4 * 2]);
       }
     }
   };
@@ -132,8 +132,8 @@ __device__ __forceinline__ void add_fp8_values(typename C::SharedMemory& shared,
     if (!C::kAhead && t > 0) load(t);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      widen_e4m3<C::kScaled>(__byte_perm(raw[t % 2][i], 0, 0x3120), scales[t / 2 % 2][i],
-                             at[2 * i], at[2 * i + 1]);
+      widen_e4m3<C::kScaled>(__byte_perm(raw[t % 2][i], 0, 0x3120), scales[t / 2 % 2][i], at[2 * i],
+                             at[2 * i + 1]);
     }
     products_begin();
 #pragma unroll
@@ -267,7 +267,8 @@ __device__ __forceinline__ void run_fp8(const MlaDecodeParams& params,
 }
 
 template <int kRank, int kRope, Type kQuery, Loader kLoader, int kRows>
-__device__ void NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>::run(const MlaDecodeParams& params) {
+__device__ void NarrowFp8Config<kRank, kRope, kQuery, kLoader, kRows>::run(
+    const MlaDecodeParams& params) {
   using C = NarrowFp8Config;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);

@@ -30,7 +30,8 @@ struct NarrowFp8Config {
   static constexpr int kLatentParts = kRank / 128;
   static constexpr int kRopeOffset = kScaled ? kRank + kLatentParts * 4 : kRank;
   static constexpr int kRowBytes = kRopeOffset + (kScaled ? 2 * kRope : kRope);
-  // As load_queries and produce_queries know them: all of q has its place, a tile of keys is a stage.
+  // As load_queries and produce_queries know them: all of q has its place, a tile of keys is a
+  // stage.
   static constexpr int kRegisterTiles = 0;
   static constexpr int kQueryTiles = kLatentTiles + kRopeTiles;
   static constexpr int kQueryBoxTiles = kLatentTiles;
@@ -38,7 +39,8 @@ struct NarrowFp8Config {
   static constexpr int kQueryStages = 0;
   static constexpr int kStageTiles = 1;
   static constexpr int kHalfStages = 1;
-  static constexpr int kStages = 4;  // even: each belongs to one warpgroup, whose phases stay in step
+  static constexpr int kStages =
+      4;  // even: each belongs to one warpgroup, whose phases stay in step
 
   // Left operands on their way, of 64 columns; fp8 is read ahead of them where registers allow.
   static constexpr int kBuffers = kRows == 16 ? 3 : 1;

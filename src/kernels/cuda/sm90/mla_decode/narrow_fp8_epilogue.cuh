@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread of a narrow fp8 block has of the result, the join of its two warpgroups, and the way
-// to memory.
+// What a thread of a narrow fp8 block has of the result, the join of its two warpgroups, and the
+// way to memory.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_decode/epilogue.cuh"
@@ -96,8 +96,8 @@ __device__ __forceinline__ void find_factors(const MlaDecodeParams& params,
     if (tile.item.partial >= 0) {
       params.work.partial_lse[static_cast<int64_t>(tile.item.partial) * C::kRows + row] = lse;
     } else if (params.lse) {
-      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row +
-                 row] = lse;
+      params.lse[static_cast<int64_t>(tile.view.q_begin) * params.q_heads + tile.first_row + row] =
+          lse;
     }
   }
 }
@@ -106,8 +106,8 @@ __device__ __forceinline__ void find_factors(const MlaDecodeParams& params,
 template <class C>
 __device__ __forceinline__ void store_fp8_tile(const MlaDecodeParams& params, const RowTile& tile,
                                                int t, const float (&out)[C::kRows / 2]) {
-  const int column = t * kTileColumns + threadIdx.x % kWarpgroupThreads / 32 * 16 +
-                     threadIdx.x % 32 / 4 * 2;
+  const int column =
+      t * kTileColumns + threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4 * 2;
 #pragma unroll
   for (int i = 0; i < C::kRows / 4; ++i) {
     const int row = column_of(i);

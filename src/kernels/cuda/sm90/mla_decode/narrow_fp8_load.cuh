@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
       for (int i = 0; i < 2; ++i) {
         if (keys[i] == 0) continue;
         load_bytes(shared.kv[ring.stage].rows[(lane + 32 * i) * run], from[i],
-                  keys[i] * C::kRowBytes, full, kEvictFirst);
+                   keys[i] * C::kRowBytes, full, kEvictFirst);
       }
       find(key + kTileKeys);
       ring.advance();
@@ -54,8 +54,8 @@ __device__ __forceinline__ void copy_fp8_rows(const MlaDecodeParams& params,
   }
 }
 
-// Queries in the order of columns in which lanes read keys: of each 64, lane q % 4 has 16 q to 16 q +
-// 15 and gives four of them to each product. As they are multiplied. Both warpgroups.
+// Queries in the order of columns in which lanes read keys: of each 64, lane q % 4 has 16 q to 16 q
+// + 15 and gives four of them to each product. As they are multiplied. Both warpgroups.
 template <class C>
 __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared) {
   for (int i = threadIdx.x - kWarpgroupThreads; i < C::kQueryTiles * C::kRows;
@@ -83,7 +83,8 @@ __device__ __forceinline__ void arrange_queries(typename C::SharedMemory& shared
 
 // Rows that no key of the item owns become zeros: values times a weight of 0 must not be NaN.
 template <class C>
-__device__ __forceinline__ void clear_foreign_rows(typename C::KeyRows& keys, int valid, int group) {
+__device__ __forceinline__ void clear_foreign_rows(typename C::KeyRows& keys, int valid,
+                                                   int group) {
   uint4* first = keys.rows[valid];
   for (int i = threadIdx.x % kWarpgroupThreads; i < (kTileKeys - valid) * (C::kRowBytes / 16);
        i += kWarpgroupThreads) {

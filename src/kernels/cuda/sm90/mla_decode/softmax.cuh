@@ -54,8 +54,7 @@ __device__ __forceinline__ void hide_keys(const MlaDecodeParams& params, const R
                                           int left, float (&scores)[kTileKeys / 2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint64_t seen =
-        seen_keys(params, tile, left, thread_row(half)) >> threadIdx.x % 4 * 2;
+    const uint64_t seen = seen_keys(params, tile, left, thread_row(half)) >> threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < kTileKeys / 8; ++i) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of MLA's up-projection: 128 rows of latents by a head's keys and values. Blocks in pairs bring each other one
-// half of the weights, so a tile of 33.5 MFLOP reads 256 KB out of the L2 cache, 5.2 TB/s at 680 TFLOP/s. Alone it
-// would be 384 KB: 7.8 TB/s, more than the L2 gives.
+// Tiles of MLA's up-projection: 128 rows of latents by a head's keys and values. Blocks in pairs
+// bring each other one half of the weights, so a tile of 33.5 MFLOP reads 256 KB out of the L2
+// cache, 5.2 TB/s at 680 TFLOP/s. Alone it would be 384 KB: 7.8 TB/s, more than the L2 gives.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -12,8 +12,8 @@
 
 namespace fovea::kernels::cuda {
 
-// What a block has of a head at a time. pairs: keys and values, in clusters of two blocks. sides: keys or values, by
-// blocks on their own: twice as many tiles, for few rows.
+// What a block has of a head at a time. pairs: keys and values, in clusters of two blocks. sides:
+// keys or values, by blocks on their own: twice as many tiles, for few rows.
 enum Tile : int { pairs, sides };
 
 constexpr int kRows = 128;         // of latents: two warpgroups of 64
@@ -28,10 +28,12 @@ template <Type kElements, bool kRowsAnywhere, Tile kTile>
 struct MlaProjectConfig {
   using Params = MlaProjectParams;
   static constexpr Type kType = kElements;
-  static constexpr bool kGathers = kRowsAnywhere;         // as in a paged cache: the threads of a warpgroup copy them
-  static constexpr int kBlocks = kTile == pairs ? 2 : 1;  // of a cluster: the same head, neighbouring rows
-  static constexpr int kSides = kTile == pairs ? 2 : 1;   // of a tile
-  static constexpr int kTilesOfHead = 2 / kSides;         // of the same rows
+  static constexpr bool kGathers =
+      kRowsAnywhere;  // as in a paged cache: the threads of a warpgroup copy them
+  static constexpr int kBlocks =
+      kTile == pairs ? 2 : 1;  // of a cluster: the same head, neighbouring rows
+  static constexpr int kSides = kTile == pairs ? 2 : 1;  // of a tile
+  static constexpr int kTilesOfHead = 2 / kSides;        // of the same rows
   static constexpr int kColumns = kSides * kSideColumns;
   static constexpr int kStages = kTile == pairs ? 4 : 6;  // 48 or 32 KB each
   // Beside the consumers a warp that starts copies, or a warpgroup that copies rows one by one.
@@ -48,8 +50,8 @@ struct MlaProjectConfig {
   };
 
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {kConsumers * kWarpgroupThreads + kProducerThreads, sizeof(SharedMemory),
-                                           kRows, kSideColumns};
+  static constexpr KernelTraits kTraits = {kConsumers * kWarpgroupThreads + kProducerThreads,
+                                           sizeof(SharedMemory), kRows, kSideColumns};
   static_assert(sizeof(SharedMemory) <= 232448);
 
   __device__ static void run(const Params& params);
@@ -66,13 +68,15 @@ __device__ __forceinline__ int tiles_abreast(const MlaProjectParams& params) {
   return params.heads * Config::kTilesOfHead;
 }
 
-// Tiles stand row tile by row tile, heads side by side; a cluster takes every one so many from its number on.
+// Tiles stand row tile by row tile, heads side by side; a cluster takes every one so many from its
+// number on.
 template <class Config>
 __device__ __forceinline__ ProjectTile tile_at(const MlaProjectParams& params, int n) {
   const int abreast = tiles_abreast<Config>(params);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
   const int within = n % abreast;
-  return {(n / abreast * Config::kBlocks + rank) * kRows, within / Config::kTilesOfHead, within % Config::kTilesOfHead};
+  return {(n / abreast * Config::kBlocks + rank) * kRows, within / Config::kTilesOfHead,
+          within % Config::kTilesOfHead};
 }
 
 // Rows there are, tiles of them.
@@ -86,7 +90,8 @@ __device__ __forceinline__ LiveTiles live_tiles(const MlaProjectParams& params) 
   return {rows, (rows + kAbreast - 1) / kAbreast * tiles_abreast<Config>(params)};
 }
 
-// Whether the rotary keys of the tile's rows are copied with it: once for all heads, by every cluster its share.
+// Whether the rotary keys of the tile's rows are copied with it: once for all heads, by every
+// cluster its share.
 template <class Config>
 __device__ __forceinline__ bool brings_rotary(const MlaProjectParams& params, int n) {
   const int abreast = tiles_abreast<Config>(params);

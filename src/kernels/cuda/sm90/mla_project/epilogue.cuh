@@ -8,8 +8,9 @@ namespace fovea::kernels::cuda {
 
 // A consumer. Nothing is written behind the tensors' rows and columns.
 template <class Config>
-__device__ __forceinline__ void store(const MlaProjectParams& params, typename Config::SharedMemory& shared,
-                                      int consumer, const ProjectTile& tile,
+__device__ __forceinline__ void store(const MlaProjectParams& params,
+                                      typename Config::SharedMemory& shared, int consumer,
+                                      const ProjectTile& tile,
                                       const float (&sums)[Config::kColumns / 2]) {
   const int barrier = 1 + consumer;
   const bool stores = threadIdx.x % kWarpgroupThreads == 0;

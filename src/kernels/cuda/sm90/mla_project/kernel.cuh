@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// MLA's up-projection: keys and values of every head from latents. Persistent blocks, or pairs of them; how many rows
-// there are is known on the device only.
+// MLA's up-projection: keys and values of every head from latents. Persistent blocks, or pairs of
+// them; how many rows there are is known on the device only.
 //
 //   warp 8 (8-11)  producer   | L, half of W [k] | ... of the next tile while this one is stored
-//   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the copy engine
+//   warpgroups 0-1 64 rows:   | L W^T  [k], one step ahead of the wait | staged | stored by the
+//   copy engine
 //
-// Barriers: full (producers and the pair's copies -> all), empty (8 warps of each block -> producer).
+// Barriers: full (producers and the pair's copies -> all), empty (8 warps of each block ->
+// producer).
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/epilogue.cuh"
@@ -15,7 +17,8 @@
 namespace fovea::kernels::cuda {
 
 template <Type kElements, bool kRowsAnywhere, Tile kTile>
-__device__ void MlaProjectConfig<kElements, kRowsAnywhere, kTile>::run(const MlaProjectParams& params) {
+__device__ void MlaProjectConfig<kElements, kRowsAnywhere, kTile>::run(
+    const MlaProjectParams& params) {
   using Config = MlaProjectConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: stages of weights by the copy engine, of latents by it or row by row. The first block of a pair brings
-// the weights of keys to both, the second those of values; a block on its own brings those of its side.
+// The producer: stages of weights by the copy engine, of latents by it or row by row. The first
+// block of a pair brings the weights of keys to both, the second those of values; a block on its
+// own brings those of its side.
 #pragma once
 
 #include "kernels/cuda/sm90/mla_project/config.cuh"
@@ -9,21 +10,25 @@ namespace fovea::kernels::cuda {
 
 // One thread: this block's share of the weights of a step, to all that need them.
 template <class Config>
-__device__ __forceinline__ void load_weights(const MlaProjectParams& params, typename Config::SharedMemory& shared,
-                                             int stage, int k, const ProjectTile& tile) {
+__device__ __forceinline__ void load_weights(const MlaProjectParams& params,
+                                             typename Config::SharedMemory& shared, int stage,
+                                             int k, const ProjectTile& tile) {
   auto& to = shared.stages[stage].weights;
   if constexpr (Config::kSides == 2) {
     const int side = cluster_rank();
-    load_box_to_pair(to[side], side == 0 ? params.w_uk : params.w_uv, shared.full[stage], k, 0, tile.head, 0);
+    load_box_to_pair(to[side], side == 0 ? params.w_uk : params.w_uv, shared.full[stage], k, 0,
+                     tile.head, 0);
   } else {
-    load_box(to[0], tile.side == 0 ? params.w_uk : params.w_uv, shared.full[stage], kEvictNormal, k, 0, tile.head, 0);
+    load_box(to[0], tile.side == 0 ? params.w_uk : params.w_uv, shared.full[stage], kEvictNormal, k,
+             0, tile.head, 0);
   }
 }
 
 // One thread, rows in boxes.
 template <class Config>
-__device__ __forceinline__ void produce(const MlaProjectParams& params, typename Config::SharedMemory& shared,
-                                        int first, int clusters) {
+__device__ __forceinline__ void produce(const MlaProjectParams& params,
+                                        typename Config::SharedMemory& shared, int first,
+                                        int clusters) {
   Ring<Config::kStages> ring;
   const int tiles = live_tiles<Config>(params).tiles;
   for (int n = first; n < tiles; n += clusters) {
@@ -40,14 +45,16 @@ __device__ __forceinline__ void produce(const MlaProjectParams& params, typename
   }
 }
 
-// A warpgroup, row by row: 8 lanes copy 128 bytes of a row. Where each of a warp's 32 rows lies is known a tile ahead,
-// a lane for a row. Rotary keys are copied while the consumers still have full stages.
+// A warpgroup, row by row: 8 lanes copy 128 bytes of a row. Where each of a warp's 32 rows lies is
+// known a tile ahead, a lane for a row. Rotary keys are copied while the consumers still have full
+// stages.
 template <class Config>
-__device__ __forceinline__ void gather(const MlaProjectParams& params, typename Config::SharedMemory& shared,
-                                       int first, int clusters) {
-  constexpr int kChunks = kDepth / 8;        // of 16 bytes
-  constexpr int kAtOnce = 32 / kChunks;      // rows
-  constexpr int kCopies = 32 / kAtOnce;      // of a lane
+__device__ __forceinline__ void gather(const MlaProjectParams& params,
+                                       typename Config::SharedMemory& shared, int first,
+                                       int clusters) {
+  constexpr int kChunks = kDepth / 8;    // of 16 bytes
+  constexpr int kAtOnce = 32 / kChunks;  // rows
+  constexpr int kCopies = 32 / kAtOnce;  // of a lane
   const int lane = threadIdx.x % 32;
   const int first_row = threadIdx.x % kWarpgroupThreads / 32 * 32;  // of the warp's
   const int chunk = lane % kChunks;
@@ -81,7 +88,8 @@ __device__ __forceinline__ void gather(const MlaProjectParams& params, typename 
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const int row = first_row + i * kAtOnce + lane / kChunks;
-        copy_line_or_zero_async(&stage.latents[row][(chunk ^ row % 8) * 8], from[i] + 2 * k, live >> i & 1);
+        copy_line_or_zero_async(&stage.latents[row][(chunk ^ row % 8) * 8], from[i] + 2 * k,
+                                live >> i & 1);
       }
       full.arrive_after_copies();
       ring.advance();

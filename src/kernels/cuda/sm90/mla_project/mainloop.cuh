@@ -20,7 +20,8 @@ __device__ __forceinline__ void release(TransactionBarrier& empty) {
 
 // The stages of a tile without live rows of the consumer's.
 template <class Config>
-__device__ __forceinline__ void pass_by(const MlaProjectParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void pass_by(const MlaProjectParams& params,
+                                        typename Config::SharedMemory& shared,
                                         Ring<Config::kStages>& ring) {
   for (int k = 0; k < params.rank; k += kDepth) {
     shared.full[ring.stage].wait(ring.phase);
@@ -29,10 +30,12 @@ __device__ __forceinline__ void pass_by(const MlaProjectParams& params, typename
   }
 }
 
-// sums: the tile's columns, of both sides keys first. One group of products stays unfinished while the next begins.
+// sums: the tile's columns, of both sides keys first. One group of products stays unfinished while
+// the next begins.
 template <class Config>
-__device__ __forceinline__ void multiply(const MlaProjectParams& params, typename Config::SharedMemory& shared,
-                                         int consumer, Ring<Config::kStages>& ring,
+__device__ __forceinline__ void multiply(const MlaProjectParams& params,
+                                         typename Config::SharedMemory& shared, int consumer,
+                                         Ring<Config::kStages>& ring,
                                          float (&sums)[Config::kColumns / 2]) {
   int before = -1;
   for (int k = 0; k < params.rank; k += kDepth) {
@@ -44,8 +47,8 @@ __device__ __forceinline__ void multiply(const MlaProjectParams& params, typenam
     products_begin();
 #pragma unroll
     for (int step = 0; step < kDepth / 16; ++step) {
-      Product<Config::kColumns>::template run<Config::kType, false>(sums, rows + step * 2, weights + step * 2,
-                                                                    k > 0 || step > 0);
+      Product<Config::kColumns>::template run<Config::kType, false>(
+          sums, rows + step * 2, weights + step * 2, k > 0 || step > 0);
     }
     products_commit();
     products_wait<1>();

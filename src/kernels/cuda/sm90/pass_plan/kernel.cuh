@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// All plans of a pass that has several, in one launch: decode's and prefill's of a mixed batch, the last pass's and
-// those of all levels of a cascade. None reads what another writes. Launches behind one another took 5.6 us for a
-// mixed batch and 6.4 for a cascade of one level (H200, 2026-11-22).
+// All plans of a pass that has several, in one launch: decode's and prefill's of a mixed batch, the
+// last pass's and those of all levels of a cascade. None reads what another writes. Launches behind
+// one another took 5.6 us for a mixed batch and 6.4 for a cascade of one level (H200, 2026-11-22).
 //
 //   blocks    | decode, decode ... | prefill | level 0, level 1 ... | page table ... |
 //
-// In a cascade each of them but those of the page table finds the groups for itself, which is sooner done than waited
-// for.
+// In a cascade each of them but those of the page table finds the groups for itself, which is
+// sooner done than waited for.
 #pragma once
 
 #include "kernels/cuda/common/pass_plan_params.h"
@@ -41,7 +41,8 @@ struct PassPlanner {
   static constexpr KernelTraits kTraits = {kPlanThreads, sizeof(SharedMemory), 0, kGrain};
 
   template <class Planner>
-  __device__ static void plan_groups(const Params& params, int level, typename Planner::SharedMemory& shared) {
+  __device__ static void plan_groups(const Params& params, int level,
+                                     typename Planner::SharedMemory& shared) {
     PlanParams plan = params.groups;
     Planner::turn_to_level(plan, params.company, level);
     Planner::plan(plan, Planner::of_level(params.group_parts, params.company, level), shared);
@@ -61,7 +62,8 @@ struct PassPlanner {
       return;
     }
     typename Finder::Found found = {};
-    if (prefixes.levels > 0) found = Finder::run(prefixes, prefixes.levels, prefixes.levels, shared.finder);
+    if (prefixes.levels > 0)
+      found = Finder::run(prefixes, prefixes.levels, prefixes.levels, shared.finder);
     if (block < params.decode_blocks) {
       DecodePlanParams own = params.decode;
       own.batch.mask.first_keys = found.first_keys;
@@ -81,7 +83,8 @@ struct PassPlanner {
     extern __shared__ __align__(16) char dynamic_shared[];
     wait_for_previous_kernel();
     allow_next_kernel();
-    const int block = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
+    const int block =
+        static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x) + params.table_blocks;
     if (block >= 0) {
       write_page_table(params.company.pages, block, params.table_blocks);
     } else {

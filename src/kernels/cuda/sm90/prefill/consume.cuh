@@ -17,15 +17,18 @@ __device__ __forceinline__ SharedSlot take_tile(typename Config::SharedMemory& s
 
 // Of the row tile.
 template <class Config>
-__device__ __forceinline__ int slot_number(const typename Config::SharedMemory& shared, const RowTile& tile) {
-  return static_cast<int>(static_cast<const typename Config::Slot*>(tile.slot.get()) - shared.tiles);
+__device__ __forceinline__ int slot_number(const typename Config::SharedMemory& shared,
+                                           const RowTile& tile) {
+  return static_cast<int>(static_cast<const typename Config::Slot*>(tile.slot.get()) -
+                          shared.tiles);
 }
 
 // What the consumer keeps of a tile whose queries are there.
 template <class Config>
 __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
                                               const typename Config::SharedMemory& shared,
-                                              SharedSlot slot, int consumer, const ScoreUnits& units) {
+                                              SharedSlot slot, int consumer,
+                                              const ScoreUnits& units) {
   RowTile tile = row_tile<Config>(params, slot, consumer, units);
   if constexpr (Config::kSegments) keep_first_segment<Config>(tile);
   scale_rows<Config>(params, shared, consumer, tile);
@@ -37,7 +40,8 @@ __device__ __forceinline__ RowTile begin_tile(const PrefillParams& params,
 // Waits for a row tile's queries and takes them into registers where they are read from there.
 template <class Config>
 __device__ __forceinline__ void take_queries(typename Config::SharedMemory& shared, int consumer,
-                                             const Ring<Config::kQueryStages>& q, Ring<Config::kKeyStages>& k,
+                                             const Ring<Config::kQueryStages>& q,
+                                             Ring<Config::kKeyStages>& k,
                                              Accumulators<Config>& acc) {
   if constexpr (Config::kQueryRing) {
     shared.k_full[k.stage].wait(k.phase);
@@ -52,9 +56,11 @@ __device__ __forceinline__ void take_queries(typename Config::SharedMemory& shar
 
 // The first scores and weights of a row tile, beside no other products of the consumer.
 template <class Config>
-__device__ __forceinline__ void begin_apart(const PrefillParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void begin_apart(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared,
                                             const RowTile& tile, int consumer, int q_stage,
-                                            Ring<Config::kKeyStages>& k, Accumulators<Config>& acc) {
+                                            Ring<Config::kKeyStages>& k,
+                                            Accumulators<Config>& acc) {
   await_keys<Config>(shared.k_full[k.stage], k.phase);
   await_mask<Config>(shared, tile, consumer, last_block<Config>(tile), acc);
   products_begin();
@@ -69,8 +75,9 @@ __device__ __forceinline__ void begin_apart(const PrefillParams& params, typenam
 
 // The last values of a row tile, those of its first key tile. single: of its only one.
 template <class Config>
-__device__ __forceinline__ void start_last_values(typename Config::SharedMemory& shared, const RowTile& tile,
-                                                  int consumer, const Ring<Config::kStages>& v, bool single,
+__device__ __forceinline__ void start_last_values(typename Config::SharedMemory& shared,
+                                                  const RowTile& tile, int consumer,
+                                                  const Ring<Config::kStages>& v, bool single,
                                                   Accumulators<Config>& acc) {
   await_keys<Config>(shared.v_full[v.stage], v.phase);
   clear_first_keys<Config>(shared, v.stage, tile, consumer);
@@ -81,12 +88,14 @@ __device__ __forceinline__ void start_last_values(typename Config::SharedMemory&
   pass_turn<Config>(consumer);
 }
 
-// Ends a row tile whose next one, if there is any, begins apart. Of its key tiles that pass the consumer by the first
-// goes back before out is stored: others wait for its stages.
+// Ends a row tile whose next one, if there is any, begins apart. Of its key tiles that pass the
+// consumer by the first goes back before out is stored: others wait for its stages.
 template <class Config>
-__device__ __forceinline__ void end_apart(const PrefillParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void end_apart(const PrefillParams& params,
+                                          typename Config::SharedMemory& shared,
                                           const RowTile& tile, int consumer, bool single, bool more,
-                                          Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
+                                          Ring<Config::kKeyStages>& k,
+                                          Ring<Config::kStages>& values,
                                           Accumulators<Config>& acc) {
   take_turn<Config>(consumer);
   start_last_values<Config>(shared, tile, consumer, values, single, acc);
@@ -107,9 +116,10 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   Accumulators<Config> acc;
   ScoreUnits units = score_units<Config>(params, params.attention.scale);
   units.factor = opaque(units.factor);  // else loaded and multiplied again for every key tile: 3 %
-  uint32_t n = 0;  // row tiles before the present one: with it turn the rings of slots and of queries
+  uint32_t n =
+      0;  // row tiles before the present one: with it turn the rings of slots and of queries
   const auto q = [&] { return Ring<Config::kQueryStages>::at(n); };
-  Ring<Config::kKeyStages> k;  // of the next key tile whose scores are due
+  Ring<Config::kKeyStages> k;    // of the next key tile whose scores are due
   Ring<Config::kStages> values;  // of the next whose values are
   if (consumer == Config::kConsumers - 1) pass_turn<Config>(consumer);
 
@@ -123,7 +133,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
   }
   RowTile tile = begin_tile<Config>(params, shared, slot, consumer, units);
   pass_keys<Config>(shared, tile, k);
-  if constexpr (Config::kOwnEnds) pass_unseen<Config>(shared, unseen_tiles<Config>(tile), k, values);
+  if constexpr (Config::kOwnEnds)
+    pass_unseen<Config>(shared, unseen_tiles<Config>(tile), k, values);
   begin_apart<Config>(params, shared, tile, consumer, q().stage, k, acc);
   pass_values<Config>(shared, tile, values);
 
@@ -132,16 +143,19 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     const bool single = block == tile.block_begin;
     if (!single) {
       block = next_block<Config>(params, tile, block);
-      bool kept = step<Config, true>(params, shared, consumer, tile, block, q().stage, k, values, acc);
+      bool kept =
+          step<Config, true>(params, shared, consumer, tile, block, q().stage, k, values, acc);
       // What is rare stands outside of the loop over key tiles: 0.8 % (H200, 2026-11-22).
       while (true) {
         if constexpr (Config::kInPlace) {
-          if (!kept) end_outgrown<Config>(params, shared, consumer, tile, block, q().stage, k, values, acc);
+          if (!kept)
+            end_outgrown<Config>(params, shared, consumer, tile, block, q().stage, k, values, acc);
         }
         kept = true;
         while (kept && block > tile.block_begin) {
           block = next_block<Config>(params, tile, block);
-          kept = step<Config, false>(params, shared, consumer, tile, block, q().stage, k, values, acc);
+          kept =
+              step<Config, false>(params, shared, consumer, tile, block, q().stage, k, values, acc);
         }
         if (kept) break;
       }
@@ -149,18 +163,21 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
     const Ring<Config::kStages> v = due_values<Config>(k, values);
     if (single) pack_weights<Config>(params, shared, acc);
     const bool closing = closes<Config>(tile);
-    if (closing && (single || Config::kQueriesBehindLoop)) release_queries<Config>(shared, consumer, q().stage);
+    if (closing && (single || Config::kQueriesBehindLoop))
+      release_queries<Config>(shared, consumer, q().stage);
     if (closing) {
       ++n;
       slot = take_tile<Config>(shared, n);
     }
     const bool more = uniform(slot->work.request >= 0);
     RowTile next = tile;
-    bool apart = false;  // the next row tile begins when this one has ended, as key tiles pass the consumer by
+    bool apart = false;  // the next row tile begins when this one has ended, as key tiles pass the
+                         // consumer by
     if (more) {
       if (closing) {
         take_queries<Config>(shared, consumer, q(), k, acc);
-        if constexpr (!Config::kTight) next = begin_tile<Config>(params, shared, slot, consumer, units);
+        if constexpr (!Config::kTight)
+          next = begin_tile<Config>(params, shared, slot, consumer, units);
         pass_keys<Config>(shared, next, k);
         if constexpr (Config::kOwnEnds) apart = uniform(unseen_tiles<Config>(next) > 0);
       } else {
@@ -235,7 +252,8 @@ __device__ __forceinline__ void consume(const PrefillParams& params,
         shared.q_empty[q().stage][consumer].wait(q().phase ^ 1);
       }
       // Without a next tile these are powers of nothing.
-      first_weights_of<Config>(next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
+      first_weights_of<Config>(
+          next, acc, [&](int step) { stage_columns<Config>(shared, consumer, step, mean, acc); });
       fence_async_proxy();
       __syncwarp();
       release(shared.stores.full[consumer]);

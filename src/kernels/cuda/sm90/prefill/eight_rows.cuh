@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where keys are summed in segments: requests of up to eight rows, with the bits that prefill gives them. Keys and
-// columns of V are the rows of both products, as in sm90/decode; single products of a warp sum as a warpgroup's do.
+// Where keys are summed in segments: requests of up to eight rows, with the bits that prefill gives
+// them. Keys and columns of V are the rows of both products, as in sm90/decode; single products of
+// a warp sum as a warpgroup's do.
 //
-//   warp w, all key tiles of a segment   S^T[16 keys, 8 rows] = K Q^T, then weights to shared memory
-//   all warps meet
-//   warp w                               the sum of row w's weights, in the order of prefill
-//   warp w, the same key tiles           O^T[16 columns, 8 rows] += V^T P^T
+//   warp w, all key tiles of a segment   S^T[16 keys, 8 rows] = K Q^T, then weights to shared
+//   memory all warps meet warp w                               the sum of row w's weights, in the
+//   order of prefill warp w, the same key tiles           O^T[16 columns, 8 rows] += V^T P^T
 //
 // A ring holds the key tiles of K and then of V, segment by segment.
 #pragma once
@@ -59,8 +59,10 @@ class EightRows : EightRowsOut<Config> {
 
  private:
   using Base::column_, Base::lane_, Base::params_, Base::row_of, Base::shared_, Base::warp_;
-  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores, Base::put_weights;
-  using Base::weigh_raised, Base::rescale, Base::sum_row, Base::end_segment, Base::store, Base::join_cut;
+  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores,
+      Base::put_weights;
+  using Base::weigh_raised, Base::rescale, Base::sum_row, Base::end_segment, Base::store,
+      Base::join_cut;
 
   __device__ void release(int stage) {
     __syncwarp();
@@ -95,15 +97,16 @@ class EightRows : EightRowsOut<Config> {
     return true;
   }
 
-  // That of the thread's rows: the largest score of the segment's last key tile. For all its key tiles, for the time
-  // being.
+  // That of the thread's rows: the largest score of the segment's last key tile. For all its key
+  // tiles, for the time being.
   __device__ void find_base(float factor, const float (&scores)[4], float (&base)[2]) {
     float most[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       most[i] = fmaxf(scores[i], scores[2 + i]);
 #pragma unroll
-      for (int step = 4; step <= 16; step *= 2) most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], step));
+      for (int step = 4; step <= 16; step *= 2)
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], step));
     }
     if (lane_ < 4) *reinterpret_cast<float2*>(&shared_.most[warp_][lane_ * 2]) = {most[0], most[1]};
     computing_meet<Config>();
@@ -120,8 +123,10 @@ class EightRows : EightRowsOut<Config> {
     }
   }
 
-  // Makes the warp's columns of V zero where keys are not the request's: weight 0 times what lies there may be NaN.
-  __device__ void clear_strangers(const WorkTile& work, int block, uint16_t (*columns)[kSwizzledColumns]) {
+  // Makes the warp's columns of V zero where keys are not the request's: weight 0 times what lies
+  // there may be NaN.
+  __device__ void clear_strangers(const WorkTile& work, int block,
+                                  uint16_t (*columns)[kSwizzledColumns]) {
     const int begin = work.key_begin - block * Config::kKeys;
     const int end = work.kv_len - block * Config::kKeys;
     for (int i = lane_; i < 2 * Config::kKeys; i += 32) {
@@ -154,7 +159,8 @@ class EightRows : EightRowsOut<Config> {
           const auto& weights = shared_.weights[i][step];
           const int key = step * 16 + lane_ % 8 + lane_ / 16 * 8;
           uint32_t v[4];
-          load_matrices_transposed(v, &columns[key][((warp_ % 4 * 2 + lane_ / 8 % 2) ^ key % 8) * 8]);
+          load_matrices_transposed(v,
+                                   &columns[key][((warp_ % 4 * 2 + lane_ / 8 % 2) ^ key % 8) * 8]);
           multiply_add<Config::kQ>(values, v, weights[0][lane_], weights[1][lane_]);
         }
       }
@@ -167,7 +173,8 @@ class EightRows : EightRowsOut<Config> {
 };
 
 template <int kDim, Type kQuery, int kBlocksOfShare, int kSegmentsOfCluster>
-__device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare, kSegmentsOfCluster>::run(const PrefillParams& params) {
+__device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare, kSegmentsOfCluster>::run(
+    const PrefillParams& params) {
   using Config = EightRowsConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -191,7 +198,8 @@ __device__ void EightRowsConfig<kDim, kQuery, kBlocksOfShare, kSegmentsOfCluster
   }
   __syncthreads();
   if constexpr (kShare > 1) cluster_arrive_relaxed();
-  // As in sm90/decode: the list and the page table are complete in the L2 once a layer has waited for them.
+  // As in sm90/decode: the list and the page table are complete in the L2 once a layer has waited
+  // for them.
   if (!params.list_settled) wait_for_previous_kernel();
   if constexpr (kShare > 1) {
     const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;

@@ -22,7 +22,8 @@ struct JoinMemory {
   static constexpr int kBytes = sizeof(values[0]) + sizeof(sums[0]);  // of a segment
 };
 
-// kBlocksOfShare: that may share a segment. kSegmentsOfCluster: whose blocks may be those of a cluster.
+// kBlocksOfShare: that may share a segment. kSegmentsOfCluster: whose blocks may be those of a
+// cluster.
 template <int kDim, Type kQuery, int kBlocksOfShare, int kSegmentsOfCluster>
 struct EightRowsConfig {
   static_assert(kDim % kSwizzledColumns == 0 && kDim <= 128 && type_bytes(kQuery) == 2);
@@ -31,7 +32,8 @@ struct EightRowsConfig {
   static constexpr int kHeadDimV = kDim;
   static constexpr Type kQ = kQuery;
   static constexpr int kShare = kBlocksOfShare;
-  static constexpr int kMultiplying = 2;  // of these, with half of V's columns each; others only score
+  static constexpr int kMultiplying =
+      2;  // of these, with half of V's columns each; others only score
   static constexpr int kJoined = kSegmentsOfCluster;
   static constexpr int kRows = 8;
   static constexpr int kWarps = 8;  // that compute
@@ -55,9 +57,10 @@ struct EightRowsConfig {
   struct SharedMemory {
     alignas(1024) uint16_t stages[kStages][kDimBlocks][kKeys][kSwizzledColumns];  // swizzled
     alignas(16) uint32_t weights[kSegmentBlocks][kWarps][2][32];  // of 16 keys: [half][row][8 keys]
-    alignas(16) float scores[kSegmentBlocks][kTilePitch];  // raw, hidden ones -inf; key tiles from the last
-    float most[kWarps][kRows];                  // raw, of the first key tile
-    float base[kSegmentBlocks][kRows];          // that a key tile's weights are relative to
+    alignas(16) float scores[kSegmentBlocks]
+                            [kTilePitch];  // raw, hidden ones -inf; key tiles from the last
+    float most[kWarps][kRows];             // raw, of the first key tile
+    float base[kSegmentBlocks][kRows];     // that a key tile's weights are relative to
     RowSums sums[kRows];
     int joins;
     CutSlot tiles[kTileSlots];
@@ -67,7 +70,8 @@ struct EightRowsConfig {
     Either<(kJoined > 1), JoinMemory<kJoined, kDim / kMultiplying, kRows>, Nothing> join;
   };
   static constexpr int kBlocksPerSm = 1;
-  static constexpr KernelTraits kTraits = {32 * (kTaker + 1), sizeof(SharedMemory), kGroupRows, kKeys};
+  static constexpr KernelTraits kTraits = {32 * (kTaker + 1), sizeof(SharedMemory), kGroupRows,
+                                           kKeys};
   static_assert(sizeof(SharedMemory) <= 232448);
   __device__ static void run(const Params& params);
 };
@@ -75,9 +79,11 @@ struct EightRowsConfig {
 // The segments that a block takes of a row tile, from the last.
 template <class Config>
 struct SegmentWalk {
-  int begin;  // key tiles of the row tile
+  int begin;        // key tiles of the row tile
   int last, first;  // of the segment
-  __device__ explicit SegmentWalk(const WorkTile& work) : begin(work.block_begin) { go_to(work.block_end - 1); }
+  __device__ explicit SegmentWalk(const WorkTile& work) : begin(work.block_begin) {
+    go_to(work.block_end - 1);
+  }
   __device__ void go_to(int block) {
     last = block;
     first = max(begin, block / Config::kSegmentBlocks * Config::kSegmentBlocks);
@@ -106,7 +112,8 @@ __device__ void take_row_tiles(const PrefillParams& params, typename Config::Sha
     slots.advance();
     if (first) wait_for_previous_kernel();  // which has the same counters
     if (work.request < 0) break;
-    n = __shfl_sync(~0u, lane == 0 ? atomicAdd(&order->taken, 1) : 0, 0) + static_cast<int>(gridDim.x);
+    n = __shfl_sync(~0u, lane == 0 ? atomicAdd(&order->taken, 1) : 0, 0) +
+        static_cast<int>(gridDim.x);
   }
   // The last block to run out of work leaves the counters as it found them.
   if (lane == 0 && atomicAdd(&order->finished, 1) == static_cast<int>(gridDim.x) - 1) {

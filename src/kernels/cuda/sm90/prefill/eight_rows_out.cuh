@@ -10,25 +10,28 @@ template <class Config>
 class EightRowsOut : protected EightRowsWeights<Config> {
  protected:
   using Base = EightRowsWeights<Config>;
-  using typename Base::SharedMemory;
   using Base::lane_, Base::params_, Base::row_of, Base::rows, Base::shared_;
+  using typename Base::SharedMemory;
 
   // `column`: the first of the warp's 16, from head_dim_v on none.
   __device__ EightRowsOut(const PrefillParams& params, SharedMemory& shared, int column)
       : Base(params, shared), column_(column) {}
 
   // Joins the segment with the later ones, or leaves it to whoever joins the cut tile's.
-  __device__ void end_segment(const CutSlot& slot, const SegmentWalk<Config>& segment, const float (&values)[4],
-                              bool later, float4& sum, RowSums (&sums)[2]) {
+  __device__ void end_segment(const CutSlot& slot, const SegmentWalk<Config>& segment,
+                              const float (&values)[4], bool later, float4& sum,
+                              RowSums (&sums)[2]) {
     const RowSums own[2] = {shared_.sums[row_of(0)], shared_.sums[row_of(1)]};
     if (is_cut(slot)) {
-      const int at = partial_row(params_, slot, segment.last / Config::kSegmentBlocks - slot.cut.first);
+      const int at =
+          partial_row(params_, slot, segment.last / Config::kSegmentBlocks - slot.cut.first);
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         const int row = row_of(x % 2);
         const int column = column_ + lane_ / 4 + x / 2 * 8;
         if (row >= rows(slot.work) || column >= Config::kHeadDimV) continue;
-        params_.segments.out[static_cast<int64_t>(at + row) * Config::kHeadDimV + column] = values[x];
+        params_.segments.out[static_cast<int64_t>(at + row) * Config::kHeadDimV + column] =
+            values[x];
         if (column == 0) params_.segments.sums[at + row] = own[x % 2];
       }
       return;
@@ -70,8 +73,8 @@ class EightRowsOut : protected EightRowsWeights<Config> {
     }
   }
 
-  // The block that stores the last missing segments of a cut tile adds them all up. `sharers`: blocks that each store
-  // some columns of a segment.
+  // The block that stores the last missing segments of a cut tile adds them all up. `sharers`:
+  // blocks that each store some columns of a segment.
   __device__ void join_cut(const CutSlot& slot, int sharers) {
     computing_meet<Config>();  // all have stored
     if (threadIdx.x == 0) shared_.joins = last_stored(params_, slot, sharers);
@@ -94,7 +97,8 @@ class EightRowsOut : protected EightRowsWeights<Config> {
         const int64_t at = partial_row(params_, slot, max(last - i, 0)) + row;
         const float2 found = __ldcg(reinterpret_cast<const float2*>(params_.segments.sums + at));
         own_sums[i] = last - i < 0 ? RowSums{kNothing, 0} : RowSums{found.x, found.y};
-        own[i] = __ldcg(reinterpret_cast<const float4*>(params_.segments.out + at * Config::kHeadDimV + column));
+        own[i] = __ldcg(reinterpret_cast<const float4*>(params_.segments.out +
+                                                        at * Config::kHeadDimV + column));
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of up to eight rows where blocks outnumber segments: two or four blocks of a cluster share one. Each scores
-// every second or fourth key tile and brings the scores to the first two, which multiply all weights with half of V's
-// columns each: so none reads more than half of the segment, and every sum is that of one block. Where a cluster has all
-// segments of a row tile they are added up in its first two blocks, else through global memory.
+// Requests of up to eight rows where blocks outnumber segments: two or four blocks of a cluster
+// share one. Each scores every second or fourth key tile and brings the scores to the first two,
+// which multiply all weights with half of V's columns each: so none reads more than half of the
+// segment, and every sum is that of one block. Where a cluster has all segments of a row tile they
+// are added up in its first two blocks, else through global memory.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -23,7 +24,8 @@ class SharedRows : EightRowsOut<Config> {
         rank_(cluster_rank() % kShare),
         first_rank_(cluster_rank() - rank_) {}
 
-  // What of a row tile is these blocks', if there is anything. False: its segments are not those of one cluster.
+  // What of a row tile is these blocks', if there is anything. False: its segments are not those of
+  // one cluster.
   __device__ bool run() {
     TileCut cut;
     const WorkTile work = work_at<Config>(params_, *params_.order, piece(), cut);
@@ -81,13 +83,15 @@ class SharedRows : EightRowsOut<Config> {
   }
 
  private:
-  using Base::lane_, Base::params_, Base::row_of, Base::rows, Base::shared_, Base::warp_;
-  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores, Base::read_kept;
-  using Base::put_weights, Base::weigh_raised, Base::rescale, Base::sum_row;
   using Base::end_segment, Base::store, Base::join_cut;
+  using Base::lane_, Base::params_, Base::row_of, Base::rows, Base::shared_, Base::warp_;
+  using Base::put_weights, Base::weigh_raised, Base::rescale, Base::sum_row;
+  using Base::read_queries, Base::find_rows, Base::multiply_keys, Base::keep_scores,
+      Base::read_kept;
   using Layout = SharedLayout<Config>;
   using Values = typename Layout::Values;
-  static constexpr int kShare = Config::kShare, kJoined = Config::kJoined, kOwnTiles = Layout::kOwnTiles;
+  static constexpr int kShare = Config::kShare, kJoined = Config::kJoined,
+                       kOwnTiles = Layout::kOwnTiles;
   static constexpr int kColumnWarps = Layout::kColumns / 16;
 
   // Of the list: each cluster has one, or all of a head block, which lie a section's heads apart.
@@ -104,7 +108,9 @@ class SharedRows : EightRowsOut<Config> {
   }
   __device__ bool multiplies() const { return rank_ < Config::kMultiplying; }
 
-  __device__ static bool is_last(const SegmentWalk<Config>& segment) { return segment.first == segment.begin; }
+  __device__ static bool is_last(const SegmentWalk<Config>& segment) {
+    return segment.first == segment.begin;
+  }
   // A warp has seen all that its block is sent.
   __device__ static void arrive_at_end() {
     __syncwarp();
@@ -113,20 +119,23 @@ class SharedRows : EightRowsOut<Config> {
 
   __device__ static int first_column() {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    return warp < kColumnWarps ? cluster_rank() % kShare * Layout::kColumns + warp * 16 : Config::kHeadDimV;
+    return warp < kColumnWarps ? cluster_rank() % kShare * Layout::kColumns + warp * 16
+                               : Config::kHeadDimV;
   }
 
   // Nobody sends scores of rows that the tile does not have.
   __device__ void clear_other_rows(const WorkTile& work) const {
     for (int row = rows(work); row < Config::kRows; ++row) {
-      for (int at = threadIdx.x; at < Config::kSegmentBlocks * Config::kKeys; at += Config::kComputing) {
+      for (int at = threadIdx.x; at < Config::kSegmentBlocks * Config::kKeys;
+           at += Config::kComputing) {
         shared_.scores[at / Config::kKeys][row * Config::kRowPitch + at % Config::kKeys] = 0;
       }
     }
   }
 
-  __device__ void attend(const CutSlot& slot, const WorkTile& work, const SegmentWalk<Config>& segment, bool later,
-                         float4& sum, RowSums (&sums)[2]) {
+  __device__ void attend(const CutSlot& slot, const WorkTile& work,
+                         const SegmentWalk<Config>& segment, bool later, float4& sum,
+                         RowSums (&sums)[2]) {
     const float factor = params_.attention.scale * kLog2E;
     const int count = segment.count();
     float scores[kOwnTiles][4];
@@ -161,7 +170,8 @@ class SharedRows : EightRowsOut<Config> {
     }
     computing_meet<Config>();  // sums are there
     if constexpr (kJoined > 1) {
-      if (is_cut(slot)) return send_part(segment.last / Config::kSegmentBlocks - slot.cut.first, out);
+      if (is_cut(slot))
+        return send_part(segment.last / Config::kSegmentBlocks - slot.cut.first, out);
     }
     end_segment(slot, segment, out, later, sum, sums);
   }
@@ -171,7 +181,8 @@ class SharedRows : EightRowsOut<Config> {
     auto& join = shared_.join;
     if (threadIdx.x < Config::kRows) {
       const RowSums own = shared_.sums[threadIdx.x];
-      store_in_cluster(&join.sums[number][threadIdx.x].base, rank_, float2{own.base, own.total}, join.full);
+      store_in_cluster(&join.sums[number][threadIdx.x].base, rank_, float2{own.base, own.total},
+                       join.full);
     }
     if (warp_ >= kColumnWarps) return;
 #pragma unroll
@@ -196,7 +207,8 @@ class SharedRows : EightRowsOut<Config> {
       const int column = warp_ * 16 + lane_ / 4;
       const Join low = join_rows(sums[0], join.sums[i][row_of(0)]);
       const Join high = join_rows(sums[1], join.sums[i][row_of(1)]);
-      values = {join_values(low, values.x, own[column][row_of(0)]), join_values(high, values.y, own[column][row_of(1)]),
+      values = {join_values(low, values.x, own[column][row_of(0)]),
+                join_values(high, values.y, own[column][row_of(1)]),
                 join_values(low, values.z, own[column + 8][row_of(0)]),
                 join_values(high, values.w, own[column + 8][row_of(1)])};
     }
@@ -224,9 +236,11 @@ class SharedRows : EightRowsOut<Config> {
     const int own = Layout::own_tiles(rank_, count);
     if (threadIdx.x == 0 && multiplies()) full.arrive_expecting((count - own) * bytes);
     for (int stage = 0; stage < own; ++stage) shared_.share.keys[stage].wait(phases_.keys(stage));
-    // Sums wait for their last products, not for each other's; those of stages without keys are of nothing.
+      // Sums wait for their last products, not for each other's; those of stages without keys are
+      // of nothing.
 #pragma unroll
-    for (int stage = 0; stage < kOwnTiles; ++stage) multiply_keys(shared_.stages[stage], scores[stage]);
+    for (int stage = 0; stage < kOwnTiles; ++stage)
+      multiply_keys(shared_.stages[stage], scores[stage]);
     __syncwarp();
     if (lane_ < own) shared_.share.keys_read[lane_].arrive();
 #pragma unroll
@@ -239,15 +253,18 @@ class SharedRows : EightRowsOut<Config> {
     if (warp_ == 0 && lane_ < own) {
 #pragma unroll
       for (int to = 0; to < Config::kMultiplying; ++to) {
-        if (to != rank_) copy_in_cluster(shared_.scores[rank_ + lane_ * kShare], first_rank_ + to, bytes, full);
+        if (to != rank_)
+          copy_in_cluster(shared_.scores[rank_ + lane_ * kShare], first_rank_ + to, bytes, full);
       }
     }
   }
 
-  // That of the thread's rows: the largest score of the segment's last key tile. For all its key tiles, for the time
-  // being. A warp finds that of a row: all of each warp took 0.13 us longer (1 x 1k, H200, 2026-11-23).
+  // That of the thread's rows: the largest score of the segment's last key tile. For all its key
+  // tiles, for the time being. A warp finds that of a row: all of each warp took 0.13 us longer (1
+  // x 1k, H200, 2026-11-23).
   __device__ void find_base(float factor, float (&base)[2]) {
-    const float4 four = *reinterpret_cast<const float4*>(&shared_.scores[0][warp_ * Config::kRowPitch + 4 * lane_]);
+    const float4 four =
+        *reinterpret_cast<const float4*>(&shared_.scores[0][warp_ * Config::kRowPitch + 4 * lane_]);
     float most = fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w));
 #pragma unroll
     for (int step = 1; step <= 16; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
@@ -262,7 +279,8 @@ class SharedRows : EightRowsOut<Config> {
     return &values[key][(column / 8 ^ key % 8) * 8];
   }
 
-  // Makes the warp's columns of V zero where keys are not the request's: weight 0 times what lies there may be NaN.
+  // Makes the warp's columns of V zero where keys are not the request's: weight 0 times what lies
+  // there may be NaN.
   __device__ void clear_strangers(const WorkTile& work, int block, Values& values) {
     const int begin = work.key_begin - block * Config::kKeys;
     const int end = work.kv_len - block * Config::kKeys;
@@ -300,8 +318,10 @@ class SharedRows : EightRowsOut<Config> {
     }
   }
 
-  // One after the other as in add_values(), by products of the warpgroup that has the block's columns.
-  __device__ void multiply_values(const WorkTile& work, const SegmentWalk<Config>& segment, float (&out)[4]) {
+  // One after the other as in add_values(), by products of the warpgroup that has the block's
+  // columns.
+  __device__ void multiply_values(const WorkTile& work, const SegmentWalk<Config>& segment,
+                                  float (&out)[4]) {
     const int count = segment.count();
     if (__any_sync(~0u, work.key_begin > segment.first * Config::kKeys ||
                             work.kv_len < (segment.last + 1) * Config::kKeys)) {
@@ -320,8 +340,8 @@ class SharedRows : EightRowsOut<Config> {
       products_begin();
 #pragma unroll
       for (int step = 0; step < Config::kKeys / 16; ++step) {
-        Product<8>::template run<Config::kQ, false, true>(out, moved(values, step * 16 * kSwizzledColumns * 2),
-                                                          weights + step * 16, true);
+        Product<8>::template run<Config::kQ, false, true>(
+            out, moved(values, step * 16 * kSwizzledColumns * 2), weights + step * 16, true);
       }
     }
     products_commit();

@@ -6,23 +6,28 @@
 
 namespace fovea::kernels::cuda {
 
-// The block's key tiles of K are in the first stages, those of V, half of its columns, behind them and then, as these
-// are read, in their place.
+// The block's key tiles of K are in the first stages, those of V, half of its columns, behind them
+// and then, as these are read, in their place.
 template <class Config>
 struct SharedLayout {
   static constexpr int kShare = Config::kShare, kTiles = Config::kSegmentBlocks;
   static constexpr int kOwnTiles = kTiles / kShare;  // of K
   static constexpr int kColumns = Config::kHeadDimV / Config::kMultiplying;
-  static_assert(kColumns == kSwizzledColumns && kOwnTiles % Config::kCopiers == 0 && Config::kCopiers == 2);
+  static_assert(kColumns == kSwizzledColumns && kOwnTiles % Config::kCopiers == 0 &&
+                Config::kCopiers == 2);
   using Values = uint16_t[Config::kKeys][kSwizzledColumns];  // of a key tile, swizzled
 
   // Half stages; both count key tiles from the segment's last.
-  __device__ static int place_of_values(int i) { return (2 * kOwnTiles + i) % (2 * Config::kStages); }
+  __device__ static int place_of_values(int i) {
+    return (2 * kOwnTiles + i) % (2 * Config::kStages);
+  }
   __device__ static Values& values(typename Config::SharedMemory& shared, int i) {
     const int place = place_of_values(i);
     return shared.stages[place / 2][place % 2];
   }
-  __device__ static int own_tiles(int rank, int count) { return (count - rank + kShare - 1) / kShare; }
+  __device__ static int own_tiles(int rank, int count) {
+    return (count - rank + kShare - 1) / kShare;
+  }
 };
 
 // Phases of the barriers of a block.
@@ -44,7 +49,8 @@ template <class Config>
 class SharedCopier {
  public:
   using SharedMemory = typename Config::SharedMemory;
-  __device__ SharedCopier(const PrefillParams& params, SharedMemory& shared, const WorkTile& work, int rank)
+  __device__ SharedCopier(const PrefillParams& params, SharedMemory& shared, const WorkTile& work,
+                          int rank)
       : params_(params),
         shared_(shared),
         work_(work),
@@ -61,11 +67,13 @@ class SharedCopier {
       const int box = n * 32 + lane_;
       const int block = segment.first + (box >> boxes_shift_);
       const bool live = block <= segment.last;
-      places_[n] = live ? box_place<Config>(params_, work_, block, box & ((1 << boxes_shift_) - 1)) : BoxPlace{};
+      places_[n] = live ? box_place<Config>(params_, work_, block, box & ((1 << boxes_shift_) - 1))
+                        : BoxPlace{};
     }
   }
 
-  // Before the wait: settled keys of the first segment whose place is free, and the others as far as the L2.
+  // Before the wait: settled keys of the first segment whose place is free, and the others as far
+  // as the L2.
   __device__ void begin(const SegmentWalk<Config>& segment) {
     find(segment);
     if (!copies()) return;
@@ -83,7 +91,8 @@ class SharedCopier {
     }
   }
   // The rest of the first segment, or all of a later one.
-  __device__ void copy(const SegmentWalk<Config>& segment, const SharedPhases<Config>& phases, bool later) const {
+  __device__ void copy(const SegmentWalk<Config>& segment, const SharedPhases<Config>& phases,
+                       bool later) const {
     if (!copies()) return;
 #pragma unroll
     for (int n = 0; n < kCopies; ++n) {
@@ -100,8 +109,9 @@ class SharedCopier {
   using Layout = SharedLayout<Config>;
   static constexpr int kOwnTiles = Layout::kOwnTiles;
   static constexpr int kCopies = kOwnTiles / 2 + Layout::kTiles / 2;
-  static constexpr int kHeld = Layout::kTiles * Config::kKeys / 16 / 32;  // boxes of a segment that a lane has, at most
-  static_assert(Config::kKeys / 16 <= 32);  // boxes of a key tile, each a lane's
+  static constexpr int kHeld =
+      Layout::kTiles * Config::kKeys / 16 / 32;  // boxes of a segment that a lane has, at most
+  static_assert(Config::kKeys / 16 <= 32);       // boxes of a key tile, each a lane's
 
   // Where the n-th copy goes, of key tile i, counted from the segment's last.
   struct Target {
@@ -126,7 +136,8 @@ class SharedCopier {
     BoxPlace found;
 #pragma unroll
     for (int n = 0; n < kHeld; ++n) {
-      const BoxPlace from = {__shfl_sync(~0u, places_[n].page, box), __shfl_sync(~0u, places_[n].place, box)};
+      const BoxPlace from = {__shfl_sync(~0u, places_[n].page, box),
+                             __shfl_sync(~0u, places_[n].place, box)};
       if (n == 0 || box >= n * 32) found = from;
     }
     return found;
@@ -155,12 +166,12 @@ class SharedCopier {
     if (to.of_keys) {
 #pragma unroll
       for (int c = 0; c < Config::kDimBlocks; ++c) {
-        load_box(&shared_.stages[to.stage][c][row], params_.k, shared_.share.keys[to.stage], kEvictNormal,
-                 c * kSwizzledColumns, work_.kv_head, from.place, from.page);
+        load_box(&shared_.stages[to.stage][c][row], params_.k, shared_.share.keys[to.stage],
+                 kEvictNormal, c * kSwizzledColumns, work_.kv_head, from.place, from.page);
       }
     } else {
-      load_box(&Layout::values(shared_, to.i)[row], params_.v, shared_.share.values[to.i], kEvictNormal,
-               rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
+      load_box(&Layout::values(shared_, to.i)[row], params_.v, shared_.share.values[to.i],
+               kEvictNormal, rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
     }
   }
   __device__ void fetch(const Target& to, const BoxPlace& from) const {

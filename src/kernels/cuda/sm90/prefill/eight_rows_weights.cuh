@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of up to eight rows: from a segment's keys to weights and their sums, in the order of prefill.
+// Requests of up to eight rows: from a segment's keys to weights and their sums, in the order of
+// prefill.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
@@ -16,7 +17,8 @@ __device__ __forceinline__ bool any_computing(bool value) {
   return named_barrier_any(1, Config::kComputing, value);
 }
 
-// Of a warp that computes. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and l / 4 + 8.
+// Of a warp that computes. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and
+// l / 4 + 8.
 template <class Config>
 class EightRowsWeights {
  protected:
@@ -27,7 +29,9 @@ class EightRowsWeights {
       : params_(params), shared_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
 
   __device__ int row_of(int i) const { return lane_ % 4 * 2 + i; }
-  __device__ int place_of(int i) const { return warp_ * 16 + lane_ / 4 + i * 8; }  // of the key tile's keys
+  __device__ int place_of(int i) const {
+    return warp_ * 16 + lane_ / 4 + i * 8;
+  }  // of the key tile's keys
   __device__ int rows(const WorkTile& work) const { return work.q_len << params_.heads_shift; }
 
   // As right operands: lane l has row l / 4.
@@ -45,8 +49,9 @@ class EightRowsWeights {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = step * 16 + half * 8 + lane_ % 4 * 2;
-        queries_[step][half] =
-            valid && column < attention.head_dim ? *reinterpret_cast<const uint32_t*>(q + column) : 0;
+        queries_[step][half] = valid && column < attention.head_dim
+                                   ? *reinterpret_cast<const uint32_t*>(q + column)
+                                   : 0;
       }
     }
   }
@@ -57,8 +62,9 @@ class EightRowsWeights {
     for (int i = 0; i < 2; ++i) seen_[i] = row_keys(params_, work, view, 0, row_of(i));
   }
 
-  __device__ void multiply_keys(const uint16_t (&keys)[Config::kDimBlocks][Config::kKeys][kSwizzledColumns],
-                                float (&scores)[4]) const {
+  __device__ void multiply_keys(
+      const uint16_t (&keys)[Config::kDimBlocks][Config::kKeys][kSwizzledColumns],
+      float (&scores)[4]) const {
     const int row = warp_ * 16 + lane_ % 16;
 #pragma unroll
     for (float& score : scores) score = 0;
@@ -82,7 +88,8 @@ class EightRowsWeights {
   }
 
   // Weights of these scores. A thread of prefill adds up 32 of a key tile.
-  __device__ bool put_weights(int i, const float (&scores)[4], float factor, const float (&base)[2]) {
+  __device__ bool put_weights(int i, const float (&scores)[4], float factor,
+                              const float (&base)[2]) {
     float weights[4];
     bool grown = false;
 #pragma unroll
@@ -109,7 +116,8 @@ class EightRowsWeights {
     computing_meet<Config>();
   }
 
-  // Weights of the warp's kept scores of a key tile. Whether any is so large that its row may outgrow the base.
+  // Weights of the warp's kept scores of a key tile. Whether any is so large that its row may
+  // outgrow the base.
   __device__ bool weigh_kept(int i, float factor, const float (&base)[2]) {
     float scores[4];
     read_kept(i, scores);
@@ -117,10 +125,12 @@ class EightRowsWeights {
   }
   __device__ void read_kept(int i, float (&scores)[4]) const {
 #pragma unroll
-    for (int x = 0; x < 4; ++x) scores[x] = shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place_of(x / 2)];
+    for (int x = 0; x < 4; ++x)
+      scores[x] = shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place_of(x / 2)];
   }
 
-  // The sum that thread lane % 8 / 2 of a row has of a key tile's weights in prefill: of 16 even and 16 odd keys.
+  // The sum that thread lane % 8 / 2 of a row has of a key tile's weights in prefill: of 16 even
+  // and 16 odd keys.
   __device__ float sum_tile(int row, int i, float factor, float base) const {
     const float* scores = shared_.scores[i] + row * Config::kRowPitch + lane_ % 8;
     float total = 0;
@@ -141,7 +151,8 @@ class EightRowsWeights {
         for (int key = lane_; key < Config::kKeys; key += 32) {
           most = fmaxf(most, shared_.scores[i][row * Config::kRowPitch + key]);
         }
-        for (int step = 1; step <= 16; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        for (int step = 1; step <= 16; step *= 2)
+          most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
         base = fmaxf(base, most * factor);
       }
       if (lane_ == 0) shared_.base[i][row] = base;

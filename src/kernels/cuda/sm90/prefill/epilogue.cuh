@@ -22,14 +22,14 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
     factor[half] = empty ? 0.0f : __fdividef(1.0f, total);
     if constexpr (Config::kFp8) factor[half] *= value_unit<Config>(attention, work, acc);
     if (!attention.lse && !attention.sinks) continue;
-    const float lse =
-        empty ? -infinity() : (acc.base[half] + log2f(total)) * kLn2;
+    const float lse = empty ? -infinity() : (acc.base[half] + log2f(total)) * kLn2;
     const int row = thread_row(half);
     const int head = row_head(params, work, row);
     const int token = row_token(params, work, consumer, row);
     if (token >= work.q_len) continue;
     if (attention.lse && threadIdx.x % 4 == 0) {
-      attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] =
+      attention
+          .lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] =
           lse;
     }
     if (attention.sinks && !empty) factor[half] /= 1.0f + __expf(attention.sinks[head] - lse);
@@ -38,16 +38,17 @@ __device__ __forceinline__ void finish_rows(const PrefillParams& params, const W
 
 // The same of a row tile, or of a part of one.
 template <class Config>
-__device__ __forceinline__ void finish_result(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                              const Accumulators<Config>& acc, float (&factor)[2]) {
+__device__ __forceinline__ void finish_result(const PrefillParams& params, const TileSlot& slot,
+                                              int consumer, const Accumulators<Config>& acc,
+                                              float (&factor)[2]) {
   if constexpr (Config::kParts) {
     if (!is_final(params, slot)) return finish_part<Config>(params, slot, consumer, acc, factor);
   }
   finish_rows<Config>(params, slot.work, consumer, acc, factor);
 }
 
-// Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows end within
-// it, and which a box would write past. kThreads: that do so.
+// Rows [first, end) of the staged columns to memory, 16 bytes at a time: of a consumer whose rows
+// end within it, and which a box would write past. kThreads: that do so.
 template <class Config, int kThreads = kWarpgroupThreads>
 __device__ __forceinline__ void copy_staged(const PrefillParams& params,
                                             const typename Config::SharedMemory& shared,
@@ -69,14 +70,14 @@ __device__ __forceinline__ void copy_staged(const PrefillParams& params,
   }
 }
 
-// The consumer's rows go to shared memory, and from there by the copy engine, under the next row tile's
-// products.
+// The consumer's rows go to shared memory, and from there by the copy engine, under the next row
+// tile's products.
 template <class Config>
 __device__ __forceinline__ void store_staged(const PrefillParams& params,
-                                           typename Config::SharedMemory& shared,
-                                           const WorkTile& work, int consumer,
-                                           const float (&factor)[2],
-                                           const Accumulators<Config>& acc) {
+                                             typename Config::SharedMemory& shared,
+                                             const WorkTile& work, int consumer,
+                                             const float (&factor)[2],
+                                             const Accumulators<Config>& acc) {
   const bool first_thread = threadIdx.x % kWarpgroupThreads == 0;
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
@@ -99,7 +100,8 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
       }
       store_matrices(&staged[row][((j + lane / 16) ^ row % 8) * 8], piece);
     }
-    if ((block + 1) % Config::kOutBlocks != 0 && block + 1 < Config::kHeadDimV / kSwizzledColumns) continue;
+    if ((block + 1) % Config::kOutBlocks != 0 && block + 1 < Config::kHeadDimV / kSwizzledColumns)
+      continue;
     fence_async_proxy();
     named_barrier_wait(8 + consumer, kWarpgroupThreads);
 #pragma unroll
@@ -117,8 +119,9 @@ __device__ __forceinline__ void store_staged(const PrefillParams& params,
 
 // Puts columns [16 * step, 16 * step + 16) of the consumer's rows into shared memory.
 template <class Config>
-__device__ __forceinline__ void stage_columns(typename Config::SharedMemory& shared, int consumer, int step,
-                                              const float (&factor)[2], const Accumulators<Config>& acc) {
+__device__ __forceinline__ void stage_columns(typename Config::SharedMemory& shared, int consumer,
+                                              int step, const float (&factor)[2],
+                                              const Accumulators<Config>& acc) {
   static_assert(Config::kOutBlocks * kSwizzledColumns == Config::kHeadDimV);
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
@@ -129,12 +132,14 @@ __device__ __forceinline__ void stage_columns(typename Config::SharedMemory& sha
     const int at = 4 * (step / 4 * 8 + j + i / 2) + 2 * (i % 2);
     piece[i] = pack<Config::kOut>(acc.out[at] * factor[i % 2], acc.out[at + 1] * factor[i % 2]);
   }
-  store_matrices(&Config::out(shared, consumer)[step / 4][row][((j + lane / 16) ^ row % 8) * 8], piece);
+  store_matrices(&Config::out(shared, consumer)[step / 4][row][((j + lane / 16) ^ row % 8) * 8],
+                 piece);
 }
 
 // Stores a row tile that consumers stage. A warp.
 template <class Config>
-__device__ __forceinline__ void store_tile(const PrefillParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void store_tile(const PrefillParams& params,
+                                           typename Config::SharedMemory& shared,
                                            const WorkTile& work, uint32_t phase) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -142,7 +147,8 @@ __device__ __forceinline__ void store_tile(const PrefillParams& params, typename
     shared.stores.full[consumer].wait(phase);
     const int token = row_token(params, work, consumer, 0);
     if (token + (kGroupRows >> params.heads_shift) > work.q_len) {
-      for (int b = 0; b < Config::kOutBlocks; ++b) copy_staged<Config, 32>(params, shared, work, consumer, b);
+      for (int b = 0; b < Config::kOutBlocks; ++b)
+        copy_staged<Config, 32>(params, shared, work, consumer, b);
     } else if (lane == 0) {
 #pragma unroll
       for (int b = 0; b < Config::kOutBlocks; ++b) {
@@ -159,7 +165,8 @@ __device__ __forceinline__ void store_tile(const PrefillParams& params, typename
     if (lane < 4 * Config::kConsumers) shared.q_empty[0][lane / 4].arrive();
   } else if (lane == 0) {
 #pragma unroll
-    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) shared.stores.empty[consumer].arrive();
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer)
+      shared.stores.empty[consumer].arrive();
   }
 }
 
@@ -178,10 +185,11 @@ __device__ void store_tiles(const PrefillParams& params, typename Config::Shared
   }
 }
 
-// As take_tiles, and stores all row tiles: when a tile's queries have found room, the rows of the one two before are
-// about to be staged. A warp.
+// As take_tiles, and stores all row tiles: when a tile's queries have found room, the rows of the
+// one two before are about to be staged. A warp.
 template <class Config>
-__device__ void take_and_store_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
+__device__ void take_and_store_tiles(const PrefillParams& params,
+                                     typename Config::SharedMemory& shared) {
   static_assert(Config::kQueryStages == 2 && kTileSlots > Config::kQueryStages);
   TileTaker<Config> taker{params, shared};
   Ring<Config::kQueryStages> q;
@@ -201,8 +209,8 @@ __device__ void take_and_store_tiles(const PrefillParams& params, typename Confi
   taker.finish();
 }
 
-// Four neighbouring lanes hold 2 columns each of every 8: after the exchange each holds 8 columns of
-// every 32, which it stores as 16 bytes.
+// Four neighbouring lanes hold 2 columns each of every 8: after the exchange each holds 8 columns
+// of every 32, which it stores as 16 bytes.
 template <class Config>
 __device__ __forceinline__ void store_direct(const PrefillParams& params, const WorkTile& work,
                                              int consumer, const float (&factor)[2],
@@ -241,8 +249,8 @@ __device__ __forceinline__ void store_direct(const PrefillParams& params, const 
       const uint32_t send1 = upper ? even_high : far_high;
       const uint32_t got0 = __shfl_xor_sync(~0u, send0, 2);
       const uint32_t got1 = __shfl_xor_sync(~0u, send1, 2);
-      const uint4 words = upper ? uint4{got0, got1, far_low, far_high}
-                                : uint4{even_low, even_high, got0, got1};
+      const uint4 words =
+          upper ? uint4{got0, got1, far_low, far_high} : uint4{even_low, even_high, got0, got1};
       const int column = (j + lane) * 8;
       if (valid && column < attention.head_dim_v) *reinterpret_cast<uint4*>(to + column) = words;
     }

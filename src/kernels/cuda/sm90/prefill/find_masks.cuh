@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that no interval per row expresses, as bits that a producer warp finds ahead of the consumers: for the key
-// tiles that some rows see and others do not.
+// Masks that no interval per row expresses, as bits that a producer warp finds ahead of the
+// consumers: for the key tiles that some rows see and others do not.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/custom_masks.cuh"
@@ -42,7 +42,8 @@ __device__ inline uint32_t standing_bits(const MaskParams& mask, const RequestVi
 #pragma unroll 4
   for (int bit = 0; bit < 32; ++bit) {
     const int at = mask.positions[view.q_begin + max(0, min(fresh + bit, view.q_len - 1))];
-    bits |= static_cast<uint32_t>(fresh + bit >= 0 && at >= positions.begin && at < positions.end) << bit;
+    bits |= static_cast<uint32_t>(fresh + bit >= 0 && at >= positions.begin && at < positions.end)
+            << bit;
   }
   return bits;
 }
@@ -65,7 +66,8 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
   if (mask.item_prefix_lens) {
     const int prefix = item_prefix(mask, view);
     if (at >= prefix) {
-      const int own = at - mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + at - prefix];
+      const int own =
+          at - mask.token_pos_in_items[view.request * mask.token_pos_in_items_stride + at - prefix];
       bits &= ~standing_bits(mask, view, moved, {prefix, own}, first);
     }
   }
@@ -73,16 +75,17 @@ __device__ inline uint32_t seen_bits(const MaskParams& mask, const RequestView& 
     for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
       const Interval span = {mask.spans[2 * s], mask.spans[2 * s + 1]};
       if (at < span.begin || at >= span.end) continue;
-      bits |= standing_bits(mask, view, moved, span, first) &
-              interval_bits({0, view.kv_len}, first);
+      bits |=
+          standing_bits(mask, view, moved, span, first) & interval_bits({0, view.kv_len}, first);
     }
   }
   return bits;
 }
 
-// Of 32 keys from `first` on, those that a custom mask shows the token. Its bytes are read eight at a time, and only
-// those of the request's mask.
-__device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView& view, int token, int first) {
+// Of 32 keys from `first` on, those that a custom mask shows the token. Its bytes are read eight at
+// a time, and only those of the request's mask.
+__device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView& view, int token,
+                                      int first) {
   const uint8_t* at = custom_row(mask, view, token) + first;
   const int within = static_cast<int>(reinterpret_cast<uint64_t>(at) % 8);
   const auto* from = reinterpret_cast<const uint2*>(at - within);
@@ -91,13 +94,15 @@ __device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView&
   if (at - within < custom_row(mask, view, 0) ||
       reinterpret_cast<const uint8_t*>(from + count) > custom_row(mask, view, view.q_len)) {
 #pragma unroll 1
-    for (int n = 0; n < min(32, view.kv_len - first); ++n) low |= static_cast<uint32_t>(at[n] != 0) << n;
+    for (int n = 0; n < min(32, view.kv_len - first); ++n)
+      low |= static_cast<uint32_t>(at[n] != 0) << n;
     return low;
   }
   uint2 bytes[5];
 #pragma unroll
   for (int i = 0; i < 5; ++i) bytes[i] = i < count ? from[i] : uint2{};
-  // A bit for each byte that is not 0: of four the highest bits, brought side by side by a product.
+    // A bit for each byte that is not 0: of four the highest bits, brought side by side by a
+    // product.
 #pragma unroll
   for (int i = 9; i >= 0; --i) {
     const uint32_t word = i % 2 == 0 ? bytes[i / 2].x : bytes[i / 2].y;
@@ -108,10 +113,11 @@ __device__ inline uint32_t shown_bits(const MaskParams& mask, const RequestView&
   return __funnelshift_r(low, high, within);
 }
 
-// Finds which keys of a key tile the tokens of each consumer see, where consumers ask for it. A warp. `phases`: a bit
-// for each consumer.
+// Finds which keys of a key tile the tokens of each consumer see, where consumers ask for it. A
+// warp. `phases`: a bit for each consumer.
 template <class Config>
-__device__ __forceinline__ void find_masks(const PrefillParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void find_masks(const PrefillParams& params,
+                                           typename Config::SharedMemory& shared,
                                            const TileSlot& slot, int block, uint32_t& phases) {
   const MaskParams& mask = params.attention.batch.mask;
   constexpr int kWords = (Config::kKeys + 31) / 32;

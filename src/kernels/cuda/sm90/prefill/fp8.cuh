@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fp8 asks of the consumers: bf16 queries of fp8 caches as f16, scales, weights of fp8 products.
+// What fp8 asks of the consumers: bf16 queries of fp8 caches as f16, scales, weights of fp8
+// products.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/scores.cuh"
@@ -53,7 +54,8 @@ __device__ __forceinline__ void narrow_queries(typename Config::SharedMemory& sh
 }
 
 // The scale that all keys of a head share, or 1.
-__device__ __forceinline__ float shared_scale(const KeyParams& keys, const float* scale, int kv_head) {
+__device__ __forceinline__ float shared_scale(const KeyParams& keys, const float* scale,
+                                              int kv_head) {
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
@@ -63,7 +65,8 @@ __device__ __forceinline__ float value_unit(const AttentionParams& attention, co
                                             const Accumulators<Config>& acc) {
   const KeyParams& keys = attention.keys;
   if constexpr (!Config::kFp8) return 1;
-  return Config::kWiden && keys.scale_slot_stride ? acc.v_unit : shared_scale(keys, keys.v_scale, work.kv_head);
+  return Config::kWiden && keys.scale_slot_stride ? acc.v_unit
+                                                  : shared_scale(keys, keys.v_scale, work.kv_head);
 }
 
 __device__ __forceinline__ bool keys_have_scales(const PrefillParams& params) {
@@ -82,9 +85,9 @@ __device__ __forceinline__ float query_scale(const PrefillParams& params, int64_
                            : 1.0f;
 }
 
-// Weights as left operand. A thread's scores of 16 keys are of keys 2t, 2t + 1, 2t + 8, 2t + 9 (t: its
-// place among four), a register of the operand holds those of 4t ... 4t + 3: so keys change places, and
-// transpose_values puts V's in the same order.
+// Weights as left operand. A thread's scores of 16 keys are of keys 2t, 2t + 1, 2t + 8, 2t + 9 (t:
+// its place among four), a register of the operand holds those of 4t ... 4t + 3: so keys change
+// places, and transpose_values puts V's in the same order.
 template <int kKeys>
 __device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 2],
                                                   uint32_t (&weights)[kKeys / 8]) {
@@ -98,7 +101,8 @@ __device__ __forceinline__ void pack_e4m3_weights(const float (&scores)[kKeys / 
 
 // Raw scores by the scales of their keys.
 template <class Config>
-__device__ __forceinline__ void scale_keys(const float* scales, float (&scores)[Config::kKeys / 2]) {
+__device__ __forceinline__ void scale_keys(const float* scales,
+                                           float (&scores)[Config::kKeys / 2]) {
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 8; ++j) {
     const float2 scale = load_scales(&scales[8 * j + threadIdx.x % 4 * 2]);
@@ -109,8 +113,8 @@ __device__ __forceinline__ void scale_keys(const float* scales, float (&scores)[
   }
 }
 
-// Power of two that scales of values are relative to, so that weights stay in the range of f16: near the
-// largest scale of the key tile, if that exceeds `before`'s.
+// Power of two that scales of values are relative to, so that weights stay in the range of f16:
+// near the largest scale of the key tile, if that exceeds `before`'s.
 template <class Config>
 __device__ __forceinline__ float values_unit(const float* scales, float before) {
   float most = 0;
@@ -121,7 +125,8 @@ __device__ __forceinline__ float values_unit(const float* scales, float before) 
 
 // That of the key tile whose scales of values are given, in `slot`.
 template <class Config>
-__device__ __forceinline__ float tile_unit(const typename Config::SharedMemory& shared, int slot, float before) {
+__device__ __forceinline__ float tile_unit(const typename Config::SharedMemory& shared, int slot,
+                                           float before) {
   if constexpr (Config::kWidensApart) return shared.value_units[slot];
   return values_unit<Config>(shared.scales[slot][1], before);
 }
@@ -145,14 +150,15 @@ __device__ __forceinline__ void scale_packed(const float* scales, float unit,
 // The factors of the thread's rows; narrow_queries has come before.
 template <class Config>
 __device__ __forceinline__ void scale_rows(const PrefillParams& params,
-                                           const typename Config::SharedMemory& shared, int consumer,
-                                           RowTile& tile) {
+                                           const typename Config::SharedMemory& shared,
+                                           int consumer, RowTile& tile) {
   if constexpr (!Config::kFp8) return;
   const KeyParams& keys = params.attention.keys;
   const WorkTile& work = tile.slot->work;
   const bool transformed = Config::kTransforms && is_transformed(params.attention);
   const ScoreUnits units = score_units<Config>(params, params.attention.scale);
-  const float scale = (transformed ? units.inner : units.factor) * shared_scale(keys, keys.k_scale, work.kv_head);
+  const float scale =
+      (transformed ? units.inner : units.factor) * shared_scale(keys, keys.k_scale, work.kv_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);

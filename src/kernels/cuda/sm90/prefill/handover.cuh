@@ -9,7 +9,7 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kGroupRows = 64;  // query rows of a consumer warpgroup: one wgmma tile
+constexpr int kGroupRows = 64;        // query rows of a consumer warpgroup: one wgmma tile
 constexpr int kSwizzledColumns = 64;  // 16-bit columns of a 128-byte row
 constexpr int kSwizzledBytes = 128;
 constexpr int kTileSlots = 4;
@@ -23,18 +23,18 @@ struct WorkTile {
   int32_t first_token;
   int32_t q_head;  // the first
   int32_t kv_head;
-  int32_t first_key;  // row of the request's first key, for packed keys
+  int32_t first_key;               // row of the request's first key, for packed keys
   int32_t key_begin;               // what lies before must not reach a product
   int32_t block_begin, block_end;  // key tiles; at least one
 };
 
 // What one consumer's rows see of a tile's keys.
 struct RowsView {
-  // Keys that every row sees. Where key tiles begin behind open_begin, rows end open_end plus their token's number, or
-  // with the request's keys.
+  // Keys that every row sees. Where key tiles begin behind open_begin, rows end open_end plus their
+  // token's number, or with the request's keys.
   int32_t open_begin, open_end;
-  // Of the last key tile that some row can see, rounded up to the grain. kOwnEnds: not above 0, if none can see it,
-  // but some one of those before.
+  // Of the last key tile that some row can see, rounded up to the grain. kOwnEnds: not above 0, if
+  // none can see it, but some one of those before.
   int32_t columns;
 };
 
@@ -96,7 +96,8 @@ struct SegmentMemory {
   SegmentRow rows[kConsumers][kGroupRows];
   TransactionBarrier stored[kTileSlots];  // partial results
 };
-// Of a row tile that a producer warp stores: all of a consumer's rows are staged, none is any longer.
+// Of a row tile that a producer warp stores: all of a consumer's rows are staged, none is any
+// longer.
 template <int kConsumers>
 struct StoreMemory {
   TransactionBarrier full[kConsumers], empty[kConsumers];

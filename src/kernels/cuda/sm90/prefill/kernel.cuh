@@ -3,16 +3,17 @@
 //
 //   warpgroup 0, the producer: each warp has roles of its own
 //              pages, pairs              fp8 products              boxes                 rows
-//     warp 0   K                         K and V                   widens K, V; q        copies K, V; q
-//     warp 1   row tiles and q           row tiles, q, plain out   row tiles, K, V       row tiles, places of rows
-//     warp 2   V                         transposes V              widens K, V           copies K, V
-//     warp 3   joins | masks | plain out transposes V              widens K, V           copies K, V
+//     warp 0   K                         K and V                   widens K, V; q        copies K,
+//     V; q warp 1   row tiles and q           row tiles, q, plain out   row tiles, K, V       row
+//     tiles, places of rows warp 2   V                         transposes V              widens K,
+//     V           copies K, V warp 3   joins | masks | plain out transposes V              widens
+//     K, V           copies K, V
 //   tokens: as rows, but warp 1 brings q and entries of the page table
 //   warpgroups 1 to 3, consumers of 64 query rows each: consume.cuh
 //
-// Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores are masked, else
-// stores out of pairs at head dim 128. Masks that it does not find are found by the warp that brings V or finds rows.
-// The queries of kQueryRing come with K.
+// Warp 3 beside pages joins partial results where segments are summed, else finds masks if scores
+// are masked, else stores out of pairs at head dim 128. Masks that it does not find are found by
+// the warp that brings V or finds rows. The queries of kQueryRing come with K.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/consume.cuh"
@@ -26,8 +27,8 @@
 namespace fovea::kernels::cuda {
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-__device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>::run(
-    const PrefillParams& params) {
+__device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores,
+                                              kSums>::run(const PrefillParams& params) {
   using Config = PrefillConfig;
   extern __shared__ __align__(1024) char dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
@@ -55,8 +56,10 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
         shared.pair.taken_empty[i].init(1);
       }
       // Loaders of rows and transposers are done with a tile before consumers are.
-      shared.tile_empty[i].init(
-          4 * kConsumers + (kRows ? 0 : kNarrow ? 1 : kSegments || kStoresApart || kFindsApart ? 3 : 2));
+      shared.tile_empty[i].init(4 * kConsumers + (kRows                                      ? 0
+                                                  : kNarrow                                  ? 1
+                                                  : kSegments || kStoresApart || kFindsApart ? 3
+                                                                                             : 2));
       if constexpr (kSegments) shared.segments.stored[i].init(4);
     }
     if constexpr (kMasked) {
@@ -149,7 +152,10 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
 using Config = Either<(kSums >= eight_rows && kSums <= eight_quarters),
-                      EightRowsConfig<kDim, kQuery, kSums == eight_rows ? 1 : kSums == eight_quarters ? 4 : 2,
+                      EightRowsConfig<kDim, kQuery,
+                                      kSums == eight_rows       ? 1
+                                      : kSums == eight_quarters ? 4
+                                                                : 2,
                                       kSums == eight_joined ? 4 : 1>,
                       PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>>;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masks that no interval per row expresses, for all of a row tile's tokens: which keys some of them see, which all of
-// them see, and which key tiles between are hidden. Called by whole warps, which read positions together.
+// Masks that no interval per row expresses, for all of a row tile's tokens: which keys some of them
+// see, which all of them see, and which key tiles between are hidden. Called by whole warps, which
+// read positions together.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/config.cuh"
@@ -26,8 +27,8 @@ __device__ __forceinline__ bool hides_by_position(const MaskParams& mask) {
 
 // Calls visit(Interval) for each span that tokens [first, last] are in; positions are not given.
 template <typename Visit>
-__device__ __forceinline__ void for_each_span(const MaskParams& mask, const RequestView& view, int first, int last,
-                                              Visit visit) {
+__device__ __forceinline__ void for_each_span(const MaskParams& mask, const RequestView& view,
+                                              int first, int last, Visit visit) {
   for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
     const Interval span = {mask.spans[2 * s], min(mask.spans[2 * s + 1], view.kv_len)};
     if (span.begin <= view.prefix() + last && span.end > view.prefix() + first) visit(span);
@@ -51,7 +52,8 @@ __device__ inline Interval position_reach(const MaskParams& mask, int position) 
 struct Reaches {
   Interval all, any;
 };
-__device__ inline Reaches position_reaches(const MaskParams& mask, const RequestView& view, int first, int last) {
+__device__ inline Reaches position_reaches(const MaskParams& mask, const RequestView& view,
+                                           int first, int last) {
   int least = 0x7fffffff, most = 0;
   for (int token = first + static_cast<int>(threadIdx.x) % 32; token <= last; token += 32) {
     const int at = mask.positions[view.q_begin + token];
@@ -63,11 +65,11 @@ __device__ inline Reaches position_reaches(const MaskParams& mask, const Request
   return {{high.begin, low.end}, {low.begin, high.end}};
 }
 
-// Of kScanned new keys from `key` on, those before `end`: a bit for each of the lane's, key + lane + 32 * i, that
-// stands within `reach`.
+// Of kScanned new keys from `key` on, those before `end`: a bit for each of the lane's, key + lane
+// + 32 * i, that stands within `reach`.
 constexpr int kScanned = 256;
-__device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, const RequestView& view, int key, int end,
-                                                    const Interval& reach) {
+__device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, const RequestView& view,
+                                                    int key, int end, const Interval& reach) {
   const int32_t* positions = mask.positions + view.q_begin - view.prefix();
   uint32_t within = 0;
 #pragma unroll
@@ -80,8 +82,8 @@ __device__ __forceinline__ uint32_t standing_within(const MaskParams& mask, cons
 }
 
 // The first of new keys [key, end) that stands within `reach`, or `end`.
-__device__ inline int first_within(const MaskParams& mask, const RequestView& view, int key, int end,
-                                   const Interval& reach) {
+__device__ inline int first_within(const MaskParams& mask, const RequestView& view, int key,
+                                   int end, const Interval& reach) {
 #pragma unroll 1
   for (; key < end; key += kScanned) {
     const uint32_t within = standing_within(mask, view, key, end, reach);
@@ -114,19 +116,25 @@ __device__ inline int all_within_from(const MaskParams& mask, const RequestView&
 }
 
 // The end of the keys that some of tokens [first, last] may see.
-__device__ inline int keys_end(const MaskParams& mask, const RequestView& view, int first, int last) {
+__device__ inline int keys_end(const MaskParams& mask, const RequestView& view, int first,
+                               int last) {
   if (mask.positions && mask.spans) return view.kv_len;
   int end = visible_keys(interval_mask(mask), view, first, last).end;
-  if (mask.spans) for_each_span(mask, view, first, last, [&](const Interval& span) { end = max(end, span.end); });
+  if (mask.spans)
+    for_each_span(mask, view, first, last, [&](const Interval& span) { end = max(end, span.end); });
   return end;
 }
 
-// Keys outside are hidden from all of tokens [first, last]. As visible_keys, which looks less closely.
-__device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
-  Interval keys = {visible_keys(interval_mask(mask), view, first, last).begin, keys_end(mask, view, first, last)};
+// Keys outside are hidden from all of tokens [first, last]. As visible_keys, which looks less
+// closely.
+__device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& view, int first,
+                                     int last) {
+  Interval keys = {visible_keys(interval_mask(mask), view, first, last).begin,
+                   keys_end(mask, view, first, last)};
   if (mask.spans) {
     if (mask.positions) return keys;
-    for_each_span(mask, view, first, last, [&](const Interval& span) { keys.begin = min(keys.begin, span.begin); });
+    for_each_span(mask, view, first, last,
+                  [&](const Interval& span) { keys.begin = min(keys.begin, span.begin); });
   } else if (hides_by_position(mask)) {
     const Interval any = position_reaches(mask, view, first, last).any;
     // Old keys stand where they lie; new ones may stand anywhere.
@@ -139,11 +147,13 @@ __device__ inline Interval tile_keys(const MaskParams& mask, const RequestView& 
 }
 
 // Keys that all of tokens [first, last] see: some of them.
-__device__ inline Interval open_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
+__device__ inline Interval open_keys(const MaskParams& mask, const RequestView& view, int first,
+                                     int last) {
   if (mask.custom || (mask.positions && mask.item_prefix_lens)) return {};
   const MaskParams only = interval_mask(mask);
   // Both ends grow with the token.
-  Interval keys = {visible_keys(only, view, last, last).begin, visible_keys(only, view, first, first).end};
+  Interval keys = {visible_keys(only, view, last, last).begin,
+                   visible_keys(only, view, first, first).end};
   if (mask.tree) keys.end = min(keys.end, view.prefix());
   if (hides_by_position(mask)) {
     const Interval all = position_reaches(mask, view, first, last).all;
@@ -160,8 +170,10 @@ __device__ inline Interval open_keys(const MaskParams& mask, const RequestView& 
   return keys;
 }
 
-// Of tokens [first, last] behind a common prefix: the keys between that and their items, which nobody sees.
-__device__ inline Interval hidden_keys(const MaskParams& mask, const RequestView& view, int first, int last) {
+// Of tokens [first, last] behind a common prefix: the keys between that and their items, which
+// nobody sees.
+__device__ inline Interval hidden_keys(const MaskParams& mask, const RequestView& view, int first,
+                                       int last) {
   if (!mask.item_prefix_lens || mask.positions) return {};
   const int prefix = item_prefix(mask, view);
   if (view.prefix() + first < prefix) return {};

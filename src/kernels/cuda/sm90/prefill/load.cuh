@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer: one warp takes tiles from the list and starts the copies of q in boxes, one those of K and
-// one those of V. What the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
+// The producer: one warp takes tiles from the list and starts the copies of q in boxes, one those
+// of K and one those of V. What the copy engine cannot bring is in load_rows.cuh and transpose.cuh.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/find_masks.cuh"
@@ -32,7 +32,8 @@ __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
     const int token = tile.q_begin + tile.first_token + w * (kGroupRows >> params.heads_shift);
 #pragma unroll
     for (int c = 0; c < Config::kDimBlocks; ++c) {
-      load_box(shared.q[q.stage][w][c], params.q, full, kEvictFirst, c * kSwizzledColumns, tile.q_head, token);
+      load_box(shared.q[q.stage][w][c], params.q, full, kEvictFirst, c * kSwizzledColumns,
+               tile.q_head, token);
     }
   }
   __syncwarp();
@@ -42,7 +43,8 @@ __device__ __forceinline__ void load_queries_boxes(const PrefillParams& params,
 // The same through a stage of keys. A warp.
 template <class Config>
 __device__ __forceinline__ void load_query_stage(const PrefillParams& params,
-                                                 typename Config::SharedMemory& shared, const WorkTile& tile,
+                                                 typename Config::SharedMemory& shared,
+                                                 const WorkTile& tile,
                                                  Ring<Config::kKeyStages>& at) {
   const int lane = threadIdx.x % 32;
   TransactionBarrier& full = shared.k_full[at.stage];
@@ -52,16 +54,17 @@ __device__ __forceinline__ void load_query_stage(const PrefillParams& params,
   if (lane < Config::kConsumers * Config::kDimBlocks) {
     const int consumer = lane / Config::kDimBlocks;
     const int c = lane % Config::kDimBlocks;
-    const int token = tile.q_begin + tile.first_token + consumer * (kGroupRows >> params.heads_shift);
-    load_box(Config::queries(shared, at.stage, consumer)[c], params.q, full, kEvictFirst, c * kSwizzledColumns,
-             tile.q_head, token);
+    const int token =
+        tile.q_begin + tile.first_token + consumer * (kGroupRows >> params.heads_shift);
+    load_box(Config::queries(shared, at.stage, consumer)[c], params.q, full, kEvictFirst,
+             c * kSwizzledColumns, tile.q_head, token);
   }
   __syncwarp();
   at.advance();
 }
 
-// Runs ahead of the copies, so that the chain of loads behind a tile is hidden; and a tile ahead with the
-// queries: 2 to 5 % (H200, 2026-11-22).
+// Runs ahead of the copies, so that the chain of loads behind a tile is hidden; and a tile ahead
+// with the queries: 2 to 5 % (H200, 2026-11-22).
 template <class Config>
 __device__ void take_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   TileTaker<Config> taker{params, shared};
@@ -78,8 +81,8 @@ __device__ void take_tiles(const PrefillParams& params, typename Config::SharedM
   taker.finish();
 }
 
-// A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page and
-// place; the copy engine writes zeros for coordinates outside of the tensor.
+// A key tile is copied in boxes of box_keys keys by the lanes of a warp. Where a box lies: its page
+// and place; the copy engine writes zeros for coordinates outside of the tensor.
 struct BoxPlace {
   int page = -1;
   int place = 0;
@@ -107,8 +110,8 @@ __device__ __forceinline__ void load_key_tile(
   if (lane == 0) full.arrive_expecting(sizeof(to));
   __syncwarp();
   const auto own_blocks = [&] {
-    constexpr bool kMayShare =
-        kLatentHeads<Config::kHeadDim, Config::kHeadDimV> && kColumnBlocks == Config::kHeadDim / kSwizzledColumns;
+    constexpr bool kMayShare = kLatentHeads<Config::kHeadDim, Config::kHeadDimV> &&
+                               kColumnBlocks == Config::kHeadDim / kSwizzledColumns;
     return kMayShare ? kColumnBlocks - params.shared_blocks : kColumnBlocks;
   };
 #pragma unroll 1
@@ -122,28 +125,31 @@ __device__ __forceinline__ void load_key_tile(
         if (c >= kColumnBlocks) break;
         const bool own = c < own_blocks();
         load_box_to_pair(&to[c][row], own ? map : params.shared_k, full,
-                         (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0, place.place,
-                         place.page);
+                         (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0,
+                         place.place, place.page);
       }
     } else {
 #pragma unroll
       for (int c = 0; c < kColumnBlocks; ++c) {
         const bool own = c < own_blocks();
         load_box(&to[c][row], own ? map : params.shared_k, full, policy,
-                 (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0, place.place, place.page);
+                 (own ? c : c - own_blocks()) * kSwizzledColumns, own ? tile.kv_head : 0,
+                 place.place, place.page);
       }
     }
   }
 }
 
-// Copies K, V or both, key tile by key tile; both only where V is transposed on its way. A warp. K and V have
-// one each, as lanes start their boxes one after the other: 2 to 3 % faster than one warp for both over pages
-// of 64, 26 % over pages of 16 (H200, 2026-11-22). Where no warp is idle that of V finds masks.
+// Copies K, V or both, key tile by key tile; both only where V is transposed on its way. A warp. K
+// and V have one each, as lanes start their boxes one after the other: 2 to 3 % faster than one
+// warp for both over pages of 64, 26 % over pages of 16 (H200, 2026-11-22). Where no warp is idle
+// that of V finds masks.
 template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
-  // Beside decode, which streams through the L2, keys would have to be fetched again for every row tile: 2
-  // prompts of 4k beside 64 decodes at 8k took 750 to 1030 us, now 733 to 741 (H200, 2026-11-22).
+  // Beside decode, which streams through the L2, keys would have to be fetched again for every row
+  // tile: 2 prompts of 4k beside 64 decodes at 8k took 750 to 1030 us, now 733 to 741 (H200,
+  // 2026-11-22).
   const uint64_t policy = params.beside ? kEvictLast : kEvictNormal;
   Ring<kTileSlots> slots;
   Ring<kOfKeys ? Config::kKeyStages : Config::kStages> at;
@@ -163,24 +169,24 @@ __device__ void copy_tiles(const PrefillParams& params, typename Config::SharedM
     for (int block = end() - 1; block >= tile.block_begin; --block) {
       // Read ahead: the page table's latency is that of half a key tile's products.
       block = pass_hidden<Config>(shared.tiles[slots.stage], block);
-      const BoxPlace next =
-          box_place<Config>(params, tile, pass_hidden<Config>(shared.tiles[slots.stage], block - 1), lane);
+      const BoxPlace next = box_place<Config>(
+          params, tile, pass_hidden<Config>(shared.tiles[slots.stage], block - 1), lane);
       if constexpr (kOfKeys) {
         shared.k_empty[at.stage].wait(at.phase ^ 1);
-        load_key_tile<Config>(params, params.k, tile, block, place, lane, policy, shared.k[at.stage],
-                              shared.k_full[at.stage]);
+        load_key_tile<Config>(params, params.k, tile, block, place, lane, policy,
+                              shared.k[at.stage], shared.k_full[at.stage]);
       }
       if constexpr (kFinds) {
         find_masks<Config>(params, shared, shared.tiles[slots.stage], block, masks_phase);
       }
       if constexpr (kOfValues && Config::kNarrow) {
         shared.raw_empty[at.stage].wait(at.phase ^ 1);
-        load_key_tile<Config>(params, params.v, tile, block, place, lane, policy, shared.raw_v[at.stage],
-                              shared.raw_full[at.stage]);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane, policy,
+                              shared.raw_v[at.stage], shared.raw_full[at.stage]);
       } else if constexpr (kOfValues) {
         shared.v_empty[at.stage].wait(at.phase ^ 1);
-        load_key_tile<Config>(params, params.v, tile, block, place, lane, policy, shared.v[at.stage],
-                              shared.v_full[at.stage]);
+        load_key_tile<Config>(params, params.v, tile, block, place, lane, policy,
+                              shared.v[at.stage], shared.v_full[at.stage]);
       }
       at.advance();
       place = next;

@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of fp8 caches in pages of multiples of 16: the copy engine brings rows as they lie, two pieces (K or V
-// of a key tile) ahead, and three warps widen them to f16. Keys that are not the request's, or have left its window,
-// become zeros.
+// The producer of fp8 caches in pages of multiples of 16: the copy engine brings rows as they lie,
+// two pieces (K or V of a key tile) ahead, and three warps widen them to f16. Keys that are not the
+// request's, or have left its window, become zeros.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Of the keys of a key tile whose scales a lane copies the first: with the three that are 4, 8 and 12 behind it, it lies
-// in one box, as these have multiples of 16 keys.
+// Of the keys of a key tile whose scales a lane copies the first: with the three that are 4, 8 and
+// 12 behind it, it lies in one box, as these have multiples of 16 keys.
 __device__ __forceinline__ int scales_key() {
   const int lane = threadIdx.x % 32;
   return lane / 4 * 16 + lane % 4;
 }
 
-// Starts to copy the scales that each key has; `place` is that of the lane's box, `box` that of scales_key().
+// Starts to copy the scales that each key has; `place` is that of the lane's box, `box` that of
+// scales_key().
 template <class Config>
-__device__ __forceinline__ void copy_scales(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                            const WorkTile& tile, int block, const BoxPlace& place, int box,
-                                            int slot) {
+__device__ __forceinline__ void copy_scales(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared,
+                                            const WorkTile& tile, int block, const BoxPlace& place,
+                                            int box, int slot) {
   const KeyParams& keys = params.attention.keys;
   if (keys.scale_slot_stride == 0) return;
   const int n = scales_key();
   const int64_t page = __shfl_sync(~0u, place.page, box);
   const int within = __shfl_sync(~0u, place.place, box) + n - box * params.box_keys;
   if (n >= Config::kKeys) return;
-  const int64_t at =
-      (page * keys.page_size + within) * keys.scale_slot_stride + tile.kv_head * keys.scale_head_stride;
+  const int64_t at = (page * keys.page_size + within) * keys.scale_slot_stride +
+                     tile.kv_head * keys.scale_head_stride;
   const int begin = max(tile.key_begin, tile.block_begin * Config::kKeys);
 #pragma unroll
   for (int i = 0; i < 16; i += 4) {
@@ -46,7 +48,8 @@ __device__ __forceinline__ int piece_of(int barrier) {
 }
 // The barriers of the piece that lay there before.
 template <class Config>
-__device__ __forceinline__ Ring<Config::kPieceBarriers> piece_before(const Ring<Config::kPieceBarriers>& at) {
+__device__ __forceinline__ Ring<Config::kPieceBarriers> piece_before(
+    const Ring<Config::kPieceBarriers>& at) {
   const int stage = at.stage - Config::kPieces;
   if (stage >= 0) return {stage, at.phase};
   return {stage + Config::kPieceBarriers, at.phase ^ 1};
@@ -57,18 +60,21 @@ template <class Config>
 __device__ void load_raw(const PrefillParams& params, typename Config::SharedMemory& shared) {
   static_assert(Config::kKeys <= 32 / 4 * 16 && Config::kKeys % 16 == 0);
   const int lane = threadIdx.x % 32;
-  const int scales_box = scales_key() / params.box_keys;  // once: divisions take many of the warp's few turns
+  const int scales_box =
+      scales_key() / params.box_keys;  // once: divisions take many of the warp's few turns
   TileTaker<Config> taker{params, shared};
   Ring<Config::kPlaceSlots> places;
   Ring<Config::kScaleSlots> scales;
   Ring<Config::kPieceBarriers> pieces;
   [[maybe_unused]] uint32_t masks_phase = 0;
-  const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block, const BoxPlace& place) {
+  const auto load_piece = [&](const TensorMap& map, const WorkTile& tile, int block,
+                              const BoxPlace& place) {
     const auto before = piece_before<Config>(pieces);
     shared.raw_empty[before.stage].wait(before.phase);
     auto& piece = shared.raw[piece_of<Config>(pieces.stage)];
     auto& to = reinterpret_cast<uint16_t(&)[1][Config::kKeys][kSwizzledColumns]>(piece);
-    load_key_tile<Config>(params, map, tile, block, place, lane, params.beside ? kEvictLast : kEvictNormal, to,
+    load_key_tile<Config>(params, map, tile, block, place, lane,
+                          params.beside ? kEvictLast : kEvictNormal, to,
                           shared.raw_full[pieces.stage]);
     pieces.advance();
   };
@@ -99,7 +105,8 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
       const BoxPlace next = box_place<Config>(params, tile, block - 1, lane);
       load_piece(params.k, tile, block, place);
       load_piece(params.v, tile, block, place);
-      if constexpr (Config::kMasked) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
+      if constexpr (Config::kMasked)
+        find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       place = next;
     } while (--block >= tile.block_begin);
     if (begun == kNoMoreTiles) break;
@@ -108,7 +115,8 @@ __device__ void load_raw(const PrefillParams& params, typename Config::SharedMem
   taker.finish();
 }
 
-// The producer's three warps beside load_raw, of the keys and, where no others do it, of the values; or those others.
+// The producer's three warps beside load_raw, of the keys and, where no others do it, of the
+// values; or those others.
 template <class Config, bool kOfKeys, bool kOfValues>
 __device__ void widen_boxes(const PrefillParams& params, typename Config::SharedMemory& shared) {
   Ring<Config::kStages> stages;
@@ -119,11 +127,13 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
   Interval live = {};  // keys of the request, from the key tile's first
   const bool scaled = Config::kWidensApart && keys_have_scales(params);
   float unit = 1;
-  const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty, const float* factors) {
+  const auto widen_next = [&](auto& to, TransactionBarrier& full, TransactionBarrier& empty,
+                              const float* factors) {
     constexpr int kWarps = kOfKeys ? kLoaderWarps : Config::kValueWarps;
     shared.raw_full[pieces.stage].wait(pieces.phase);
     empty.wait(stages.phase ^ 1);
-    widen_piece<Config, Config::kHeadDim, kWarps>(shared.raw[piece_of<Config>(pieces.stage)], to, live, factors, unit);
+    widen_piece<Config, Config::kHeadDim, kWarps>(shared.raw[piece_of<Config>(pieces.stage)], to,
+                                                  live, factors, unit);
     full.arrive();
     __syncwarp();
     if (threadIdx.x % 32 == 0) shared.raw_empty[pieces.stage].arrive();
@@ -149,14 +159,16 @@ __device__ void widen_boxes(const PrefillParams& params, typename Config::Shared
       scales.advance();
     }
     if constexpr (kOfKeys) {
-      widen_next(shared.k[stages.stage], shared.k_full[stages.stage], shared.k_empty[stages.stage], nullptr);
+      widen_next(shared.k[stages.stage], shared.k_full[stages.stage], shared.k_empty[stages.stage],
+                 nullptr);
       if (begun != kSameTile && threadIdx.x < 32) {
         load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
       }
     }
     pieces.advance();
     if constexpr (kOfValues) {
-      widen_next(shared.v[stages.stage], shared.v_full[stages.stage], shared.v_empty[stages.stage], of_values);
+      widen_next(shared.v[stages.stage], shared.v_full[stages.stage], shared.v_empty[stages.stage],
+                 of_values);
     }
     pieces.advance();
     stages.advance();

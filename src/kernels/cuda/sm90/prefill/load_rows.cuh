@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer of pages of a few tokens and of fp8 caches. One warp finds the rows of K and V (locate_rows.cuh), three
-// gather them with 16-byte copies. 16-bit rows go straight to their swizzled places; fp8 rows go through pieces of raw
-// bytes, two of which are on their way while one is widened to f16. Keys that are not the request's,
-// or have left its window, become zeros.
+// The producer of pages of a few tokens and of fp8 caches. One warp finds the rows of K and V
+// (locate_rows.cuh), three gather them with 16-byte copies. 16-bit rows go straight to their
+// swizzled places; fp8 rows go through pieces of raw bytes, two of which are on their way while one
+// is widened to f16. Keys that are not the request's, or have left its window, become zeros.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/fp8.cuh"
@@ -17,20 +17,24 @@ constexpr int kLoaderBarrier = 7;  // named
 // 0..95: warp 1 of the producer finds the rows. Of a warpgroup that only widens 0..127.
 __device__ __forceinline__ int loader_thread() {
   const int thread = threadIdx.x;
-  return thread < 32 ? thread : thread < kWarpgroupThreads ? thread - 32 : thread % kWarpgroupThreads;
+  return thread < 32                  ? thread
+         : thread < kWarpgroupThreads ? thread - 32
+                                      : thread % kWarpgroupThreads;
 }
 __device__ __forceinline__ void loaders_meet() {
   named_barrier_wait(kLoaderBarrier, kLoaderThreads);
 }
 
-// Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go; rows
-// that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A warp takes
-// every third group of 8 rows: so a lane's places differ by constants. kWhole: all rows and their bytes are live.
+// Copies kKeys rows of kBytes, of which `live_bytes` exist. `to(row, chunk)` is where 16 bytes go;
+// rows that are 8 apart lie 8 * kPitch bytes apart, chunks that are kRowLanes apart kNext bytes. A
+// warp takes every third group of 8 rows: so a lane's places differ by constants. kWhole: all rows
+// and their bytes are live.
 template <int kBytes>
 constexpr int kRowLanes = kBytes % 128 == 0 ? 8 : 4;  // neighbouring ones that copy a row
 
 template <int kKeys, int kBytes, int kPitch, int kNext, bool kWhole, typename To>
-__device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys], int live_bytes, To to) {
+__device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys], int live_bytes,
+                                               To to) {
   constexpr int kLanes = kRowLanes<kBytes>;
   constexpr int kRowsOfLane = kLanes / 4;  // in a group
   constexpr int kGroups = kKeys / 8;
@@ -43,7 +47,8 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
 #pragma unroll
   for (int group = 0; group < kGroups; group += kLoaderWarps) {
     if (group + kLoaderWarps > kGroups && warp + group >= kGroups) break;
-    // A copy reads its registers late, and what would overwrite them waits: so addresses come first.
+    // A copy reads its registers late, and what would overwrite them waits: so addresses come
+    // first.
     const char* from[kRowsOfLane];
     bool live[kRowsOfLane];
 #pragma unroll
@@ -60,7 +65,8 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
         if constexpr (kWhole) {
           copy_line_async(at, from[i] + chunk * 16);
         } else {
-          copy_line_or_zero_async(at, from[i] + chunk * 16, live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
+          copy_line_or_zero_async(at, from[i] + chunk * 16,
+                                  live[i] && (chunk + lane % kLanes) * 16 < live_bytes);
         }
       }
     }
@@ -69,7 +75,8 @@ __device__ __forceinline__ void copy_live_rows(const char* const (&places)[kKeys
 
 // Key tiles between a request's first and last take half the instructions.
 template <int kKeys, int kBytes, int kPitch, int kNext, typename To>
-__device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], bool whole, int live_bytes, To to) {
+__device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], bool whole,
+                                          int live_bytes, To to) {
   if (whole && live_bytes == kBytes) {
     copy_live_rows<kKeys, kBytes, kPitch, kNext, true>(places, live_bytes, to);
   } else {
@@ -78,8 +85,8 @@ __device__ __forceinline__ void copy_rows(const char* const (&places)[kKeys], bo
 }
 
 template <int kColumnBlocks, int kKeys>
-__device__ __forceinline__ uint16_t* swizzled(uint16_t (&tile)[kColumnBlocks][kKeys][kSwizzledColumns],
-                                              int row, int chunk) {
+__device__ __forceinline__ uint16_t* swizzled(
+    uint16_t (&tile)[kColumnBlocks][kKeys][kSwizzledColumns], int row, int chunk) {
   return &tile[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
 }
 
@@ -108,8 +115,9 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
   Ring<Config::kQueryStages> q;
   const auto gather_values = [&](int slot) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
-    gather_tile<Config, Config::kHeadDimV>(shared.v_places[slot], shared.whole.at[slot], attention.head_dim_v,
-                                           shared.v[v.stage], shared.v_full[v.stage]);
+    gather_tile<Config, Config::kHeadDimV>(shared.v_places[slot], shared.whole.at[slot],
+                                           attention.head_dim_v, shared.v[v.stage],
+                                           shared.v_full[v.stage]);
     v.advance();
     release_places<Config>(shared, slot);
   };
@@ -118,8 +126,9 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
     const int begun = shared.begun[places.stage];
     if (begun != kNoMoreTiles) {
       shared.k_empty[k.stage].wait(k.phase ^ 1);
-      gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage], shared.whole.at[places.stage],
-                                            attention.head_dim, shared.k[k.stage], shared.k_full[k.stage]);
+      gather_tile<Config, Config::kHeadDim>(shared.k_places[places.stage],
+                                            shared.whole.at[places.stage], attention.head_dim,
+                                            shared.k[k.stage], shared.k_full[k.stage]);
       k.advance();
       if (begun != kSameTile && threadIdx.x < 32) {
         load_queries_boxes<Config>(params, shared, shared.tiles[begun].work, q);
@@ -132,22 +141,25 @@ __device__ void gather_rows(const PrefillParams& params, typename Config::Shared
   wait_copies<0>();
 }
 
-// Where a chunk of an fp8 row waits: rows of an even and an odd number lie in different halves of 128
-// bytes, so that eight threads that widen four chunks of both meet no bank twice.
+// Where a chunk of an fp8 row waits: rows of an even and an odd number lie in different halves of
+// 128 bytes, so that eight threads that widen four chunks of both meet no bank twice.
 template <int kKeys, int kRowBytes>
-__device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes], int bytes, int row,
-                                              int chunk) {
+__device__ __forceinline__ uint8_t* raw_chunk(uint8_t (&piece)[kKeys][kRowBytes], int bytes,
+                                              int row, int chunk) {
   const int flip = bytes % 128 == 0 ? row % 2 * 4 : 0;
   return &piece[0][0] + row * bytes + (chunk ^ flip) * 16;
 }
 
 // 16 values of a row to its swizzled places. kScaled: times `scale`, the same f16 twice.
 template <Type kFrom, bool kScaled>
-__device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uint16_t* first, uint16_t* second) {
+__device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uint16_t* first,
+                                           uint16_t* second) {
   const auto wide = [&](uint32_t low, uint32_t high) {
-    uint4 values = {widen<kFrom>(low), widen_upper<kFrom>(low), widen<kFrom>(high), widen_upper<kFrom>(high)};
+    uint4 values = {widen<kFrom>(low), widen_upper<kFrom>(low), widen<kFrom>(high),
+                    widen_upper<kFrom>(high)};
     if constexpr (kScaled) {
-      for (uint32_t* two : {&values.x, &values.y, &values.z, &values.w}) *two = multiply_f16(*two, scale);
+      for (uint32_t* two : {&values.x, &values.y, &values.z, &values.w})
+        *two = multiply_f16(*two, scale);
     }
     return values;
   };
@@ -155,13 +167,14 @@ __device__ __forceinline__ void store_wide(const uint4& raw, uint32_t scale, uin
   *reinterpret_cast<uint4*>(second) = wide(raw.z, raw.w);
 }
 
-// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled. kLive: all rows are, else
-// those outside of `live` become zeros. kScaled: values times their scales, over `unit`.
+// A landed piece to a stage: a warp takes 8 rows of 4 chunks at a time. Boxes lie swizzled. kLive:
+// all rows are, else those outside of `live` become zeros. kScaled: values times their scales, over
+// `unit`.
 template <class Config, int kBytes, int kWarps, bool kLive, bool kScaled>
 __device__ __forceinline__ void widen_rows_of_piece(
     uint8_t (&piece)[Config::kKeys][Config::kRawBytes],
-    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live, const float* scales,
-    float unit) {
+    uint16_t (&to)[kBytes / kSwizzledColumns][Config::kKeys][kSwizzledColumns], Interval live,
+    const float* scales, float unit) {
   const float factor = 1 / unit;
   constexpr int kGroups = Config::kKeys / 8;
   constexpr bool kEven = kGroups % kWarps == 0;
@@ -182,7 +195,8 @@ __device__ __forceinline__ void widen_rows_of_piece(
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int at = group + i * kWarps;
-        if (kEven ? at < kGroups : at + warp < kGroups) words[i] = *reinterpret_cast<const uint4*>(from + at * 8 * kBytes);
+        if (kEven ? at < kGroups : at + warp < kGroups)
+          words[i] = *reinterpret_cast<const uint4*>(from + at * 8 * kBytes);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -199,7 +213,8 @@ __device__ __forceinline__ void widen_rows_of_piece(
                                          second + at * 8 * kSwizzledColumns);
       }
     }
-    if constexpr (!kEven) warp = warp == 0 ? kWarps - 1 : warp - 1;  // the first warps have a group more
+    if constexpr (!kEven)
+      warp = warp == 0 ? kWarps - 1 : warp - 1;  // the first warps have a group more
   }
 }
 
@@ -223,37 +238,41 @@ __device__ __forceinline__ void widen_piece(
 }
 
 template <class Config, int kDim>
-__device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], bool whole, int live_dim,
+__device__ __forceinline__ void copy_piece(const char* const (&places)[Config::kKeys], bool whole,
+                                           int live_dim,
                                            uint8_t (&to)[Config::kKeys][Config::kRawBytes]) {
   copy_rows<Config::kKeys, kDim, kDim, 16 * kRowLanes<kDim>>(
       places, whole, live_dim, [&](int row, int chunk) { return raw_chunk(to, kDim, row, chunk); });
 }
 
-// fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are copied.
+// fp8 rows: each turn of the loop widens K and V of one key tile while those of the next are
+// copied.
 template <class Config>
 __device__ void widen_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const AttentionParams& attention = params.attention;
   Ring<Config::kStages> stages;
   Ring<Config::kQueryStages> q;
-  Ring<Config::kPieces> to;  // of the next copy; behind it, the oldest piece
+  Ring<Config::kPieces> to;          // of the next copy; behind it, the oldest piece
   Ring<Config::kPlaceSlots> places;  // of the key tile to copy
-  int begun;                 // by that one
+  int begun;                         // by that one
   const auto find_next = [&] {
     shared.places_full[places.stage].wait(places.phase);
     begun = shared.begun[places.stage];
   };
   const auto copy_k = [&] {
     if (begun != kNoMoreTiles) {
-      copy_piece<Config, Config::kHeadDim>(shared.k_places[places.stage], shared.whole.at[places.stage],
-                                           attention.head_dim, shared.raw[to.stage]);
+      copy_piece<Config, Config::kHeadDim>(shared.k_places[places.stage],
+                                           shared.whole.at[places.stage], attention.head_dim,
+                                           shared.raw[to.stage]);
     }
     commit_copies();
     to.advance();
   };
   const auto copy_v = [&] {
     if (begun != kNoMoreTiles) {
-      copy_piece<Config, Config::kHeadDimV>(shared.v_places[places.stage], shared.whole.at[places.stage],
-                                            attention.head_dim_v, shared.raw[to.stage]);
+      copy_piece<Config, Config::kHeadDimV>(shared.v_places[places.stage],
+                                            shared.whole.at[places.stage], attention.head_dim_v,
+                                            shared.raw[to.stage]);
       release_places<Config>(shared, places.stage);
       places.advance();
     }

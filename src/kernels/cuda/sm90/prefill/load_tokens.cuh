@@ -94,7 +94,8 @@ __device__ __forceinline__ void copy_whole_tokens(
           (first ^ j * (kSwizzledBytes + 16)) + group * Groups::kPitch * kSwizzledBytes;
 #pragma unroll
       for (int column = 0; column < kColumnBlocks; ++column) {
-        copy_line_async(to + column * Config::kKeys * kSwizzledBytes, from + column * kSwizzledBytes);
+        copy_line_async(to + column * Config::kKeys * kSwizzledBytes,
+                        from + column * kSwizzledBytes);
       }
     }
   }
@@ -119,7 +120,7 @@ __device__ __forceinline__ void copy_live_tokens(const TokenGroups<Config, kOfKe
     for (int column = 0; column < kColumnBlocks; ++column) {
       const int dim = column * kSwizzledColumns + static_cast<int>(threadIdx.x) % 8 * 8;
       copy_line_or_zero_async(to + column * Config::kKeys * kSwizzledBytes,
-                         from + column * kSwizzledBytes, is_live && dim < live_dim);
+                              from + column * kSwizzledBytes, is_live && dim < live_dim);
     }
   }
 }

@@ -9,8 +9,9 @@ namespace fovea::kernels::cuda {
 // What a key tile begins: the row tile in this slot, or
 constexpr int kSameTile = -1, kNoMoreTiles = -2;
 
-// Where a request's keys are in a cache: a page and a place in it. Branches and divisions are left out, as one warp
-// finds all rows: it was what prefill over pages of 1 waited for (H200, 2026-11-22).
+// Where a request's keys are in a cache: a page and a place in it. Branches and divisions are left
+// out, as one warp finds all rows: it was what prefill over pages of 1 waited for (H200,
+// 2026-11-22).
 struct RowFinder {
   const int32_t* pages;  // of the request
   Interval live;         // keys to be read
@@ -47,8 +48,9 @@ struct RowsOfTile {
 
 // Notes where the rows of a key tile are; starts to copy the scales that each key has.
 template <class Config>
-__device__ __forceinline__ void note_places(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                            int kv_head, const RowsOfTile<Config>& found, int place_slot,
+__device__ __forceinline__ void note_places(const PrefillParams& params,
+                                            typename Config::SharedMemory& shared, int kv_head,
+                                            const RowsOfTile<Config>& found, int place_slot,
                                             int scale_slot) {
   const KeyParams& keys = params.attention.keys;
   constexpr int kBytes = type_bytes(Config::kKv);
@@ -67,15 +69,17 @@ __device__ __forceinline__ void note_places(const PrefillParams& params, typenam
     if constexpr (Config::kWiden) {
       if (keys.scale_slot_stride == 0) continue;
       const int64_t slot = page * static_cast<int64_t>(keys.page_size) + place;
-      const int64_t at = live ? slot * keys.scale_slot_stride + kv_head * keys.scale_head_stride : 0;
+      const int64_t at =
+          live ? slot * keys.scale_slot_stride + kv_head * keys.scale_head_stride : 0;
       copy_word_async(&shared.scales[scale_slot][0][n], keys.k_scale + at, live ? 4 : 0);
       copy_word_async(&shared.scales[scale_slot][1][n], keys.v_scale + at, live ? 4 : 0);
     }
   }
 }
 
-// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies, and their masks; pages
-// are read one key tile ahead of their use. Masks come last: their memory may wait for what was handed on.
+// Warp 1: takes tiles and finds the rows of their key tiles, kPlaceSlots ahead of the copies, and
+// their masks; pages are read one key tile ahead of their use. Masks come last: their memory may
+// wait for what was handed on.
 template <class Config>
 __device__ void locate_rows(const PrefillParams& params, typename Config::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
@@ -102,7 +106,9 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
     if (tile.request < 0) break;
     taker.claim_next();
     const RowFinder finder = {keys.page_table + tile.request * keys.page_table_stride,
-                              {tile.key_begin, tile.kv_len}, keys.page_size, inverse};
+                              {tile.key_begin, tile.kv_len},
+                              keys.page_size,
+                              inverse};
     const int kv_head = tile.kv_head, first_block = tile.block_begin;
     RowsOfTile<Config> found;
     found.find(finder, tile.block_end - 1);
@@ -113,7 +119,8 @@ __device__ void locate_rows(const PrefillParams& params, typename Config::Shared
       note_places<Config>(params, shared, kv_head, found, places.stage, scales.stage);
       const int key = block * Config::kKeys;
       hand_on(begun, key >= finder.live.begin && key + Config::kKeys <= finder.live.end);
-      if constexpr (Config::kMasked) find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
+      if constexpr (Config::kMasked)
+        find_masks<Config>(params, shared, shared.tiles[slot], block, masks_phase);
       begun = kSameTile;
       found = next;
     }

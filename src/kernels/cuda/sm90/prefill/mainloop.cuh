@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One consumer warpgroup: 64 query rows over the key tiles of its row tile, from the last key to the
-// first. A step computes the scores of the next key tile while the values of the current one are added;
-// the step that ends a row tile already computes the first scores of the next row tile.
+// One consumer warpgroup: 64 query rows over the key tiles of its row tile, from the last key to
+// the first. A step computes the scores of the next key tile while the values of the current one
+// are added; the step that ends a row tile already computes the first scores of the next row tile.
 #pragma once
 
 #include "kernels/cuda/common/wgmma.cuh"
@@ -19,7 +19,8 @@ __device__ __forceinline__ void load_queries(typename Config::SharedMemory& shar
       load_query_step<Config>(shared, consumer, stage, step,
                               reinterpret_cast<uint32_t(&)[4]>(acc.queries[4 * step]));
     }
-    if (Config::kQueryRegisters && !Config::kQueryRing && !Config::kPasses && threadIdx.x % 32 == 0) {
+    if (Config::kQueryRegisters && !Config::kQueryRing && !Config::kPasses &&
+        threadIdx.x % 32 == 0) {
       shared.q_empty[stage][consumer].arrive();
     }
   }
@@ -37,17 +38,19 @@ template <class Config>
 __device__ __forceinline__ void start_scores(typename Config::SharedMemory& shared, int consumer,
                                              int q_stage, int stage, Accumulators<Config>& acc) {
   const uint64_t k = rows_descriptor(shared_address(shared.k[stage]));
-  // Opaque: else the compiler keeps the descriptors of all steps in registers, 32 of them for head dim 256.
-  const uint64_t q = rows_descriptor(opaque(shared_address(Config::queries(shared, q_stage, consumer))));
+  // Opaque: else the compiler keeps the descriptors of all steps in registers, 32 of them for head
+  // dim 256.
+  const uint64_t q =
+      rows_descriptor(opaque(shared_address(Config::queries(shared, q_stage, consumer))));
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim * Config::kBytes / 32; ++step) {
     const uint64_t k_step = moved(k, step / 4 * sizeof(shared.k[0][0]) + step % 4 * 32);
     if (step < Config::kQueryRegisterSteps) {
-      Product<Config::kKeys>::template run<Config::kMath, false>(
-          acc.scores, &acc.queries[4 * step], k_step, step > 0);
+      Product<Config::kKeys>::template run<Config::kMath, false>(acc.scores, &acc.queries[4 * step],
+                                                                 k_step, step > 0);
     } else {
-      const uint64_t q_step =
-          moved(q, step / 4 * sizeof(typename Config::Queries) / Config::kDimBlocks + step % 4 * 32);
+      const uint64_t q_step = moved(
+          q, step / 4 * sizeof(typename Config::Queries) / Config::kDimBlocks + step % 4 * 32);
       Product<Config::kKeys>::template run<Config::kMath, false>(acc.scores, q_step, k_step,
                                                                  step > 0);
     }
@@ -68,8 +71,7 @@ __device__ __forceinline__ void start_values(const typename Config::SharedMemory
           add || key > kFirst);
     }
   } else {
-    const uint64_t v =
-        columns_descriptor(shared_address(shared.v[stage]), sizeof(shared.v[0][0]));
+    const uint64_t v = columns_descriptor(shared_address(shared.v[stage]), sizeof(shared.v[0][0]));
 #pragma unroll
     for (int key = kFirst; key < kEnd; key += 16) {
       Product<Config::kHeadDimV>::template run<Config::kMath, true>(
@@ -90,12 +92,12 @@ __device__ __forceinline__ void start_first_values(const typename Config::Shared
   }
 }
 
-// Values of keys that are not the request's, or that have left its window, may be anything, even NaN, and
-// 0 * NaN is NaN. Each warpgroup clears rows [from, to) of the key tile for itself; two that do it at once
-// write the same zeros.
+// Values of keys that are not the request's, or that have left its window, may be anything, even
+// NaN, and 0 * NaN is NaN. Each warpgroup clears rows [from, to) of the key tile for itself; two
+// that do it at once write the same zeros.
 template <class Config>
-__device__ __forceinline__ void clear_values(typename Config::SharedMemory& shared, int stage, int from,
-                                             int to, int consumer) {
+__device__ __forceinline__ void clear_values(typename Config::SharedMemory& shared, int stage,
+                                             int from, int to, int consumer) {
   if (Config::kRows || Config::kNarrow || from >= to) return;  // they come as zeros
   constexpr int kChunks = kSwizzledColumns / 8;
   for (int i = threadIdx.x % kWarpgroupThreads; i < (to - from) * kChunks; i += kWarpgroupThreads) {
@@ -108,7 +110,8 @@ __device__ __forceinline__ void clear_values(typename Config::SharedMemory& shar
   named_barrier_wait(8 + consumer, kWarpgroupThreads);
 }
 
-// Of the first key tile of a row tile, the one with its last keys; `used` of its keys are multiplied.
+// Of the first key tile of a row tile, the one with its last keys; `used` of its keys are
+// multiplied.
 template <class Config>
 __device__ __forceinline__ void clear_last_keys(typename Config::SharedMemory& shared, int stage,
                                                 const RowTile& tile, int used, int consumer) {

@@ -22,7 +22,8 @@ __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
     const auto& words = shared.masks.seen[consumer][opaque(thread_row(half)) >> params.heads_shift];
 #pragma unroll
     for (int i = 0; i < Config::kKeys / 4; i += 8) {
-      const uint32_t bits = load_here(words[i / 8]) >> opaque(static_cast<int>(threadIdx.x % 4 * 2));
+      const uint32_t bits =
+          load_here(words[i / 8]) >> opaque(static_cast<int>(threadIdx.x % 4 * 2));
 #pragma unroll
       for (int n = i; n < i + 8 && n < Config::kKeys / 4; ++n) {
         float& score = acc.scores[n / 2 * 4 + half * 2 + n % 2];
@@ -32,11 +33,12 @@ __device__ __forceinline__ void hide_unseen(const PrefillParams& params,
   }
 }
 
-// Until the mask of a key tile is there, if it has one. Before its products are issued: in the middle of a softmax the
-// registers of a loop that waits are not there.
+// Until the mask of a key tile is there, if it has one. Before its products are issued: in the
+// middle of a softmax the registers of a loop that waits are not there.
 template <class Config>
-__device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared, const RowTile& tile, int consumer,
-                                           int block, const Accumulators<Config>& acc) {
+__device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared,
+                                           const RowTile& tile, int consumer, int block,
+                                           const Accumulators<Config>& acc) {
   if constexpr (Config::kMasked) {
     if (!uniform(is_open<Config>(tile, block))) shared.masks.full[consumer].wait(acc.masks_phase);
   }
@@ -44,7 +46,8 @@ __device__ __forceinline__ void await_mask(typename Config::SharedMemory& shared
 
 // The mask of a key tile is no longer needed.
 template <class Config>
-__device__ __forceinline__ void release_mask(const PrefillParams& params, typename Config::SharedMemory& shared,
+__device__ __forceinline__ void release_mask(const PrefillParams& params,
+                                             typename Config::SharedMemory& shared,
                                              const RowTile& tile, int consumer, int block,
                                              Accumulators<Config>& acc) {
   if constexpr (Config::kMasked) {
@@ -57,8 +60,8 @@ __device__ __forceinline__ void release_mask(const PrefillParams& params, typena
 
 // The keys that a row of the thread sees.
 template <class Config>
-__device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile, int consumer,
-                                                int half) {
+__device__ __forceinline__ Interval thread_keys(const PrefillParams& params, const RowTile& tile,
+                                                int consumer, int half) {
   const int row = thread_row(half);
   if constexpr (Config::kFindsKeys) {
     const int token = (consumer * kGroupRows + row) >> params.heads_shift;
@@ -70,11 +73,13 @@ __device__ __forceinline__ Interval thread_keys(const PrefillParams& params, con
 // Hides keys that the rows do not see.
 template <class Config>
 __device__ __forceinline__ void mask_scores(const PrefillParams& params,
-                                            typename Config::SharedMemory& shared, const RowTile& tile,
-                                            int consumer, int block, Accumulators<Config>& acc) {
+                                            typename Config::SharedMemory& shared,
+                                            const RowTile& tile, int consumer, int block,
+                                            Accumulators<Config>& acc) {
   const int start = block * Config::kKeys;
   if constexpr (Config::kMasked) {
-    // The vote changes nothing but what the compiler knows: without it products were serialised (C7520).
+    // The vote changes nothing but what the compiler knows: without it products were serialised
+    // (C7520).
     if (!uniform(is_open<Config>(tile, block))) hide_unseen<Config>(params, shared, consumer, acc);
     return;
   }

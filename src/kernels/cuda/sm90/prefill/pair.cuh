@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two blocks of a cluster that take neighbouring row tiles as one: each copies half of the columns of K and V to
-// both, so that L2 is read once. PTX ISA 8, sm_90.
+// Two blocks of a cluster that take neighbouring row tiles as one: each copies half of the columns
+// of K and V to both, so that L2 is read once. PTX ISA 8, sm_90.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of the keys of row tiles, as portable/plan lists them: of groups of requests with a prefix in common, and of
-// batches with few row tiles over many keys. Results are f32, in the places and the order of rows of
-// portable/attention, whose merge joins them; those of whole row tiles too where f32_out says so.
+// Parts of the keys of row tiles, as portable/plan lists them: of groups of requests with a prefix
+// in common, and of batches with few row tiles over many keys. Results are f32, in the places and
+// the order of rows of portable/attention, whose merge joins them; those of whole row tiles too
+// where f32_out says so.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/fp8.cuh"
@@ -9,9 +10,11 @@
 
 namespace fovea::kernels::cuda {
 
-// Item n of this block's range. Keys behind the part are hidden as those behind the request's end are.
+// Item n of this block's range. Keys behind the part are hidden as those behind the request's end
+// are.
 template <class Config>
-__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial, int32_t& request_keys) {
+__device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial,
+                            int32_t& request_keys) {
   const AttentionParams& attention = params.attention;
   WorkTile work = {};
   work.request = -1;
@@ -38,10 +41,11 @@ __device__ WorkTile part_at(const PrefillParams& params, int n, int32_t& partial
 
 // Where a row's result lies: in the part's slot or, of a whole row tile, in out and lse.
 template <class Config>
-__device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                                int row) {
+__device__ __forceinline__ int64_t place_of_row(const PrefillParams& params, const TileSlot& slot,
+                                                int consumer, int row) {
   const int32_t partial = static_cast<const PartSlot&>(slot).partial;
-  if (partial >= 0) return static_cast<int64_t>(partial) * Config::kTraits.row_tile + consumer * kGroupRows + row;
+  if (partial >= 0)
+    return static_cast<int64_t>(partial) * Config::kTraits.row_tile + consumer * kGroupRows + row;
   return static_cast<int64_t>(slot.work.q_begin + row_token(params, slot.work, consumer, row)) *
              params.attention.lse_token_stride +
          row_head(params, slot.work, row);
@@ -54,19 +58,23 @@ __device__ __forceinline__ bool is_final(const PrefillParams& params, const Tile
 
 // The factor of each of the thread's rows that turns sums into means; writes lse.
 template <class Config>
-__device__ __forceinline__ void finish_part(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                            const Accumulators<Config>& acc, float (&factor)[2]) {
+__device__ __forceinline__ void finish_part(const PrefillParams& params, const TileSlot& slot,
+                                            int consumer, const Accumulators<Config>& acc,
+                                            float (&factor)[2]) {
   const AttentionParams& attention = params.attention;
-  float* to = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_lse : attention.lse;
+  float* to =
+      static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_lse : attention.lse;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float total = acc.sum[half];
     total += __shfl_xor_sync(~0u, total, 1);
     total += __shfl_xor_sync(~0u, total, 2);
     const bool empty = total == 0;
-    factor[half] = empty ? 0.0f : value_unit<Config>(attention, slot.work, acc) * __fdividef(1.0f, total);
+    factor[half] =
+        empty ? 0.0f : value_unit<Config>(attention, slot.work, acc) * __fdividef(1.0f, total);
     const int row = thread_row(half);
-    if (threadIdx.x % 4 != 0 || row_token(params, slot.work, consumer, row) >= slot.work.q_len) continue;
+    if (threadIdx.x % 4 != 0 || row_token(params, slot.work, consumer, row) >= slot.work.q_len)
+      continue;
     to[place_of_row<Config>(params, slot, consumer, row)] =
         empty ? -infinity() : (acc.base[half] + log2f(total)) * kLn2;
   }
@@ -74,28 +82,33 @@ __device__ __forceinline__ void finish_part(const PrefillParams& params, const T
 
 // Four neighbouring lanes store 32 bytes of a row at a time, or 16.
 template <class Config>
-__device__ __forceinline__ void store_part(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                           const float (&factor)[2], const Accumulators<Config>& acc) {
+__device__ __forceinline__ void store_part(const PrefillParams& params, const TileSlot& slot,
+                                           int consumer, const float (&factor)[2],
+                                           const Accumulators<Config>& acc) {
   const AttentionParams& attention = params.attention;
   const WorkTile& work = slot.work;
   const bool final = is_final(params, slot);
-  void* out = static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_out : attention.out;
+  void* out =
+      static_cast<const PartSlot&>(slot).partial >= 0 ? attention.work.partial_out : attention.out;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);
     const int token = row_token(params, work, consumer, row);
     if (token >= work.q_len) continue;
     const int first = threadIdx.x % 4 * 2;
-    const int64_t at = final ? (work.q_begin + token) * attention.out_token_stride +
-                                   row_head(params, work, row) * attention.out_head_stride
-                             : place_of_row<Config>(params, slot, consumer, row) * attention.head_dim_v;
+    const int64_t at =
+        final ? (work.q_begin + token) * attention.out_token_stride +
+                    row_head(params, work, row) * attention.out_head_stride
+              : place_of_row<Config>(params, slot, consumer, row) * attention.head_dim_v;
 #pragma unroll
     for (int j = 0; j < Config::kHeadDimV / 8; ++j) {
       const int column = first + 8 * j;
       if (column >= attention.head_dim_v) break;
-      const float2 mean = {acc.out[4 * j + 2 * half] * factor[half], acc.out[4 * j + 2 * half + 1] * factor[half]};
+      const float2 mean = {acc.out[4 * j + 2 * half] * factor[half],
+                           acc.out[4 * j + 2 * half + 1] * factor[half]};
       if (final) {
-        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + at + column) = pack<Config::kOut>(mean.x, mean.y);
+        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + at + column) =
+            pack<Config::kOut>(mean.x, mean.y);
       } else {
         *reinterpret_cast<float2*>(static_cast<float*>(out) + at + column) = mean;
       }

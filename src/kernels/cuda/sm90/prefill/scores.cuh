@@ -7,15 +7,17 @@
 
 namespace fovea::kernels::cuda {
 
-// The compiler serialises products whose control flow may diverge within a warp: say that it does not.
+// The compiler serialises products whose control flow may diverge within a warp: say that it does
+// not.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 __device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, value); }
 
-// A slot of shared memory. Of a pointer that is kept the compiler does not know where it points to: it takes two
-// registers and slower loads.
+// A slot of shared memory. Of a pointer that is kept the compiler does not know where it points to:
+// it takes two registers and slower loads.
 class SharedSlot {
  public:
-  __device__ __forceinline__ explicit SharedSlot(const TileSlot& slot) : address_(shared_address(&slot)) {}
+  __device__ __forceinline__ explicit SharedSlot(const TileSlot& slot)
+      : address_(shared_address(&slot)) {}
   __device__ __forceinline__ const TileSlot* get() const {
     return static_cast<const TileSlot*>(shared_pointer(address_));
   }
@@ -33,7 +35,7 @@ struct RowTile {
   int last_block;  // of kOwnEnds; where segments are summed of the one at hand, as is block_begin
   int row_begin;   // of all the row tile, as is `slot`
   int ends;        // flags below
-  Interval open;  // keys that every row of the warpgroup sees
+  Interval open;   // keys that every row of the warpgroup sees
   int first_plain, plain_blocks;  // key tiles: is_plain
   // From products of the thread's rows to scores in units of log2: ScoreUnits.
   float factor[2];
@@ -52,7 +54,8 @@ __device__ __forceinline__ RowTile uniform(RowTile tile) {
   return tile;
 }
 
-// How products become scores in units of log2: factor times a product, or, transformed, from inner * product.
+// How products become scores in units of log2: factor times a product, or, transformed, from inner
+// * product.
 struct ScoreUnits {
   float inner, factor;
 };
@@ -67,8 +70,9 @@ __device__ __forceinline__ ScoreUnits score_units(const PrefillParams& params, f
   return {scale * (capped ? params.cap.unit : kLog2E), 1};
 }
 
-// Capped scores of a row differ by less than bf16's range of powers: no base is needed, nor a maximum. With this cap
-// weights are within 2^-92.4 and 2^92.4: sums stay finite for 2^34 keys, those of values of 2^16 for 2^18.
+// Capped scores of a row differ by less than bf16's range of powers: no base is needed, nor a
+// maximum. With this cap weights are within 2^-92.4 and 2^92.4: sums stay finite for 2^34 keys,
+// those of values of 2^16 for 2^18.
 constexpr float kMostBoundedCap = 64;
 template <class Config>
 __device__ __forceinline__ bool is_bounded(const AttentionParams& attention) {
@@ -76,8 +80,8 @@ __device__ __forceinline__ bool is_bounded(const AttentionParams& attention) {
          attention.logit_cap <= kMostBoundedCap && !attention.alibi_slopes;
 }
 
-// Whether the row tile is cut, and whether this is the first or the last segment that the block takes of it, from the
-// last.
+// Whether the row tile is cut, and whether this is the first or the last segment that the block
+// takes of it, from the last.
 constexpr int kIsCut = 1, kOpens = 2, kCloses = 4;
 template <class Config>
 __device__ __forceinline__ bool opens(const RowTile& tile) {
@@ -90,19 +94,25 @@ __device__ __forceinline__ bool closes(const RowTile& tile) {
 
 // `units` are those of all rows; rows of fp8 have their own, which scale_rows finds.
 template <class Config>
-__device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedSlot slot, int consumer,
-                                            const ScoreUnits& units) {
+__device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedSlot slot,
+                                            int consumer, const ScoreUnits& units) {
   const RowsView& rows = slot->rows[consumer];
   int last_block = 0;
   if constexpr (Config::kOwnEnds) {
-    const int ahead = ((rows.columns - 1) & -Config::kKeys) / Config::kKeys;  // 0, or less if the rows see none of it
+    const int ahead = ((rows.columns - 1) & -Config::kKeys) /
+                      Config::kKeys;  // 0, or less if the rows see none of it
     last_block = uniform(slot->work.block_end + ahead) - 1;
   }
   const Interval open = {uniform(rows.open_begin), uniform(rows.open_end)};
   const int first_plain = (open.begin + Config::kKeys - 1) / Config::kKeys;
-  return {slot, uniform(slot->work.block_begin), last_block, 0, 0,
+  return {slot,
+          uniform(slot->work.block_begin),
+          last_block,
+          0,
+          0,
           open,
-          first_plain, max((open.end - 1) / Config::kKeys - first_plain, 0),
+          first_plain,
+          max((open.end - 1) / Config::kKeys - first_plain, 0),
           {units.factor, units.factor},
           {units.inner, units.inner},
           is_bounded<Config>(params.attention)};
@@ -111,11 +121,13 @@ __device__ __forceinline__ RowTile row_tile(const PrefillParams& params, SharedS
 // The first key tile of a row tile is the one with its last keys.
 template <class Config>
 __device__ __forceinline__ int last_block(const RowTile& tile) {
-  return Config::kSegments || Config::kOwnEnds ? tile.last_block : uniform(tile.slot->work.block_end) - 1;
+  return Config::kSegments || Config::kOwnEnds ? tile.last_block
+                                               : uniform(tile.slot->work.block_end) - 1;
 }
 
 template <class Config>
-__device__ __forceinline__ int next_block(const PrefillParams& params, const RowTile& tile, int block) {
+__device__ __forceinline__ int next_block(const PrefillParams& params, const RowTile& tile,
+                                          int block) {
   const bool skips = Config::kSkips && params.attention.batch.mask.item_prefix_lens;
   return skips ? uniform(pass_hidden<Config>(*tile.slot, block - 1)) : block - 1;
 }
@@ -126,16 +138,18 @@ __device__ __forceinline__ int thread_row(int half, uint32_t thread = threadIdx.
 }
 
 // Token within the request of a row of a consumer; may lie past the request's end.
-__device__ __forceinline__ int row_token(const PrefillParams& params, const WorkTile& work, int consumer,
-                                         int row) {
+__device__ __forceinline__ int row_token(const PrefillParams& params, const WorkTile& work,
+                                         int consumer, int row) {
   return work.first_token + ((consumer * kGroupRows + row) >> params.heads_shift);
 }
-__device__ __forceinline__ int row_head(const PrefillParams& params, const WorkTile& work, int row) {
+__device__ __forceinline__ int row_head(const PrefillParams& params, const WorkTile& work,
+                                        int row) {
   return work.q_head + (row & ((1 << params.heads_shift) - 1));
 }
 
-// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its last. Without a branch:
-// behind one the compiler does not see that a warp's threads go through the same key tiles.
+// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its
+// last. Without a branch: behind one the compiler does not see that a warp's threads go through the
+// same key tiles.
 __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const WorkTile& work,
                                              const RequestView& view, int consumer, int row) {
   const MaskParams& all = params.attention.batch.mask;
@@ -149,11 +163,12 @@ __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const 
 }
 // Of those of the slot's work.
 template <class Config>
-__device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot, int consumer,
-                                             int row) {
+__device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot,
+                                             int consumer, int row) {
   const WorkTile& work = slot.work;
   const Interval keys = row_keys(params, work, slot_view<Config>(slot), consumer, row);
-  if constexpr (Config::kParts) return {max(keys.begin, work.key_begin), min(keys.end, work.kv_len)};
+  if constexpr (Config::kParts)
+    return {max(keys.begin, work.key_begin), min(keys.end, work.kv_len)};
   return keys;
 }
 
@@ -162,11 +177,12 @@ struct Accumulators {
   float out[Config::kHeadDimV / 2];
   float scores[Config::kKeys / 2];
   uint32_t weights[Config::kKeys * Config::kBytes / 8];
-  uint32_t next_weights[Config::kAlone ? Config::kKeys / 4 : 1];  // alone: those of the key tile behind
+  uint32_t
+      next_weights[Config::kAlone ? Config::kKeys / 4 : 1];  // alone: those of the key tile behind
   float rescale[2];  // what out shrinks by before these are multiplied
   uint32_t queries[Config::kQueryRegisterSteps > 0 ? 4 * Config::kQueryRegisterSteps : 1];
-  float base[2];  // power of two that weights are relative to
-  float sum[2];   // of this thread's columns
+  float base[2];   // power of two that weights are relative to
+  float sum[2];    // of this thread's columns
   float added[2];  // kExponents: what the weights made last will add to it
   // fp8 caches: scales of the next key tile to weigh, and what those of values are relative to.
   Ring<Config::kScaleSlots> scales;
@@ -176,8 +192,8 @@ struct Accumulators {
 
 // Columns [16 * step, 16 * step + 16) of the warp's query rows as a left operand.
 template <class Config>
-__device__ __forceinline__ void load_query_step(typename Config::SharedMemory& shared, int consumer, int stage,
-                                                int step, uint32_t (&to)[4]) {
+__device__ __forceinline__ void load_query_step(typename Config::SharedMemory& shared, int consumer,
+                                                int stage, int step, uint32_t (&to)[4]) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x % kWarpgroupThreads / 32 * 16 + lane % 16;
   const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How segments of a row tile's keys are added: from the last to the first, by the block that computes all of them in
-// shared memory, or by the last of several through global memory: with the same operations on the same numbers, so with
-// the same bits.
+// How segments of a row tile's keys are added: from the last to the first, by the block that
+// computes all of them in shared memory, or by the last of several through global memory: with the
+// same operations on the same numbers, so with the same bits.
 #pragma once
 
 #include "kernels/cuda/common/counters.cuh"
@@ -9,7 +9,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Adds an earlier segment to the sum of the later ones. A sum of nothing changes no bit of the other.
+// Adds an earlier segment to the sum of the later ones. A sum of nothing changes no bit of the
+// other.
 __device__ __forceinline__ Join join_rows(RowSums& later, RowSums earlier) {
   const float base = fmaxf(later.base, earlier.base);
   const Join join = {exp2_fast(later.base - base), exp2_fast(earlier.base - base)};
@@ -27,7 +28,9 @@ __device__ __forceinline__ float4 join_values(Join join, float4 later, float4 ea
 constexpr Join kNoneLater = {0, 1};
 
 // Without -0, which a sum over more segments would not keep.
-__device__ __forceinline__ float mean(float sum, float factor) { return __fmaf_rn(sum, factor, 0.0f); }
+__device__ __forceinline__ float mean(float sum, float factor) {
+  return __fmaf_rn(sum, factor, 0.0f);
+}
 
 // As finish_rows, of one row. The thread of the row that `writes` stores lse.
 __device__ __forceinline__ float finish_row(const PrefillParams& params, const WorkTile& work,
@@ -41,7 +44,8 @@ __device__ __forceinline__ float finish_row(const PrefillParams& params, const W
   const int token = row_token(params, work, consumer, row);
   if (token >= work.q_len) return factor;
   if (attention.lse && writes) {
-    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] = lse;
+    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] =
+        lse;
   }
   return attention.sinks && !empty ? factor / (1.0f + __expf(attention.sinks[head] - lse)) : factor;
 }
@@ -49,14 +53,16 @@ __device__ __forceinline__ float finish_row(const PrefillParams& params, const W
 __device__ __forceinline__ bool is_cut(const CutSlot& slot) { return slot.cut.count > 0; }
 
 // Where the partial result of a cut tile's segment begins, counted from the tile's first.
-__device__ __forceinline__ int partial_row(const PrefillParams& params, const CutSlot& slot, int segment) {
+__device__ __forceinline__ int partial_row(const PrefillParams& params, const CutSlot& slot,
+                                           int segment) {
   return slot.cut.partial_row + segment * slot.work.q_len * params.attention.batch.q_heads;
 }
 
 // Adds up a cut tile's segments. A warp, of which some lanes have a row, each of them some columns.
 template <class Config>
 __device__ __forceinline__ void join_partials(const PrefillParams& params, const CutSlot& slot) {
-  // What registers hold: all of a group of 4 by 4 segments at once, whose loads take 0.7 us one by one.
+  // What registers hold: all of a group of 4 by 4 segments at once, whose loads take 0.7 us one by
+  // one.
   constexpr int kLanes = Config::kAlone ? 8 : 16;  // of a row
   constexpr int kAhead = Config::kAlone ? 4 : 1;   // segments on their way
   constexpr int kColumns = Config::kHeadDimV / kLanes;
@@ -76,7 +82,8 @@ __device__ __forceinline__ void join_partials(const PrefillParams& params, const
         const int64_t at = partial_row(params, slot, max(last - i, 0)) + row;
         const float2 found = __ldcg(reinterpret_cast<const float2*>(params.segments.sums + at));
         own_sums[i] = last - i < 0 ? RowSums{kNothing, 0} : RowSums{found.x, found.y};
-        const auto* from = reinterpret_cast<const float4*>(params.segments.out + at * Config::kHeadDimV + column);
+        const auto* from =
+            reinterpret_cast<const float4*>(params.segments.out + at * Config::kHeadDimV + column);
 #pragma unroll
         for (int j = 0; j < kColumns / 4; ++j) own[i][j] = __ldcg(from + j);
       }
@@ -95,19 +102,23 @@ __device__ __forceinline__ void join_partials(const PrefillParams& params, const
     for (int j = 0; j < kColumns / 4; ++j) {
       if (column + 4 * j >= attention.head_dim_v) break;
       const uint32_t low = pack<Config::kOut>(mean(values[j].x, factor), mean(values[j].y, factor));
-      const uint32_t high = pack<Config::kOut>(mean(values[j].z, factor), mean(values[j].w, factor));
+      const uint32_t high =
+          pack<Config::kOut>(mean(values[j].z, factor), mean(values[j].w, factor));
       *reinterpret_cast<uint2*>(to + 4 * j) = {low, high};
     }
   }
 }
 
-// Whether these were the last missing segments of the row tile, all of whose partial results may be read then. One
-// thread, behind the block's stores. `sharers`: blocks that each store a part of every segment.
-__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot, int sharers = 1) {
+// Whether these were the last missing segments of the row tile, all of whose partial results may be
+// read then. One thread, behind the block's stores. `sharers`: blocks that each store a part of
+// every segment.
+__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot,
+                                            int sharers = 1) {
   const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
   int32_t* stored = params.segments.stored + slot.work.request * head_blocks +
                     (slot.work.q_head >> params.heads_shift);
-  const bool last = add_acquire_release(stored, slot.cut.own) + slot.cut.own == slot.cut.count * sharers;
+  const bool last =
+      add_acquire_release(stored, slot.cut.own) + slot.cut.own == slot.cut.count * sharers;
   if (last) *stored = 0;
   return last;
 }

@@ -43,7 +43,8 @@ template <class Config>
 __device__ __forceinline__ int columns_of(const RowTile& tile, int consumer) {
   if (!opens<Config>(tile)) return Config::kKeys;
   const int columns = uniform(tile.slot->rows[consumer].columns);
-  return Config::kOwnEnds ? ((columns - 1) & (Config::kKeys - 1)) + 1 : columns;  // of the rows' own last key tile
+  return Config::kOwnEnds ? ((columns - 1) & (Config::kKeys - 1)) + 1
+                          : columns;  // of the rows' own last key tile
 }
 
 // Of the segment at hand.
@@ -53,8 +54,8 @@ __device__ __forceinline__ int partial_row(const PrefillParams& params, const Ro
   return partial_row(params, slot, tile.last_block / Config::kSegmentBlocks - slot.cut.first);
 }
 
-// The segment's weights are summed: keeps what they and the later segments' come to in shared memory, as the
-// registers hold the next scores.
+// The segment's weights are summed: keeps what they and the later segments' come to in shared
+// memory, as the registers hold the next scores.
 template <class Config>
 __device__ __forceinline__ void add_segment_rows(const PrefillParams& params,
                                                  typename Config::SharedMemory& shared,
@@ -63,7 +64,8 @@ __device__ __forceinline__ void add_segment_rows(const PrefillParams& params,
   const CutSlot& slot = cut_slot(tile);
   const bool writes = threadIdx.x % 4 == 0;
   const int row[2] = {thread_row(0), thread_row(1)};
-  SegmentRow next[2] = {{row_sums<Config>(acc, 0), kNoneLater}, {row_sums<Config>(acc, 1), kNoneLater}};
+  SegmentRow next[2] = {{row_sums<Config>(acc, 0), kNoneLater},
+                        {row_sums<Config>(acc, 1), kNoneLater}};
   if (!Config::kPairs && tile.ends & kIsCut) {
     if (consumer != 0 || !writes) return;
 #pragma unroll
@@ -86,7 +88,8 @@ __device__ __forceinline__ void add_segment_rows(const PrefillParams& params,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (closes<Config>(tile)) {
-      next[half].sums.total = finish_row(params, slot.work, consumer, row[half], next[half].sums, writes);
+      next[half].sums.total =
+          finish_row(params, slot.work, consumer, row[half], next[half].sums, writes);
     }
   }
   __syncwarp();
@@ -100,7 +103,8 @@ template <class Config>
 __device__ __forceinline__ void store_partial(const PrefillParams& params, const RowTile& tile,
                                               const Accumulators<Config>& acc) {
   const int rows = tile.slot->work.q_len << params.heads_shift;
-  float* to = params.segments.out + partial_row<Config>(params, tile) * Config::kHeadDimV + threadIdx.x % 4 * 2;
+  float* to = params.segments.out + partial_row<Config>(params, tile) * Config::kHeadDimV +
+              threadIdx.x % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = thread_row(half);
@@ -120,17 +124,19 @@ __device__ __forceinline__ float4 own_values(const Accumulators<Config>& acc, in
 }
 // Added to those of the later ones; x and y are of one row, z and w of another.
 template <class Config>
-__device__ __forceinline__ float4 joined(const Join (&join)[2], float4 later, const Accumulators<Config>& acc,
-                                         int j) {
-  return {join_values(join[0], later.x, acc.out[4 * j]), join_values(join[0], later.y, acc.out[4 * j + 1]),
-          join_values(join[1], later.z, acc.out[4 * j + 2]), join_values(join[1], later.w, acc.out[4 * j + 3])};
+__device__ __forceinline__ float4 joined(const Join (&join)[2], float4 later,
+                                         const Accumulators<Config>& acc, int j) {
+  return {join_values(join[0], later.x, acc.out[4 * j]),
+          join_values(join[0], later.y, acc.out[4 * j + 1]),
+          join_values(join[1], later.z, acc.out[4 * j + 2]),
+          join_values(join[1], later.w, acc.out[4 * j + 3])};
 }
 
 // The consumer's staged rows to memory: by the copy engine where all are the request's.
 template <class Config>
 __device__ __forceinline__ void send_staged(const PrefillParams& params,
-                                            typename Config::SharedMemory& shared, const WorkTile& work,
-                                            int consumer) {
+                                            typename Config::SharedMemory& shared,
+                                            const WorkTile& work, int consumer) {
   const bool first_thread = threadIdx.x % kWarpgroupThreads == 0;
   const int token = row_token(params, work, consumer, 0);
   const bool whole = token + (kGroupRows >> params.heads_shift) <= work.q_len;
@@ -148,12 +154,13 @@ __device__ __forceinline__ void send_staged(const PrefillParams& params,
   if (first_thread) commit_stores();
 }
 
-// Means of a row tile's rows to shared memory, from where the copy engine takes them; kJoined: of those in acc.out and
-// the sum of its later segments. out is read where it is and changed nowhere, else registers spill.
+// Means of a row tile's rows to shared memory, from where the copy engine takes them; kJoined: of
+// those in acc.out and the sum of its later segments. out is read where it is and changed nowhere,
+// else registers spill.
 template <class Config, bool kJoined>
 __device__ __forceinline__ void store_means(const PrefillParams& params,
-                                            typename Config::SharedMemory& shared,
-                                            int consumer, const SegmentRow (&rows)[2],
+                                            typename Config::SharedMemory& shared, int consumer,
+                                            const SegmentRow (&rows)[2],
                                             const Accumulators<Config>& acc) {
   consumer = opaque(consumer);
   const int thread = opaque(static_cast<int>(threadIdx.x % kWarpgroupThreads));
@@ -174,11 +181,13 @@ __device__ __forceinline__ void store_means(const PrefillParams& params,
       pieces[2 * j + 1] = pack<Config::kOut>(mean(value.z, factor[1]), mean(value.w, factor[1]));
     }
     // Rows are staged where sums of a quarter as many columns lay, which all have read.
-    if (part == 0 || (kJoined && part % 2 == 0)) named_barrier_wait(8 + consumer, kWarpgroupThreads);
+    if (part == 0 || (kJoined && part % 2 == 0))
+      named_barrier_wait(8 + consumer, kWarpgroupThreads);
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
-      store_matrices(&shared.out[consumer][part / 2][row][((part % 2 * 4 + j + lane / 16) ^ row % 8) * 8],
-                     reinterpret_cast<const uint32_t(&)[4]>(pieces[2 * j]));
+      store_matrices(
+          &shared.out[consumer][part / 2][row][((part % 2 * 4 + j + lane / 16) ^ row % 8) * 8],
+          reinterpret_cast<const uint32_t(&)[4]>(pieces[2 * j]));
     }
   }
 }
@@ -198,12 +207,14 @@ __device__ __forceinline__ void store_joined(const PrefillParams& params,
   } else {
     store_means<Config, true>(params, shared, consumer, rows, acc);
   }
-  send_staged<Config>(params, shared, work, opaque(static_cast<int>(threadIdx.x)) / kWarpgroupThreads - 1);
+  send_staged<Config>(params, shared, work,
+                      opaque(static_cast<int>(threadIdx.x)) / kWarpgroupThreads - 1);
 }
 
 // Adds the values in acc.out to the sum of the row tile's later segments.
 template <class Config>
-__device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shared, const RowTile& tile, int consumer,
+__device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shared,
+                                             const RowTile& tile, int consumer,
                                              const Accumulators<Config>& acc) {
   consumer = opaque(consumer);
   const int thread = opaque(static_cast<int>(threadIdx.x % kWarpgroupThreads));
@@ -220,11 +231,12 @@ __device__ __forceinline__ void fold_segment(typename Config::SharedMemory& shar
   const Join join[2] = {shared.segments.rows[consumer][thread_row(0)].join,
                         shared.segments.rows[consumer][thread_row(1)].join};
 #pragma unroll
-  for (int j = 0; j < Config::kHeadDimV / 8; ++j) sum[j][thread] = joined(join, sum[j][thread], acc, j);
+  for (int j = 0; j < Config::kHeadDimV / 8; ++j)
+    sum[j][thread] = joined(join, sum[j][thread], acc, j);
 }
 
-// The segment's values have landed in acc.out: they are stored with the sum of the row tile's later segments, stored
-// for whoever adds them up, or added to that sum.
+// The segment's values have landed in acc.out: they are stored with the sum of the row tile's later
+// segments, stored for whoever adds them up, or added to that sum.
 template <class Config>
 __device__ __forceinline__ void end_segment(const PrefillParams& params,
                                             typename Config::SharedMemory& shared,

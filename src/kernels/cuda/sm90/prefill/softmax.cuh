@@ -23,12 +23,13 @@ __device__ __forceinline__ float largest_base(int half, float before, float fact
   return fmaxf(before, most * factor - Config::kBias);
 }
 
-// The base of a row that has seen nothing: finite, so that hidden keys weigh 0 and the first seen one outgrows
-// it.
+// The base of a row that has seen nothing: finite, so that hidden keys weigh 0 and the first seen
+// one outgrows it.
 constexpr float kNothing = -0x1p127f;
 
 template <class Config>
-__device__ __forceinline__ float first_base(const RowTile& tile, int half, const Accumulators<Config>& acc) {
+__device__ __forceinline__ float first_base(const RowTile& tile, int half,
+                                            const Accumulators<Config>& acc) {
   if (Config::kCaps && uniform(tile.bounded)) return 0;
   if constexpr (Config::kExponents) {  // of nothing 0, so that the next exponents are the scores
     const float base = largest_base<Config>(half, -infinity(), tile.factor[half], acc);
@@ -52,14 +53,17 @@ __device__ __forceinline__ void find_bases(const RowTile& tile, Accumulators<Con
   }
 }
 
-// Weights of a row tile's first key tile in place of the scores. `under(step)`: of 8, what else is done meanwhile.
+// Weights of a row tile's first key tile in place of the scores. `under(step)`: of 8, what else is
+// done meanwhile.
 template <class Config, typename Under>
-__device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulators<Config>& acc, Under under) {
+__device__ __forceinline__ void first_weights_of(const RowTile& tile, Accumulators<Config>& acc,
+                                                 Under under) {
   const float factor[2] = {tile.factor[0], tile.factor[1]};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int at = i / (Config::kKeys / 4) * 2 + i % (Config::kKeys / 4) / 2 * 4 + i % 2;
-    acc.scores[at] = exp2_fast(__fmaf_rn(acc.scores[at], factor[at / 2 % 2], -acc.base[at / 2 % 2]));
+    acc.scores[at] =
+        exp2_fast(__fmaf_rn(acc.scores[at], factor[at / 2 % 2], -acc.base[at / 2 % 2]));
     if ((i + 1) % (Config::kKeys / 16) == 0) under(i / (Config::kKeys / 16));
   }
   // Sums only after all powers: an addition right behind its power would wait for it, 64 times.
@@ -85,8 +89,8 @@ __device__ __forceinline__ void first_softmax(const RowTile& tile, Accumulators<
   first_weights_of<Config>(tile, acc, [](int) {});
 }
 
-// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not depend on its
-// neighbours.
+// Whether any of the four threads of a row says so. Not the warp's vote: the bits of a row must not
+// depend on its neighbours.
 __device__ __forceinline__ bool row_votes(bool value) {
   const uint32_t row = 0xfu << (threadIdx.x % 32 & ~3);
   return (__ballot_sync(~0u, value) & row) != 0;
@@ -98,7 +102,8 @@ __device__ __forceinline__ void shrink_out(const float (&factor)[2], Accumulator
   for (int i = 0; i < Config::kHeadDimV / 2; ++i) acc.out[i] *= factor[i / 2 % 2];
 }
 
-// Rows that have outgrown their base get the largest score so far, and what was accumulated shrinks.
+// Rows that have outgrown their base get the largest score so far, and what was accumulated
+// shrinks.
 template <class Config>
 __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool (&outgrown)[2],
                                             Accumulators<Config>& acc) {
@@ -110,7 +115,8 @@ __device__ __forceinline__ void raise_bases(const float (&factor)[2], const bool
     rescale[half] = raised ? exp2_fast(acc.base[half] - base) : 1.0f;
     if (raised) acc.base[half] = base;
     // Rounded, not contracted with the addition that follows: the same bits wherever that stands.
-    acc.sum[half] = Config::kSegments ? __fmul_rn(acc.sum[half], rescale[half]) : acc.sum[half] * rescale[half];
+    acc.sum[half] =
+        Config::kSegments ? __fmul_rn(acc.sum[half], rescale[half]) : acc.sum[half] * rescale[half];
     if constexpr (Config::kShrinksLater) acc.rescale[half] = rescale[half];
   }
   if constexpr (!Config::kShrinksLater) shrink_out<Config>(rescale, acc);
@@ -121,7 +127,8 @@ template <class Config>
 __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float (&held)[2][2],
                                           Accumulators<Config>& acc) {
   if constexpr (!Config::kNarrow) {
-    (Config::kAlone ? acc.next_weights : acc.weights)[i] = pack_here<Config::kMath>(weight[0], weight[1]);
+    (Config::kAlone ? acc.next_weights : acc.weights)[i] =
+        pack_here<Config::kMath>(weight[0], weight[1]);
   } else if (i % 4 < 2) {
     held[i % 2][0] = weight[0];
     held[i % 2][1] = weight[1];
@@ -131,8 +138,8 @@ __device__ __forceinline__ void pack_pair(int i, const float (&weight)[2], float
   }
 }
 
-// Packed weights of scores that stay, 16 made before the 16 before them are summed: 1.2 % at head dim 64 (4x4k, H200,
-// 2026-11-22), but a loss of up to 1 % of fp8 products.
+// Packed weights of scores that stay, 16 made before the 16 before them are summed: 1.2 % at head
+// dim 64 (4x4k, H200, 2026-11-22), but a loss of up to 1 % of fp8 products.
 template <class Config>
 __device__ __forceinline__ void weigh_ahead(const float (&factor)[2], float (&total)[2][2],
                                             Accumulators<Config>& acc) {
@@ -163,7 +170,8 @@ __device__ __forceinline__ void weigh_ahead(const float (&factor)[2], float (&to
 
 // As softmax, of inner scores whose cap is due: rows keep their base.
 template <class Config, int kHalves>
-__device__ __forceinline__ void softmax_of_capped(const PrefillParams& params, Accumulators<Config>& acc) {
+__device__ __forceinline__ void softmax_of_capped(const PrefillParams& params,
+                                                  Accumulators<Config>& acc) {
   float total[2][2] = {};
   float held[2][2];
   for_each_near<Config>(params, acc, [&](int first, const float(&scores)[kAtOnce]) {
@@ -187,11 +195,11 @@ __device__ __forceinline__ void softmax_of_capped(const PrefillParams& params, A
   for (int half = 0; half < kHalves; ++half) acc.sum[half] += total[half][0] + total[half][1];
 }
 
-// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the thread's rows, or of
-// both. `inner`: the scores' cap is due.
+// A later key tile: weights, packed, of scores that stay; out has landed. Of the first of the
+// thread's rows, or of both. `inner`: the scores' cap is due.
 template <class Config, int kHalves>
-__device__ __forceinline__ void softmax(const PrefillParams& params, const RowTile& tile, bool inner,
-                                        Accumulators<Config>& acc) {
+__device__ __forceinline__ void softmax(const PrefillParams& params, const RowTile& tile,
+                                        bool inner, Accumulators<Config>& acc) {
   const float factor[2] = {tile.factor[0], tile.factor[1]};
   if constexpr (Config::kAlone) acc.rescale[0] = acc.rescale[1] = 1;
   if (Config::kCaps && inner) {
@@ -237,7 +245,8 @@ __device__ __forceinline__ void softmax(const PrefillParams& params, const RowTi
 template <class Config>
 __device__ __forceinline__ void take_next_weights(Accumulators<Config>& acc) {
   if (uniform(acc.rescale[0] != 1 || acc.rescale[1] != 1)) shrink_out<Config>(acc.rescale, acc);
-  // Reads both: else the compiler puts both into the same registers, and serialises the products (C7513).
+  // Reads both: else the compiler puts both into the same registers, and serialises the products
+  // (C7513).
   const int keep = uniform(0x3210);
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 4; ++i) {

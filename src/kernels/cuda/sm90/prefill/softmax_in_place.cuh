@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The softmax of a key tile in place of its scores, while the values of the key tile before are still being
-// multiplied: packed weights would have to wait for those that the products read.
+// The softmax of a key tile in place of its scores, while the values of the key tile before are
+// still being multiplied: packed weights would have to wait for those that the products read.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/softmax.cuh"
@@ -11,14 +11,15 @@ __device__ __forceinline__ float weight_of(float score, float factor, float base
   return exp2_fast(__fmaf_rn(score, factor, -base));
 }
 
-// Scores of a key tile once more, into those of the warp's rows that have outgrown their base: weights may have
-// overflowed in their place. By products of the warp, through local memory: others would make the compiler
-// serialise the warpgroup's or spill. Rare, and slow. general: of all rows, whose others get the same weights again.
+// Scores of a key tile once more, into those of the warp's rows that have outgrown their base:
+// weights may have overflowed in their place. By products of the warp, through local memory: others
+// would make the compiler serialise the warpgroup's or spill. Rare, and slow. general: of all rows,
+// whose others get the same weights again.
 template <class Config>
 __device__ __forceinline__ void score_again(const PrefillParams& params,
-                                            typename Config::SharedMemory& shared, const RowTile& tile,
-                                            int consumer, int block, int stage, const bool (&rows)[2],
-                                            Accumulators<Config>& acc) {
+                                            typename Config::SharedMemory& shared,
+                                            const RowTile& tile, int consumer, int block, int stage,
+                                            const bool (&rows)[2], Accumulators<Config>& acc) {
   const int lane = threadIdx.x % 32;
   const int key = lane / 16 * 8 + lane % 8;
   const int column = block * Config::kKeys + lane % 4 * 2;
@@ -64,15 +65,16 @@ __device__ __forceinline__ void score_again(const PrefillParams& params,
   }
 }
 
-// Sums of the thread's weights of its rows, which lie in place of the scores, and whether the warp's rows keep their
-// base.
+// Sums of the thread's weights of its rows, which lie in place of the scores, and whether the
+// warp's rows keep their base.
 struct WeightSums {
   float rows[2];
   bool outgrown[2];
   bool keep;
 };
 template <class Config>
-__device__ __forceinline__ WeightSums sum_weights(const RowTile& tile, const Accumulators<Config>& acc) {
+__device__ __forceinline__ WeightSums sum_weights(const RowTile& tile,
+                                                  const Accumulators<Config>& acc) {
   float total[2][2] = {};
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) total[i / 2 % 2][i % 2] += acc.scores[i];
@@ -86,9 +88,11 @@ __device__ __forceinline__ WeightSums sum_weights(const RowTile& tile, const Acc
   return sums;
 }
 
-// Weights of capped scores in place of their inner ones, powers of some under the polynomials of others.
+// Weights of capped scores in place of their inner ones, powers of some under the polynomials of
+// others.
 template <class Config>
-__device__ __forceinline__ void weigh_capped(const PrefillParams& params, Accumulators<Config>& acc) {
+__device__ __forceinline__ void weigh_capped(const PrefillParams& params,
+                                             Accumulators<Config>& acc) {
   float total[2][2] = {};
   for_each_near<Config>(params, acc, [&](int first, const float(&scores)[kAtOnce]) {
 #pragma unroll
@@ -101,12 +105,12 @@ __device__ __forceinline__ void weigh_capped(const PrefillParams& params, Accumu
   for (int half = 0; half < 2; ++half) acc.sum[half] += total[half][0] + total[half][1];
 }
 
-// Weights in place of the scores; false: they are void, as rows of the warp have outgrown their base. kSecond: of a
-// row tile's second key tile, the first that rows see which end before the last one. `inner`: of scores whose cap is
-// due.
+// Weights in place of the scores; false: they are void, as rows of the warp have outgrown their
+// base. kSecond: of a row tile's second key tile, the first that rows see which end before the last
+// one. `inner`: of scores whose cap is due.
 template <class Config, bool kSecond>
-__device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, const RowTile& tile, bool inner,
-                                                 Accumulators<Config>& acc) {
+__device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, const RowTile& tile,
+                                                 bool inner, Accumulators<Config>& acc) {
   if (Config::kCaps && inner) {
     weigh_capped<Config>(params, acc);
     return true;
@@ -139,12 +143,13 @@ __device__ __forceinline__ bool softmax_in_place(const PrefillParams& params, co
   return sums.keep;
 }
 
-// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by acc.rescale.
-// `stage`: of the key tile's keys, which are still there.
+// Weights of the rows that have outgrown their base, relative to a higher one; out is to shrink by
+// acc.rescale. `stage`: of the key tile's keys, which are still there.
 template <class Config>
 __device__ __forceinline__ void softmax_again(const PrefillParams& params,
-                                              typename Config::SharedMemory& shared, const RowTile& tile,
-                                              int consumer, int block, int stage, Accumulators<Config>& acc) {
+                                              typename Config::SharedMemory& shared,
+                                              const RowTile& tile, int consumer, int block,
+                                              int stage, Accumulators<Config>& acc) {
   const float factor[2] = {tile.factor[0], tile.factor[1]};
   const WeightSums void_sums = sum_weights<Config>(tile, acc);
   const bool rows[2] = {row_votes(void_sums.outgrown[0]), row_votes(void_sums.outgrown[1])};
@@ -153,7 +158,8 @@ __device__ __forceinline__ void softmax_again(const PrefillParams& params,
 #pragma unroll
   for (int i = 0; i < Config::kKeys / 2; ++i) {
     const int half = i / 2 % 2;
-    if (Config::kMasked || rows[half]) acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
+    if (Config::kMasked || rows[half])
+      acc.scores[i] = weight_of(acc.scores[i], factor[half], acc.base[half]);
   }
   const WeightSums sums = sum_weights<Config>(tile, acc);
   acc.sum[0] += sums.rows[0];

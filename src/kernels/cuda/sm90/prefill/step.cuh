@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step of a consumer: scores of the next key tile, values of the present one, and what follows them.
+// A step of a consumer: scores of the next key tile, values of the present one, and what follows
+// them.
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/mainloop.cuh"
@@ -38,7 +39,8 @@ __device__ __forceinline__ bool passes(const RowTile& tile) {
 }
 // Gives a key tile's keys or values back unread.
 template <class Config, int kStages>
-__device__ __forceinline__ void pass_stage(TransactionBarrier (&full)[kStages], TransactionBarrier (&empty)[kStages],
+__device__ __forceinline__ void pass_stage(TransactionBarrier (&full)[kStages],
+                                           TransactionBarrier (&empty)[kStages],
                                            Ring<kStages>& at) {
   full[at.stage].wait(at.phase);
   __syncwarp();
@@ -46,16 +48,16 @@ __device__ __forceinline__ void pass_stage(TransactionBarrier (&full)[kStages], 
   at.advance();
 }
 template <class Config>
-__device__ __forceinline__ void pass_keys(typename Config::SharedMemory& shared, const RowTile& tile,
-                                          Ring<Config::kKeyStages>& k) {
+__device__ __forceinline__ void pass_keys(typename Config::SharedMemory& shared,
+                                          const RowTile& tile, Ring<Config::kKeyStages>& k) {
   if constexpr (Config::kPasses) {
     if (passes<Config>(tile)) pass_stage<Config>(shared.k_full, shared.k_empty, k);
     k = uniform(k);
   }
 }
 template <class Config>
-__device__ __forceinline__ void pass_values(typename Config::SharedMemory& shared, const RowTile& tile,
-                                            Ring<Config::kStages>& values) {
+__device__ __forceinline__ void pass_values(typename Config::SharedMemory& shared,
+                                            const RowTile& tile, Ring<Config::kStages>& values) {
   if constexpr (Config::kPasses) {
     if (passes<Config>(tile)) pass_stage<Config>(shared.v_full, shared.v_empty, values);
     values = uniform(values);
@@ -70,32 +72,35 @@ __device__ __forceinline__ int unseen_tiles(const RowTile& tile) {
 // Gives back so many of them; nothing of the row tile before is due.
 template <class Config>
 __device__ __forceinline__ void pass_unseen(typename Config::SharedMemory& shared, int count,
-                                            Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values) {
+                                            Ring<Config::kKeyStages>& k,
+                                            Ring<Config::kStages>& values) {
 #pragma unroll 1
   for (; count > 0; --count) {
     pass_stage<Config>(shared.k_full, shared.k_empty, k);
     pass_stage<Config>(shared.v_full, shared.v_empty, values);
   }
-  // Else the compiler does not see that they are, and neither are descriptors: 2.5 % (H200, 2026-11-23).
+  // Else the compiler does not see that they are, and neither are descriptors: 2.5 % (H200,
+  // 2026-11-23).
   k = uniform(k);
   values = uniform(values);
 }
 
 // The products of the last step have landed in out.
 template <class Config>
-__device__ __forceinline__ void values_landed(typename Config::SharedMemory& shared,
-                                              int stage, Accumulators<Config>& acc) {
+__device__ __forceinline__ void values_landed(typename Config::SharedMemory& shared, int stage,
+                                              Accumulators<Config>& acc) {
   products_landed(acc.out);
   release_stage<Config>(shared.v_empty[stage]);
 }
 template <class Config>
-__device__ __forceinline__ void finish_values(typename Config::SharedMemory& shared,
-                                              int stage, Accumulators<Config>& acc) {
+__device__ __forceinline__ void finish_values(typename Config::SharedMemory& shared, int stage,
+                                              Accumulators<Config>& acc) {
   products_wait<0>();
   values_landed<Config>(shared, stage, acc);
 }
 
-// Consumers issue their products in turns, so that the softmax of one runs under the products of another.
+// Consumers issue their products in turns, so that the softmax of one runs under the products of
+// another.
 template <class Config>
 __device__ __forceinline__ void take_turn(int consumer) {
   if constexpr (Config::kTurns) named_barrier_wait(1 + consumer, 2 * kWarpgroupThreads);
@@ -125,11 +130,14 @@ __device__ __forceinline__ Ring<Config::kStages> due_values(const Ring<Config::k
   }
 }
 
-// The products of a step have landed: values and maybe queries go back, keys too unless they are looked after before.
+// The products of a step have landed: values and maybe queries go back, keys too unless they are
+// looked after before.
 template <class Config>
-__device__ __forceinline__ void end_products(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                             int consumer, const RowTile& tile, int block, int q_stage,
-                                             Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
+__device__ __forceinline__ void end_products(const PrefillParams& params,
+                                             typename Config::SharedMemory& shared, int consumer,
+                                             const RowTile& tile, int block, int q_stage,
+                                             Ring<Config::kKeyStages>& k,
+                                             Ring<Config::kStages>& values,
                                              Accumulators<Config>& acc) {
   const Ring<Config::kStages> v = due_values<Config>(k, values);
   if constexpr (Config::kInPlace) {
@@ -146,11 +154,12 @@ __device__ __forceinline__ void end_products(const PrefillParams& params, typena
   if constexpr (Config::kOwnValueRing) values.advance();
 }
 
-// Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst. Its
-// softmax runs under the products of the other warpgroups. false: end_outgrown is due.
+// Scores of key tile `block`, values of the one after it, which was the row tile's first if kFirst.
+// Its softmax runs under the products of the other warpgroups. false: end_outgrown is due.
 template <class Config, bool kFirst>
-__device__ __forceinline__ bool step(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                     int consumer, const RowTile& tile, int block, int q_stage,
+__device__ __forceinline__ bool step(const PrefillParams& params,
+                                     typename Config::SharedMemory& shared, int consumer,
+                                     const RowTile& tile, int block, int q_stage,
                                      Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
                                      Accumulators<Config>& acc) {
   const Ring<Config::kStages> v = due_values<Config>(k, values);
@@ -216,9 +225,11 @@ __device__ __forceinline__ bool step(const PrefillParams& params, typename Confi
 
 // What step has left to do where rows have outgrown their base.
 template <class Config>
-__device__ __forceinline__ void end_outgrown(const PrefillParams& params, typename Config::SharedMemory& shared,
-                                             int consumer, const RowTile& tile, int block, int q_stage,
-                                             Ring<Config::kKeyStages>& k, Ring<Config::kStages>& values,
+__device__ __forceinline__ void end_outgrown(const PrefillParams& params,
+                                             typename Config::SharedMemory& shared, int consumer,
+                                             const RowTile& tile, int block, int q_stage,
+                                             Ring<Config::kKeyStages>& k,
+                                             Ring<Config::kStages>& values,
                                              Accumulators<Config>& acc) {
   softmax_again<Config>(params, shared, tile, consumer, block, k.stage, acc);
   release_stage<Config>(shared.k_empty[k.stage]);

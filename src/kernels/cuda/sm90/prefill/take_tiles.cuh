@@ -17,13 +17,15 @@ __device__ TileCut cut_work(const BatchParams& batch, const TileSegments& tile, 
   const int count = (work.block_end - 1) / kBlocks + 1 - first;
   work.block_begin = max(work.block_begin, tile.begin * kBlocks);
   work.block_end = min(work.block_end, tile.end * kBlocks);
-  return {first, count, tile.end - tile.begin, tile.partial * batch.q_heads + work.q_head * work.q_len};
+  return {first, count, tile.end - tile.begin,
+          tile.partial * batch.q_heads + work.q_head * work.q_len};
 }
 
-// Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of a
-// tile the section's heads side by side.
+// Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of
+// a tile the section's heads side by side.
 template <class Config>
-__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n, TileCut& cut) {
+__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n,
+                            TileCut& cut) {
   const int tiles = order.tile_count;
   WorkTile work = {};
   const BatchParams& batch = params.attention.batch;
@@ -37,9 +39,9 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   const PrefillTile tile = order.tiles[within / heads];
   TileSegments segments = {};
   if constexpr (Config::kSegments) segments = params.segments.tiles[within / heads];
-  const RequestView view = Config::kSegments
-                               ? RequestView{tile.request, segments.q_begin, segments.q_len, segments.kv_len}
-                               : request_view(batch, tile.request);
+  const RequestView view = Config::kSegments ? RequestView{tile.request, segments.q_begin,
+                                                           segments.q_len, segments.kv_len}
+                                             : request_view(batch, tile.request);
   work.request = tile.request;
   work.q_begin = view.q_begin;
   work.q_len = view.q_len;
@@ -64,8 +66,8 @@ __device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& ord
   return work;
 }
 
-// Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The blocks have the later
-// rows in turn, so that both have as much to do.
+// Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The
+// blocks have the later rows in turn, so that both have as much to do.
 template <class Config>
 __device__ int leave_own_rows(const PrefillParams& params, int turn, WorkTile& work) {
   if (work.request < 0) return 0;
@@ -88,12 +90,14 @@ __device__ Interval hidden_tiles(const PrefillParams& params, const WorkTile& wo
   const int first = work.first_token - (Config::kPairs ? cluster_rank() * tokens : 0);
   const int last = min(first + Config::kBlocks * tokens, view.q_len) - 1;
   const Interval keys = hidden_keys(params.attention.batch.mask, view, first, last);
-  const Interval tiles = {(keys.begin + Config::kKeys - 1) / Config::kKeys, keys.end / Config::kKeys};
+  const Interval tiles = {(keys.begin + Config::kKeys - 1) / Config::kKeys,
+                          keys.end / Config::kKeys};
   return tiles.begin < tiles.end ? tiles : Interval{-1, -1};
 }
 
 template <class Config>
-__device__ RowsView rows_view(const PrefillParams& params, const typename Config::Slot& slot, int consumer) {
+__device__ RowsView rows_view(const PrefillParams& params, const typename Config::Slot& slot,
+                              int consumer) {
   const MaskParams& mask = params.attention.batch.mask;
   const WorkTile& work = slot.work;
   const RequestView view = slot_view<Config>(slot);
@@ -112,7 +116,8 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
     // Both ends grow with the token, of causal rows also where they stand before the first key.
     rows = {high.begin, mask.causal ? view.prefix() + first + 1 : low.end, 0};
     end = high.end;
-    if (!mask.causal && low.end < end) rows.open_begin = kNoEnd;  // of chunks: no key is seen by all rows
+    if (!mask.causal && low.end < end)
+      rows.open_begin = kNoEnd;  // of chunks: no key is seen by all rows
   }
   if constexpr (Config::kParts) {
     rows = {max(rows.open_begin, work.key_begin), min(rows.open_end, work.kv_len), 0};
@@ -123,7 +128,8 @@ __device__ RowsView rows_view(const PrefillParams& params, const typename Config
     const int least = 1 - (work.block_end - 1 - work.block_begin) * Config::kKeys;
     rows.columns = min((max(seen, least) + Config::kGrain - 1) & -Config::kGrain, Config::kKeys);
   } else {
-    rows.columns = min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain, Config::kKeys);
+    rows.columns =
+        min((max(seen, 1) + Config::kGrain - 1) / Config::kGrain * Config::kGrain, Config::kKeys);
   }
   return rows;
 }
@@ -134,7 +140,7 @@ struct TileTaker {
   const PrefillParams& params;
   typename Config::SharedMemory& shared;
   // The first tile of each block or pair is its own, unless some begin late. Of parts all are.
-  int n = Config::kParts    ? params.attention.work.cta_begin[blockIdx.x]
+  int n = Config::kParts  ? params.attention.work.cta_begin[blockIdx.x]
           : params.beside ? next()
                           : blockIdx.x / Config::kBlocks;
   Ring<kTileSlots> slots = {};
@@ -237,7 +243,8 @@ struct TileTaker {
     return slot.work;
   }
 
-  // Behind take(), if there was a tile. Blocks that begin early wait: they would have more than their share.
+  // Behind take(), if there was a tile. Blocks that begin early wait: they would have more than
+  // their share.
   __device__ __forceinline__ void claim_next() {
     if constexpr (Config::kReadsAhead) await_inputs(params);
     if constexpr (Config::kParts) {

@@ -114,7 +114,8 @@ __device__ __forceinline__ void cap_scores(const PrefillParams& params, bool nea
 
 // Finds the slopes of a row tile: loads behind each other, which its key tiles would wait for.
 template <class Config>
-__device__ __forceinline__ void find_slopes(const PrefillParams& params, int consumer, RowTile& tile) {
+__device__ __forceinline__ void find_slopes(const PrefillParams& params, int consumer,
+                                            RowTile& tile) {
   if (!Config::kTransforms || !params.attention.alibi_slopes) return;
   const WorkTile& work = tile.slot->work;
   const RequestView view = {work.request, work.q_begin, work.q_len, work.kv_len};

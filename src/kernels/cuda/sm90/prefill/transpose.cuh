@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// V of fp8 products, from rows of keys to rows of dims: two producer warps between the copy of a key tile
-// and its products (as FlashAttention-3 does it, arXiv:2407.08608, section 3.3).
+// V of fp8 products, from rows of keys to rows of dims: two producer warps between the copy of a
+// key tile and its products (as FlashAttention-3 does it, arXiv:2407.08608, section 3.3).
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/load.cuh"
@@ -9,9 +9,10 @@ namespace fovea::kernels::cuda {
 
 constexpr int kTransposers = 2;  // warps
 
-// 32 keys x 16 dims at a time. Transposed 16-bit loads bring a lane two dims of keys 2t, 2t + 1 (t: its
-// place among four) of every eight; bytes of one dim of 2t, 2t + 1, 2t + 8, 2t + 9 become a word of that
-// dim's row, which is the order weights come in. Keys outside of [live_begin, live_end) become zeros.
+// 32 keys x 16 dims at a time. Transposed 16-bit loads bring a lane two dims of keys 2t, 2t + 1 (t:
+// its place among four) of every eight; bytes of one dim of 2t, 2t + 1, 2t + 8, 2t + 9 become a
+// word of that dim's row, which is the order weights come in. Keys outside of [live_begin,
+// live_end) become zeros.
 template <class Config>
 __device__ __forceinline__ void transpose_tile(
     const uint16_t (&from)[Config::kDimVBlocks][Config::kKeys][kSwizzledColumns],

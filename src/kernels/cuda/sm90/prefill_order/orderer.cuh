@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts the row tiles of a batch in order of their keys, most first, in one CTA and without the host: a
-// counting sort. Blocks that take tiles in this order finish within one short tile of each other. The
-// order among tiles of one bucket is left to chance; no result depends on it.
+// Puts the row tiles of a batch in order of their keys, most first, in one CTA and without the
+// host: a counting sort. Blocks that take tiles in this order finish within one short tile of each
+// other. The order among tiles of one bucket is left to chance; no result depends on it.
 //
-//   totals | how requests are cut | first tile of each request | a bucket of each tile | places | the list
+//   totals | how requests are cut | first tile of each request | a bucket of each tile | places |
+//   the list
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -15,42 +16,46 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kBuckets = 1024;
-// Blocks that read the same keys at about the same time cost L2 least. With few heads in a section the tiles of
-// one that run together differ much in length and drift apart, with many its keys leave L2: 16, 32, 64 MB reach
-// 682, 704, 714 TFLOP/s at 1x16k and 628, 644, 631 at 4x4k, 32 kv heads (H200, 2026-11-21).
+// Blocks that read the same keys at about the same time cost L2 least. With few heads in a section
+// the tiles of one that run together differ much in length and drift apart, with many its keys
+// leave L2: 16, 32, 64 MB reach 682, 704, 714 TFLOP/s at 1x16k and 628, 644, 631 at 4x4k, 32 kv
+// heads (H200, 2026-11-21).
 constexpr float kSectionBytes = 32 << 20;
-// Twice as much for few long requests, so that tiles of this many (request, q head) are interleaved: 734 instead of
-// 725 TFLOP/s at 1x16k, 706 instead of 703 at 2x8k, 669 instead of 660 at 4x4k and head dim 256, 32 kv heads (H200,
-// 2026-11-22).
+// Twice as much for few long requests, so that tiles of this many (request, q head) are
+// interleaved: 734 instead of 725 TFLOP/s at 1x16k, 706 instead of 703 at 2x8k, 669 instead of 660
+// at 4x4k and head dim 256, 32 kv heads (H200, 2026-11-22).
 constexpr float kSectionSequences = 16;
-// In fp8 and at head dim 64 of this many: 490 instead of 484 TFLOP/s at 4x4k, 567 of 550 at 2x8k, head dim 64; in fp8
-// 873 of 860 and 1005 of 978 (32 kv heads, H200, 2026-11-22).
+// In fp8 and at head dim 64 of this many: 490 instead of 484 TFLOP/s at 4x4k, 567 of 550 at 2x8k,
+// head dim 64; in fp8 873 of 860 and 1005 of 978 (32 kv heads, H200, 2026-11-22).
 constexpr float kNarrowSectionSequences = 64;
 constexpr int kNarrowTokenBytes = 256;
-// Of short requests whose q heads share keys: all heads of the next requests with so many bytes of keys, so that the
-// short tiles of a section run beside the long ones of the next. 567 instead of 556 TFLOP/s at 16x1k, 674 instead of
-// 666 at 8x2k, 741 instead of 737 at 4x4k, 8 kv heads; 1 % less at 16x1k without groups, nothing in fp8 or at head
-// dim 64 (H200, 2026-11-22).
+// Of short requests whose q heads share keys: all heads of the next requests with so many bytes of
+// keys, so that the short tiles of a section run beside the long ones of the next. 567 instead of
+// 556 TFLOP/s at 16x1k, 674 instead of 666 at 8x2k, 741 instead of 737 at 4x4k, 8 kv heads; 1 %
+// less at 16x1k without groups, nothing in fp8 or at head dim 64 (H200, 2026-11-22).
 constexpr float kRequestSectionBytes = 16 << 20;
 constexpr int kLeastTokenBytes = 512;
 constexpr int kMostSections = 64;
 // Tiles of a section for each block: with fewer the blocks wait for its longest.
 constexpr int kLeastSectionTiles = 2;
 
-// Tiles are cut to pieces of which each block has about so many: 64 log-uniform lengths take 350, 311, 289 us with
-// 2, 4, 8 (H200, 2026-11-22).
+// Tiles are cut to pieces of which each block has about so many: 64 log-uniform lengths take 350,
+// 311, 289 us with 2, 4, 8 (H200, 2026-11-22).
 constexpr float kPieces = 8;
 
-// cut: where keys are summed in segments, tiles of requests with few new tokens may be cut between them.
+// cut: where keys are summed in segments, tiles of requests with few new tokens may be cut between
+// them.
 enum Tiles : int { whole, cut };
 
-// How the tile of a request is cut: into `count` pieces of `piece` segments, of those that its rows see.
+// How the tile of a request is cut: into `count` pieces of `piece` segments, of those that its rows
+// see.
 struct Cut {
   int first, end;
   int piece, count;
 };
 // `wanted`: segments of a piece, about.
-__device__ inline Cut cut_of(const PrefillOrderParams& params, const RequestView& view, int wanted) {
+__device__ inline Cut cut_of(const PrefillOrderParams& params, const RequestView& view,
+                             int wanted) {
   const Interval seen = visible_keys(params.batch.mask, view, 0, view.q_len - 1);
   const int first = quotient(seen.begin, params.segment_keys);
   const int end = max(quotient(seen.end + params.segment_keys - 1, params.segment_keys), first + 1);
@@ -82,7 +87,8 @@ struct PrefillOrderer {
     int tiles, longest;
     int any_few;  // whether a request has so few rows that it may be cut
   };
-  // Sections of `requests` requests, the first of which has the last 2^levels buckets of 2^shift keys.
+  // Sections of `requests` requests, the first of which has the last 2^levels buckets of 2^shift
+  // keys.
   struct Buckets {
     int sections, requests, levels, shift;
     __device__ __forceinline__ int of(int request, int keys) const {
@@ -121,8 +127,8 @@ struct PrefillOrderer {
   }
 
   // The requests from `first` on, whole, to shared memory, each thread's to its own totals too.
-  __device__ static void load_requests(const PrefillOrderParams& params, int first, SharedMemory& shared,
-                                       Totals& own) {
+  __device__ static void load_requests(const PrefillOrderParams& params, int first,
+                                       SharedMemory& shared, Totals& own) {
     const int count = min(params.batch.requests - first, kHeld);
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -156,8 +162,8 @@ struct PrefillOrderer {
     return all;
   }
 
-  // Segments of a piece; 0: none is cut, as dealing whole tiles in turn costs little. 128 instead of 137 us for 32
-  // requests of 4k (H200, 2026-11-22).
+  // Segments of a piece; 0: none is cut, as dealing whole tiles in turn costs little. 128 instead
+  // of 137 us for 32 requests of 4k (H200, 2026-11-22).
   __device__ static int wanted_segments(const PrefillOrderParams& params, const Totals& all) {
     if (!all.any_few || params.most_partials == 0) return 0;
     const auto head_blocks = static_cast<float>(params.batch.q_heads >> params.heads_shift);
@@ -165,13 +171,15 @@ struct PrefillOrderer {
     const float share = all.keys * head_blocks / blocks;
     const float turns = ceilf(static_cast<float>(all.tiles) * head_blocks / blocks);
     if (turns * static_cast<float>(all.longest) <= share * (17.0f / 16)) return 0;
-    return max(static_cast<int>(share / (kPieces * static_cast<float>(params.segment_keys)) + 0.5f), 1);
+    return max(static_cast<int>(share / (kPieces * static_cast<float>(params.segment_keys)) + 0.5f),
+               1);
   }
 
-  // Cuts the requests at hand, with room for their partial results from `placed` on, and finds where their tiles begin
-  // among them. What finds no room stays whole and keeps its bits. Returns how many tiles there are.
-  __device__ static int place_tiles(const PrefillOrderParams& params, int count, int wanted, int& placed,
-                                    SharedMemory& shared) {
+  // Cuts the requests at hand, with room for their partial results from `placed` on, and finds
+  // where their tiles begin among them. What finds no room stays whole and keeps its bits. Returns
+  // how many tiles there are.
+  __device__ static int place_tiles(const PrefillOrderParams& params, int count, int wanted,
+                                    int& placed, SharedMemory& shared) {
     const int each = (count + kThreads - 1) / kThreads;
     const int begin = min(static_cast<int>(threadIdx.x) * each, count);
     const int end = min(begin + each, count);
@@ -202,7 +210,8 @@ struct PrefillOrderer {
         place += needed;
         kept += tile_count(params, request);
       }
-      if (placed > params.most_partials) before = exclusive_scan<kThreads>(kept, total, shared.whole_scan);
+      if (placed > params.most_partials)
+        before = exclusive_scan<kThreads>(kept, total, shared.whole_scan);
     }
     int at = tiles_of(before);
 #pragma unroll 1
@@ -241,11 +250,11 @@ struct PrefillOrderer {
     return {{view.request, first}, segments, buckets.of(view.request, keys.end - keys.begin), 0};
   }
 
-  // Calls visit(number, Found) for every tile of the batch; returns how many there are. Requests that are not all at
-  // hand are loaded again.
+  // Calls visit(number, Found) for every tile of the batch; returns how many there are. Requests
+  // that are not all at hand are loaded again.
   template <typename Visit>
-  __device__ static int for_each_tile(const PrefillOrderParams& params, int wanted, const Buckets& buckets,
-                                      SharedMemory& shared, Visit visit) {
+  __device__ static int for_each_tile(const PrefillOrderParams& params, int wanted,
+                                      const Buckets& buckets, SharedMemory& shared, Visit visit) {
     const int requests = params.batch.requests;
     int tiles = 0;
     int placed = 0;
@@ -268,21 +277,28 @@ struct PrefillOrderer {
   }
 
   // Beside another kernel, which shares the L2.
-  __device__ static bool runs_beside(const PrefillOrderParams& params) { return params.batch.most_q_len > 0; }
+  __device__ static bool runs_beside(const PrefillOrderParams& params) {
+    return params.batch.most_q_len > 0;
+  }
 
   // Several sections of requests, or one of all.
-  __device__ static Buckets buckets_of(const PrefillOrderParams& params, const Totals& all, int wanted) {
+  __device__ static Buckets buckets_of(const PrefillOrderParams& params, const Totals& all,
+                                       int wanted) {
     constexpr int kLevels = 10;
     static_assert(kBuckets == 1 << kLevels);
     const BatchParams& batch = params.batch;
     int sections = 1;
     int each = batch.requests;
-    if (wanted == 0 && params.heads_shift > 0 && params.token_bytes >= kLeastTokenBytes && !runs_beside(params)) {
-      const float bytes = static_cast<float>(all.longest) * static_cast<float>(params.token_bytes * batch.kv_heads);
-      const int fitting = static_cast<int>(fminf(kRequestSectionBytes / bytes, static_cast<float>(batch.requests)));
+    if (wanted == 0 && params.heads_shift > 0 && params.token_bytes >= kLeastTokenBytes &&
+        !runs_beside(params)) {
+      const float bytes =
+          static_cast<float>(all.longest) * static_cast<float>(params.token_bytes * batch.kv_heads);
+      const int fitting =
+          static_cast<int>(fminf(kRequestSectionBytes / bytes, static_cast<float>(batch.requests)));
       const int found = quotient(batch.requests + fitting - 1, max(fitting, 1));
       const int64_t tiles = static_cast<int64_t>(all.tiles) * (batch.q_heads >> params.heads_shift);
-      if (fitting > 0 && found <= kMostSections && tiles >= kLeastSectionTiles * params.blocks * found) {
+      if (fitting > 0 && found <= kMostSections &&
+          tiles >= kLeastSectionTiles * params.blocks * found) {
         sections = found;
         each = fitting;
       }
@@ -292,14 +308,19 @@ struct PrefillOrderer {
   }
 
   // What the tiles of a batch with so many keys have in common. all_heads: of a section.
-  __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys, bool all_heads) {
+  __device__ static PrefillOrder order_of(const PrefillOrderParams& params, int tiles, float keys,
+                                          bool all_heads) {
     const float head_bytes = keys * static_cast<float>(params.token_bytes);
-    const float fitting = kSectionBytes / (runs_beside(params) ? 2 : 1) / head_bytes;  // heads; infinite without keys
-    const float sequences = params.token_bytes <= kNarrowTokenBytes ? kNarrowSectionSequences : kSectionSequences;
-    const float few = sequences / static_cast<float>(max(params.batch.requests << params.heads_shift, 1));
+    const float fitting =
+        kSectionBytes / (runs_beside(params) ? 2 : 1) / head_bytes;  // heads; infinite without keys
+    const float sequences =
+        params.token_bytes <= kNarrowTokenBytes ? kNarrowSectionSequences : kSectionSequences;
+    const float few =
+        sequences / static_cast<float>(max(params.batch.requests << params.heads_shift, 1));
     const int kv_heads = params.batch.kv_heads;
     const float most = fmaxf(fitting, fminf(2 * fitting, floorf(few)));
-    const int heads = all_heads ? kv_heads : max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
+    const int heads =
+        all_heads ? kv_heads : max(static_cast<int>(fminf(most, static_cast<float>(kv_heads))), 1);
     // Rounded up to equal sections: a last one of few tiles would leave blocks without work.
     const int sections = quotient(kv_heads, heads);
     const int section = quotient(kv_heads + sections - 1, sections);
@@ -314,7 +335,8 @@ struct PrefillOrderer {
     int* const next = shared.next[0].values;
     own_buckets = {};
     Totals own = {};
-    for (int first = 0; first < params.batch.requests; first += kHeld) load_requests(params, first, shared, own);
+    for (int first = 0; first < params.batch.requests; first += kHeld)
+      load_requests(params, first, shared, own);
     const Totals all = add_totals(own, shared);
     const int wanted = kCut ? wanted_segments(params, all) : 0;
     if (wanted > 0) {
@@ -326,7 +348,8 @@ struct PrefillOrderer {
       found.place = atomicAdd(&next[found.bucket], 1);
       if (number < kHeld) shared.tiles[number] = found;
     });
-    if (thread == kThreads - 1) *params.order = order_of(params, tiles, all.keys, buckets.sections > 1);
+    if (thread == kThreads - 1)
+      *params.order = order_of(params, tiles, all.keys, buckets.sections > 1);
     __syncthreads();
     const auto [a, b, c, d] = own_buckets.values;
     int total;

@@ -139,7 +139,9 @@ inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, 
 }
 inline void commit_stores() { machine_of::machine.commit_stores(); }
 template <int = 0>
-inline void wait_stores_read() { machine_of::machine.wait_stores_read(); }
+inline void wait_stores_read() {
+  machine_of::machine.wait_stores_read();
+}
 
 template <int kRegisters>
 void take_registers() {}
