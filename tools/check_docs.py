@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the README's example is not the compiled one, when a link, a path or a test in a document leads nowhere, or
-when a line of one is wider than 120 columns (tables and code are not looked at)."""
+"""Fails when the README's example differs from the compiled one, when a document names a file or test that does not
+exist, or when a line of text in a document is wider than 120 columns (tables and code may be wider)."""
 import pathlib
 import re
 import sys
@@ -12,20 +12,20 @@ FOLDERS = "bench|cmake|docs|examples|include|src|testdata|tests|tools"
 
 
 def missing_paths(text):
-    """Paths in backquotes; NAME stands for any, as * does."""
+    """Yields paths in backquotes that match no file. NAME matches anything, as * does."""
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./*-]+)`", text):
         if not list(ROOT.glob(path.replace("NAME", "*").rstrip("/"))):
             yield path
 
 
 def all_tests():
-    """(Suite, Test) of every test program."""
+    """Returns (suite, test) for every test in tests/."""
     sources = "\n".join(file.read_text(encoding="utf-8") for file in ROOT.glob("tests/*/*_test.cc"))
     return set(re.findall(r"^TEST(?:_P|_F)?\((\w+), (\w+)\)", sources, re.MULTILINE))
 
 
 def missing_tests(text, tests):
-    """Tests named as Suite.Test."""
+    """Yields tests named as Suite.Test that do not exist."""
     suites = {suite for suite, _ in tests}
     for suite, test in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
         if suite in suites and (suite, test) not in tests:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when a folder includes one that stands below it, in the order of docs/architecture.md, or when device code
-has assembly outside of kernels/cuda/common, whose names tests/emulation replaces."""
+"""Fails when a folder includes one that is below it in the picture of docs/architecture.md, or when device code outside
+kernels/cuda/common contains assembly. tests/emulation replaces the functions in that folder."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "tokenizer", "engine", "surface"]
-# The surfaces see the public headers and each other only; bench/ measures what it likes.
+# Surfaces include only public headers and each other. bench/ may include any layer.
 SURFACES = {"cli", "bench"}
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]

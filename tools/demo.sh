@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Asks a model a question, as `make demo` does: SmolLM2-135M-Instruct, or the checkpoint folder MODEL. A model without a
-# chat format continues a text instead, and so does one of testdata/models where SmolLM2 cannot be fetched.
+# Asks a model a question, for `make demo`: SmolLM2-135M-Instruct, or the checkpoint folder MODEL. A model without a
+# chat format continues a text instead. If SmolLM2 cannot be fetched, a model in testdata/models does so too.
 # Usage: demo.sh FOVEA [MODEL]
 set -euo pipefail
 fovea=$1

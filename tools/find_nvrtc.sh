@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints the folder of libnvrtc, which compiles GPU kernels and needs no GPU. Where there is none of the release that
-# the kernels are tuned for, the PyPI package nvidia-cuda-nvrtc is unpacked into the folder given.
+# Prints the folder of libnvrtc, which compiles GPU kernels and needs no GPU. If the machine lacks the release that the
+# kernels are tuned for, unpacks the PyPI package nvidia-cuda-nvrtc into FOLDER.
 # Usage: find_nvrtc.sh FOLDER
 set -euo pipefail
 
-# Others deal registers out differently: by 13.5 ten kernels spill, and the products of three are
-# serialised (2026-11-23).
+# Other releases allocate registers differently: with 13.5 ten kernels spill and the compiler
+# serialises the products of three (2026-11-23).
 release=13.0
 for folder in /usr/local/cuda/lib64 "$1/nvidia/cu13/lib"; do
   if [ -e "$folder/libnvrtc.so.13" ] && [ -e "$folder/libnvrtc-builtins.so.$release" ]; then
@@ -22,5 +22,5 @@ if ! python3 -m pip --version >/dev/null 2>&1; then
 fi
 echo "fetching NVRTC $release from PyPI" >&2
 python3 -m pip install --quiet --no-deps --upgrade --target "$1" "nvidia-cuda-nvrtc==$release.*" >&2
-[ -e "$1/nvidia/cu13/lib/libnvrtc-builtins.so.$release" ] || { echo "the package is not of $release" >&2; exit 1; }
+[ -e "$1/nvidia/cu13/lib/libnvrtc-builtins.so.$release" ] || { echo "the package does not contain release $release" >&2; exit 1; }
 echo "$1/nvidia/cu13/lib"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a GGUF file of a llama model into a checkpoint folder as Hugging Face has them.
+"""Converts a GGUF file of a llama model to a checkpoint folder in the format of Hugging Face.
 
 usage: gguf_to_checkpoint.py MODEL.gguf FOLDER
 
 The folder gets config.json, generation_config.json, model.safetensors (bf16), tokenizer.json and
-tokenizer_config.json. Quantised tensors are dequantised. A key or tensor that would change the
-model and is not understood ends the conversion with a line that names it. Needs the package gguf.
+tokenizer_config.json. Quantised tensors are dequantised. The conversion stops at an unknown key or
+tensor that would change the model, and names it. Needs the package gguf.
 """
 
 import json
@@ -17,7 +17,7 @@ import sys
 import gguf
 import numpy
 
-# The pre-tokenizers of GGUF by name. Both split text as GPT-2 does, the first also into digits.
+# Pre-tokenizers by their name in GGUF. Both split text as GPT-2 does; the first also splits digits.
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 PRE_TOKENIZERS = {
     "smollm": {"type": "Sequence",
@@ -25,12 +25,12 @@ PRE_TOKENIZERS = {
     "gpt-2": BYTE_LEVEL,
 }
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4
-# Keys of the model that the conversion reads or that say nothing about its results.
+# Keys of the model that the conversion reads or that do not change results.
 KNOWN_KEYS = {"block_count", "context_length", "embedding_length", "feed_forward_length",
               "attention.head_count", "attention.head_count_kv", "attention.key_length",
               "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
               "rope.dimension_count", "vocab_size"}
-# GGUF's name of a tensor in a block, and its name in a checkpoint.
+# Names of a block's tensors: in GGUF, and in a checkpoint.
 BLOCK_TENSORS = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -45,12 +45,12 @@ class Refused(Exception):
 
 
 def shortest(number):
-    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    """Returns the shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(numpy.float32(number)))
 
 
 class Source:
-    """The keys and tensors of a GGUF file."""
+    """Reads the keys and tensors of a GGUF file."""
 
     def __init__(self, path):
         reader = gguf.GGUFReader(path)
@@ -62,7 +62,7 @@ class Source:
         for key in self.fields:
             if key.startswith("llama.") and key.removeprefix("llama.") not in KNOWN_KEYS:
                 raise Refused(f"{key} is not understood")
-        # Before anything is written, so that a refused tensor leaves no half of a checkpoint.
+        # This check precedes all writing, so that a refused tensor leaves no incomplete checkpoint.
         self.names = {tensor.name: checkpoint_name(tensor.name) for tensor in self.tensors}
 
     def find(self, key, default=None):
@@ -122,20 +122,20 @@ def checkpoint_name(name):
 
 
 def separate_halves(rows, heads):
-    """Undoes what llama.cpp does to the rows of q and k. In GGUF the two dimensions that rope
-    rotates together are neighbours; in a checkpoint they are half a head apart."""
+    """Reverts llama.cpp's reordering of the rows of q and k. GGUF puts the two dimensions that rope
+    rotates together next to each other; a checkpoint puts half a head between them."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def to_bf16(values):
-    """Rounds to the nearest bf16, ties to even. The weights of a model are finite."""
+    """Rounds finite values to the nearest bf16, ties to even."""
     bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
 
 
 def write_weights(source, config, path):
-    """Tensor by tensor, so that only one of them is dequantised at a time."""
+    """Writes one tensor at a time, so that memory holds one dequantised tensor."""
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for tensor in source.tensors:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages this build needs and that are missing. Quiet when there is nothing to do.
+# Installs missing Debian packages that the build needs. Prints nothing if none is missing.
 # Usage: install_deps.sh [fuzz | demo]
 set -euo pipefail
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes testdata/chat/goldens.json: what the PyPI package `transformers` makes of the chat templates
-beside it. The test that reads it needs no Python.
+"""Writes testdata/chat/goldens.json: the text that the PyPI package `transformers` renders from each chat
+template in that folder. The test that reads it needs no Python.
 
-The templates are those of the models they are named after, but for the two of Mistral, which were
-written after theirs from memory.
+Each template is a copy of the template of the model that it is named after. The two of Mistral are
+exceptions: they imitate the model's template.
 """
 import datetime
 import json
@@ -13,19 +13,19 @@ import pathlib
 from transformers.utils.chat_template_utils import render_jinja_template
 
 CHAT = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "chat"
-# System message and message of the user.
+# (system message, user message)
 PROMPTS = [(None, "What is 2 + 2?"), ("Be brief.", "Hi"), (None, ""), ("", ""),
            ("  Be brief.\n ", "\u00a0 spaced \n\u3000\x1f"), ('"quoted" {{x}}', "a\nb <|im_end|>")]
 
 
 def render(template, system, user):
-    """The text with the date of today as {today}; null where the template refuses the messages."""
+    """Returns the text with today's date as {today}, or None if the template refuses the messages."""
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": user})
     try:
         texts, _ = render_jinja_template(conversations=[messages], chat_template=template,
                                          add_generation_prompt=True, bos_token="<s>", eos_token="</s>")
-    except Exception:  # whatever raise_exception() of the template throws
+    except Exception:  # raise_exception() in a template throws exceptions of several types
         return None
     return texts[0].replace(datetime.date.today().strftime("%d %b %Y"), "{today}")
 

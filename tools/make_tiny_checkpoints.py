@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes testdata/goldens/: for each architecture a tiny config, the list of its weights, and the logits that
-transformers 5.24 computes from them in eager fp32. With names as arguments only those.
+transformers 5.24 computes from them in eager fp32. Arguments restrict it to the named architectures.
 
 No weights are stored. Value i of a tensor is offset + scale * u, rounded to bf16, where u in [-1, 1) comes from the
 splitmix64 of the FNV-1a hash of the tensor's name plus i; weights.json holds shape, scale and offset of every tensor.
@@ -33,22 +33,22 @@ COMMON = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_l
               num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False,
               bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
-# The fields of each architecture; those of its own have values that show.
+# Config fields of each architecture. Fields that only it has get values that change the logits.
 MODELS = {
     # Windows on all layers, heads wider than hidden / heads.
     "mistral": dict(head_dim=64, sliding_window=24, rope_theta=1e6),
-    # Every MLP is a mixture; the default theta.
+    # All MLPs are mixtures of experts; the default theta.
     "mixtral": dict(head_dim=64, sliding_window=None, num_local_experts=4, num_experts_per_tok=2,
                     intermediate_size=64),
-    # Biases of q, k and v; windows behind the second layer.
+    # Biases of q, k and v; windows from the third layer on.
     "qwen2": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=4,
                   use_sliding_window=True, sliding_window=20, max_window_layers=2, rope_theta=1e6,
                   tie_word_embeddings=True),
-    # Norms of q and k, one mixture among dense layers, windows on all layers.
+    # Norms of q and k, one mixture of experts among dense layers, windows on all layers.
     "qwen3_moe": dict(head_dim=64, num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True,
                       decoder_sparse_step=2, mlp_only_layers=[1], moe_intermediate_size=32, use_sliding_window=True,
                       sliding_window=40, rope_theta=1e6),
-    # Other frequencies on windowed and on full layers, in the older spelling.
+    # Different frequencies on windowed and on full layers, in the older spelling.
     "gemma3_text": dict(head_dim=64, num_hidden_layers=4, query_pre_attn_scalar=96, sliding_window=16,
                         sliding_window_pattern=3, rope_theta=1e6, rope_local_base_freq=1e4,
                         rope_scaling={"rope_type": "linear", "factor": 8.0}, tie_word_embeddings=True),
@@ -57,12 +57,12 @@ MODELS = {
                  rope_theta=1e4, original_max_position_embeddings=4, sliding_window=100,
                  rope_scaling={"type": "longrope", "short_factor": [1.0 + 0.01 * i for i in range(36)],
                                "long_factor": [1.0 + 0.05 * i * i for i in range(36)]}),
-    # Within the original context: the short factors.
+    # The prompts fit into the original context, so the short factors apply.
     "phi3_short": dict(hidden_size=192, num_attention_heads=2, num_key_value_heads=1, partial_rotary_factor=0.75,
                        rope_theta=1e4, original_max_position_embeddings=512, num_hidden_layers=2,
                        rope_scaling={"type": "longrope", "short_factor": [1.0 + 0.01 * i for i in range(36)],
                                      "long_factor": [1.0 + 0.05 * i * i for i in range(36)]}),
-    # Norms behind the blocks only, and over all heads of q and k together.
+    # Norms only after the blocks, and norms over all heads of q and k together.
     "olmo2": dict(hidden_size=256, rope_theta=5e5),
     # Interleaved pairs of half a head, biases of q, k and v, a fused gate and up, norms on both sides.
     "glm4": dict(head_dim=64, attention_bias=True, rope_theta=1e4),
@@ -74,7 +74,7 @@ MODELS = {
     "granite": dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, embedding_multiplier=6.0,
                     residual_multiplier=0.3, attention_multiplier=0.03, logits_scaling=3.0, attention_bias=True,
                     mlp_bias=True, rope_theta=1e4),
-    # Groups of experts by their best one, YaRN, queries without a latent.
+    # Expert groups ranked by their best expert, YaRN, queries without a latent.
     "deepseek_v2": dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=512, q_lora_rank=None,
                         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=8,
                         num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",
@@ -95,13 +95,13 @@ def model_type(name):
 
 
 def config_of(name):
-    """config.json as checkpoints of the time spell it."""
+    """Returns config.json in the spelling that checkpoints used when the architecture appeared."""
     kind = model_type(name)
     return {"architectures": [ARCHITECTURES[kind]], "model_type": kind, "dtype": "bfloat16", **COMMON, **MODELS[name]}
 
 
 def uniform(name, count):
-    """float32 in [-1, 1), multiples of 2^-23."""
+    """Returns float32 values in [-1, 1) that are multiples of 2^-23."""
     seed = np.uint64(0xCBF29CE484222325)
     with np.errstate(over="ignore"):
         for byte in name.encode():
@@ -114,7 +114,7 @@ def uniform(name, count):
 
 
 def scale_of(name, shape, plus_one):
-    """Scale (a power of two, so that every step but the last rounding is exact) and offset of a tensor."""
+    """Returns scale and offset of a tensor. The scale is a power of two, so that only the final rounding is inexact."""
     if name.endswith("bias"):
         return 0.25, 0.0
     if len(shape) == 1:
@@ -131,7 +131,7 @@ def tensor_of(name, entry):
 
 
 def weights_of(config, folder):
-    """Names and shapes as a checkpoint stores them."""
+    """Returns names and shapes as a checkpoint stores them."""
     AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.bfloat16).save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
@@ -155,7 +155,7 @@ def logits_of(folder, tokens, dtype=torch.float32):
 
 
 def make(name, patch=None):
-    """Logits of the five prompts; writes the folder unless a patch changes its config."""
+    """Returns the logits of the five prompts. Writes the folder too, unless a patch changes its config."""
     config = {**config_of(name), **(patch or {})}
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
@@ -168,7 +168,7 @@ def make(name, patch=None):
         rounded = logits_of(folder, tokens, torch.bfloat16)
     if patch is not None:
         return logits
-    # The loss of the last logits by rounding to bf16 is the meter for GPUs.
+    # GPU tests bound their error by the error that bf16 rounding causes in the last logits.
     errors = [(a[-1] - b[-1]).abs().max() for a, b in zip(logits, rounded)]
     reference = {"bf16_error": torch.stack(errors)}
     for i, (ids, rows) in enumerate(zip(tokens, logits)):

@@ -87,13 +87,13 @@ CODE_POINT_BLOCK = 16384
 
 
 def code_point_text(point):
-    """Shows by its ids what a pattern takes the character for; the C++ test builds the same."""
+    """Returns a text whose ids show how a pattern classifies the character. The C++ test builds the same text."""
     c = chr(point)
     return f"a{c}A{c}{c} {c}1{c}!{c}\n{c}"
 
 
 def code_point_goldens(base, styles):
-    """A vocabulary with tokens across every border of those texts, and for each pattern a CRC-32 of
+    """Returns a vocabulary with tokens across every border of those texts, and for each pattern a CRC-32 of
     the ids of every block of code points."""
     alphabet = sorted(t for t in base["model"]["vocab"] if len(t) == 1)
     letter = byte_letters()
@@ -112,8 +112,8 @@ def code_point_goldens(base, styles):
 
 
 def marked_text(point):
-    """Shows by its ids whether the character is a mark, what it is composed with, and where it goes
-    among marks; the C++ test builds the same."""
+    """Returns a text whose ids show whether the character is a mark, what it composes with, and its order
+    among marks. The C++ test builds the same text."""
     c = chr(point)
     return f"e{c}\u0301 a\u0301{c}\u0334 \u1100{c} \U00011935{c}"
 
@@ -124,18 +124,18 @@ def checksum(tokenizer, strings):
 
 
 def block_checks(tokenizer, text_of):
-    """CRC-32 of the ids of every block of code points."""
+    """Returns a CRC-32 of the ids of every block of code points."""
     blocks = (range(first, first + CODE_POINT_BLOCK) for first in range(0, 0x110000, CODE_POINT_BLOCK))
     return [checksum(tokenizer, [text_of(p) for p in block if not 0xd800 <= p < 0xe000]) for block in blocks]
 
 
-RANDOM_BLOCK, RANDOM_BLOCKS = 4096, 42  # with six tokenizers a million texts
+RANDOM_BLOCK, RANDOM_BLOCKS = 4096, 42  # a million texts for six tokenizers
 RANDOM_RANGES = [(0x20, 0x7f), (0x61, 0x7b), (0x30, 0x3a), (0x09, 0x0e), (0xa0, 0x530), (0x900, 0x980),
                  (0x4e00, 0x9fa0), (0x1f600, 0x1f640), (0x20, 0x21), (0, 0xd800), (0xe000, 0x110000)]
 
 
 def random_texts(block):
-    """Characters of many kinds side by side; the C++ test builds the same."""
+    """Returns texts that mix characters of many kinds. The C++ test builds the same texts."""
     state = block
 
     def draw(below):
@@ -201,7 +201,7 @@ def main():
         goldens["ids"][name] = [e.ids for e in tokenizer.encode_batch(strings)]
         goldens["decoded"][name] = [tokenizer.decode(ids) for ids in goldens["ids"][name]]
     for name in styles:
-        # Most texts come back as they were.
+        # Most texts survive the round trip, so only the others are stored.
         pairs = zip(strings, goldens["decoded"][name])
         goldens["decoded"][name] = {str(i): d for i, (t, d) in enumerate(pairs) if t != d}
     goldens["code_points"] = code_point_goldens(base, styles)

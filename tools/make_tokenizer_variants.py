@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes testdata/tokenizer/variants_*.json: for every kind of step that a tokenizer.json may have a variant of a small
-tokenizer, and what the PyPI packages `tokenizers` 0.23.3 and `sentencepiece` 0.2.3 make of hard texts with it. Also
-writes the tokenizers that the variants are based on. The test that reads them needs no Python.
+"""Writes testdata/tokenizer/variants_*.json. Each holds variants of a small tokenizer, at least one for every kind of
+step in a tokenizer.json, and the ids and texts that the PyPI packages `tokenizers` 0.23.3 and `sentencepiece` 0.2.3
+compute with it from difficult texts. Also writes the tokenizers that the variants are based on. The test that reads
+them needs no Python.
 """
 import base64
 import copy
@@ -59,7 +60,7 @@ def train_sentencepiece(**options):
 
 
 def unigram_json(model):
-    """The tokenizer.json of a unigram model of sentencepiece."""
+    """Returns the tokenizer.json of a unigram model of sentencepiece."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     vocab = [[processor.id_to_piece(i), processor.get_score(i)] for i in range(processor.vocab_size())]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": flags(len(vocab)), "normalizer": None,
@@ -68,7 +69,7 @@ def unigram_json(model):
 
 
 def flags(first, **think):
-    """Two added tokens, "<|end|>" and "<|think|>", which has the given flags."""
+    """Returns two added tokens: "<|end|>", and "<|think|>" with the given flags."""
     return added(first - 1, **think)[1:]
 
 
@@ -101,7 +102,7 @@ GEMMA_DECODER = decoders(replace(SPACE, " "), *FALLBACK)
 
 
 def spaced_variants(size):
-    """Of the sentencepiece BPE."""
+    """Returns variants of the sentencepiece BPE."""
     llama = normalizers({"type": "Prepend", "prepend": SPACE}, replace(" ", SPACE))
     result = {
         "llama2": {"normalizer": llama, "pre_tokenizer": None, "decoder": LLAMA_DECODER, "post_processor": template("<s>", 1)},
@@ -141,7 +142,7 @@ def spaced_variants(size):
 
 
 def added_variants(size):
-    """Every combination of the flags of an added token."""
+    """Returns a variant for every combination of an added token's flags."""
     every = ["lstrip", "rstrip", "single_word", "normalized", "special"]
     result = {}
     for bits in range(32):
@@ -154,7 +155,7 @@ def added_variants(size):
 
 
 def byte_variants():
-    """Of a byte-level BPE."""
+    """Returns variants of a byte-level BPE."""
     result = {
         "gpt4": {"pre_tokenizer": sequence(split(GPT4), byte_level())},
         "deepseek_llm": {"pre_tokenizer": sequence(*map(split, DEEPSEEK_LLM),
@@ -187,7 +188,7 @@ def byte_variants():
 
 
 def without_bytes(data):
-    """A vocabulary that lacks 21 bytes of control characters, as small real ones do."""
+    """Returns a vocabulary that lacks 21 control characters, as some small vocabularies in use do."""
     letter = byte_letters()
     data = copy.deepcopy(data)
     for byte in [0, 1, 2, 4, 5, 6, 7, 8, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 22, 127, 255]:
@@ -210,7 +211,7 @@ def unigram_variants(charsmap):
 
 
 def patched(base, patch):
-    """A null removes nothing: it is a value."""
+    """Applies a patch in which null is a value and removes nothing."""
     data = copy.deepcopy(base)
     for field, value in patch.items():
         if field == "model":
@@ -221,7 +222,7 @@ def patched(base, patch):
 
 
 def decoded(tokenizer, ids):
-    """None where the reference stops with an index out of bounds: Strip of a text shorter than what it may cut."""
+    """Returns None where Strip cuts more than the text has: the reference then fails with an index out of bounds."""
     try:
         return tokenizer.decode(ids)
     except BaseException as error:
@@ -251,7 +252,7 @@ def main():
     spaced_base["added_tokens"] = flags(len(spaced_base["model"]["vocab"]))
     spaced_base["pre_tokenizer"] = None
     common = {"vocab_size": 400, "character_coverage": 0.98}
-    rules = pathlib.Path("rules.tsv")  # of a charsmap: sequences to sequences; the model holds the path
+    rules = pathlib.Path("rules.tsv")  # rules of a charsmap, from sequence to sequence; the model stores this path
     pairs = {"\u00bd": "1/2", "e\u0301": "\u00e9", "\ufb01": "fi", "\u3000": " ", "\t": " ", "\n": " ", "\u200b": "", "a\u0301": "A",
              "\u0301": "'", "A": "a", "\uff46": "f", "ab": "c", "\u1100\u1161": "\uac00", "\u212b": "\u00c5", "\U0001f469": "w"}
     rules.write_text("".join(f"{' '.join(f'{ord(c):X}' for c in k)}\t{' '.join(f'{ord(c):X}' for c in v)}\n"
@@ -283,7 +284,7 @@ def main():
 
 
 def variant_golden(name, base_name, base, patch, strings):
-    # Truncated and padded ids are no use to a language model: what they would be without.
+    # Fovea ignores truncation and padding, which a language model has no use for.
     asked = {k: v for k, v in patch.items() if k not in ("truncation", "padding")}
     tokenizer = Tokenizer.from_str(dump(patched(base, asked)))
     ids = [tokenizer.encode(text).ids for text in strings]
@@ -302,7 +303,7 @@ def write(name, goldens):
 
 
 def charsmap_of(model):
-    """The precompiled_charsmap of a ModelProto: field 2 of its field 3."""
+    """Returns the precompiled_charsmap of a ModelProto: field 2 of its field 3."""
     def fields(message):
         at = 0
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Puts bugs into a copy of the sources, one at a time, and fails unless a test finds each of them.
+"""Plants bugs in a copy of the sources, one at a time, and fails unless a test finds each of them.
 
 Each table of tools/mutants/*.toml is one bug, and its name is the file's name and the table's:
 
     [causal_edge]
-    file = "mainloop.cuh"         # below `folder` of the file of mutants, if that is given
+    file = "mainloop.cuh"         # relative to `folder`, if the file of mutants gives one
     old = '''the text that occurs exactly once'''
     new = '''the text with the bug'''
-    build = ["ninja targets"]     # the only ones that are built again
+    build = ["ninja targets"]     # the targets to rebuild
     run = "program *gtest_filter*"
     environment = {NAME = "value"}
-    hangs = true                  # a test that runs out of time has found the bug
+    hangs = true                  # a test that times out has found the bug
 
-`folder`, `build`, `run` and `environment` above the tables hold for all mutants of a file that do not say otherwise.
-The copy and its build folder are in --folder. What a mutant does not change is compiled once."""
+`folder`, `build`, `run` and `environment` above the tables are defaults for all mutants of the file.
+The copy and its build folder are in --folder. Sources that a mutant does not change are compiled once."""
 import argparse
 import fnmatch
 import os
@@ -29,13 +29,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LISTS = ROOT / "tools" / "mutants"
 FIELDS = {"file", "old", "new", "build", "run", "environment", "hangs"}
 SHARED = {"folder", "build", "run", "environment"}
-# Seconds. A mutated program that takes longer hangs.
+# Seconds after which a mutated program counts as hanging.
 LIMIT = 600
 OUTCOMES = ["found", "survived", "stale", "does not compile", "hangs", "test fails"]
 
 
 class ListError(Exception):
-    """A list of mutants that says too little or too much."""
+    """A mistake in a file of mutants."""
 
 
 class Mutant:
@@ -78,7 +78,7 @@ def read_lists():
 
 
 class Copy:
-    """The sources as they are in the user's tree, committed or not, and a build folder within."""
+    """A copy of the user's tree, with uncommitted changes, and its build folder."""
 
     def __init__(self, folder, ninja, jobs):
         self.source = folder / "source"
@@ -86,7 +86,7 @@ class Copy:
         self.ninja = [ninja, "-C", str(self.build), "-j", str(jobs)]
 
     def update(self):
-        """Files that are the same keep their times, so that nothing is built again for them."""
+        """Copies the sources. Unchanged files keep their times, so that nothing is rebuilt for them."""
         listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others",
                                  "--exclude-standard"], check=True, capture_output=True, text=True).stdout
         names = {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
@@ -107,7 +107,7 @@ class Copy:
                            check=True, stdout=subprocess.DEVNULL)
 
     def compile(self, targets):
-        """Builds the targets. Returns what the compiler says if it fails, else nothing."""
+        """Builds the targets. Returns the compiler's output if it fails, else None."""
         done = subprocess.run([*self.ninja, *sorted(targets)], capture_output=True, text=True)
         return "" if done.returncode == 0 else done.stdout[-4000:] + done.stderr
 
@@ -118,7 +118,7 @@ class Copy:
         return found[0]
 
     def run(self, mutant):
-        """The exit status, none if time runs out, and the output."""
+        """Returns the exit status (None after a timeout) and the output."""
         command = [str(self.program(mutant.program))]
         if mutant.filter:
             command.append(f"--gtest_filter={mutant.filter}")
@@ -138,7 +138,7 @@ class Runner:
         self.useless = {}  # by Mutant.run_key()
 
     def prepare(self, mutants):
-        """Builds everything as it is."""
+        """Builds all targets without a mutant."""
         self.copy.update()
         self.copy.configure()
         targets = {target for mutant in mutants for target in mutant.build}
@@ -147,7 +147,7 @@ class Runner:
             raise ListError(f"the sources without a mutant do not compile:\n{errors}")
 
     def why_useless(self, mutant):
-        """Why the mutant's test shows nothing: it fails anyway, or there is none."""
+        """Returns why the mutant's test proves nothing: it fails without the mutant, or does not exist."""
         key = mutant.run_key()
         if key not in self.useless:
             status, output = self.copy.run(mutant)
@@ -157,7 +157,7 @@ class Runner:
         return self.useless[key]
 
     def try_one(self, mutant):
-        """One of OUTCOMES, and a reason."""
+        """Returns one of OUTCOMES and a reason."""
         if why := mutant.why_stale(self.copy.source):
             return "stale", why
         if why := self.why_useless(mutant):
@@ -195,7 +195,7 @@ def run_all(mutants, runner):
 
 
 def check(mutants):
-    """Whether every old text still occurs exactly once. Needs no build."""
+    """Returns True if every old text still occurs exactly once. Needs no build."""
     stale = [f"{mutant.name}: {why}" for mutant in mutants if (why := mutant.why_stale(ROOT))]
     print("\n".join(stale) if stale else f"{len(mutants)} mutants, each old text occurs once")
     return not stale
@@ -205,11 +205,11 @@ def arguments():
     parser = argparse.ArgumentParser(description="Runs the mutants of tools/mutants.")
     parser.add_argument("--only", action="append", metavar="PATTERN",
                         help="names to run, * for any text; may be repeated")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--check", action="store_true", help="see whether every old text occurs once, and end")
-    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build-mutants", help="of the copy")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the build")
-    parser.add_argument("--ninja", default="ninja", help="the program that builds")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--check", action="store_true", help="check that every old text occurs once, and exit")
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build-mutants", help="folder of the copy")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parallel build jobs")
+    parser.add_argument("--ninja", default="ninja", help="the ninja program")
     return parser.parse_args()
 
 
