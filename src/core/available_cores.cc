@@ -20,7 +20,7 @@ int allowed_processors() {
   return cores ? static_cast<int>(cores) : 1;
 }
 
-// Microseconds of processor time in each period. Without a quota version 2 says "max", which is no
+// Microseconds of processor time in each period. Without a quota, version 2 says "max", which is no
 // number, and version 1 says -1.
 struct Quota {
   int64_t quota = 0, period = 0;

@@ -13,12 +13,12 @@
 namespace fovea {
 
 // A handler may interrupt any code, so it reads atomics only and takes no lock. Mappings are never
-// deleted, but used again.
+// deleted, only reused.
 struct Mapping {
-  std::atomic<uintptr_t> begin{0};  // 0: not watched
+  std::atomic<uintptr_t> begin{0};  // 0 if not watched
   std::atomic<size_t> bytes{0};
   std::atomic<bool> is_damaged{false};
-  bool is_taken = false;  // under the mutex
+  bool is_taken = false;  // guarded by the mutex
   Mapping* next = nullptr;
 };
 
@@ -41,7 +41,7 @@ Mapping* mapping_of(uintptr_t address) {
   return nullptr;
 }
 
-// Zeros from the page of `address` to the end of the mapping.
+// Puts zeros in place of the pages from `address` to the end of the mapping.
 bool replace_pages(const Mapping& mapping, uintptr_t address) {
   const uintptr_t page = address & ~(page_bytes - 1);
   const size_t bytes = mapping.bytes.load() - (page - mapping.begin.load());
@@ -55,8 +55,8 @@ void pass_on(int signal, siginfo_t* info, void* context) {
   } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
     previous_action.sa_handler(signal);
   } else if (previous_action.sa_handler == SIG_DFL || info->si_code > 0) {
-    // A failed access fails again when the handler returns, and then ends the process. A signal
-    // that was sent is sent again.
+    // After the handler returns, a failed access fails again and ends the process. A signal that
+    // another process sent must be sent again.
     ::signal(signal, SIG_DFL);
     if (info->si_code <= 0) ::raise(signal);
   }
@@ -65,7 +65,7 @@ void pass_on(int signal, siginfo_t* info, void* context) {
 void on_bus_error(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  // A positive code: the kernel reports an access of this process.
+  // A positive code means that the kernel reports an access of this process.
   Mapping* const mapping = info->si_code > 0 ? mapping_of(address) : nullptr;
   if (mapping != nullptr && replace_pages(*mapping, address)) {
     mapping->is_damaged.store(true);

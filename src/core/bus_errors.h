@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handler for SIGBUS behind MappedFile, and the list of mappings it answers for.
+// The SIGBUS handler of MappedFile, and the list of mappings that it protects.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@ namespace fovea {
 
 struct Mapping;
 
-// Installs the handler with the first call. The result is not watched yet. May throw
-// std::bad_alloc, so it is called before there is anything to watch.
+// Returns a mapping that is not watched yet. The first call installs the handler. May throw
+// std::bad_alloc, so callers take the mapping before they map the file.
 Mapping* take_mapping();
-// From now on missing pages of [begin, begin + bytes) become zeros. begin is aligned to a page.
+// From now on, missing pages of [begin, begin + bytes) read as zeros. `begin` is page-aligned.
 void watch(Mapping* mapping, const std::byte* begin, size_t bytes) noexcept;
-// Whether pages were missing.
+// Returns true if pages were missing.
 bool is_damaged(const Mapping* mapping) noexcept;
-// Ends the watch; the memory may be unmapped afterwards.
+// Ends the watch. The memory may then be unmapped.
 void release_mapping(Mapping* mapping) noexcept;
 
 }  // namespace fovea

@@ -6,7 +6,7 @@
 namespace fovea {
 namespace {
 
-// A container often sees its own group as the mounted folder itself.
+// A container often sees the mounted folder itself as its own group.
 void add_path(std::vector<CgroupFolder>& folders, const std::string& mount, std::string path,
               int version) {
   folders.push_back({mount, version});
@@ -23,7 +23,7 @@ std::vector<CgroupFolder> cgroup_folders(std::string_view controller, const std:
   const std::string mounts = root + "/sys/fs/cgroup";
   std::ifstream groups(root + "/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    // hierarchy:controllers:path; version 2 is "0::path".
+    // A line is hierarchy:controllers:path; version 2 writes "0::path".
     const size_t first = line.find(':');
     const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which control groups limit this process, as a container's runtime sets them up.
+// Finds the control groups that limit this process, which container runtimes set up.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 namespace fovea {
 
 struct CgroupFolder {
-  std::string path;  // holds the controller's files
-  int version = 2;   // 1 or 2: the versions name their files differently
+  std::string path;  // folder of the controller's files
+  int version = 2;   // 1 or 2; file names differ between the versions
 };
 
-// The folder of this process's group for `controller` ("memory", "cpu"), and those of every group
-// above it, in each version that is mounted. A file in them may be missing. `root` stands in for
-// "/" in tests.
+// Returns the folder of this process's group for `controller` ("memory" or "cpu") and the folders
+// of all its parent groups, for each mounted version. A folder may lack some files. Tests pass a
+// folder in place of "/" as `root`.
 std::vector<CgroupFolder> cgroup_folders(std::string_view controller, const std::string& root = "");
 
 }  // namespace fovea

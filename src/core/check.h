@@ -17,14 +17,15 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-// check_argument(heads > 0, "q_heads is {}, must be positive", heads);
+// Throws Error{invalid_argument} with the composed message if the condition is false:
+//   check_argument(heads > 0, "q_heads is {}, must be positive", heads);
 template <typename... Args>
 void check_argument(bool condition, fmt::format_string<Args...> format, Args&&... args) {
   if (!condition) fail(ErrorCode::invalid_argument, format, std::forward<Args>(args)...);
 }
 
-// Error{invalid_argument} where a value of an enum is none of its enumerators, the last of which is
-// `last`: a number that another configuration or another version meant.
+// Throws Error{invalid_argument} if `value` is no enumerator; `last` is the last one. Callers
+// compiled against another version may pass such numbers.
 //   check_enum(spec.order, KvOrder::hnd, "order", "KvOrder");
 template <typename Enum>
 void check_enum(Enum value, Enum last, std::string_view name, std::string_view type) {
@@ -32,7 +33,7 @@ void check_enum(Enum value, Enum last, std::string_view name, std::string_view t
                  static_cast<int>(value));
 }
 
-// Error{invalid_argument} where a T cannot lie at that address; null is aligned.
+// Throws Error{invalid_argument} if the address is not aligned for a T. Null is aligned.
 template <typename T>
 void check_aligned(const T* data, std::string_view name) {
   check_argument(reinterpret_cast<uintptr_t>(data) % alignof(T) == 0,

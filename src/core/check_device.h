@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a Device that a caller gives.
+// Checks of a Device given by the caller.
 #pragma once
 
 #include <string_view>
@@ -9,8 +9,8 @@
 
 namespace fovea {
 
-// Throws Error{invalid_argument} where it is neither the CPU, whose index is 0, nor a GPU. Whether
-// there is such a GPU, only its driver knows.
+// Throws Error{invalid_argument} unless the device is the CPU, whose index is 0, or a GPU. Only the
+// driver knows which GPUs exist.
 inline void check_device(Device device, std::string_view name) {
   check_argument(device.kind == DeviceKind::cpu || device.kind == DeviceKind::cuda,
                  "{} has kind DeviceKind({}), accepted: cpu, cuda", name,

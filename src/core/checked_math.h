@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products and sums of sizes that a caller gives, in checked 64-bit arithmetic.
+// Products and sums of sizes given by the caller, in checked 64-bit arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fovea {
 
-// Both throw Error{invalid_argument} naming `what` where the result does not fit int64.
+// Both functions throw Error{invalid_argument} naming `what` if the result does not fit int64.
 inline int64_t checked_product(std::string_view what, std::initializer_list<int64_t> factors) {
   int64_t result = 1;
   for (const int64_t factor : factors) {

@@ -10,11 +10,10 @@
 namespace fovea {
 namespace {
 
-// Machine code of kernels (2026-11-22): 28 % of its size at level 3, 26 % at 9, 24 % at 19 in 18
-// times the time of 9.
+// Level 19 makes kernel packs smaller by a twelfth but takes 18 times as long (2026-11-22).
 constexpr int kLevel = 9;
 
-// Only memory that ran out can be at fault.
+// These calls fail only if memory runs out.
 size_t require(size_t result) {
   if (ZSTD_isError(result)) {
     fail(ErrorCode::out_of_memory, "zstd: {}", ZSTD_getErrorName(result));
@@ -37,7 +36,7 @@ std::string compress(std::string_view bytes) {
 }
 
 std::string decompress(std::string_view frame, size_t size, std::string_view what) {
-  // Error codes are numbers above any size that memory has.
+  // Error codes are larger than any possible size.
   const unsigned long long frame_size = ZSTD_getFrameContentSize(frame.data(), frame.size());
   const size_t frame_bytes = ZSTD_findFrameCompressedSize(frame.data(), frame.size());
   if (frame_size >= ZSTD_CONTENTSIZE_ERROR || frame_bytes != frame.size()) {

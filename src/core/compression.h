@@ -8,12 +8,11 @@
 
 namespace fovea {
 
-// One frame, which holds its bytes' number and checksum. Kernels of a pack are written at 37 MB/s
-// and read at 0.75 GB/s (one core beside other work, 2026-11-22).
+// Compresses into one frame, which also stores the size and a checksum.
 std::string compress(std::string_view bytes);
 
-// The `size` bytes of one frame; no more memory than that is taken. Error{corrupt_file} names
-// `what` and says how the frame is damaged.
+// Decompresses one frame of `size` bytes and allocates no more than that. Throws
+// Error{corrupt_file} that names `what` and the damage.
 std::string decompress(std::string_view frame, size_t size, std::string_view what);
 
 }  // namespace fovea

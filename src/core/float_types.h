@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar conversions between f32 and the storage types, round to nearest even. The SIMD kernels
-// have their own; tests hold the two against each other.
+// Scalar conversions between f32 and the storage types, which round to nearest even. The SIMD
+// kernels have their own conversions; tests compare the two.
 #pragma once
 
 #include <bit>
@@ -54,7 +54,8 @@ inline uint16_t float_to_f16(float value) {
 
 namespace detail {
 
-// An fp8 format with `mantissa_bits`, exponent bias `bias` and largest finite magnitude `max_code`.
+// Converts to the fp8 format with `mantissa_bits`, exponent bias `bias` and largest finite
+// magnitude `max_code`.
 inline uint8_t float_to_fp8(float value, int mantissa_bits, int bias, uint8_t max_code,
                             uint8_t nan_code, float max_value) {
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
@@ -65,10 +66,11 @@ inline uint8_t float_to_fp8(float value, int mantissa_bits, int bias, uint8_t ma
   int exponent = 0;
   std::frexp(magnitude, &exponent);               // magnitude = f * 2^exponent, f in [0.5, 1)
   int unit = exponent - 1 - mantissa_bits;        // exponent of one ulp
-  const int smallest = 1 - bias - mantissa_bits;  // ulp of the subnormals
+  const int smallest = 1 - bias - mantissa_bits;  // ulp of subnormals
   if (unit < smallest) unit = smallest;
   const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));
-  // steps counts ulps from zero of this binade's scale; carry into the next binade is automatic.
+  // `steps` counts the ulps of this binade from zero. A carry into the next binade needs no extra
+  // code.
   return static_cast<uint8_t>(sign | (((unit - smallest) << mantissa_bits) + steps));
 }
 
@@ -84,7 +86,7 @@ inline float fp8_to_float(uint8_t code, int mantissa_bits, int bias) {
 
 }  // namespace detail
 
-// Saturates at +-448; infinities saturate too, NaN stays NaN.
+// Saturates at +-448. Infinities saturate too; NaN stays NaN.
 inline uint8_t float_to_f8e4m3(float value) {
   return detail::float_to_fp8(value, 3, 7, 0x7e, 0x7f, 448.0f);
 }
@@ -103,7 +105,7 @@ inline float f8e5m2_to_float(uint8_t code) {
   return detail::fp8_to_float(code, 2, 15);
 }
 
-// The largest finite magnitude of a floating dtype.
+// Returns the largest finite magnitude of a floating dtype.
 inline float largest_finite(DType dtype) {
   switch (dtype) {
     case DType::f16:
@@ -119,7 +121,7 @@ inline float largest_finite(DType dtype) {
   }
 }
 
-// One element of any floating dtype.
+// Returns one element of any floating dtype as float.
 inline float load_float(const void* data, DType dtype, int64_t index) {
   const auto* bytes =
       static_cast<const char*>(data) + index * static_cast<int64_t>(dtype_bytes(dtype));

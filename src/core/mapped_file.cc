@@ -40,7 +40,7 @@ class Descriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: opening a pipe must not wait for its writer.
+  // O_NONBLOCK: opening a pipe must not block until a writer opens it.
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.value() < 0) fail_io(path, "open", errno);
   struct stat status = {};

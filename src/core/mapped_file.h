@@ -13,13 +13,13 @@ struct Mapping;
 
 // Unmaps in the destructor. Empty files are legal and have no bytes.
 //
-// Another process may shorten a file while it is mapped. The first mapping of a process installs a
-// handler for SIGBUS, which such accesses raise: inside a mapped file it puts zeros in place of the
-// missing pages, and check_intact() throws from then on. Any other SIGBUS goes to the handler that
-// was there before.
+// Another process may truncate a file while it is mapped. Reads past its end then raise SIGBUS. The
+// first MappedFile of a process installs a handler that puts zeros in place of the missing pages of
+// mapped files; check_intact() throws from then on. Any other SIGBUS goes to the previously
+// installed handler.
 class MappedFile {
  public:
-  // Error{io} names the path and what the operating system said.
+  // Throws Error{io} with the path and the operating system's message.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -28,8 +28,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data_), size_}; }
 
-  // Throws Error{io} with the path and both sizes where the file has become shorter than bytes().
-  // Bytes that were read since then may be zeros. Costs one system call.
+  // Throws Error{io} with the path and both sizes if the file is now shorter than bytes(). Bytes
+  // read since the truncation may be zeros. Costs one system call.
   void check_intact() const;
 
  private:
@@ -37,7 +37,7 @@ class MappedFile {
   int descriptor_ = -1;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
-  Mapping* mapping_ = nullptr;  // known to the handler
+  Mapping* mapping_ = nullptr;  // entry of the SIGBUS handler
 };
 
 }  // namespace fovea

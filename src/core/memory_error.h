@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the system refuses memory, callers of the library see Error{out_of_memory}.
+// Turns failed allocations into Error{out_of_memory}.
 #pragma once
 
 #include <exception>
@@ -11,16 +11,16 @@
 
 namespace fovea {
 
-// Runs `action` and returns what it returns. Where the action finds no memory, it throws
-// Error{out_of_memory} with the composed words for what was asked for:
+// Runs `action` and returns its result. If an allocation in it fails, throws Error{out_of_memory}
+// with a composed description of what needed the memory:
 //   name_memory([&] { slots.resize(count); }, "a slot map of {} entries", count);
-// Public functions call it around all they allocate by a size of the caller's.
+// Public functions use it around all allocations whose size depends on the caller.
 template <typename Action, typename... Args>
 decltype(auto) name_memory(Action&& action, fmt::format_string<Args...> what, Args&&... args) {
   try {
     return std::forward<Action>(action)();
   } catch (const std::exception& error) {
-    // A length_error: more than a container can ever hold.
+    // A length_error means a size beyond what a container can hold.
     const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                         dynamic_cast<const std::length_error*>(&error) != nullptr;
     if (!memory) throw;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kLongest = 200;
 
-// A character of UTF-8, or one byte that is not part of any.
+// One UTF-8 character, or one byte that is not part of any.
 struct Character {
   uint32_t point = 0;
   size_t bytes = 1;
@@ -35,7 +35,7 @@ Character first_character(std::string_view text) {
   return {point, bytes, true};
 }
 
-// Control characters, line separators and marks that reorder what stands around them.
+// Returns true for control characters, line separators and marks that reorder the text around them.
 bool is_harmful(uint32_t point) {
   const auto within = [&](uint32_t low, uint32_t high) { return point >= low && point <= high; };
   return point < 0x20 || within(0x7F, 0x9F) || within(0x200E, 0x200F) || within(0x2028, 0x202E) ||

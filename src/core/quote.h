@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that a file or a user wrote, made safe for error messages.
+// Makes text from files and users safe for error messages.
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace fovea {
 
-// The text without anything a terminal would act on: control characters, marks that change the
-// direction of text and bytes that are not UTF-8 become \x1b or \u202e. Paths are shown whole.
+// Replaces everything that a terminal would act on: control characters, marks that change the
+// direction of text, and bytes that are not UTF-8 become escapes such as \x1b or \u202e. Does not
+// shorten the text, so it suits paths.
 std::string printable(std::string_view text);
 
-// The same, cut at 200 bytes, between characters, followed by the number of bytes.
+// Returns printable(text), cut between characters at 200 bytes and followed by the number of bytes.
 std::string clipped(std::string_view text);
 
-// Clipped text in single quotes, with quotes and backslashes inside escaped.
+// Returns clipped(text) in single quotes, with quotes and backslashes inside escaped.
 std::string quote(std::string_view text);
 
 }  // namespace fovea

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 through OpenSSL's EVP interface. One object serves any number of digests.
+// SHA-256 through OpenSSL's EVP interface. One object can compute any number of digests.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ class Sha256 {
  public:
   using Digest = std::array<uint8_t, 32>;
 
-  Sha256();  // throws Error{unsupported} where the OpenSSL in use offers no SHA-256
+  Sha256();  // throws Error{unsupported} if the installed OpenSSL lacks SHA-256
 
   Sha256& update(const void* data, size_t bytes);
-  Digest finish();  // of everything since construction or the last finish()
+  Digest finish();  // digest of everything since construction or the last finish()
 
  private:
   std::unique_ptr<evp_md_st, void (*)(evp_md_st*)> algorithm_;

@@ -9,10 +9,10 @@
 namespace fovea {
 namespace {
 
-// Three products of a count and a stride add up to less than 2^127.
+// The sum of three products of a count and a stride is below 2^127.
 __extension__ typedef __int128 Wide;
 
-// In bytes, strides positive and descending, without dimensions of one row.
+// Rows in bytes. Strides are positive and descending; dimensions of one row are left out.
 struct Pattern {
   Wide begin = 0;
   int64_t row = 0;
@@ -21,7 +21,7 @@ struct Pattern {
 
   bool is_row() const { return size == 0; }
   StridedRows::Dimension outer() const { return dimensions[0]; }
-  // One step of the outer dimension.
+  // Returns the pattern of one step of the outer dimension.
   Pattern inner() const {
     Pattern inner = *this;
     std::shift_left(inner.dimensions.begin(), inner.dimensions.end(), 1);
@@ -45,13 +45,14 @@ Pattern pattern_of(const StridedRows& rows) {
     if (step < 0) pattern.begin += Wide{count - 1} * step;
     pattern.dimensions[pattern.size++] = {count, step < 0 ? -step : step};
   }
-  // Those that are not there have a stride of 0 and come last.
+  // Absent dimensions have a stride of 0, so they come last.
   std::sort(pattern.dimensions.begin(), pattern.dimensions.end(),
             [](const auto& x, const auto& y) { return x.stride > y.stride; });
   return pattern;
 }
 
-// Whether b, which begins `offset` bytes behind a, meets it. A dimension of both counts as endless.
+// Returns true if b, which begins `offset` bytes after a, overlaps a. A dimension that both have
+// counts as endless.
 bool meet(const Pattern& a, const Pattern& b, Wide offset) {
   if (offset >= a.extent() || offset + b.extent() <= 0) return false;
   if (a.is_row() && b.is_row()) return true;
@@ -60,7 +61,7 @@ bool meet(const Pattern& a, const Pattern& b, Wide offset) {
   const int64_t step = std::max(step_a, step_b);
   const Pattern inner_a = step_a == step ? a.inner() : a;
   const Pattern inner_b = step_b == step ? b.inner() : b;
-  // Otherwise b would have to be held against more than the two steps around it.
+  // Larger patterns would need a comparison of b with more than the two nearest steps.
   if (inner_a.extent() > step || inner_b.extent() > step) return true;
   const Wide behind = ((offset % step) + step) % step;
   return meet(inner_a, inner_b, behind) || meet(inner_a, inner_b, behind - step);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that a caller laid out with strides: how far they reach, and whether they share memory.
+// Rows with strides given by the caller: checks how far they reach and whether they share memory.
 #pragma once
 
 #include <array>
@@ -9,12 +9,12 @@
 namespace fovea {
 
 // Row (i, j, k) has `row` elements and begins at element i * stride + j * stride + k * stride, with
-// the strides of the three dimensions in any order. A dimension of one row has no stride that
-// matters. Counts are below 2^32.
+// one stride for each of the three dimensions, which may come in any order. The stride of a
+// dimension of one row is ignored. Counts are below 2^32.
 struct StridedRows {
   struct Dimension {
     int64_t count = 1;
-    int64_t stride = 0;  // elements
+    int64_t stride = 0;  // in elements
   };
 
   const void* data = nullptr;
@@ -23,19 +23,19 @@ struct StridedRows {
   std::array<Dimension, 3> dimensions = {};
 };
 
-// Throws Error{invalid_argument} naming the rows where an address of theirs does not fit 63 bits.
-// So nothing that is computed from their strides overflows.
+// Throws Error{invalid_argument} naming the rows if one of their addresses does not fit 63 bits.
+// After this check, arithmetic on their strides cannot overflow.
 void check_reach(const StridedRows& rows, std::string_view name);
 
-// The two below are for rows whose reach was checked. Layouts are nested: a larger stride steps
-// over everything that smaller strides reach.
+// The functions below require checked reach. Layouts are nested: a larger stride steps over
+// everything that smaller strides reach.
 
-// Whether no two rows share memory: strides are positive and nested.
+// Returns true if no two rows share memory. Requires positive, nested strides.
 bool are_apart(const StridedRows& rows);
 
-// Whether a row of `a` and a row of `b` share memory. Rows may lie between each other (values
-// behind the keys of each page or token); where the strides of the two do not tell that they are
-// apart, they count as sharing.
+// Returns true if a row of `a` shares memory with a row of `b`. Rows may interleave, for example
+// values that follow the keys of each page or token. If the strides do not prove that the rows are
+// disjoint, the result is true.
 bool share_memory(const StridedRows& a, const StridedRows& b);
 
 }  // namespace fovea

@@ -19,7 +19,8 @@ namespace fovea {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-// A worker polls this often before it sleeps; about 50 us, the gap between two layers' kernels.
+// Number of polls before a worker sleeps. They last about as long as the gap between the kernels of
+// two layers.
 constexpr int kSpins = 2000;
 
 void pause_cpu() {
@@ -30,8 +31,8 @@ void pause_cpu() {
 #endif
 }
 
-// Forks that led to this process since the library was loaded. A child has one more than its
-// parent, and none of its parent's threads.
+// Number of forks between the process that loaded the library and this one. A child has one more
+// than its parent, and none of its parent's threads.
 std::atomic<int> forks{0};
 
 int count_forks() {
@@ -42,7 +43,7 @@ int count_forks() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Whether this thread is running a task.
+// True while this thread runs a task.
 thread_local bool in_task = false;
 
 class TaskScope {
@@ -59,8 +60,8 @@ struct ThreadPool::State {
   const int forks_before = count_forks();
   std::mutex one_at_a_time;
 
-  // A job is published by raising `generation` after its fields are written, and is over when
-  // `running` is back at zero.
+  // A job is published by raising `generation` after its fields are written. It is complete when
+  // `running` returns to zero.
   const std::function<void(int64_t, int)>* task = nullptr;
   int64_t tasks = 0;
   std::atomic<int64_t> next{0};
@@ -79,7 +80,7 @@ struct ThreadPool::State {
 
   bool is_forked() const { return forks.load(std::memory_order_relaxed) != forks_before; }
 
-  // Ends the workers there are, also where not all could be started.
+  // Stops the workers, even if not all of them could be started.
   ~State() {
     stop.store(true, std::memory_order_release);
     publish();
@@ -153,8 +154,8 @@ ThreadPool::ThreadPool(int threads)
   }
 }
 
-// A forked process has no workers to end: it would wait for them, and for those that slept in the
-// condition variable, for ever. What they used stays allocated.
+// A forked process has no workers to stop. Waiting for them, or for the threads that slept in the
+// condition variable, would never end, so their state stays allocated.
 ThreadPool::~ThreadPool() {
   if (state_->is_forked()) (void)state_.release();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffers out of one block of memory.
+// Divides one block of memory into buffers.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,14 @@ namespace fovea {
 
 inline constexpr size_t kWorkspaceAlignment = 64;
 
-// Hands out aligned pieces in order. Over a null base it only counts, so that the size of a
-// workspace and its layout come from the same code.
+// Returns aligned buffers in order. With a null base it only counts, so that one function computes
+// both the size of a workspace and its layout.
 class WorkspaceCarver {
  public:
   explicit WorkspaceCarver(std::byte* base) : base_(base) {}
 
-  // `count` elements of T, aligned to 64 bytes; null when counting. Limits nobody can mean are
-  // Error{out_of_memory} before the total could wrap.
+  // Returns `count` elements of T, aligned to 64 bytes, or null when counting. Throws
+  // Error{out_of_memory} for absurd sizes, before the total can overflow.
   template <typename T>
   T* take(int64_t count) {
     if (count < 0 || count > kMaxPieceBytes / static_cast<int64_t>(sizeof(T))) {

@@ -48,7 +48,7 @@ bool PageAllocator::extend(int32_t prefix, int32_t length, int64_t last_slot,
                    references(tail));
     slot = last_slot + 1;
   }
-  // 64 bits: length + page_size may exceed int32.
+  // 64 bits, because length + page_size may exceed int32.
   const int64_t new_pages =
       ceil_div(int64_t{length}, page_size_) - ceil_div(int64_t{prefix}, page_size_);
   if (new_pages > free_pages()) return false;
@@ -92,7 +92,7 @@ void PageAllocator::release(int64_t page) {
 }
 
 void PageAllocator::release_slots(std::span<const int32_t> slots) {
-  // Consecutive tokens: the next page begins where this one's slots end.
+  // Tokens are consecutive: the next page begins where the slots of this one end.
   for (size_t i = 0; i < slots.size();) {
     const int32_t slot = slots[i];
     release(slot / page_size_);

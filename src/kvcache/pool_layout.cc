@@ -48,7 +48,7 @@ void check_spec(const KvCacheSpec& spec) {
                  kMlaRowLatent + kMlaRowRope, kMlaRowLatent, dtype_name(DType::f8e4m3));
 }
 
-// Elements of one page of rows of `dim`, and the strides inside it.
+// Elements in one page of rows of `dim`, and the strides inside it.
 struct PageShape {
   int64_t page, token, head;
 };
@@ -60,7 +60,7 @@ PageShape page_shape(const KvCacheSpec& spec, int64_t dim) {
   return {page, dim, spec.page_size * dim};
 }
 
-// Floats of one scale array over `pages` pages.
+// Returns the number of floats in one scale array over `pages` pages.
 int64_t scale_count(const KvCacheSpec& spec, int64_t pages) {
   switch (spec.scale) {
     case KvScale::none:
@@ -152,7 +152,7 @@ size_t KvCacheSpec::bytes_per_page() const {
 std::optional<KvLayerView> split_pages(const KvLayerView& view, int32_t page_size) {
   if (page_size < 1 || view.page_size % page_size != 0) return std::nullopt;
   if (page_size == view.page_size) return view;
-  // Tokens follow each other across a page's end only where nothing else lies between them.
+  // Tokens are contiguous across pages only if nothing else lies between the pages.
   if (view.k_page_stride != view.page_size * view.k_token_stride ||
       view.v_page_stride != view.page_size * view.v_token_stride) {
     return std::nullopt;

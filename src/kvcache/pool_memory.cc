@@ -9,7 +9,7 @@
 namespace fovea {
 namespace {
 
-// Scales that the caller will give start at 1: `fill` sets that many floats to it.
+// Scales supplied by the caller start at 1: `fill` sets that many floats to it.
 template <typename Fill>
 void initialise_scales(const KvPoolLayout& layout, char* base, int32_t layers, Fill fill) {
   if (layout.view.scale == KvScale::none || layout.view.scale == KvScale::per_token_head) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one block of memory of a KV pool, on the CPU or on a GPU.
+// The block of memory of a KV pool, on the CPU or on a GPU.
 #pragma once
 
 #include <optional>
@@ -12,12 +12,13 @@ namespace fovea {
 
 class PoolMemory {
  public:
-  // Zeroed, given scales 1. Errors as make_kv_pool; `what` names the pool in them.
+  // Zeroes the memory; scales supplied by the caller start at 1. Throws the errors of make_kv_pool,
+  // in which `what` names the pool.
   PoolMemory(const KvPoolLayout& layout, int32_t layers, Device device, const char* what);
 
   char* data() const { return data_; }
   Device device() const { return device_; }
-  // Null on the CPU. It must be bound before device memory is touched.
+  // Returns null on the CPU. Callers bind it before they access device memory.
   const gpu::Context* context() const { return gpu_ ? &gpu_->context : nullptr; }
 
  private:

@@ -29,9 +29,9 @@ struct PrefixCache::Tree {
   PageAllocator& pages;
   StatePool* state;
   PrefixTree tree;
-  std::vector<bool> has_slot;  // [slots of the state pool] a snapshot in the tree
+  std::vector<bool> has_slot;  // [slots of the state pool] true for a snapshot in the tree
   PrefixCacheStats stats;
-  std::vector<int32_t> path;  // of the last walk, the root not included
+  std::vector<int32_t> path;  // nodes of the last walk, without the root
 
   std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, size_t page) const {
     const auto size = static_cast<size_t>(pages.page_size());
@@ -41,7 +41,7 @@ struct PrefixCache::Tree {
     return static_cast<int32_t>(page_count) * pages.page_size();
   }
 
-  // Fills `path` with what is cached of `tokens`; with linear layers, up to the last snapshot.
+  // Sets `path` to the cached prefix of `tokens`; with linear layers, it ends at the last snapshot.
   void walk(const PrefixDomain& domain, std::span<const int32_t> tokens) {
     path.clear();
     int32_t node = tree.find_root(domain);
@@ -54,7 +54,8 @@ struct PrefixCache::Tree {
     while (!path.empty() && tree.node(path.back()).state_slot < 0) path.pop_back();
   }
 
-  // What is taken here is released later, in the destructor at the latest, where nothing may throw.
+  // References taken here are released later, at the latest in the destructor, which must not
+  // throw.
   void check_snapshot(int32_t slot) const {
     check_argument(state != nullptr, "state_slot is {}, the cache was built without a pool", slot);
     check_argument(state->in_use(slot), "state_slot is {}, must be in use in [1, {})", slot,
@@ -78,7 +79,7 @@ struct PrefixCache::Tree {
     --stats.snapshots;
   }
 
-  // Forgets a page whose reference the caller gives back.
+  // Removes a leaf; the caller releases its page.
   void drop_leaf(int32_t node) {
     if (tree.node(node).state_slot >= 0) drop_state(node);
     tree.remove_leaf(node);
@@ -94,7 +95,7 @@ PrefixCache::PrefixCache(PageAllocator& pages, StatePool* state)
     : tree_(name_memory([&] { return std::make_unique<Tree>(pages, state); },
                         "a prefix cache over {} pages", pages.pages())) {}
 
-// A page or slot that somebody has released once too often has no owner any more.
+// A page or slot that was released once too often has no owner any more.
 PrefixCache::~PrefixCache() {
   tree_->tree.visit_all([this](const PrefixTree::Node& node) {
     if (node.page != 0 && tree_->pages.references(node.page) > 0) tree_->pages.release(node.page);
@@ -160,7 +161,7 @@ void PrefixCache::insert(const PrefixDomain& domain, std::span<const int32_t> to
 
 void PrefixCache::Tree::insert(const PrefixDomain& domain, std::span<const int32_t> tokens,
                                std::span<const int64_t> given, int32_t state_slot) {
-  int32_t last = -1;  // in the tree; a collision of keys ends the walk before the last page
+  int32_t last = -1;  // node in the tree; a collision of keys ends the walk before the last page
   int32_t node = tree.add_root(domain);
   for (size_t i = 0; node >= 0 && i < given.size(); ++i) {
     node = tree.find_child(last = node, page_tokens(tokens, i));
@@ -198,7 +199,7 @@ std::vector<int64_t> PrefixCache::evict(int64_t pages) {
       continue;
     }
     if (references == 0) {
-      if (!freed.empty()) break;  // the caller gets these, and the error with the next call
+      if (!freed.empty()) break;  // the caller gets these pages, and the next call throws the error
       cache.drop_leaf(index);
       fail(ErrorCode::invalid_argument,
            "page {} of the prefix cache is free: it was released once too often", page);
@@ -207,8 +208,8 @@ std::vector<int64_t> PrefixCache::evict(int64_t pages) {
     cache.drop_leaf(index);
     cache.pages.release(page);
     ++cache.stats.evicted_pages;
-    // The parent may have become the next leaf. It was used with this one or later, and one use
-    // touches one path, so it is found at or after this time and nothing is passed over.
+    // The parent may have become the next leaf. It was used at the same time as this leaf or later,
+    // and a use touches one path, so the search can continue from this time.
     leaf = leaves.lower_bound({last_use, 0});
   }
   return freed;
@@ -243,7 +244,7 @@ void PrefixCache::unpin(const PrefixDomain& domain, std::span<const int32_t> tok
   Tree& cache = *tree_;
   check_given(tokens);
   name_memory([&] { cache.walk(domain, tokens); }, kSearch, tokens.size());
-  // The tree may have grown since, so the pin is not always on the last page.
+  // The tree may have grown meanwhile, so the pinned node need not be the last page.
   const auto pinned =
       std::ranges::find_if(cache.path.rbegin(), cache.path.rend(),
                            [&](int32_t node) { return cache.tree.node(node).pins > 0; });

@@ -6,10 +6,10 @@
 namespace fovea {
 namespace {
 
-// Keys may be compared between machines one day: little endian everywhere.
+// Keys may be compared between machines one day, so they are little endian everywhere.
 static_assert(std::endian::native == std::endian::little);
 
-// What a hash is over comes first in it, so that a root never equals a page.
+// Each hash input begins with a tag of its kind, so that a root never equals a page.
 constexpr std::string_view kRootTag = "fovea prefix root 1";
 constexpr std::string_view kPageTag = "fovea prefix page 1";
 

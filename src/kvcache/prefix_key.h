@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes that are hashed into prefix keys: every field carries a tag and its length.
+// The byte strings that prefix keys hash. Every field has a tag and a length.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace fovea {
 
-// Different domains give different bytes; the hash of the bytes is the root's key.
+// Returns different bytes for different domains. Their hash is the key of the root.
 std::string serialise(const PrefixDomain& domain);
 PrefixKey hash_domain(Sha256& hash, const std::string& serialised);
 PrefixKey hash_page(Sha256& hash, const PrefixKey& parent, std::span<const int32_t> tokens);

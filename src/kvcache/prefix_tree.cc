@@ -42,7 +42,7 @@ int32_t PrefixTree::find_child(int32_t parent, std::span<const int32_t> tokens) 
 int32_t PrefixTree::add(const PrefixKey& key) {
   if (unused_.empty()) {
     if (nodes_.size() == nodes_.capacity()) nodes_.reserve(std::max<size_t>(2 * nodes_.size(), 16));
-    unused_.reserve(nodes_.capacity());  // so that remove() finds room
+    unused_.reserve(nodes_.capacity());  // so that remove() cannot fail
     tokens_.resize((nodes_.size() + 1) * static_cast<size_t>(page_size_));
     unused_.push_back(static_cast<int32_t>(nodes_.size()));
     nodes_.emplace_back();
@@ -79,7 +79,7 @@ int32_t PrefixTree::add_child(int32_t parent, std::span<const int32_t> tokens, i
   ++at(parent).children;
   at(index).parent = parent;
   at(index).page = page;
-  // Until touch(), which may not be reached: a page is never used later than the one before it.
+  // touch() sets it later, if it is called: a page is never used later than its parent.
   at(index).last_use = node(parent).last_use;
   list(index, std::move(entry));
   return index;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kWhat = "the size of the state pool";
 
-// Floats of one slot of one layer.
+// Floats in one slot of one layer.
 struct SlotSize {
   int64_t conv, state;
 };
@@ -125,7 +125,7 @@ class CpuStatePool final : public StatePool {
   ZeroedMemory memory_;
   std::vector<int32_t> free_;
   std::vector<bool> in_use_;
-  std::vector<bool> used_before_;  // false: still zero from the system
+  std::vector<bool> used_before_;  // false while the system's zeros are untouched
 };
 
 }  // namespace

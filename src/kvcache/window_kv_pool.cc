@@ -63,8 +63,8 @@ class PagedWindowKvPool final : public WindowKvPool {
     return true;
   }
 
-  // One copy of everything between the first and the last change: 8 bytes a slot. The source is
-  // pageable, so the driver has taken its bytes when the call returns.
+  // Copies everything between the first and the last change, 8 bytes per slot. The source is
+  // pageable, so the driver has read it when the call returns.
   void publish(Stream stream) override {
     if (memory_.context() == nullptr || changed_.begin >= changed_.end) return;
     memory_.context()->bind();
@@ -85,7 +85,7 @@ class PagedWindowKvPool final : public WindowKvPool {
   }
 
  private:
-  // Slots whose entries the device has not seen yet.
+  // Range of slots whose entries the device has not seen yet.
   struct Changed {
     int64_t begin = std::numeric_limits<int64_t>::max(), end = 0;
     void add(int64_t slot) {
@@ -101,7 +101,7 @@ class PagedWindowKvPool final : public WindowKvPool {
   }
   int64_t full_slots() const { return static_cast<int64_t>(slot_map_.size()); }
 
-  // Gives every full page that needs one a window page; none when there are too few.
+  // Assigns a window page to every full page that needs one. Assigns none if too few are free.
   bool take_pages(std::span<const int64_t> full_slots) {
     for (size_t i = 0; i < full_slots.size(); ++i) {
       int32_t& page = window_page_[full_slots[i] / spec_.page_size];
@@ -145,10 +145,10 @@ class PagedWindowKvPool final : public WindowKvPool {
   KvPoolLayout layout_;
   PoolMemory memory_;
   std::vector<int64_t> slot_map_;
-  gpu::DeviceBuffer device_map_;  // GPUs: slot_map_ as of the last publish()
+  gpu::DeviceBuffer device_map_;  // slot_map_ on the GPU at the last publish()
   Changed changed_;
-  std::vector<int32_t> window_page_;  // [full pages] -> page here, 0: none
-  std::vector<int32_t> live_;         // [pages] mapped slots of each
+  std::vector<int32_t> window_page_;  // [full pages] window page, 0 for none
+  std::vector<int32_t> live_;         // [pages] number of mapped slots
   std::vector<int32_t> free_;
 };
 
@@ -173,7 +173,7 @@ int32_t usable_window_prefix(const WindowKvPool& pool, std::span<const int64_t> 
   const int32_t page_size = pool.spec().page_size;
   const int64_t window = pool.spec().window;
   const std::span<const int64_t> map = pool.slot_map();
-  int64_t mapped = 0;  // tokens without a gap up to here
+  int64_t mapped = 0;  // length of the gapless prefix
   int64_t usable = 0;
   int64_t length = 0;
   const int64_t pages = static_cast<int64_t>(map.size()) / page_size;

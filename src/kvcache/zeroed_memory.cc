@@ -19,8 +19,8 @@ ZeroedMemory::ZeroedMemory(int64_t bytes, const char* what)
          std::strerror(errno));
   }
   data_ = static_cast<char*>(address);
-  // A head's rows lie a page of memory apart: with pages of 2 MiB decode is 10 % faster (one core
-  // of a Skylake server, 2026-11-21). A hint; without it everything works the same.
+  // Strides between the rows of a head are at least a page of memory. Pages of 2 MiB make decode 10
+  // % faster (one core of a Skylake server, 2026-11-21). The call is a hint and may fail.
   madvise(address, bytes_, MADV_HUGEPAGE);
 }
 

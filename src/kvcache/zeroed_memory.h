@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zeroed memory straight from the system: what nobody touches costs address space only, 2 MiB at a
-// time where the system has pages of that size.
+// Zeroed memory from the operating system. Pages that were never written cost address space only,
+// in steps of 2 MiB if the system has pages of that size.
 #pragma once
 
 #include <cstddef>
