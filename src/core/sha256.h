@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 through OpenSSL's EVP interface. One object can compute any number of digests.
+// SHA-256 (FIPS 180-4). One object can compute any number of digests.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-
-extern "C" {
-struct evp_md_ctx_st;
-struct evp_md_st;
-}
 
 namespace fovea {
 
@@ -18,14 +12,22 @@ class Sha256 {
  public:
   using Digest = std::array<uint8_t, 32>;
 
-  Sha256();  // throws Error{unsupported} if the installed OpenSSL lacks SHA-256
+  Sha256();
 
+  // Appends bytes to the message.
   Sha256& update(const void* data, size_t bytes);
-  Digest finish();  // digest of everything since construction or the last finish()
+  // Returns the digest of everything since construction or the last finish(), and starts anew.
+  Digest finish();
 
  private:
-  std::unique_ptr<evp_md_st, void (*)(evp_md_st*)> algorithm_;
-  std::unique_ptr<evp_md_ctx_st, void (*)(evp_md_ctx_st*)> context_;
+  static constexpr size_t kBlockBytes = 64;
+
+  void start();
+  void add_block(const uint8_t* block);
+
+  std::array<uint32_t, 8> state_;
+  std::array<uint8_t, kBlockBytes> pending_;  // the start of a block that is not full yet
+  uint64_t bytes_;                            // length of the message so far
 };
 
 }  // namespace fovea

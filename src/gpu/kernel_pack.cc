@@ -9,7 +9,6 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "core/check.h"
@@ -17,15 +16,15 @@
 #include "core/mapped_file.h"
 #include "core/quote.h"
 #include "core/sha256.h"
+#include "gpu/pack_index.h"
 #include "gpu/source_tokens.h"
 
 namespace fovea::gpu {
 namespace {
 
 // File: magic, whose last character is the version; length of the index (8 bytes, little-endian);
-// index as JSON; frames of compressed cubins back to back.
-constexpr std::string_view kMagic = "FOVEAPK2";
-constexpr size_t kMaxCubinBytes = size_t{64} << 20;  // the largest baked one has 0.37 MB
+// index (pack_index.h); frames of compressed cubins back to back.
+constexpr std::string_view kMagic = "FOVEAPK3";
 
 // Every field with its length, so that no two fields can imitate each other.
 void add_field(Sha256& sha, std::string_view field) {
@@ -81,23 +80,6 @@ bool write_all(int file, std::string_view bytes) {
   return ::fsync(file) == 0;
 }
 
-// An array of objects without arrays or objects in them. What is nested deeper is refused while it
-// is read, since a value that nests without end ends whoever walks over it.
-nlohmann::json parse_index(const std::string& path, std::string_view text) {
-  constexpr int kDepth = 2;
-  using Event = nlohmann::json::parse_event_t;
-  const auto limit = [&](int depth, Event event, const nlohmann::json&) {
-    const bool begins = event == Event::object_start || event == Event::array_start;
-    if (begins && depth >= kDepth) {
-      fail(ErrorCode::corrupt_file, "{}: the index nests values deeper than {}", path, kDepth);
-    }
-    return true;
-  };
-  nlohmann::json index = nlohmann::json::parse(text, limit, false);
-  if (!index.is_array()) fail(ErrorCode::corrupt_file, "{}: the index is not JSON", path);
-  return index;
-}
-
 // A name that no other thread takes, nor a process of another container with the same id.
 void replace_file(const std::string& path, std::string_view bytes) {
   std::random_device random;
@@ -111,36 +93,6 @@ void replace_file(const std::string& path, std::string_view bytes) {
   ::unlink(temporary.c_str());
   fail(ErrorCode::io, "{}: cannot write: {}", path, std::strerror(why));
 }
-
-// An entry of the index of the file at `path`.
-struct IndexEntry {
-  const std::string& path;
-  const nlohmann::json& fields;
-
-  std::string text(const char* field) const { return fields.at(field).get<std::string>(); }
-  uint64_t number(const char* field, uint64_t most = UINT64_MAX) const {
-    const nlohmann::json& value = fields.at(field);
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > most) {
-      fail(ErrorCode::corrupt_file, "{}: {} of {} is {}, must be a whole number in [0, {}]", path,
-           field, text("name"), value.dump(), most);
-    }
-    return value.get<uint64_t>();
-  }
-  int small(const char* field) const { return static_cast<int>(number(field, 1 << 24)); }
-  double seconds() const {
-    const auto value = fields.at("seconds").get<double>();
-    if (value >= 0 && value <= 1e6) return value;
-    fail(ErrorCode::corrupt_file, "{}: seconds of {} is {}, must be in [0, 1e6]", path,
-         text("name"), value);
-  }
-  ResourceUse resources() const {
-    return {.registers = static_cast<int>(number("registers", 255)),
-            .spill_bytes = small("spill_bytes"),
-            .stack_bytes = small("stack_bytes"),
-            .shared_bytes = small("shared_bytes"),
-            .losses = text("losses")};
-  }
-};
 
 }  // namespace
 
@@ -194,60 +146,44 @@ KernelPack KernelPack::open(const std::string& path) {
     fail(ErrorCode::corrupt_file, "{}: the index has {} bytes, {} are there", path, index_bytes,
          bytes.size() - fixed);
   }
-  const nlohmann::json index = parse_index(path, bytes.substr(fixed, index_bytes));
   const std::string_view frames = bytes.substr(fixed + index_bytes);
   KernelPack pack;
   pack.path_ = path;
   uint64_t taken = 0;  // entries that share bytes could take any amount of memory
-  try {
-    for (const nlohmann::json& fields : index) {
-      const IndexEntry item{path, fields};
-      const std::string name = item.text("name");
-      const uint64_t cubin_bytes = item.number("size", kMaxCubinBytes);
-      const uint64_t offset = item.number("offset");
-      const uint64_t size = item.number("frame_size");
-      if (offset > frames.size() || size > frames.size() - offset) {
-        fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, name);
-      }
-      taken += size;
-      if (taken > frames.size()) {
-        fail(ErrorCode::corrupt_file, "{}: entries up to {} have {} bytes, {} are there", path,
-             name, taken, frames.size());
-      }
-      pack.entries_[name] = {.hash = item.text("hash"),
-                             .frame = std::string(frames.substr(offset, size)),
-                             .cubin_bytes = cubin_bytes,
-                             .resources = item.resources(),
-                             .seconds = item.seconds()};
+  for (const PackIndexEntry& item : parse_pack_index(path, bytes.substr(fixed, index_bytes))) {
+    if (item.offset > frames.size() || item.frame_bytes > frames.size() - item.offset) {
+      fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, item.name);
     }
-  } catch (const nlohmann::json::exception& error) {
-    fail(ErrorCode::corrupt_file, "{}: the index is malformed: {}", path, error.what());
+    taken += item.frame_bytes;
+    if (taken > frames.size()) {
+      fail(ErrorCode::corrupt_file, "{}: entries up to {} have {} bytes, {} are there", path,
+           item.name, taken, frames.size());
+    }
+    pack.entries_[item.name] = {.hash = item.hash,
+                                .frame = std::string(frames.substr(item.offset, item.frame_bytes)),
+                                .cubin_bytes = item.cubin_bytes,
+                                .resources = item.resources,
+                                .seconds = item.seconds};
   }
   return pack;
 }
 
 void KernelPack::save(const std::string& path) const {
-  nlohmann::json index = nlohmann::json::array();
-  std::string frames;
+  std::string index, frames;
   for (const auto& [name, entry] : entries_) {
-    index.push_back({{"name", name},
-                     {"hash", entry.hash},
-                     {"offset", frames.size()},
-                     {"frame_size", entry.frame.size()},
-                     {"size", entry.cubin_bytes},
-                     {"seconds", entry.seconds},
-                     {"registers", entry.resources.registers},
-                     {"spill_bytes", entry.resources.spill_bytes},
-                     {"stack_bytes", entry.resources.stack_bytes},
-                     {"shared_bytes", entry.resources.shared_bytes},
-                     {"losses", entry.resources.losses}});
+    index += pack_index_line({.name = name,
+                              .hash = entry.hash,
+                              .offset = frames.size(),
+                              .frame_bytes = entry.frame.size(),
+                              .cubin_bytes = entry.cubin_bytes,
+                              .seconds = entry.seconds,
+                              .resources = entry.resources});
     frames += entry.frame;
   }
-  const std::string text = index.dump();
-  const uint64_t size = text.size();
+  const uint64_t size = index.size();
   std::string bytes(kMagic);
   bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
-  replace_file(path, bytes + text + frames);
+  replace_file(path, bytes + index + frames);
 }
 
 void KernelPack::set(const KernelVariant& variant, const CompiledKernel& kernel) {
