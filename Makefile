@@ -3,7 +3,7 @@ BUILD ?= build
 MODEL ?=
 JOBS ?= $(shell nproc)
 
-.PHONY: help demo test test-gpu mutants build fovea configure bench kernels sanitize fuzz format deps clean
+.PHONY: help demo test test-gpu mutants build fovea configure bench results kernels sanitize fuzz format deps clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -37,6 +37,9 @@ kernels: fovea ## compile the GPU kernels for every architecture; needs no GPU
 
 bench: fovea ## attention against this machine's ceilings
 	$(BUILD)/fovea bench attention
+
+results: fovea ## the tables of docs/results, in build/results (RESULTS=gpu for those of a GPU)
+	tools/results.sh $(BUILD) $(BUILD)/results $(or $(RESULTS),cpu)
 
 # One sanitizer per build folder: they cannot be mixed.
 sanitize: deps ## the tests under ASan+UBSan, then under TSan
