@@ -12,6 +12,11 @@ ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "
 SURFACES = {"cli", "bench"}
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]
+# What each folder of attention/ may include of the others. Files of attention/ itself include validate/ only, but for
+# two: the registry sees the rows, and a merger of states is made for either device.
+ATTENTION = {"backends": {"host", "cuda", "validate"}, "host": {"validate"}, "cuda": {"validate"}, "validate": set(),
+             "": {"validate"}}
+ATTENTION_TOP = {"registry.cc": {"backends"}, "merge_states.cc": {"host", "cuda"}}
 
 
 def layer_of(path):
@@ -19,6 +24,19 @@ def layer_of(path):
     if top == "fovea":
         return "include"
     return "surface" if top in SURFACES else top
+
+
+def room_of(path):
+    """The folder of attention/ that holds the file, "" for attention/ itself."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def check_attention(inside, included):
+    """Whether a file of attention/ may include another one of it."""
+    here, there = room_of(inside), room_of(included)
+    allowed = ATTENTION[here] | (ATTENTION_TOP.get(inside.split("/")[1], set()) if not here else set())
+    return there in ("", here) or there in allowed
 
 
 def main():
@@ -44,6 +62,9 @@ def main():
                 errors.append(f"{relative}: {here}/ must not include {there}/")
             elif here == "surface" and there not in ("include", "surface"):
                 errors.append(f"{relative}: a surface must not include {there}/")
+            if inside.startswith("attention/") and match.group(1).startswith("attention/"):
+                if not check_attention(inside, match.group(1)):
+                    errors.append(f"{relative}: must not include {match.group(1)}")
             kinds = [k for k in KERNEL_KINDS if inside.startswith(f"kernels/{k}/")]
             target = [k for k in KERNEL_KINDS if match.group(1).startswith(f"kernels/{k}/")]
             if kinds and target and kinds != target:

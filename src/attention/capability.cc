@@ -7,7 +7,7 @@
 #include <string>
 
 #include "attention/names.h"
-#include "attention/validate_spec.h"
+#include "attention/validate/spec.h"
 
 namespace fovea {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "attention/validate_spec.h"
+#include "attention/validate/spec.h"
 #include "core/check.h"
 
 namespace fovea {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/validate_spec.h"
+#include "attention/validate/spec.h"
 #include "core/check.h"
 
 namespace fovea {

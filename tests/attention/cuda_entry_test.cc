@@ -7,7 +7,8 @@
 #include <set>
 #include <string>
 
-#include "attention/backends/cuda_backend.h"
+#include "attention/backends/backends.h"
+#include "attention/cuda/backend.h"
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "fovea/kernel_pack.h"

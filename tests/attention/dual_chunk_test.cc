@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/two_requests.h"
-#include "attention/validate_spec.h"
+#include "attention/validate/spec.h"
 #include "support/cases.h"
 #include "support/expect_close.h"
 #include "support/run_backend.h"

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "attention/backends/backends.h"
-#include "attention/backends/mla_backend.h"
+#include "attention/cuda/mla_backend.h"
 #include "fovea/error.h"
 #include "fovea/select_backend.h"
 #include "support/deepseek_spec.h"

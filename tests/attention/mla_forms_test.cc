@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "attention/backends/backends.h"
-#include "attention/backends/host_mla.h"
-#include "attention/validate_layer.h"
+#include "attention/host/mla.h"
+#include "attention/validate/layer.h"
 #include "kernels/cpu/isa.h"
 #include "support/cases.h"
 #include "support/deepseek_spec.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/symptoms.h"
-#include "attention/validate_batch.h"
+#include "attention/validate/batch.h"
 
 namespace fovea {
 namespace {

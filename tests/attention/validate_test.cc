@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "attention/prefix_levels.h"
-#include "attention/validate_batch.h"
-#include "attention/validate_spec.h"
+#include "attention/validate/batch.h"
+#include "attention/validate/spec.h"
 #include "support/expect_error.h"
 
 namespace fovea {

@@ -7,7 +7,8 @@
 #include <span>
 #include <string>
 
-#include "attention/backends/mla_backend.h"
+#include "attention/backends/backends.h"
+#include "attention/cuda/mla_backend.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
 #include "support/cases.h"

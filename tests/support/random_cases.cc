@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "attention/names.h"
-#include "attention/validate_spec.h"
+#include "attention/validate/spec.h"
 #include "fovea/error.h"
 #include "support/cases.h"
 #include "support/test_device.h"

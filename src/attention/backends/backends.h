@@ -8,6 +8,10 @@
 
 namespace fovea {
 
+struct CudaKernels;
+struct HostKernels;
+struct MlaKernels;
+
 // backends.cc: THE list, in order of preference.
 std::vector<BackendEntry> builtin_backends();
 
@@ -18,6 +22,15 @@ BackendEntry portable_mla_backend();
 BackendEntry cpu_backend();
 BackendEntry linear_backend();
 BackendEntry reference_backend();
+
+// The tables of kernels that the rows are made of.
+const CudaKernels& flash_kernels();
+const CudaKernels& portable_kernels();
+const MlaKernels& mla_kernels();
+const MlaKernels& portable_mla_kernels();
+const HostKernels& cpu_kernels();
+const HostKernels& linear_kernels();
+const HostKernels& reference_kernels();
 
 // Known names without code in this build: GPU roles, other vendors and compositions.
 std::vector<BackendEntry> missing_gpu_backends();

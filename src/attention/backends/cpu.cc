@@ -4,7 +4,7 @@
 #include "kernels/cpu/cpu.h"
 
 #include "attention/backends/backends.h"
-#include "attention/backends/host_entry.h"
+#include "attention/host/entry.h"
 #include "kernels/cpu/isa.h"
 
 namespace fovea {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `flash`: bulk copies and warpgroup products, for Hopper.
 #include "attention/backends/backends.h"
-#include "attention/backends/cuda_entry.h"
+#include "attention/cuda/entry.h"
 
 namespace fovea {
 

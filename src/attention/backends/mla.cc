@@ -1,151 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // `mla`: multi-head latent attention on Hopper; `portable_mla`: on any NVIDIA GPU from Ampere.
-#include <fmt/core.h>
-
-#include <algorithm>
-#include <array>
-#include <span>
-
 #include "attention/backends/backends.h"
-#include "attention/backends/cuda_entry.h"
-#include "attention/backends/entry.h"
-#include "attention/backends/mla_backend.h"
-#include "attention/backends/mla_cut.h"
-#include "attention/backends/mla_layer.h"
-#include "attention/backends/mla_prefill.h"
-#include "core/check.h"
+#include "attention/cuda/mla_entry.h"
 
 namespace fovea {
 namespace {
 
-constexpr AttentionKind kKinds[] = {AttentionKind::mla};
-constexpr AttentionScope kScopes[] = {AttentionScope::decoder};
-constexpr MaskKind kMasks[] = {MaskKind::none, MaskKind::tree};
-constexpr DType kDtypes[] = {DType::f16, DType::bf16};
-constexpr DType kKvDtypes[] = {DType::f16, DType::bf16, DType::f8e4m3};
-constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor, KvScale::per_token_head};
-constexpr KvLayout kKvLayouts[] = {KvLayout::mla, KvLayout::mla_fp8_rows};
-
-// Columns of the kernels.
-constexpr std::array kRanks = {512, 256};
-constexpr std::array kRopeDims = {64, 0};
-constexpr int32_t kProjectedGrain = 8;  // 16 bytes
-
-Capability capability() {
-  Capability can;
-  can.device = DeviceKind::cuda;
-  can.kinds = kKinds;
-  can.scopes = kScopes;
-  can.masks = kMasks;
-  can.q_dtypes = kDtypes;
-  can.kv_dtypes = kKvDtypes;
-  can.kv_scales = kKvScales;
-  can.kv_layouts = kKvLayouts;
-  can.max_head_dim = kRanks.front() + kRopeDims.front();
-  can.max_group = 128;
-  can.rope = can.lse = true;
-  can.batch_invariant = true;  // whole tiles: keys lie the same whatever a batch holds
-  return can;
-}
+constexpr KvScale kKvScales[] = {KvScale::none, KvScale::per_tensor};
 
 Capability hopper_capability() {
   constexpr int kHopperSm = 90;
-  Capability can = capability();
+  Capability can = mla_capability();
   can.min_sm = can.max_sm = kHopperSm;
-  can.kv_scales = std::span(kKvScales).first(2);
+  can.kv_scales = kKvScales;
   return can;
 }
 
 Capability portable_capability() {
   constexpr int kAmpereSm = 80;
-  Capability can = capability();
+  Capability can = mla_capability();
   can.min_sm = kAmpereSm;
   can.window = true;
   return can;
-}
-
-template <typename List>
-void unless_listed(const List& accepted, int32_t value, std::string_view name,
-                   std::vector<Reason>& reasons) {
-  if (std::ranges::find(accepted, value) != accepted.end()) return;
-  reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: {}, {}", name, value,
-                                                       accepted[0], accepted[1])});
-}
-
-void check_dims(const BackendRequest& request, std::vector<Reason>& reasons) {
-  const AttentionSpec& spec = request.spec;
-  if (spec.kind != AttentionKind::mla) return;
-  unless_listed(kRanks, spec.kv_lora_rank, "kv_lora_rank", reasons);
-  unless_listed(kRopeDims, spec.rope_dim, "rope_dim", reasons);
-  for (const auto& [name, dim] :
-       {std::pair{"nope_dim", spec.nope_dim}, std::pair{"v_dim", spec.v_dim}}) {
-    if (dim % kProjectedGrain == 0) continue;
-    reasons.push_back({RejectCode::head_dim, fmt::format("{} is {}, accepted: multiples of {}",
-                                                         name, dim, kProjectedGrain)});
-  }
-}
-
-void check_types(const BackendRequest& request, std::vector<Reason>& reasons) {
-  const AttentionSpec& spec = request.spec;
-  const DType stored = request.cache.dtype;
-  if (spec.kind != AttentionKind::mla || stored == spec.q_dtype || is_fp8(stored)) return;
-  reasons.push_back(
-      {RejectCode::kv_dtype, fmt::format("cache dtype is {}, accepted: q_dtype ({}), fp8_e4m3",
-                                         dtype_name(stored), dtype_name(spec.q_dtype))});
-}
-
-void check_pool(const BackendRequest& request, std::vector<Reason>& reasons) {
-  if (request.spec.kind != AttentionKind::mla || request.cache.window == 0) return;
-  reasons.push_back({RejectCode::window, fmt::format("cache window is {}, accepted: 0: latents "
-                                                     "that left a window are kept",
-                                                     request.cache.window)});
-}
-
-MlaCut cut_of(const MlaKernels& kernels, const BackendRequest& request) {
-  return cut_mla({&kernels, request.spec, request.cache, request.device, {}}, request.limits);
-}
-
-// What both rows have in common.
-BackendEntry entry_over(BackendEntry entry, const MlaKernels& kernels,
-                        const Capability& capability) {
-  entry.name = kernels.name;
-  entry.graphs = GraphSupport::always;
-  entry.reject = [&kernels, capability](const BackendRequest& request) {
-    std::vector<Reason> reasons = capability_reasons(capability, request);
-    check_dims(request, reasons);
-    check_types(request, reasons);
-    check_pool(request, reasons);
-    append_limit_reasons(request.limits, reasons);
-    if (reasons.empty()) {
-      append_missing_kernels(mla_variants(kernels, request.spec, request.cache, request.device,
-                                          cut_of(kernels, request).heads),
-                             reasons);
-    }
-    return reasons;
-  };
-  entry.workspace_bytes = [&kernels](const BackendRequest& request) {
-    return mla_workspace_bytes(kernels, request.spec, request.cache, request.device,
-                               request.limits);
-  };
-  entry.create = [&kernels](const BackendContext& context) {
-    return make_mla_backend(kernels, context);
-  };
-  entry.notes = [&kernels](const BackendRequest& request) {
-    const AttentionSpec& spec = request.spec;
-    const auto [heads, room] = cut_of(kernels, request);
-    std::string text = describe_mla_forms(
-        spec, fmt::format("up to {} rows at once (of all heads up to {}), more context in chunks",
-                          room.rows, room.head_rows / spec.q_heads));
-    if (heads < spec.q_heads) {
-      text += fmt::format(
-          "; passes of more than {} tokens are computed {} heads at a time, to keep to {} bytes of "
-          "workspace",
-          int64_t{request.limits.max_tokens} * heads / spec.q_heads, heads,
-          request.limits.workspace_budget);
-    }
-    return text;
-  };
-  return guarded(std::move(entry));
 }
 
 }  // namespace
@@ -166,7 +42,7 @@ const MlaKernels& portable_mla_kernels() {
 }
 
 BackendEntry mla_backend() {
-  return entry_over(
+  return mla_entry(
       {.role =
            "Hopper MLA: absorbed over the latent cache, long extends up-projected to full heads",
        .aliases = {"flashmla", "cutlass_mla", "flashinfer_mla", "trtllm_mla", "flash_attn_mla"}},
@@ -174,10 +50,10 @@ BackendEntry mla_backend() {
 }
 
 BackendEntry portable_mla_backend() {
-  return entry_over({.role = "MLA on any NVIDIA GPU from Ampere, in the same two forms",
-                     .aliases = {"triton_mla"},
-                     .stands_in_for = "mla"},
-                    portable_mla_kernels(), portable_capability());
+  return mla_entry({.role = "MLA on any NVIDIA GPU from Ampere, in the same two forms",
+                    .aliases = {"triton_mla"},
+                    .stands_in_for = "mla"},
+                   portable_mla_kernels(), portable_capability());
 }
 
 }  // namespace fovea

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `portable`: mma.sync and cp.async, for any NVIDIA GPU from Ampere.
 #include "attention/backends/backends.h"
-#include "attention/backends/cuda_entry.h"
+#include "attention/cuda/entry.h"
 
 namespace fovea {
 

@@ -3,7 +3,7 @@
 #include "kernels/reference/reference.h"
 
 #include "attention/backends/backends.h"
-#include "attention/backends/host_entry.h"
+#include "attention/host/entry.h"
 
 namespace fovea {
 namespace {

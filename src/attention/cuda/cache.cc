@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/cuda/cache.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/validate/batch.h"
+#include "attention/validate/layer.h"
+#include "core/rounding.h"
+
+namespace fovea {
+namespace {
+
+namespace cuda = kernels::cuda;
+
+// (token, head) rows that a CTA of kv_write stores.
+constexpr int64_t kWriteRows = 8;
+
+}  // namespace
+
+CudaCache::CudaCache(const AttentionSpec& spec, const KvPool& pool, int sm, gpu::KernelStore& store)
+    : spec_(spec), pool_(&pool) {
+  kv_write_ = cuda::Kernel(kv_write_variant(spec, pool.spec(), sm), store);
+}
+
+CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
+                           const BatchLimits& limits) {
+  const int64_t keys =
+      spec.scope == AttentionScope::cross ? limits.max_encoder_len : limits.max_kv_len;
+  CudaPages pages;
+  pages.stride = ceil_div(round_up(keys, cuda::kTableKeys), page_size);
+  pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
+  return pages;
+}
+
+cuda::TableWriteParams CudaCache::page_table(const BatchView& batch, const int32_t* kv_lens,
+                                             const CudaPages& pages) const {
+  const int32_t page_size = pool_->spec().page_size;
+  const TokenTable given = token_table(batch, spec_.scope, page_size);
+  cuda::TableWriteParams table{};
+  table.given = given.entries;
+  table.given_stride = given.stride;
+  table.given_end =
+      static_cast<int32_t>(std::min<int64_t>(pool_slots(*pool_) / given.entry_tokens, INT32_MAX));
+  table.gives_pages = given.entry_tokens > 1;
+  table.request_rows = batch.request_rows;
+  table.kv_lens = kv_lens;
+  table.slot_map = pool_->device_slot_map();
+  table.page_table = pages.table;
+  table.page_table_stride = pages.stride;
+  table.requests = batch.requests;
+  table.page_size = page_size;
+  return table;
+}
+
+void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
+                      const BatchView& batch, Stream stream) const {
+  layer.k = stores(tensors) ? tensors.k.data : nullptr;
+  layer.v = tensors.v.data;
+  layer.k_token_stride = tensors.k.token_stride;
+  layer.k_head_stride = tensors.k.head_stride;
+  layer.v_token_stride = tensors.v.token_stride;
+  layer.v_head_stride = tensors.v.head_stride;
+  layer.slots = batch.out_slots;
+  layer.q_indptr = batch.q_indptr;
+  layer.requests = batch.requests;
+  if (spec_.has_rope) {
+    const RotaryTensors& rotary = tensors.rotary;
+    layer.rotary = {rotary.cos, rotary.sin, rotary.max_positions, rotary.rotary_dim,
+                    rotary.interleaved};
+    layer.positions = rotary.positions;
+    layer.q = tensors.q.data;
+    layer.q_token_stride = tensors.q.token_stride;
+    layer.q_head_stride = tensors.q.head_stride;
+    layer.q_heads = tensors.q ? spec_.q_heads : 0;
+  }
+  const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
+  const cuda::GridSize grid{static_cast<uint32_t>(ceil_div(rows, kWriteRows))};
+  kv_write_.launch_overlapped(grid, layer, stream);
+}
+
+}  // namespace fovea

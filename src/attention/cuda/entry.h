@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of the backend table for backends that run on a GPU.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "attention/capability.h"
+#include "attention/cuda/kernels.h"
+#include "fovea/select_backend.h"
+#include "gpu/kernel_pack.h"
+
+namespace fovea {
+
+// Everything the kernels' parameters can express; a row adds its architectures and head dims, and
+// may take something away.
+Capability cuda_capability();
+
+// The reasons against kernels that can neither be found nor compiled.
+void append_missing_kernels(std::span<const gpu::KernelVariant> needed,
+                            std::vector<Reason>& reasons);
+// What every GPU backend bounds: rows of a grid.
+void append_limit_reasons(const BatchLimits& limits, std::vector<Reason>& reasons);
+
+// Fills reject, workspace_bytes, create and graphs of `entry`. kernels outlives the entry.
+BackendEntry cuda_entry(BackendEntry entry, const CudaKernels& kernels,
+                        const Capability& capability);
+
+}  // namespace fovea

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/cuda/prefixes.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/rounding.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea {
+
+namespace cuda = kernels::cuda;
+
+int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
+                      const BatchLimits& limits) {
+  return table.groups != nullptr && shares_prefixes(spec) ? limits.prefix_levels : 0;
+}
+
+std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
+  const auto type = cuda::variant_type(activation_dtype(spec));
+  check_argument(type.has_value(), "no kernel writes {}", dtype_name(activation_dtype(spec)));
+  return {cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
+}
+
+void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
+                         const cuda::AttentionSetup& setup, const BatchLimits& limits) {
+  levels_ = prefix_levels(table, setup.spec, limits);
+  if (levels_ == 0) return;
+  rule_ = {most_prefix_q_len(setup.spec), min_saved_keys(setup.cache, limits)};
+  row_tile_ = table.groups->row_tile;
+  limits_ = limits;
+  limits_.max_tokens = most_prefix_tokens(setup.spec, limits);
+  const int64_t requests = limits.max_requests;
+  const int64_t rows = int64_t{limits_.max_tokens} * setup.spec.q_heads;
+  level_bytes_ = static_cast<int64_t>(
+      round_up(table.groups->workspace_bytes(setup, limits_), kWorkspaceAlignment));
+  plans_ = workspace.take<std::byte>(levels_ * level_bytes_);
+  for (Level& level : std::span(level_).first(levels_)) {
+    level.groups.q_indptr = workspace.take<int32_t>(requests + 1);
+    level.groups.kv_lens = workspace.take<int32_t>(requests);
+    level.groups.first_keys = workspace.take<int32_t>(requests);
+    level.groups.begins = workspace.take<int32_t>(requests);
+    level.out = workspace.take<float>(rows * setup.spec.head_dim_v);
+    level.lse = workspace.take<float>(rows);
+  }
+  first_keys_ = workspace.take<int32_t>(requests);
+  if (requests > cuda::kHeldRequests) {
+    scratch_ = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
+  }
+  own_lse_ = workspace.take<float>(rows);
+}
+
+void CudaPrefixes::load(const CudaKernels& table, const cuda::AttentionSetup& setup,
+                        gpu::KernelStore& store) {
+  if (levels_ == 0) return;
+  for (int32_t i = 0; i < levels_; ++i) {
+    level_[i].kernel = table.groups->load(setup, store);
+    level_[i].kernel->reserve(limits_, plans_ + i * level_bytes_);
+  }
+  join_.emplace(prefix_variants(setup.spec, setup.sm).front(), store);
+}
+
+namespace {
+
+// The groups of a level as a batch: every query sees every key.
+cuda::BatchParams batch_of(const cuda::BatchParams& batch, const cuda::PrefixGroups& groups) {
+  cuda::BatchParams level = batch;
+  level.q_indptr = groups.q_indptr;
+  level.kv_lens = groups.kv_lens;
+  level.max_q_len = kMaxPrefixRows;  // of several requests: more than any of them
+  level.least_kv_len = 1;
+  level.mask = {};
+  level.mask.first_keys = groups.first_keys;
+  return level;
+}
+
+}  // namespace
+
+void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params,
+                               cuda::PlanCompany& company) const {
+  const int32_t group = params.q_heads / params.kv_heads;
+  cuda::PrefixGroupsParams& prefixes = company.prefixes;
+  prefixes.q_indptr = params.q_indptr;
+  prefixes.kv_lens = params.kv_lens;
+  prefixes.shared_prefix = batch.shared_prefix;
+  for (int32_t i = 0; i < levels_; ++i) prefixes.groups[i] = level_[i].groups;
+  prefixes.first_keys = first_keys_;
+  prefixes.scratch = scratch_;
+  prefixes.requests = params.requests;
+  prefixes.most_q_len = rule_.most_q_len;
+  prefixes.tile_tokens = std::max(row_tile_ / group, 1);
+  prefixes.least_prefix = kMinPrefix;
+  prefixes.least_saved = rule_.least_saved;
+  prefixes.more_saved = more_saved(rule_.least_saved);
+  prefixes.levels = levels_;
+  company.level_bytes = level_bytes_;
+  params.mask.first_keys = first_keys_;
+}
+
+void CudaPrefixes::plan(const BatchView& batch, const cuda::BatchParams& params, bool behind_decode,
+                        cuda::PassPlan& pass) {
+  list_settled_ = false;
+  for (int32_t i = 0; i < levels_; ++i) {
+    level_[i].kernel->expect_groups(batch.tokens, behind_decode);
+  }
+  level_[0].kernel->plan(batch_of(params, level_[0].groups), batch.tokens, pass);
+}
+
+void CudaPrefixes::attend(const cuda::AttentionParams& params, int32_t layer, Stream stream) const {
+  for (const Level& level : std::span(level_).first(levels_)) {
+    cuda::AttentionParams pass = params;
+    pass.batch = batch_of(params.batch, level.groups);
+    pass.out = level.out;
+    pass.f32_out = 1;
+    pass.lse = level.lse;
+    pass.sinks = nullptr;
+    level.kernel->attend(pass, layer, stream);
+  }
+}
+
+void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream stream) {
+  cuda::PrefixJoinParams join{};
+  join.batch = params.batch;
+  join.first_keys = first_keys_;
+  join.levels = levels_;
+  for (int32_t i = 0; i < levels_; ++i) {
+    cuda::PrefixState& state = join.states[i];
+    state.groups = level_[i].groups;
+    state.out = level_[i].out;
+    state.lse = level_[i].lse;
+    level_[i].kernel->tell_parts(state);
+  }
+  join.out = params.out;
+  join.out_token_stride = params.out_token_stride;
+  join.out_head_stride = params.out_head_stride;
+  join.own_lse = params.lse;
+  join.lse = lse;
+  join.sinks = params.sinks;
+  join.head_dim_v = params.head_dim_v;
+  join.list_settled = list_settled_;
+  list_settled_ = true;
+  // A request of one token has as many rows as heads.
+  const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, cuda::kJoinWarps));
+  join_->launch_overlapped({static_cast<uint32_t>(params.batch.requests), blocks}, join, stream);
+}
+
+}  // namespace fovea

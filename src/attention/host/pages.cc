@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/host/pages.h"
+
+#include "attention/validate/batch.h"
+#include "core/rounding.h"
+#include "fovea/batch_index.h"
+
+namespace fovea {
+
+PageTable carve_page_table(WorkspaceCarver& workspace, const BatchLimits& limits,
+                           int32_t page_size) {
+  PageTable pages;
+  pages.stride = ceil_div(int64_t{limits.max_kv_len}, page_size);
+  pages.table = workspace.take<int32_t>(limits.max_requests * pages.stride);
+  pages.first_keys = workspace.take<int32_t>(limits.max_requests);
+  return pages;
+}
+
+void build_batch_pages(const BatchView& batch, const AttentionSpec& spec, const KvPool& pool,
+                       const PageTable& pages) {
+  TokenSlots tokens;
+  tokens.rows = batch.request_rows;
+  tokens.requests = batch.requests;
+  tokens.slot_map = pool.slot_map();
+  tokens.page_size = pool.spec().page_size;
+  tokens.table = token_table(batch, spec.scope, tokens.page_size);
+  tokens.pages = pool.pages();
+  // 94 us instead of 55 for 32 requests of 4096 tokens in pages of 16, once per pass (2026-11-21).
+  tokens.check = PageCheck::every_slot;
+  if (spec.scope == AttentionScope::cross) {
+    tokens.lens = batch.encoder_lens;
+  } else {
+    find_first_keys(batch, spec, pages.first_keys);
+    tokens.lens = batch.kv_lens;
+    tokens.first_tokens = pages.first_keys;
+  }
+  const auto entries = static_cast<size_t>(batch.requests * pages.stride);
+  build_page_table(tokens, pages.stride, {pages.table, entries});
+}
+
+}  // namespace fovea

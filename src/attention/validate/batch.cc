@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate/batch.h"
+
+#include <algorithm>
+
+#include "attention/token_table.h"
+#include "attention/validate/spec.h"
+#include "core/check.h"
+
+namespace fovea {
+namespace {
+
+constexpr int32_t kMaxTreeTokens = 64;  // bits of a tree mask
+
+int32_t q_len_of(const BatchView& batch, int32_t request) {
+  return batch.q_indptr[request + 1] - batch.q_indptr[request];
+}
+
+void check_query_lengths(const BatchView& batch, const BatchLimits& limits) {
+  check_argument(batch.q_indptr[0] == 0, "q_indptr[0] is {}, must be 0", batch.q_indptr[0]);
+  const int32_t uniform = batch.requests > 0 ? q_len_of(batch, 0) : 0;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
+    check_argument(end >= begin, "q_indptr[{}] is {}, less than q_indptr[{}] = {}: not monotone",
+                   request + 1, end, request, begin);
+    const int32_t q_len = end - begin;
+    check_argument(q_len <= limits.max_q_len, "request {}: q_len is {}, at most {}", request, q_len,
+                   limits.max_q_len);
+    check_argument(batch.mode != ForwardMode::decode || q_len <= 1,
+                   "request {}: q_len is {}, mode decode takes 1", request, q_len);
+    check_argument(batch.mode != ForwardMode::target_verify || q_len == uniform,
+                   "request {}: q_len is {}, mode target_verify takes the same for all ({})",
+                   request, q_len, uniform);
+  }
+  check_argument(batch.q_indptr[batch.requests] == batch.tokens,
+                 "q_indptr[{}] is {}, must be tokens = {}", batch.requests,
+                 batch.q_indptr[batch.requests], batch.tokens);
+}
+
+// A length of 0 marks a padded request: its rows see nothing.
+void check_kv_lengths(const BatchView& batch, const BatchRules& rules) {
+  need_array(batch.kv_lens, "kv_lens");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t kv_len = batch.kv_lens[request];
+    check_argument(kv_len >= 0 && kv_len <= rules.limits.max_kv_len,
+                   "request {}: kv_len is {}, must be in [0, {}]", request, kv_len,
+                   rules.limits.max_kv_len);
+    check_argument(kv_len == 0 || kv_len >= q_len_of(batch, request),
+                   "request {}: kv_len is {}, less than its {} new tokens", request, kv_len,
+                   q_len_of(batch, request));
+  }
+}
+
+// Packed keys are as many as the queries; cross attention sees the encoder's.
+bool looks_at_kv_lens(const AttentionSpec& spec) {
+  return !is_packed(spec.scope) && spec.scope != AttentionScope::cross;
+}
+
+// A GPU cannot look, and would choose a kernel for shorter requests.
+void check_bounds(const BatchView& batch, const AttentionSpec& spec) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(batch.max_q_len == 0 || q_len_of(batch, request) <= batch.max_q_len,
+                   "request {}: q_len is {}, above the batch's max_q_len of {}", request,
+                   q_len_of(batch, request), batch.max_q_len);
+    const bool own = batch.host_q_lens != nullptr;
+    check_argument(!own || q_len_of(batch, request) <= batch.host_q_lens[request],
+                   "request {}: q_len is {}, above its host_q_lens of {}", request,
+                   q_len_of(batch, request), own ? batch.host_q_lens[request] : 0);
+    if (!looks_at_kv_lens(spec)) continue;
+    const int32_t kv_len = batch.kv_lens[request];
+    check_argument(batch.max_kv_len == 0 || kv_len <= batch.max_kv_len,
+                   "request {}: kv_len is {}, above the batch's max_kv_len of {}", request, kv_len,
+                   batch.max_kv_len);
+    check_argument(!own || kv_len <= batch.host_kv_lens[request],
+                   "request {}: kv_len is {}, above its host_kv_lens of {}", request, kv_len,
+                   own ? batch.host_kv_lens[request] : 0);
+  }
+}
+
+void check_encoder(const BatchView& batch, const BatchLimits& limits) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t length = batch.encoder_lens[request];
+    check_argument(length >= 0 && length <= limits.max_encoder_len,
+                   "request {}: encoder_lens is {}, must be in [0, {}]", request, length,
+                   limits.max_encoder_len);
+  }
+}
+
+void check_table(const BatchView& batch, const BatchRules& rules) {
+  const auto [name, table] = validate_table(batch, rules);
+  const bool cross = rules.spec.scope == AttentionScope::cross;
+  const int32_t* lens = cross ? batch.encoder_lens : batch.kv_lens;
+  const int64_t most = row_tokens(table);
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(lens[request] <= most, "request {}: {} is {}, its row of {} has {} tokens",
+                   request, cross ? "encoder_lens" : "kv_len", lens[request], name, most);
+  }
+}
+
+void check_slot(const BatchRules& rules, int32_t token, int64_t slot) {
+  check_argument(slot >= -1 && slot < rules.slots, "out_slots[{}] is {}, must be in [-1, {})",
+                 token, slot, rules.slots);
+  if (slot < 0 || rules.slot_map.empty()) return;
+  const int64_t here = rules.slot_map[static_cast<size_t>(slot)];
+  check_argument(here >= -1 && here < rules.mapped_slots,
+                 "out_slots[{}] is {}, which slot_map() of the pool puts in slot {} of [-1, {})",
+                 token, slot, here, rules.mapped_slots);
+}
+
+// Page 0 is padding's alone, and padding has no other.
+void check_page_zero(const BatchRules& rules, int32_t token, int64_t slot, bool padding) {
+  if (slot < 0) return;
+  check_argument((slot < rules.page_size) == padding,
+                 "out_slots[{}] is {}, {} page 0 of {} slots: its request is {}padding", token,
+                 slot, padding ? "outside" : "in", rules.page_size, padding ? "" : "not ");
+}
+
+void check_slots(const BatchView& batch, const BatchRules& rules) {
+  const TokenTable table = token_table(batch, rules.spec.scope, rules.page_size);
+  // With cross attention the slots may be those of the decoder's own pool.
+  const bool own = rules.spec.scope != AttentionScope::cross;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t row = batch.request_rows[request];
+    check_argument(row >= 0 && row < table.rows,
+                   "request_rows[{}] is {}, must be in [0, {}), the rows of the table", request,
+                   row, table.rows);
+    if (batch.out_slots == nullptr) continue;  // forward() insists where it stores
+    const bool padding =
+        own && (batch.kv_lens[request] == 0 || is_padded(table, row, batch.kv_lens[request]));
+    for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
+      check_slot(rules, token, batch.out_slots[token]);
+      if (own) check_page_zero(rules, token, batch.out_slots[token], padding);
+    }
+  }
+}
+
+void check_positions(const BatchView& batch) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t kv_len = batch.kv_lens[request];
+    if (kv_len == 0) continue;
+    for (int32_t token = batch.q_indptr[request]; token < batch.q_indptr[request + 1]; ++token) {
+      check_argument(batch.positions[token] >= 0 && batch.positions[token] < kv_len,
+                     "positions[{}] is {}, must be in [0, {}), the length of request {}", token,
+                     batch.positions[token], kv_len, request);
+    }
+  }
+}
+
+void check_tree(const BatchView& batch) {
+  if (batch.tree_mask == nullptr) return;
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    check_argument(q_len_of(batch, request) <= kMaxTreeTokens,
+                   "request {}: {} new tokens, a tree mask covers {}", request,
+                   q_len_of(batch, request), kMaxTreeTokens);
+  }
+}
+
+void check_custom(const BatchView& batch, bool packed) {
+  check_argument(batch.custom_mask_indptr[0] >= 0,
+                 "custom_mask_indptr[0] is {}, must not be negative", batch.custom_mask_indptr[0]);
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int64_t q_len = q_len_of(batch, request);
+    const int64_t kv_len = packed ? q_len : batch.kv_lens[request];
+    check_argument(batch.custom_mask_indptr[request + 1] >= 0,
+                   "custom_mask_indptr[{}] is {}, must not be negative", request + 1,
+                   batch.custom_mask_indptr[request + 1]);
+    // Unsigned, because wild entries may be further apart than int64 holds.
+    const auto length =
+        static_cast<int64_t>(static_cast<uint64_t>(batch.custom_mask_indptr[request + 1]) -
+                             static_cast<uint64_t>(batch.custom_mask_indptr[request]));
+    check_argument(length == q_len * kv_len,
+                   "request {}: its custom mask has {} bytes, q_len * kv_len = {} * {} needs {}",
+                   request, length, q_len, kv_len, q_len * kv_len);
+  }
+}
+
+void check_spans(const BatchView& batch) {
+  check_argument(batch.span_indptr[0] >= 0, "span_indptr[0] is {}, must not be negative",
+                 batch.span_indptr[0]);
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t begin = batch.span_indptr[request], end = batch.span_indptr[request + 1];
+    check_argument(end >= begin, "span_indptr[{}] is {}, less than span_indptr[{}] = {}",
+                   request + 1, end, request, begin);
+    if (end > begin) need_array(batch.spans, "spans");
+    for (int64_t span = begin; span < end; ++span) {
+      const int32_t from = batch.spans[2 * span], to = batch.spans[2 * span + 1];
+      check_argument(from >= 0 && from <= to, "request {}: span [{}, {}) is not a range", request,
+                     from, to);
+    }
+  }
+}
+
+void check_items(const BatchView& batch) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int64_t items = batch.kv_lens[request] - int64_t{batch.item_prefix_lens[request]};
+    check_argument(items <= batch.token_pos_in_items_stride,
+                   "request {}: {} tokens after its prefix of {}, token_pos_in_items has {}",
+                   request, items, batch.item_prefix_lens[request],
+                   batch.token_pos_in_items_stride);
+  }
+}
+
+void check_mask(const BatchView& batch, const AttentionSpec& spec) {
+  switch (spec.mask) {
+    case MaskKind::none:
+      return;
+    case MaskKind::tree:
+      return check_tree(batch);
+    case MaskKind::custom:
+      return check_custom(batch, is_packed(spec.scope));
+    case MaskKind::prefix_spans:
+      return check_spans(batch);
+    case MaskKind::multi_item:
+      return check_items(batch);
+  }
+}
+
+void check_states(const BatchView& batch, int32_t slots) {
+  need_array(batch.state_slots, "state_slots");
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t slot = batch.state_slots[request];
+    check_argument(slot >= -1 && slot < slots, "state_slots[{}] is {}, must be in [-1, {})",
+                   request, slot, slots);
+    if (slot <= 0 || q_len_of(batch, request) == 0) continue;  // the dummy's content is nobody's
+    for (int32_t earlier = 0; earlier < request; ++earlier) {
+      check_argument(slot != batch.state_slots[earlier] || q_len_of(batch, earlier) == 0,
+                     "state_slots[{}] is {}, which is state_slots[{}]", request, slot, earlier);
+    }
+  }
+}
+
+void check_snapshots(const BatchView& batch, int32_t slots) {
+  for (int32_t token = 0; token < batch.tokens; ++token) {
+    const int32_t slot = batch.snapshot_slots[token];
+    check_argument(slot >= -1 && slot < slots, "snapshot_slots[{}] is {}, must be in [-1, {})",
+                   token, slot, slots);
+    if (slot < 0) continue;
+    for (int32_t request = 0; request < batch.requests; ++request) {
+      check_argument(slot != batch.state_slots[request],
+                     "snapshot_slots[{}] is {}, which is state_slots[{}]", token, slot, request);
+    }
+    for (int32_t earlier = 0; earlier < token; ++earlier) {
+      check_argument(slot != batch.snapshot_slots[earlier],
+                     "snapshot_slots[{}] is {}, which is snapshot_slots[{}]", token, slot, earlier);
+    }
+  }
+}
+
+// The first position of a request's new tokens.
+int32_t first_position(const BatchView& batch, int32_t request) {
+  const int32_t begin = batch.q_indptr[request], end = batch.q_indptr[request + 1];
+  if (batch.positions != nullptr) {
+    return *std::min_element(batch.positions + begin, batch.positions + end);
+  }
+  return std::max(batch.kv_lens[request] - (end - begin), 0);
+}
+
+}  // namespace
+
+int64_t pool_slots(const KvPool& pool) {
+  return pool.slot_map().empty() ? pool.pages() * pool.spec().page_size
+                                 : static_cast<int64_t>(pool.slot_map().size());
+}
+
+void validate_batch(const BatchView& batch, const BatchRules& rules) {
+  validate_batch_shape(batch, rules);
+  if (batch.mode == ForwardMode::idle || batch.requests == 0) return;
+  const BatchLimits& limits = rules.limits;
+  check_query_lengths(batch, limits);
+  const AttentionSpec& spec = rules.spec;
+  if (looks_at_kv_lens(spec)) check_kv_lengths(batch, rules);
+  if (spec.scope == AttentionScope::cross) check_encoder(batch, limits);
+  if (uses_kv_cache(spec)) {
+    check_table(batch, rules);
+    check_slots(batch, rules);
+  }
+  check_bounds(batch, spec);
+  if (is_linear(spec.kind)) {
+    check_states(batch, rules.state_slots);
+    if (batch.snapshot_slots != nullptr) check_snapshots(batch, rules.state_slots);
+  }
+  if (batch.positions != nullptr && spec.scope == AttentionScope::decoder) check_positions(batch);
+  if (batch.tokens > 0) check_mask(batch, spec);
+}
+
+void check_out_slots_differ(const BatchView& batch, int32_t page_size, SlotSet& written) {
+  if (batch.mode == ForwardMode::idle || batch.out_slots == nullptr) return;
+  written.clear();
+  for (int32_t token = 0; token < batch.tokens; ++token) {
+    const int64_t slot = batch.out_slots[token];
+    if (slot < page_size) continue;  // none, or padding
+    const std::optional<int32_t> earlier = written.add(slot, token);
+    check_argument(!earlier, "out_slots[{}] is {}, which is out_slots[{}]", token, slot,
+                   earlier.value_or(0));
+  }
+}
+
+void find_first_keys(const BatchView& batch, const AttentionSpec& spec, int32_t* first_keys) {
+  for (int32_t request = 0; request < batch.requests; ++request) {
+    const int32_t q_len = q_len_of(batch, request);
+    const int32_t kv_len = batch.kv_lens[request];
+    if (q_len == 0 || kv_len == 0) {
+      first_keys[request] = kv_len;
+      continue;
+    }
+    const int32_t position = first_position(batch, request);
+    int32_t first = 0;
+    if (spec.window > 0) first = std::max(first, position - spec.window + 1);
+    if (spec.chunk > 0) first = std::max(first, position / spec.chunk * spec.chunk);
+    if (spec.mask == MaskKind::prefix_spans) {
+      for (int64_t span = batch.span_indptr[request]; span < batch.span_indptr[request + 1];
+           ++span) {
+        if (batch.spans[2 * span + 1] > position) first = std::min(first, batch.spans[2 * span]);
+      }
+    }
+    // Drafts of a tree stand before their key numbers; all new keys are read.
+    first_keys[request] = std::min(first, kv_len - q_len);
+  }
+}
+
+}  // namespace fovea

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate/layer.h"
+
+#include <string_view>
+#include <utility>
+
+#include "attention/names.h"
+#include "core/check.h"
+#include "core/strided_rows.h"
+
+namespace fovea {
+namespace {
+
+// The rows [tokens, heads, dim] that a tensor stands for.
+StridedRows strided(const HeadRows& rows, int64_t tokens, int64_t heads, int64_t dim) {
+  return {.data = rows.data,
+          .element_bytes = static_cast<int64_t>(dtype_bytes(rows.dtype)),
+          .row = dim,
+          .dimensions = {{{tokens, rows.token_stride}, {heads, rows.head_stride}}}};
+}
+
+// Tokens of a batch and what the spec says of a tensor.
+struct RowShape {
+  int64_t tokens, heads, dim;
+  DType dtype;
+};
+
+void check_rows(const HeadRows& rows, const RowShape& shape, std::string_view name) {
+  const size_t bytes = dtype_bytes(shape.dtype);
+  check_argument(rows.data != nullptr, "{} is null", name);
+  check_argument(rows.dtype == shape.dtype, "{} is {}, the spec's q_dtype asks for {}", name,
+                 dtype_name(rows.dtype), dtype_name(shape.dtype));
+  check_argument(reinterpret_cast<uintptr_t>(rows.data) % bytes == 0,
+                 "{} is at {}, must be aligned to {} bytes", name, rows.data, bytes);
+  check_reach(strided(rows, shape.tokens, shape.heads, shape.dim), name);
+}
+
+void check_optional(const void* given, bool wanted, std::string_view name, std::string_view flag) {
+  check_argument((given != nullptr) == wanted, "{} is {}, but the spec's {} is {}", name,
+                 given != nullptr ? "given" : "null", flag, wanted);
+}
+
+// Rows that are written share no memory.
+void check_apart(const HeadRows& rows, int64_t tokens, int64_t heads, int64_t dim,
+                 std::string_view name) {
+  check_argument(are_apart(strided(rows, tokens, heads, dim)),
+                 "{} has strides of {} a token and {} a head: rows of {} values overlap", name,
+                 rows.token_stride, rows.head_stride, dim);
+}
+
+void check_rotary(const RotaryTensors& rotary, const AttentionSpec& spec) {
+  check_optional(rotary.cos, spec.has_rope, "rotary.cos", "has_rope");
+  if (!spec.has_rope) return;
+  check_argument(rotary.sin != nullptr, "rotary.sin is null");
+  check_argument(rotary.positions != nullptr, "rotary.positions is null");
+  check_aligned(rotary.cos, "rotary.cos");
+  check_aligned(rotary.sin, "rotary.sin");
+  check_aligned(rotary.positions, "rotary.positions");
+  check_argument(rotary.max_positions > 0, "rotary.max_positions is {}, must be positive",
+                 rotary.max_positions);
+  check_argument(!spec.dual_chunk || rotary.max_positions > spec.dual_chunk.chunk_size,
+                 "rotary.max_positions is {}, must be above the dual_chunk.chunk_size of {}",
+                 rotary.max_positions, spec.dual_chunk.chunk_size);
+  const int32_t most = spec.kind == AttentionKind::mla ? spec.rope_dim : spec.head_dim;
+  check_argument(rotary.rotary_dim > 0 && rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= most,
+                 "rotary.rotary_dim is {}, must be even and in [2, {}]", rotary.rotary_dim, most);
+}
+
+// [q_heads, rows, kv_lora_rank]
+void check_weight(std::string_view name, const void* data, int64_t head_stride, int64_t rows,
+                  DType dtype, const AttentionSpec& spec) {
+  const auto bytes = static_cast<int64_t>(dtype_bytes(dtype));
+  const int64_t head = rows * spec.kv_lora_rank;
+  check_argument(reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0,
+                 "mla_weights.{} is at {}, must be aligned to {} bytes", name, data, bytes);
+  check_argument(head_stride == 0 || head_stride >= head,
+                 "mla_weights.{}_head_stride is {}, must be 0 or at least {}, the values of a head",
+                 name, head_stride, head);
+  check_reach({.data = data,
+               .element_bytes = bytes,
+               .row = head,
+               .dimensions = {{{spec.q_heads, head_stride}}}},
+              name);
+}
+
+void check_mla_weights(const MlaWeights& weights, const AttentionSpec& spec) {
+  const bool given = weights.w_uk != nullptr && weights.w_uv != nullptr;
+  const bool none = weights.w_uk == nullptr && weights.w_uv == nullptr;
+  check_argument(spec.nope_dim > 0 ? given : none, "mla_weights {}, but the spec's nope_dim is {}",
+                 given  ? "are given"
+                 : none ? "are null"
+                        : "are half given",
+                 spec.nope_dim);
+  if (none) return;
+  check_enum(weights.dtype, DType::u8, "mla_weights.dtype", "DType");
+  check_argument(is_floating(weights.dtype) && !is_fp8(weights.dtype),
+                 "mla_weights.dtype is {}, accepted: fp32, bf16, fp16", name_of(weights.dtype));
+  check_weight("w_uk", weights.w_uk, weights.w_uk_head_stride, spec.nope_dim, weights.dtype, spec);
+  check_weight("w_uv", weights.w_uv, weights.w_uv_head_stride, spec.v_dim, weights.dtype, spec);
+}
+
+// The queries of dual_chunk that has_rope would make of q.
+void check_dual_queries(const LayerTensors& layer, const AttentionSpec& spec,
+                        const RowShape& shape) {
+  const bool wanted = spec.dual_chunk && !spec.has_rope;
+  for (const auto& [name, rows] : {std::pair{"q_succ", layer.q_succ}, {"q_inter", layer.q_inter}}) {
+    if (wanted) {
+      check_rows(rows, shape, name);
+    } else {
+      check_argument(!rows,
+                     "{} is given, but the spec's dual_chunk.chunk_size is {} and has_rope {}",
+                     name, spec.dual_chunk.chunk_size, spec.has_rope);
+    }
+  }
+}
+
+void refuse_given(bool given, std::string_view name, const AttentionSpec& spec) {
+  check_argument(!given, "{} is given, but the spec's kind is {}", name, name_of(spec.kind));
+}
+
+// Values of a row of q. mla: latent and rotary part, unless the latter comes by itself.
+int64_t query_dim(const LayerTensors& layer, const AttentionSpec& spec) {
+  if (spec.kind != AttentionKind::mla) return spec.head_dim;
+  const int64_t front = spec.nope_dim > 0 ? spec.nope_dim : spec.kv_lora_rank;
+  return front + (layer.q_rope ? 0 : spec.rope_dim);
+}
+
+void check_keys(const LayerTensors& layer, const AttentionSpec& spec, int64_t tokens) {
+  const DType dtype = activation_dtype(spec);
+  const bool mla = spec.kind == AttentionKind::mla;
+  const int64_t k_dim = mla ? spec.kv_lora_rank : spec.head_dim;
+  const int64_t v_dim = mla ? spec.rope_dim : spec.head_dim_v;
+  check_rows(layer.k, {tokens, spec.kv_heads, k_dim, dtype}, "k");
+  if (v_dim > 0) check_rows(layer.v, {tokens, spec.kv_heads, v_dim, dtype}, "v");
+}
+
+void check_q_scale(const LayerTensors& layer, const AttentionSpec& spec, int64_t tokens) {
+  if (layer.q_scale == nullptr) return;
+  check_argument(is_fp8(spec.q_dtype), "q_scale is given, but the spec's q_dtype is {}",
+                 dtype_name(spec.q_dtype));
+  check_aligned(layer.q_scale, "q_scale");
+  check_reach({.data = layer.q_scale,
+               .element_bytes = sizeof(float),
+               .row = 1,
+               .dimensions = {{{tokens, layer.q_scale_token_stride},
+                               {spec.q_heads, layer.q_scale_head_stride}}}},
+              "q_scale");
+}
+
+}  // namespace
+
+void validate_linear_layer(const LayerTensors& layer, const AttentionSpec& spec,
+                           const BatchView& batch) {
+  const LinearTensors& linear = layer.linear;
+  check_argument(linear.mixed != nullptr, "linear.mixed is null");
+  check_argument(linear.log_decay != nullptr, "linear.log_decay is null");
+  check_argument(linear.beta != nullptr, "linear.beta is null");
+  check_argument((linear.conv_weight != nullptr) == (spec.conv_width > 0),
+                 "linear.conv_weight is {}, but the spec's conv_width is {}",
+                 linear.conv_weight != nullptr ? "given" : "null", spec.conv_width);
+  check_argument(
+      layer.out.data != nullptr && layer.out.dtype == DType::f32 &&
+          layer.out.head_stride == spec.head_dim_v,
+      "out is {} with a head stride of {}, must be f32 with a head stride of head_dim_v = {}",
+      layer.out.data == nullptr ? "null" : dtype_name(layer.out.dtype), layer.out.head_stride,
+      spec.head_dim_v);
+  check_rows(layer.out, {batch.tokens, spec.kv_heads, spec.head_dim_v, DType::f32}, "out");
+  check_apart(layer.out, batch.tokens, spec.kv_heads, spec.head_dim_v, "out");
+  check_aligned(linear.mixed, "linear.mixed");
+  check_aligned(linear.conv_weight, "linear.conv_weight");
+  check_aligned(linear.conv_bias, "linear.conv_bias");
+  check_aligned(linear.log_decay, "linear.log_decay");
+  check_aligned(linear.beta, "linear.beta");
+  check_aligned(linear.skip, "linear.skip");
+  refuse_given(bool{layer.q}, "q", spec);
+  refuse_given(bool{layer.q_rope}, "q_rope", spec);
+  refuse_given(bool{layer.q_succ}, "q_succ", spec);
+  refuse_given(bool{layer.q_inter}, "q_inter", spec);
+  refuse_given(bool{layer.k}, "k", spec);
+  refuse_given(bool{layer.v}, "v", spec);
+  refuse_given(bool{layer.lse}, "lse", spec);
+  if (spec.kind != AttentionKind::mamba2) refuse_given(linear.skip != nullptr, "linear.skip", spec);
+}
+
+void validate_layer(const LayerTensors& layer, const AttentionSpec& spec, const BatchView& batch,
+                    bool cached) {
+  const DType dtype = activation_dtype(spec);
+  const int64_t tokens = batch.tokens;
+  check_argument(layer.k || !layer.v, "v is given, but k is null");
+  check_argument(layer.q || stores(layer), "q is null and there is no k to store");
+  if (stores(layer) || (is_packed(spec.scope) && layer.q)) check_keys(layer, spec, tokens);
+  if (cached && stores(layer)) {
+    check_argument(batch.out_slots != nullptr, "out_slots is null, storing k and v needs it");
+  }
+  check_rotary(layer.rotary, spec);
+  if (!layer.q) return;
+  const RowShape queries = {tokens, spec.q_heads, query_dim(layer, spec), spec.q_dtype};
+  check_rows(layer.q, queries, "q");
+  check_dual_queries(layer, spec, queries);
+  check_q_scale(layer, spec, tokens);
+  const int32_t out_dim = spec.v_dim > 0 ? spec.v_dim : spec.head_dim_v;
+  check_rows(layer.out, {tokens, spec.q_heads, out_dim, dtype}, "out");
+  check_apart(layer.out, tokens, spec.q_heads, out_dim, "out");
+  if (spec.kind != AttentionKind::mla) refuse_given(bool{layer.q_rope}, "q_rope", spec);
+  if (layer.q_rope) {
+    check_rows(layer.q_rope, {tokens, spec.q_heads, spec.rope_dim, dtype}, "q_rope");
+  }
+  check_argument(!layer.lse || spec.needs_lse, "lse is given, but the spec's needs_lse is false");
+  check_aligned(layer.lse.data, "lse");
+  check_optional(layer.sinks, spec.has_sinks, "sinks", "has_sinks");
+  check_aligned(layer.sinks, "sinks");
+  check_optional(layer.alibi_slopes, spec.has_alibi, "alibi_slopes", "has_alibi");
+  check_aligned(layer.alibi_slopes, "alibi_slopes");
+  check_mla_weights(layer.mla_weights, spec);
+  refuse_given(layer.linear.mixed != nullptr, "linear", spec);
+}
+
+}  // namespace fovea

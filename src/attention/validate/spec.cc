@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/validate/spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "attention/names.h"
+#include "attention/prefix_levels.h"
+#include "core/check.h"
+#include "core/check_device.h"
+#include "kernels/mla_row.h"
+
+namespace fovea {
+namespace {
+
+// Keeps products with lengths inside 64 bits; the largest models have 2^17.
+constexpr int64_t kMaxRowValues = int64_t{1} << 24;
+
+// Beyond these f32 has no scores left: they, or their quotients by the cap, end as 0 or infinity.
+constexpr float kMaxScale = 1e6f;
+constexpr float kMinCap = 1e-6f, kMaxCap = 1e6f;
+
+void validate_enums(const AttentionSpec& spec) {
+  check_enum(spec.kind, AttentionKind::mamba2, "kind", "AttentionKind");
+  check_enum(spec.scope, AttentionScope::cross, "scope", "AttentionScope");
+  check_enum(spec.mask, MaskKind::multi_item, "mask", "MaskKind");
+  check_enum(spec.q_dtype, DType::u8, "q_dtype", "DType");
+}
+
+void validate_scores(const AttentionSpec& spec) {
+  check_argument(spec.softmax_scale >= 0 && spec.softmax_scale <= kMaxScale,
+                 "softmax_scale is {}, must be in [0, {}]", spec.softmax_scale, kMaxScale);
+  check_argument(spec.logit_cap == 0 || (spec.logit_cap >= kMinCap && spec.logit_cap <= kMaxCap),
+                 "logit_cap is {}, must be 0 or in [{}, {}]", spec.logit_cap, kMinCap, kMaxCap);
+}
+
+void validate_heads(const AttentionSpec& spec) {
+  check_argument(spec.q_heads > 0, "q_heads is {}, must be positive", spec.q_heads);
+  check_argument(spec.kv_heads > 0, "kv_heads is {}, must be positive", spec.kv_heads);
+  check_argument(spec.head_dim > 0, "head_dim is {}, must be positive", spec.head_dim);
+  check_argument(spec.head_dim_v > 0, "head_dim_v is {}, must be positive", spec.head_dim_v);
+  const int64_t row = int64_t{std::max(spec.q_heads, spec.kv_heads)} *
+                      std::max({spec.head_dim, spec.head_dim_v, spec.nope_dim, spec.v_dim});
+  check_argument(row <= kMaxRowValues, "a token has {} values in its heads, at most {}", row,
+                 kMaxRowValues);
+  if (is_linear(spec.kind)) {
+    check_argument(spec.kv_heads % spec.q_heads == 0,
+                   "kv_heads (value heads) is {}, must be a multiple of q_heads (key heads) {}",
+                   spec.kv_heads, spec.q_heads);
+  } else {
+    check_argument(spec.q_heads % spec.kv_heads == 0,
+                   "q_heads is {}, must be a multiple of kv_heads {}", spec.q_heads, spec.kv_heads);
+  }
+}
+
+void validate_mla(const AttentionSpec& spec) {
+  if (spec.kind != AttentionKind::mla) {
+    check_argument(
+        spec.kv_lora_rank == 0 && spec.rope_dim == 0 && spec.nope_dim == 0 && spec.v_dim == 0,
+        "kv_lora_rank {}, rope_dim {}, nope_dim {} and v_dim {} belong to kind mla",
+        spec.kv_lora_rank, spec.rope_dim, spec.nope_dim, spec.v_dim);
+    return;
+  }
+  check_argument(spec.kv_heads == 1, "kv_heads is {}, kind mla has 1", spec.kv_heads);
+  check_argument(spec.scope == AttentionScope::decoder, "scope is {}, kind mla has decoder only",
+                 name_of(spec.scope));
+  check_argument(spec.kv_lora_rank > 0, "kv_lora_rank is {}, must be positive for kind mla",
+                 spec.kv_lora_rank);
+  check_argument(spec.rope_dim >= 0, "rope_dim is {}, must not be negative", spec.rope_dim);
+  const int64_t width = int64_t{spec.kv_lora_rank} + spec.rope_dim;
+  check_argument(spec.head_dim == width,
+                 "head_dim is {}, kind mla needs kv_lora_rank + rope_dim = {}", spec.head_dim,
+                 width);
+  check_argument(spec.head_dim_v == spec.kv_lora_rank,
+                 "head_dim_v is {}, kind mla needs kv_lora_rank = {}", spec.head_dim_v,
+                 spec.kv_lora_rank);
+  check_argument(spec.nope_dim >= 0 && spec.v_dim >= 0 && (spec.nope_dim > 0) == (spec.v_dim > 0),
+                 "nope_dim {} and v_dim {} must both be positive or both 0", spec.nope_dim,
+                 spec.v_dim);
+  check_argument(spec.nope_dim > 0 || spec.softmax_scale > 0,
+                 "softmax_scale is 0, absorbed queries (nope_dim 0) do not tell their scale");
+}
+
+void validate_linear(const AttentionSpec& spec) {
+  if (!is_linear(spec.kind)) {
+    check_argument(spec.conv_width == 0, "conv_width is {}, belongs to linear kinds",
+                   spec.conv_width);
+    return;
+  }
+  check_argument(spec.conv_width >= 0, "conv_width is {}, must not be negative", spec.conv_width);
+  check_argument(spec.scope == AttentionScope::decoder,
+                 "scope is {}, linear kinds have decoder only", name_of(spec.scope));
+  check_argument(spec.mask == MaskKind::none, "mask is {}, linear kinds take none",
+                 name_of(spec.mask));
+  for (const auto& [name, value] : {std::pair{"window", static_cast<double>(spec.window)},
+                                    {"chunk", static_cast<double>(spec.chunk)},
+                                    {"logit_cap", static_cast<double>(spec.logit_cap)},
+                                    {"has_sinks", static_cast<double>(spec.has_sinks)},
+                                    {"has_alibi", static_cast<double>(spec.has_alibi)},
+                                    {"needs_lse", static_cast<double>(spec.needs_lse)}}) {
+    check_argument(value == 0, "{} is {}, must be 0: linear kinds have no scores", name, value);
+  }
+}
+
+void validate_rope(const AttentionSpec& spec) {
+  if (!spec.has_rope) return;
+  check_argument(!is_linear(spec.kind), "kind is {}, has_rope needs mha or mla",
+                 name_of(spec.kind));
+  check_argument(spec.kind != AttentionKind::mla || spec.rope_dim > 0,
+                 "rope_dim is 0, has_rope needs a rotary key to turn");
+  check_argument(
+      spec.scope == AttentionScope::decoder || spec.scope == AttentionScope::encoder_cache,
+      "scope is {}, has_rope needs decoder or encoder_cache: k is rotated on its way to the cache",
+      name_of(spec.scope));
+}
+
+void validate_fp8_query(const AttentionSpec& spec) {
+  if (!is_fp8(spec.q_dtype)) return;
+  const std::string_view dtype = dtype_name(spec.q_dtype);
+  check_argument(spec.q_dtype == DType::f8e4m3, "q_dtype is {}, of fp8 types only {} multiplies",
+                 dtype, dtype_name(DType::f8e4m3));
+  check_argument(spec.kind == AttentionKind::mha && uses_kv_cache(spec),
+                 "q_dtype is {}, which needs kind mha and a cache", dtype);
+  check_argument(!spec.has_rope, "has_rope: q of {} cannot be rotated in place", dtype);
+}
+
+// Windows, chunks, biases and masks are counted from a query's own position among the keys.
+void validate_mask(const AttentionSpec& spec) {
+  check_argument(spec.window >= 0, "window is {}, must not be negative", spec.window);
+  check_argument(spec.chunk >= 0, "chunk is {}, must not be negative", spec.chunk);
+  if (spec.scope == AttentionScope::decoder) return;
+  check_argument(is_causal(spec.scope) || (spec.window == 0 && spec.chunk == 0),
+                 "window {} and chunk {} need scope decoder or ragged: they look back only",
+                 spec.window, spec.chunk);
+  check_argument(
+      spec.mask == MaskKind::none ||
+          (spec.mask == MaskKind::custom && spec.scope != AttentionScope::cross),
+      "mask {} needs scope decoder, scope is {}; ragged and encoders take custom masks only",
+      name_of(spec.mask), name_of(spec.scope));
+  check_argument(!spec.has_alibi || spec.scope != AttentionScope::cross,
+                 "has_alibi: distances have no meaning in scope cross");
+}
+
+void validate_dual_chunk(const AttentionSpec& spec) {
+  const DualChunk& dual = spec.dual_chunk;
+  check_argument(dual.chunk_size >= 0, "dual_chunk.chunk_size is {}, must not be negative",
+                 dual.chunk_size);
+  check_argument(dual || dual.local_size == 0,
+                 "dual_chunk.local_size is {}, must be 0 where chunk_size is 0", dual.local_size);
+  if (!dual) return;
+  check_argument(dual.local_size >= 0 && dual.local_size < dual.chunk_size,
+                 "dual_chunk.local_size is {}, must be in [0, {}), below chunk_size",
+                 dual.local_size, dual.chunk_size);
+  check_argument(spec.kind == AttentionKind::mha, "kind is {}, dual_chunk needs mha",
+                 name_of(spec.kind));
+  check_argument(is_causal(spec.scope),
+                 "scope is {}, dual_chunk needs decoder or ragged: it looks back only",
+                 name_of(spec.scope));
+  check_argument(spec.chunk == 0, "chunk is {}, must be 0: dual_chunk has chunks of its own",
+                 spec.chunk);
+  check_argument(spec.mask != MaskKind::prefix_spans,
+                 "mask is {}, whose keys are seen across the chunks of dual_chunk",
+                 name_of(spec.mask));
+}
+
+}  // namespace
+
+float softmax_scale(const AttentionSpec& spec) {
+  if (spec.softmax_scale != 0) return spec.softmax_scale;
+  const int32_t width =
+      spec.kind == AttentionKind::mla ? spec.nope_dim + spec.rope_dim : spec.head_dim;
+  return 1.0f / std::sqrt(static_cast<float>(width));
+}
+
+void validate_spec(const AttentionSpec& spec) {
+  validate_enums(spec);
+  validate_heads(spec);
+  validate_mla(spec);
+  validate_linear(spec);
+  validate_mask(spec);
+  validate_dual_chunk(spec);
+  validate_rope(spec);
+  validate_fp8_query(spec);
+  validate_scores(spec);
+}
+
+void validate_cache(const AttentionSpec& spec, const KvCacheSpec& cache) {
+  if (!uses_kv_cache(spec)) return;
+  check_enum(cache.layout, KvLayout::mla_fp8_rows, "cache layout", "KvLayout");
+  check_enum(cache.order, KvOrder::hnd, "cache order", "KvOrder");
+  check_enum(cache.dtype, DType::u8, "cache dtype", "DType");
+  check_enum(cache.scale, KvScale::per_token_head, "cache scale", "KvScale");
+  check_argument(!is_fp8(spec.q_dtype) || cache.dtype == spec.q_dtype,
+                 "cache dtype is {}, q_dtype {} needs the same", dtype_name(cache.dtype),
+                 dtype_name(spec.q_dtype));
+  check_argument(cache.scale == KvScale::none || is_fp8(cache.dtype),
+                 "cache scale is {}, only fp8 caches take scales and this one's dtype is {}",
+                 name_of(cache.scale), dtype_name(cache.dtype));
+  check_argument(cache.page_size >= 1, "cache page_size is {}, must be at least 1",
+                 cache.page_size);
+  check_argument(cache.layers >= 0, "cache layers is {}, must not be negative", cache.layers);
+  check_argument((spec.kind == AttentionKind::mla) == (cache.layout != KvLayout::mha),
+                 "cache layout is {}, kind {} needs {}", name_of(cache.layout), name_of(spec.kind),
+                 spec.kind == AttentionKind::mla ? "mla or mla_fp8_rows" : "mha");
+  check_argument(cache.kv_heads == spec.kv_heads, "cache kv_heads is {}, the layers have {}",
+                 cache.kv_heads, spec.kv_heads);
+  check_argument(cache.head_dim == spec.head_dim, "cache head_dim is {}, the layers have {}",
+                 cache.head_dim, spec.head_dim);
+  check_argument(cache.head_dim_v == spec.head_dim_v, "cache head_dim_v is {}, the layers have {}",
+                 cache.head_dim_v, spec.head_dim_v);
+  check_argument(
+      cache.layout != KvLayout::mla_fp8_rows || fits_mla_fp8_rows(cache),
+      "cache layout mla_fp8_rows holds {} + {} values of {} with scales {}, the layers have {} + {}"
+      " and the cache dtype is {} with scales {}",
+      kernels::kMlaRowLatent, kernels::kMlaRowRope, dtype_name(DType::f8e4m3),
+      name_of(KvScale::none), spec.kv_lora_rank, spec.rope_dim, dtype_name(cache.dtype),
+      name_of(cache.scale));
+  check_argument(cache.window >= 0, "cache window is {}, must not be negative", cache.window);
+  if (cache.window == 0) return;
+  const auto fits = [&](int32_t reach) { return reach > 0 && reach <= cache.window; };
+  check_argument(fits(spec.window) || fits(spec.chunk),
+                 "cache window is {}, it drops keys the layers still see (window {}, chunk {})",
+                 cache.window, spec.window, spec.chunk);
+}
+
+void validate_state(const AttentionSpec& spec, const StateCacheSpec& state) {
+  check_argument(state.heads == spec.kv_heads, "state heads is {}, the layers have {}", state.heads,
+                 spec.kv_heads);
+  check_argument(state.rows == spec.head_dim_v, "state rows is {}, the layers have head_dim_v {}",
+                 state.rows, spec.head_dim_v);
+  check_argument(state.columns == spec.head_dim, "state columns is {}, the layers have head_dim {}",
+                 state.columns, spec.head_dim);
+  if (spec.conv_width == 0) return;
+  check_argument(state.conv_dim == conv_dim(spec), "state conv_dim is {}, the layers have {}",
+                 state.conv_dim, conv_dim(spec));
+  check_argument(state.conv_width == spec.conv_width, "state conv_width is {}, the layers have {}",
+                 state.conv_width, spec.conv_width);
+}
+
+void validate_limits(const AttentionSpec& spec, const BatchLimits& limits) {
+  check_argument(limits.max_requests >= 1, "max_requests is {}, must be at least 1",
+                 limits.max_requests);
+  check_argument(limits.max_tokens >= 1, "max_tokens is {}, must be at least 1", limits.max_tokens);
+  const int64_t max_tokens = INT32_MAX / std::max(spec.q_heads, 1);
+  check_argument(limits.max_tokens <= max_tokens,
+                 "max_tokens is {}, at most {} with {} q_heads: rows are 32-bit", limits.max_tokens,
+                 max_tokens, spec.q_heads);
+  check_argument(limits.max_q_len >= 1, "max_q_len is {}, must be at least 1", limits.max_q_len);
+  check_argument(limits.max_kv_len >= 1, "max_kv_len is {}, must be at least 1", limits.max_kv_len);
+  check_argument(limits.max_encoder_len >= 0, "max_encoder_len is {}, must not be negative",
+                 limits.max_encoder_len);
+  check_argument(limits.prefix_levels >= 0 && limits.prefix_levels <= kMaxPrefixLevels,
+                 "prefix_levels is {}, must be in [0, {}]", limits.prefix_levels, kMaxPrefixLevels);
+  check_argument(limits.min_prefix_savings >= 0, "min_prefix_savings is {}, must not be negative",
+                 limits.min_prefix_savings);
+  check_argument(limits.workspace_budget >= 0, "workspace_budget is {}, must not be negative",
+                 limits.workspace_budget);
+  check_argument(spec.scope != AttentionScope::cross || limits.max_encoder_len >= 1,
+                 "max_encoder_len is 0, scope cross needs at least 1");
+}
+
+void validate_request(const BackendRequest& request) {
+  validate_spec(request.spec);
+  validate_cache(request.spec, request.cache);
+  validate_limits(request.spec, request.limits);
+  check_device(request.device.device(), "device");
+  check_argument(request.device.cores >= 1, "device cores is {}, must be at least 1",
+                 request.device.cores);
+}
+
+}  // namespace fovea
