@@ -6,8 +6,6 @@
 #include "core/check.h"
 #include "core/rounding.h"
 #include "engine/sampler.h"
-#include "kernels/cuda/common/layer_params.h"
-#include "kernels/cuda/family.h"
 #include "kernels/cuda/store.h"
 
 namespace fovea {
@@ -62,9 +60,8 @@ size_t CudaBatch::bytes(const BatchLimits& limits) {
 }
 
 CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm)
-    : record_slots_(make_variant(cuda::family("portable/layer_ops"), {"record_slots"}, sm),
-                    cuda::kernel_store()),
-      sampling_(make_variant(cuda::family("portable/sampling"), {"512"}, sm), cuda::kernel_store()),
+    : recorder_(sm, cuda::kernel_store()),
+      sampling_(sm, cuda::kernel_store()),
       limits_(limits),
       at_(layout(limits)),
       table_rows_(table.max_requests()),
@@ -156,21 +153,20 @@ void CudaBatch::upload(std::span<const PassPart> parts, RequestTable& table, Str
 }
 
 void CudaBatch::record_slots(const PassSize& size, Stream stream) const {
-  constexpr int32_t kThreads = 256;
   const cuda::RecordSlotsParams params{device<int32_t>(at_.token_rows),
                                        device<int32_t>(at_.positions),
                                        device<int64_t>(at_.out_slots),
                                        table_.data<int32_t>(),
                                        table_stride_,
                                        size.tokens};
-  record_slots_.launch({static_cast<uint32_t>(ceil_div(size.tokens, kThreads))}, params, stream);
+  recorder_.record(params, stream);
 }
 
 void CudaBatch::draw(const PassSize& size, const float* logits, int32_t vocabulary,
                      Stream stream) const {
   const cuda::DrawParams params{logits, vocabulary, device<cuda::Draw>(at_.draws),
                                 drawn_.data<int32_t>(), vocabulary};
-  sampling_.launch({static_cast<uint32_t>(size.requests)}, params, stream);
+  sampling_.draw(params, size.requests, stream);
 }
 
 BatchView CudaBatch::view(const PassSize& size) const {

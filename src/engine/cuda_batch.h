@@ -11,8 +11,8 @@
 #include "engine/model_runner.h"
 #include "fovea/batch.h"
 #include "gpu/gpu.h"
-#include "kernels/cuda/common/sampling_params.h"
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/portable/layer_ops/launch.h"
+#include "kernels/cuda/portable/sampling/launch.h"
 
 namespace fovea {
 
@@ -78,7 +78,8 @@ class CudaBatch {
     return reinterpret_cast<const T*>(arrays_.data<std::byte>() + offset);
   }
 
-  kernels::cuda::Kernel record_slots_, sampling_;
+  kernels::cuda::SlotRecorder recorder_;
+  kernels::cuda::Sampling sampling_;
   BatchLimits limits_;
   Layout at_;
   int32_t table_rows_;

@@ -82,7 +82,7 @@ class CudaDevice final : public ModelDevice {
   void prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads, int32_t dim,
                      const int32_t* positions) override;
   void gated_activation(const MlpParts& parts, Rows in, Rows out, int64_t rows) override {
-    launch_gated_activation(kernels_, parts, in, out, rows, stream());
+    launch_gated_activation(kernels_.ops, parts, in, out, rows, stream());
   }
   void sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
                     int32_t gate_dim) override;
@@ -94,7 +94,7 @@ class CudaDevice final : public ModelDevice {
   }
   void soft_cap(float* x, float cap, int64_t count) override {
     const cuda::SoftCapParams params{x, count, cap};
-    kernels_.soft_cap.launch(element_grid(count), params, stream());
+    kernels_.ops.soft_cap(params, stream());
   }
 
  private:
@@ -211,7 +211,7 @@ void CudaDevice::residual(const ResidualStep& step) {
   params.normed_stride = step.normed.stride;
   params.rows = static_cast<int32_t>(step.rows);
   params.dim = step.dim;
-  kernels_.residual.launch({static_cast<uint32_t>(step.rows)}, params, stream());
+  kernels_.ops.residual(params, stream());
 }
 
 void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows, int32_t heads,
@@ -238,9 +238,7 @@ void CudaDevice::prepare_heads(const HeadSteps& steps, HeadRows x, int64_t rows,
   params.rows = static_cast<int32_t>(rows);
   params.heads = heads;
   params.dim = dim;
-  const int64_t warps = kernels_.prepare_heads.row_tile();
-  const auto blocks = static_cast<uint32_t>(ceil_div(rows * heads, warps));
-  kernels_.prepare_heads.launch({blocks}, params, stream());
+  kernels_.ops.prepare_heads(params, stream());
 }
 
 void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t heads, int32_t dim,
@@ -258,7 +256,7 @@ void CudaDevice::sigmoid_gate(HeadRows x, HeadRows gate, int64_t rows, int32_t h
   params.heads = heads;
   params.dim = dim;
   params.gate_dim = gate_dim;
-  kernels_.sigmoid_gate.launch(element_grid(rows * heads * dim), params, stream());
+  kernels_.ops.sigmoid_gate(params, stream());
 }
 
 void CudaDevice::moe_routing(const kernels::MoeRoutingParams& routing) {
@@ -275,7 +273,7 @@ void CudaDevice::moe_routing(const kernels::MoeRoutingParams& routing) {
   params.factor = routing.factor;
   params.groups = routing.groups;
   params.top_groups = routing.top_groups;
-  kernels_.routing.launch({static_cast<uint32_t>(routing.rows)}, params, stream());
+  kernels_.ops.routing(params, stream());
 }
 
 void CudaDevice::embedding(const kernels::EmbeddingParams& embedding) {
@@ -290,7 +288,7 @@ void CudaDevice::embedding(const kernels::EmbeddingParams& embedding) {
   params.table_rows = embedding.table_rows;
   params.rows = static_cast<int32_t>(embedding.rows);
   params.dim = embedding.dim;
-  kernels_.gather.launch(element_grid(embedding.rows * embedding.dim), params, stream());
+  kernels_.ops.gather(params, stream());
 }
 
 void CudaDevice::gather_rows(const kernels::ExpertRowsParams& rows) {
@@ -305,7 +303,7 @@ void CudaDevice::gather_rows(const kernels::ExpertRowsParams& rows) {
   params.table_rows = std::numeric_limits<int32_t>::max();
   params.rows = static_cast<int32_t>(rows.rows);
   params.dim = rows.dim;
-  kernels_.gather.launch(element_grid(rows.rows * rows.dim), params, stream());
+  kernels_.ops.gather(params, stream());
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 // The host knows no counts, so a captured pass serves any routing.
 
 #include "core/check.h"
-#include "core/rounding.h"
 #include "model/cuda_layer_kernels.h"
 #include "model/cuda_layout.h"
 
@@ -11,9 +10,6 @@ namespace fovea {
 namespace {
 
 namespace cuda = kernels::cuda;
-
-// Rows an expert has on average from which the large tile pays.
-constexpr int64_t kManyRows = 32;
 
 class CudaExperts final : public Experts {
  public:
@@ -48,7 +44,7 @@ class CudaExperts final : public Experts {
     const CudaExpertBuffers lists = cuda_expert_buffers(arena, parts_, count_, rows, choice.top_k);
     const cuda::GroupParams group{
         choice.ids, lists.counts, lists.choices, static_cast<int32_t>(rows), count_, choice.top_k};
-    kernels_.group_choices.launch({static_cast<uint32_t>(count_)}, group, stream_);
+    kernels_.ops.group_choices(group, stream_);
 
     cuda::ExpertGemmParams gemm = products(lists, rows, choice.top_k);
     gemm.x = x.data;
@@ -56,8 +52,8 @@ class CudaExperts final : public Experts {
     gemm.source_is_row = 1;
     gemm.scale = weights_scale_input_ ? choice.weights : nullptr;
     multiply(gemm, parts_.gate, in_, parts_.up ? 2 : 1, lists.hidden);
-    launch_gated_activation(kernels_, parts_, lists.hidden, lists.activated, rows * choice.top_k,
-                            stream_);
+    launch_gated_activation(kernels_.ops, parts_, lists.hidden, lists.activated,
+                            rows * choice.top_k, stream_);
     gemm.x = lists.activated.data;
     gemm.x_stride = lists.activated.stride;
     gemm.source_is_row = 0;
@@ -71,7 +67,7 @@ class CudaExperts final : public Experts {
                                       static_cast<int32_t>(rows),
                                       choice.top_k,
                                       parts_.down.n};
-    kernels_.combine.launch({static_cast<uint32_t>(rows)}, combine, stream_);
+    kernels_.ops.combine(combine, stream_);
   }
 
  private:
@@ -87,9 +83,6 @@ class CudaExperts final : public Experts {
 
   void multiply(cuda::ExpertGemmParams gemm, const Linear& shape, const gpu::DeviceBuffer& weights,
                 int32_t matrices, Rows out) const {
-    const bool many = int64_t{gemm.rows} * gemm.top_k >= kManyRows * count_;
-    const cuda::Kernel& kernel =
-        (many ? kernels_.expert_gemm_many : kernels_.expert_gemm_few)[shape.is_kn];
     gemm.weights = weights.data<cuda::ExpertMatrix>();
     gemm.weight_stride = shape.stride;
     gemm.out = out.data;
@@ -98,11 +91,7 @@ class CudaExperts final : public Experts {
     gemm.matrices = matrices;
     gemm.n = shape.n;
     gemm.k = shape.k;
-    gemm.row_tiles = ceil_div(gemm.rows, kernel.row_tile());
-    const int32_t column_tiles = ceil_div(shape.n, kernel.key_tile()) * matrices;
-    kernel.launch(
-        {static_cast<uint32_t>(count_ * gemm.row_tiles), static_cast<uint32_t>(column_tiles)}, gemm,
-        stream_);
+    kernels_.expert_gemm.run(gemm, count_, shape.is_kn, stream_);
   }
 
   MlpParts parts_;  // of the first; all have its shape

@@ -15,6 +15,7 @@
 #include "gpu/portable_kernel_cases.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/plan_launch.h"
+#include "kernels/cuda/portable/merge/launch.h"
 #include "support/device_array.h"
 #include "support/expect_close.h"
 #include "support/gpu_kernel_test.h"
@@ -233,9 +234,7 @@ TEST_P(PortableKernels, MatchFp64) {
   const PlanLaunch<PlanParams> plan{{params.batch, params.work, 0}, {device.table()}, 3};
   load("portable/plan", {std::to_string(tile)}).launch({4}, plan, nullptr);
   attention.launch({static_cast<uint32_t>(ctas)}, params, nullptr);
-  load("portable/merge", {std::to_string(tile), "bf16"})
-      .launch({static_cast<uint32_t>(ctas), static_cast<uint32_t>(tile / 16)}, merge_params(params),
-              nullptr);
+  Merge(merge_variant(tile, DType::bf16, context->info().sm), *store).run(params, nullptr);
   gpu::synchronize(nullptr);
   expect_fp64(batch, device);
 }

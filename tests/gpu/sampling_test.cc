@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,9 +16,7 @@
 #include "fovea/error.h"
 #include "fovea/gpu.h"
 #include "gpu/gpu.h"
-#include "kernels/cuda/common/sampling_params.h"
-#include "kernels/cuda/family.h"
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/portable/sampling/launch.h"
 #include "kernels/cuda/store.h"
 #include "support/device_array.h"
 
@@ -45,9 +44,7 @@ class GpuSampling : public ::testing::Test {
   void SetUp() override {
     if (!why_no_gpu().empty()) GTEST_SKIP() << why_no_gpu();
     context_ = std::make_unique<gpu::Context>(0);
-    kernel_ =
-        cuda::Kernel(make_variant(cuda::family("portable/sampling"), {"512"}, context_->info().sm),
-                     cuda::kernel_store());
+    sampling_.emplace(context_->info().sm, cuda::kernel_store());
   }
 
   std::vector<int32_t> draw(const Rows& rows) {
@@ -68,7 +65,7 @@ class GpuSampling : public ::testing::Test {
     const cuda::DrawParams params{logits.data<float>(), rows.vocabulary,
                                   on_device.data<cuda::Draw>(), tokens.data<int32_t>(),
                                   rows.vocabulary};
-    kernel_.launch({static_cast<uint32_t>(count)}, params, nullptr);
+    sampling_->draw(params, static_cast<int32_t>(count), nullptr);
     return test::to_host<int32_t>(tokens, count);
   }
 
@@ -82,7 +79,7 @@ class GpuSampling : public ::testing::Test {
   }
 
   std::unique_ptr<gpu::Context> context_;
-  cuda::Kernel kernel_;
+  std::optional<cuda::Sampling> sampling_;
 };
 
 std::vector<SamplingParams> many_params() {

@@ -9,18 +9,12 @@
 #include "core/rounding.h"
 
 namespace fovea {
-namespace {
 
 namespace cuda = kernels::cuda;
 
-// (token, head) rows that a CTA of kv_write stores.
-constexpr int64_t kWriteRows = 8;
-
-}  // namespace
-
 CudaCache::CudaCache(const AttentionSpec& spec, const KvPool& pool, int sm, gpu::KernelStore& store)
     : spec_(spec), pool_(&pool) {
-  kv_write_ = cuda::Kernel(kv_write_variant(spec, pool.spec(), sm), store);
+  kv_write_ = cuda::KvWrite(kv_write_variant(spec, pool.spec(), sm), store);
 }
 
 CudaPages CudaCache::carve(WorkspaceCarver& workspace, const AttentionSpec& spec, int32_t page_size,
@@ -74,9 +68,7 @@ void CudaCache::store(const LayerTensors& tensors, cuda::KvWriteParams layer,
     layer.q_head_stride = tensors.q.head_stride;
     layer.q_heads = tensors.q ? spec_.q_heads : 0;
   }
-  const int64_t rows = int64_t{batch.tokens} * (layer.kv_heads + layer.q_heads);
-  const cuda::GridSize grid{static_cast<uint32_t>(ceil_div(rows, kWriteRows))};
-  kv_write_.launch_overlapped(grid, layer, stream);
+  kv_write_.run(layer, batch.tokens, stream);
 }
 
 }  // namespace fovea

@@ -7,7 +7,7 @@
 #include "core/workspace_carver.h"
 #include "fovea/attention_backend.h"
 #include "kernels/cuda/common/plan_launch.h"
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/portable/kv_write/launch.h"
 
 namespace fovea {
 
@@ -37,7 +37,7 @@ class CudaCache {
  private:
   AttentionSpec spec_;
   const KvPool* pool_ = nullptr;
-  kernels::cuda::Kernel kv_write_;
+  kernels::cuda::KvWrite kv_write_;
 };
 
 }  // namespace fovea

@@ -5,8 +5,8 @@
 
 #include "attention/validate/batch.h"
 #include "core/check.h"
-#include "kernels/cuda/attention_kernel.h"
-#include "kernels/cuda/family.h"
+#include "kernels/cuda/portable/kv_write/launch.h"
+#include "kernels/cuda/portable/mla_row_write/launch.h"
 
 namespace fovea {
 namespace {
@@ -112,14 +112,9 @@ void validate_alignment(const LayerTensors& tensors) {
 }
 
 gpu::KernelVariant kv_write_variant(const AttentionSpec& spec, const KvCacheSpec& cache, int sm) {
-  const auto written = cuda::variant_type(activation_dtype(spec)),
-             stored = cuda::variant_type(cache.dtype);
-  check_argument(written && stored, "no kernel writes {} to a cache of {}",
-                 dtype_name(activation_dtype(spec)), dtype_name(cache.dtype));
-  if (cache.layout == KvLayout::mla_fp8_rows) {
-    return cuda::make_variant(cuda::family("portable/mla_row_write"), {*written}, sm);
-  }
-  return cuda::make_variant(cuda::family("portable/kv_write"), {*written, *stored}, sm);
+  const DType written = activation_dtype(spec);
+  if (cache.layout == KvLayout::mla_fp8_rows) return cuda::mla_row_write_variant(written, sm);
+  return cuda::kv_write_variant(written, cache.dtype, sm);
 }
 
 }  // namespace fovea

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/rounding.h"
-#include "kernels/cuda/family.h"
 
 namespace fovea {
 
@@ -17,9 +15,7 @@ int32_t prefix_levels(const CudaKernels& table, const AttentionSpec& spec,
 }
 
 std::vector<gpu::KernelVariant> prefix_variants(const AttentionSpec& spec, int sm) {
-  const auto type = cuda::variant_type(activation_dtype(spec));
-  check_argument(type.has_value(), "no kernel writes {}", dtype_name(activation_dtype(spec)));
-  return {cuda::make_variant(cuda::family("portable/prefix_join"), {*type}, sm)};
+  return {cuda::prefix_join_variant(activation_dtype(spec), sm)};
 }
 
 void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
@@ -139,9 +135,7 @@ void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream 
   join.head_dim_v = params.head_dim_v;
   join.list_settled = list_settled_;
   list_settled_ = true;
-  // A request of one token has as many rows as heads.
-  const auto blocks = static_cast<uint32_t>(ceil_div(params.batch.q_heads, cuda::kJoinWarps));
-  join_->launch_overlapped({static_cast<uint32_t>(params.batch.requests), blocks}, join, stream);
+  join_->run(join, stream);
 }
 
 }  // namespace fovea

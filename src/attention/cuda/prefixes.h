@@ -11,7 +11,7 @@
 
 #include "attention/cuda/kernels.h"
 #include "attention/prefix_levels.h"
-#include "kernels/cuda/common/prefix_params.h"
+#include "kernels/cuda/portable/prefix_join/launch.h"
 
 namespace fovea {
 
@@ -74,7 +74,7 @@ class CudaPrefixes {
   // A join of the planned pass has waited for its plan. Holds in captures too, wherever they cut
   // the pass: a graph starts when all that was enqueued ahead of it has ended.
   bool list_settled_ = false;
-  std::optional<kernels::cuda::Kernel> join_;
+  std::optional<kernels::cuda::PrefixJoin> join_;
 };
 
 }  // namespace fovea

@@ -37,19 +37,6 @@ WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup
   return work;
 }
 
-MergeParams merge_params(const AttentionParams& params) {
-  return {.batch = params.batch,
-          .work = params.work,
-          .out = params.out,
-          .out_token_stride = params.out_token_stride,
-          .out_head_stride = params.out_head_stride,
-          .lse = params.lse,
-          .lse_token_stride = params.lse_token_stride,
-          .sinks = params.sinks,
-          .head_dim_v = params.head_dim_v,
-          .f32_out = params.f32_out};
-}
-
 std::optional<std::string> variant_type(DType dtype) {
   switch (dtype) {
     case DType::f16:

@@ -110,13 +110,6 @@ struct RowTiles {
 WorkList carve_work_list(WorkspaceCarver& workspace, const AttentionSetup& setup,
                          const BatchLimits& limits, RowTiles row_tiles, int32_t ctas);
 
-// Of portable/merge behind attention with these parameters.
-MergeParams merge_params(const AttentionParams& params);
-
-// Rows of a block of portable/merge: few tiles of many parts, as shared prefixes give, would keep
-// few SMs busy with all rows of a tile in one.
-inline constexpr int32_t kMergedRows = 16;
-
 // "bf16", "f8e4m3", ...: a dtype as variants.txt spells it; nullopt: no kernel has such a type.
 std::optional<std::string> variant_type(DType dtype);
 

@@ -141,6 +141,8 @@ constexpr int32_t kTableKeys = 256;  // the largest key tile of any kernel
 // How a cache keeps scales; as KvScale.
 enum ScaleKind : int32_t { kScaleNone, kScalePerTensor, kScalePerHead, kScalePerTokenHead };
 
+constexpr int32_t kWriteWarps = 8;  // of a block that writes a cache; a warp writes a row
+
 struct KvWriteParams {
   const void* k;  // [tokens, kv_heads, head_dim]; null: nothing is stored
   const void* v;  // [tokens, kv_heads, head_dim_v]

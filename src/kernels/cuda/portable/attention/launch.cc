@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // plan, attention, merge: three launches over one work list. Two families of the same kernel: for
 // decode with tiles of 16 rows, for everything else with larger ones.
+#include "kernels/cuda/portable/merge/launch.h"
+
 #include "core/check.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/family.h"
@@ -41,7 +43,7 @@ std::optional<Variants> find_variants(const AttentionSetup& setup) {
   const auto values = fitting_values(kFolder, spec.head_dim, spec.head_dim_v, {*q, *kv, tile});
   return Variants{make_variant(family("portable/plan"), {tile}, setup.sm),
                   make_variant(family(kFolder), values, setup.sm),
-                  make_variant(family("portable/merge"), {tile, *out}, setup.sm)};
+                  merge_variant(row_tile<kDecode>(spec), activation_dtype(spec), setup.sm)};
 }
 
 template <bool kDecode>
@@ -96,16 +98,15 @@ class PortableAttention final : public AttentionKernel {
   void attend(const AttentionParams& given, int32_t, Stream stream) override {
     AttentionParams params = given;
     params.work = work_;
-    const auto ctas = static_cast<uint32_t>(work_.ctas);
-    attention_.launch({ctas}, params, stream);
-    merge_.launch_overlapped({ctas, static_cast<uint32_t>(row_tile_ / kMergedRows)},
-                             merge_params(params), stream);
+    attention_.launch({static_cast<uint32_t>(work_.ctas)}, params, stream);
+    merge_.run(params, stream);
   }
 
  private:
   AttentionSetup setup_;
   int32_t row_tile_;
-  Kernel plan_, attention_, merge_;
+  Kernel plan_, attention_;
+  Merge merge_;
   WorkList work_{};
   bool groups_ = false;
 };

@@ -10,8 +10,6 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kWriteWarps = 8;
-
 template <Type kNew, Type kCache>
 struct KvWriteConfig {
   using Params = KvWriteParams;

@@ -11,7 +11,6 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kWriteWarps = 8;
 constexpr int kLaneValues = kMlaRowLatent / 32;
 constexpr int kScaleLanes = kMlaRowScaleGroup / kLaneValues;
 static_assert(kLaneValues == 16 && kScaleLanes == 8);

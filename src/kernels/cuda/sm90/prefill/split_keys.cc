@@ -38,9 +38,7 @@ std::vector<FormVariants> find_forms(const AttentionSetup& setup) {
     if (!parts) return;
     const std::string tile = std::to_string(rows);
     forms.push_back({rows, over_whole, make_variant(family("portable/plan"), {tile}, setup.sm),
-                     make_variant(family("portable/merge"),
-                                  {tile, *variant_type(activation_dtype(setup.spec))}, setup.sm),
-                     *parts});
+                     merge_variant(rows, activation_dtype(setup.spec), setup.sm), *parts});
   };
   // Half of the rows of a whole tile would be nobody's, and fewer keys on their way.
   add(kFewPartRows, 0.65f, "few_parts");
@@ -95,7 +93,7 @@ SplitKeys::SplitKeys(const AttentionSetup& setup, gpu::KernelStore& store)
       blocks_(setup.multiprocessors) {
   for (const FormVariants& form : find_forms(setup)) {
     forms_.push_back({form.rows, form.over_whole, Kernel(form.plan, store),
-                      Kernel(form.merge, store), Parts(setup, form.parts, form.rows, store)});
+                      Merge(form.merge, store), Parts(setup, form.parts, form.rows, store)});
   }
 }
 
@@ -135,9 +133,7 @@ void SplitKeys::attend(const AttentionParams& given, int32_t layer, Stream strea
   params.work = work_;
   active_->parts.attend(params, tokens_, beside_, list_settled_, layer, stream);
   list_settled_ = true;
-  active_->merge.launch_overlapped(
-      {static_cast<uint32_t>(work_.ctas), static_cast<uint32_t>(active_->rows / kMergedRows)},
-      merge_params(params), stream);
+  active_->merge.run(params, stream);
 }
 
 }  // namespace fovea::kernels::cuda::prefill

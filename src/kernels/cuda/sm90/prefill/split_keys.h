@@ -3,6 +3,7 @@
 // multiprocessor has as much to do, variants `parts` compute the parts, portable/merge joins them.
 #pragma once
 
+#include "kernels/cuda/portable/merge/launch.h"
 #include "kernels/cuda/sm90/prefill/loaded.h"
 
 namespace fovea::kernels::cuda::prefill {
@@ -59,7 +60,8 @@ class SplitKeys {
   struct Form {
     int32_t rows;
     float over_whole;  // time of a row tile's keys over that of the kernel that does not split
-    Kernel plan, merge;
+    Kernel plan;
+    Merge merge;
     Parts parts;
   };
 

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/portable/layer_ops/launch.h"
+
+#include <algorithm>
+
+#include "core/rounding.h"
+#include "kernels/cuda/family.h"
+
+namespace fovea::kernels::cuda {
+namespace {
+
+Kernel load(const char* op, int sm, gpu::KernelStore& store) {
+  return Kernel(make_variant(family("portable/layer_ops"), {op}, sm), store);
+}
+
+GridSize blocks(int64_t count) { return {static_cast<uint32_t>(count)}; }
+
+constexpr int64_t kThreads = 256;  // of a block of an element-wise kernel
+
+// The grid of an element-wise kernel: enough blocks to fill any GPU; they stride over the rest.
+GridSize element_grid(int64_t count) {
+  constexpr int64_t kMaxBlocks = 4096;
+  return blocks(std::min(ceil_div(count, kThreads), kMaxBlocks));
+}
+
+}  // namespace
+
+LayerOps::LayerOps(int sm, gpu::KernelStore& store)
+    : residual_(load("residual", sm, store)),
+      prepare_heads_(load("prepare_heads", sm, store)),
+      gated_activation_(load("gated_activation", sm, store)),
+      sigmoid_gate_(load("sigmoid_gate", sm, store)),
+      gather_(load("gather", sm, store)),
+      soft_cap_(load("soft_cap", sm, store)),
+      routing_(load("routing", sm, store)),
+      group_choices_(load("group_choices", sm, store)),
+      combine_(load("combine", sm, store)) {}
+
+void LayerOps::residual(const ResidualParams& params, Stream stream) const {
+  residual_.launch(blocks(params.rows), params, stream);
+}
+
+void LayerOps::prepare_heads(const HeadsParams& params, Stream stream) const {
+  const int64_t heads = int64_t{params.rows} * params.heads;
+  prepare_heads_.launch(blocks(ceil_div(heads, prepare_heads_.row_tile())), params, stream);
+}
+
+void LayerOps::gated_activation(const GatedParams& params, Stream stream) const {
+  gated_activation_.launch(element_grid(params.rows * params.dim), params, stream);
+}
+
+void LayerOps::sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const {
+  sigmoid_gate_.launch(element_grid(int64_t{params.rows} * params.heads * params.dim), params,
+                       stream);
+}
+
+void LayerOps::gather(const GatherParams& params, Stream stream) const {
+  gather_.launch(element_grid(int64_t{params.rows} * params.dim), params, stream);
+}
+
+void LayerOps::soft_cap(const SoftCapParams& params, Stream stream) const {
+  soft_cap_.launch(element_grid(params.count), params, stream);
+}
+
+void LayerOps::routing(const RoutingParams& params, Stream stream) const {
+  routing_.launch(blocks(params.rows), params, stream);
+}
+
+void LayerOps::group_choices(const GroupParams& params, Stream stream) const {
+  group_choices_.launch(blocks(params.experts), params, stream);
+}
+
+void LayerOps::combine(const CombineParams& params, Stream stream) const {
+  combine_.launch(blocks(params.rows), params, stream);
+}
+
+SlotRecorder::SlotRecorder(int sm, gpu::KernelStore& store)
+    : kernel_(load("record_slots", sm, store)) {}
+
+void SlotRecorder::record(const RecordSlotsParams& params, Stream stream) const {
+  kernel_.launch(blocks(ceil_div(params.tokens, kThreads)), params, stream);
+}
+
+}  // namespace fovea::kernels::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of a model between attention and the matrix products, on a GPU.
+#pragma once
+
+#include "kernels/cuda/common/layer_params.h"
+#include "kernels/cuda/kernel.h"
+
+namespace fovea::kernels::cuda {
+
+class LayerOps {
+ public:
+  // Loads every kernel onto the current GPU. Errors as Kernel's constructor.
+  LayerOps(int sm, gpu::KernelStore& store);
+
+  // Each enqueues the operation that its parameter block describes.
+  void residual(const ResidualParams& params, Stream stream) const;
+  void prepare_heads(const HeadsParams& params, Stream stream) const;
+  void gated_activation(const GatedParams& params, Stream stream) const;
+  void sigmoid_gate(const SigmoidGateKernelParams& params, Stream stream) const;
+  void gather(const GatherParams& params, Stream stream) const;
+  void soft_cap(const SoftCapParams& params, Stream stream) const;
+  void routing(const RoutingParams& params, Stream stream) const;
+  void group_choices(const GroupParams& params, Stream stream) const;
+  void combine(const CombineParams& params, Stream stream) const;
+
+ private:
+  Kernel residual_, prepare_heads_, gated_activation_, sigmoid_gate_, gather_, soft_cap_, routing_,
+      group_choices_, combine_;
+};
+
+// Enters the slots of new tokens in the device's copy of a request table.
+class SlotRecorder {
+ public:
+  // Loads the kernel onto the current GPU. Errors as Kernel's constructor.
+  SlotRecorder(int sm, gpu::KernelStore& store);
+
+  void record(const RecordSlotsParams& params, Stream stream) const;
+
+ private:
+  Kernel kernel_;
+};
+
+}  // namespace fovea::kernels::cuda
