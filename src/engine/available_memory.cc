@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
 
-// The number behind `name` in a file of lines "name  number ...".
+// Returns the number that follows `name` in a file of lines "name  number ...".
 std::optional<size_t> read_entry(const std::string& path, std::string_view name) {
   std::ifstream file(path);
   std::string word;
@@ -27,7 +27,7 @@ std::optional<size_t> read_entry(const std::string& path, std::string_view name)
   return std::nullopt;
 }
 
-// nullopt when the file is missing or says "max".
+// Returns nullopt if the file is missing or contains "max".
 std::optional<size_t> read_number(const std::string& path) {
   std::ifstream file(path);
   size_t value = 0;

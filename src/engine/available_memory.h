@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory this process may still take.
+// The amount of memory that this process may still allocate.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,9 @@
 
 namespace fovea {
 
-// Bytes: MemAvailable of /proc/meminfo, or less where a memory cgroup (v2 or v1) leaves less; page
-// cache that the kernel can drop counts as available. `root` stands in for "/" in tests. Throws
-// Error{io} when /proc/meminfo cannot be read.
+// Returns bytes: MemAvailable of /proc/meminfo, or less if a memory cgroup (v2 or v1) allows less.
+// Page cache that the kernel can drop counts as available. Tests pass a folder in place of "/" as
+// `root`. Throws Error{io} if /proc/meminfo cannot be read.
 size_t available_memory(const std::string& root = "");
 
 }  // namespace fovea

@@ -79,7 +79,7 @@ bool CacheSet::reuse_prefix(CacheLease& lease, const CachedText& text) {
 
 PrefixMatch CacheSet::match(const CachedText& text) {
   const PrefixDomain where = domain(text.salt);
-  // The last token is always computed: its logits are wanted.
+  // The last token is always computed, because its logits are needed.
   auto limit = static_cast<int32_t>(text.tokens.size()) - 1;
   while (true) {
     PrefixMatch found = prefix_->match(where, text.tokens, limit);
@@ -171,7 +171,7 @@ void CacheSet::publish(CacheLease& lease, const CachedText& text) {
     adopt(lease, static_cast<int32_t>(i), kept.pages[i]);
 }
 
-// `page`, retained for the lease, takes the place of the lease's own copy.
+// Replaces the lease's own copy by `page`, which is retained for the lease.
 void CacheSet::adopt(CacheLease& lease, int32_t index, int64_t page) {
   const int64_t own = page_of(lease, index);
   const auto in_window = [&](size_t w) {
@@ -186,7 +186,7 @@ void CacheSet::adopt(CacheLease& lease, int32_t index, int64_t page) {
   }
   for (size_t w = 0; w < windows_.size(); ++w) {
     if (!in_window(w)) continue;
-    windows_[w].hold({&page, 1});  // needs no room: it is mapped
+    windows_[w].hold({&page, 1});  // needs no space: the page is already mapped
     windows_[w].drop(own);
   }
   list_page(lease, index, page);

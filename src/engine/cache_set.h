@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All caches of a model as one: what a request holds in them is taken and given back together.
+// All caches of a model. A request takes and returns its memory in all of them together.
 #pragma once
 
 #include <cstddef>
@@ -19,77 +19,77 @@
 namespace fovea {
 
 struct CacheSetOptions {
-  std::vector<CacheGroup> groups;  // at most one of linear layers
-  MemoryPlan plan;                 // for these groups
+  std::vector<CacheGroup> groups;  // at most one group of linear layers
+  MemoryPlan plan;                 // sizes for these groups
   int32_t page_size = 16;
   int32_t max_requests = 1;
   bool prefix_cache = false;
-  Device device;  // of the pools
-  // What else makes cached KV interchangeable, see PrefixDomain.
+  Device device;  // device of the pools
+  // Further properties that cached KV must have in common to be interchangeable, see PrefixDomain.
   std::string model, kv_format;
 };
 
-// What one request holds. Its window pages are those of the request's pages [begin, end).
+// The memory of one request. Window pages cover the request's pages [begin, end).
 struct CacheLease {
   struct Pages {
     int32_t begin = 0, end = 0;
   };
-  int32_t row = 0;             // of the request table; 0: nothing is held
-  int32_t tokens = 0;          // slots listed in the row
-  int32_t cached_tokens = 0;   // of these, filled by earlier requests
-  int32_t state_slot = -1;     // -1: no linear layers
-  std::vector<Pages> windows;  // per window pool
+  int32_t row = 0;             // row of the request table; 0 if nothing is held
+  int32_t tokens = 0;          // number of slots listed in the row
+  int32_t cached_tokens = 0;   // tokens filled by earlier requests, a part of `tokens`
+  int32_t state_slot = -1;     // -1 without linear layers
+  std::vector<Pages> windows;  // one entry per window pool
 };
 
-// Tokens whose KV may be shared, and with whom.
+// Tokens whose KV may be reused, and the prefix domain in which it may be.
 struct CachedText {
   std::span<const int32_t> tokens;
   std::string_view salt;
 };
 
-// The full pools of all groups share one slot numbering. A page with several owners is never in a
-// range handed out for writing.
+// The full pools of all groups share one slot numbering. Slots handed out for writing never lie in
+// a page with several owners.
 class CacheSet {
  public:
   explicit CacheSet(CacheSetOptions options);
 
-  // One request more: a row, a state, slots for all of `text`, and what the prefix cache has of it
-  // except its last token. At least spare_pages stay free. Evicts cached prefixes nobody holds when
-  // room is needed. nullopt: nothing was taken.
+  // Admits a request: takes a table row, a state, slots for all of `text`, and the prefix of `text`
+  // that the prefix cache has, except for the last token. Leaves at least spare_pages free, and
+  // evicts unused cached prefixes if necessary. Returns nullopt, and takes nothing, if memory does
+  // not suffice.
   std::optional<CacheLease> admit(const CachedText& text, bool reuse, int64_t spare_pages);
 
-  // Makes tokens [begin, end) writable and what they see readable, all before `begin` being
-  // computed; window pages that left the window are given up. False: a pool is full; the lease
-  // stays valid.
+  // Makes tokens [begin, end) writable and the keys that they see readable, provided that all
+  // tokens before `begin` are computed. Releases window pages that left the window. Returns false
+  // if a pool is full; the lease then stays valid.
   bool extend(CacheLease& lease, int32_t begin, int32_t end);
 
-  // Offers the full pages of `text`, all of it computed, to later requests. With linear layers that
-  // takes a snapshot and needs a length at a page boundary; other lengths are ignored. Where
-  // another request offered the same text before, the lease gives up its copy.
+  // Offers the full pages of `text`, which must be computed, to later requests. With linear layers
+  // this takes a snapshot and works only at a page boundary; other lengths are ignored. If another
+  // request has offered the same text, the lease gives up its copy.
   void publish(CacheLease& lease, const CachedText& text);
 
-  void release(CacheLease& lease);  // afterwards it holds nothing
+  void release(CacheLease& lease);  // the lease holds nothing afterwards
 
-  // Drops every cached prefix nobody holds.
+  // Drops all cached prefixes that no request uses.
   void clear();
 
-  // On a GPU: what changed in the window pools' slot maps goes to the device, ordered by the
-  // stream.
+  // On a GPU, enqueues the copies of changed entries of the window pools' slot maps on the stream.
   void publish_slot_maps(Stream stream);
 
-  KvPool* kv(size_t group) const { return kv_[group]; }  // null: linear
-  StatePool* state(size_t group) const;                  // null: not linear
+  KvPool* kv(size_t group) const { return kv_[group]; }  // null for linear layers
+  StatePool* state(size_t group) const;                  // null for other layers
   RequestTable& table() { return table_; }
   const PageAllocator& pages() const { return pages_; }
   int32_t page_size() const { return options_.page_size; }
   bool prefix_cache() const { return prefix_ != nullptr; }
   bool has_state() const { return state_ != nullptr; }
-  bool empty() const;  // no pool holds anything
+  bool empty() const;  // true if no pool holds anything
 
  private:
   PrefixDomain domain(std::string_view salt) const;
   bool take_state(CacheLease& lease);
-  std::optional<int32_t> allocate_state();  // evicts a snapshot if there is no other
+  std::optional<int32_t> allocate_state();  // evicts a snapshot if no state is free
   bool reuse_prefix(CacheLease& lease, const CachedText& text);
   PrefixMatch match(const CachedText& text);
   int32_t usable(std::span<const int64_t> pages) const;
@@ -107,10 +107,10 @@ class CacheSet {
   RequestTable table_;
   std::vector<std::unique_ptr<KvPool>> full_pools_;
   std::vector<std::unique_ptr<WindowKvPool>> window_pools_;
-  std::vector<WindowPages> windows_;  // of window_pools_
+  std::vector<WindowPages> windows_;  // one for each of window_pools_
   std::unique_ptr<StatePool> state_;
   std::unique_ptr<PrefixCache> prefix_;
-  std::vector<KvPool*> kv_;            // per group
+  std::vector<KvPool*> kv_;            // one per group
   std::vector<int64_t> slots_, held_;  // scratch
 };
 

@@ -14,7 +14,7 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-// The draw of a part's next token from the given row of logits.
+// Describes how to draw the part's next token from the given row of logits.
 cuda::Draw draw_of(const PassPart& part, int32_t row) {
   cuda::Draw draw{.row = -1};
   if (part.sampling == nullptr) return draw;
@@ -138,8 +138,8 @@ void CudaBatch::pad(const PassSize& filled, const PassSize& padded) {
   }
 }
 
-// The slots of new tokens are entered on the device, so a decode step copies none: what is left are
-// prefixes found in the cache and pages exchanged for equal ones.
+// A kernel enters the slots of new tokens on the device, so that a decode step copies none of the
+// table. Copies remain for prefixes found in the cache and for pages exchanged for equal ones.
 void CudaBatch::upload(std::span<const PassPart> parts, RequestTable& table, Stream stream) {
   gpu::copy_to_device(arrays_.data(), pinned_.data(), at_.total, stream);
   for (const PassPart& part : parts) {
@@ -188,7 +188,7 @@ BatchView CudaBatch::view(const PassSize& size) const {
   view.request_slots_stride = table_stride_;
   view.out_slots = device<int64_t>(at_.out_slots);
   if (size.shares_prefixes) view.shared_prefix = device<int32_t>(at_.shared_prefix);
-  view.prefix_settled = true;  // pages are shared once a pass has filled them
+  view.prefix_settled = true;  // the prefix cache shares pages only after a pass has filled them
   return view;
 }
 

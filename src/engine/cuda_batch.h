@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arrays of one pass on a GPU: filled in page-locked memory, brought to fixed device addresses
-// with one copy.
+// The arrays of one pass on a GPU. They are filled in page-locked memory and copied to fixed device
+// addresses at once.
 #pragma once
 
 #include <cstdint>
@@ -16,54 +16,56 @@
 
 namespace fovea {
 
-// A pass of `requests` requests with `tokens` new tokens and logits of `logit_rows` of them. In a
-// captured pass these are the sizes of its bucket.
+// The sizes of a pass: requests, new tokens, and rows of logits. For a captured pass these are the
+// sizes of its graph.
 struct PassSize {
   int32_t requests = 0, tokens = 0, logit_rows = 0;
   int32_t max_q_len = 0, max_kv_len = 0;
-  bool draws = false;            // tokens are drawn, of up to `requests` rows
+  bool draws = false;            // tokens are drawn from up to `requests` rows
   bool shares_prefixes = false;  // the batch names its shared prefixes
   ForwardMode mode = ForwardMode::extend;
 };
 
 class CudaBatch {
  public:
-  // For the current GPU. Allocates the arrays, which begin as those of empty requests, and a zeroed
-  // copy of the request table.
+  // Allocates the arrays, which begin as those of empty requests, and a zeroed copy of the request
+  // table on the current GPU.
   CudaBatch(const BatchLimits& limits, const RequestTable& table, int sm);
 
-  // Fills the arrays; the size is that of the parts. Throws Error{invalid_argument} where they
+  // Fills the arrays and returns the sizes of the parts. Throws Error{invalid_argument} if they
   // exceed the limits.
   PassSize fill(std::span<const PassPart> parts, RequestTable& table);
-  // [max_requests] of the pass that was filled, see BatchView.
+  // [max_requests] shared prefixes of the last pass, see BatchView.
   std::span<int32_t> shared_prefix() const {
     return {host<int32_t>(at_.shared_prefix), static_cast<size_t>(limits_.max_requests)};
   }
-  // The rest of a larger pass: requests and tokens of length 0.
+  // Extends the filled pass to a larger size with requests and tokens of length 0.
   void pad(const PassSize& filled, const PassSize& padded);
-  // Enqueues the copies of the arrays and of what changed in the parts' rows of the request table
-  // in front of their new tokens.
+  // Enqueues the copies of the arrays, and of entries before the new tokens that changed in the
+  // parts' rows of the request table.
   void upload(std::span<const PassPart> parts, RequestTable& table, Stream stream);
 
-  // Enqueues the entry of the new tokens' slots in the copy of the request table.
+  // Enqueues the kernel that enters the new tokens' slots in the copy of the request table.
   void record_slots(const PassSize& size, Stream stream) const;
 
-  // Enqueues the draws of a pass from its logits [logit_rows, vocabulary].
+  // Enqueues the drawing of tokens from the logits [logit_rows, vocabulary].
   void draw(const PassSize& size, const float* logits, int32_t vocabulary, Stream stream) const;
-  // Of part i, once the stream has been waited for; -1: none was drawn.
+  // Returns the token drawn for part i, or -1 if none was drawn. Valid after the stream has been
+  // synchronised.
   int32_t drawn(size_t part) const { return drawn_.data<int32_t>()[part]; }
   const void* draws() const { return device<kernels::cuda::Draw>(at_.draws); }
 
-  // As the device sees it. The addresses never change. The bounds of each request's lengths, which
-  // decode passes do without, are those of the pass that was filled.
+  // Returns the batch as the device sees it, at addresses that never change. Bounds of the
+  // requests' lengths, which decode passes do not use, are those of the pass filled last.
   BatchView view(const PassSize& size) const;
   ModelInputs inputs(const PassSize& size) const;
   size_t bytes() const { return arrays_.bytes() + table_.bytes(); }
-  // The same without a GPU, with a table that has a row for each request beside the reserved one.
+  // Returns the bytes that the arrays take, for a table with a row for each request and the
+  // reserved one. Needs no GPU.
   static size_t bytes(const BatchLimits& limits);
 
  private:
-  // Offsets in bytes into both blocks.
+  // Offsets in bytes into the blocks of both host and device.
   struct Layout {
     size_t tokens, positions, logit_rows, token_rows, out_slots, q_indptr, kv_lens, rows,
         shared_prefix, draws, total;
@@ -86,7 +88,7 @@ class CudaBatch {
   int64_t table_stride_;
   gpu::PinnedBuffer pinned_;
   std::vector<int32_t> q_lens_;  // [max_requests]
-  gpu::PinnedBuffer drawn_;      // [max_requests] tokens, written by the GPU
+  gpu::PinnedBuffer drawn_;      // [max_requests] tokens that the GPU writes
   gpu::DeviceBuffer arrays_;
   gpu::DeviceBuffer table_;  // [max_requests, max_context]
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes on a GPU. A decode step is the replay of a graph: one is captured for each size and bound
-// of keys of graph_sizes.h, and serves any lengths within because all arrays stay where they are.
-// Steps whose requests share prefixes have graphs of their own: looking for groups costs the others
-// time. Other passes are enqueued; decode steps without graphs as they would have been captured, so
-// that their bits are the same. One copy brings the arrays in. Tokens are drawn on the GPU and
-// written to memory of the host; logits are copied out where somebody asked for them.
+// Passes on a GPU. A decode step replays a graph. There is a graph for each size and bound of keys
+// of graph_sizes.h; it serves any lengths within, because all arrays keep their addresses. Steps
+// whose requests share prefixes have their own graphs, because the search for groups takes time.
+// Other passes are enqueued eagerly. Decode steps without graphs are enqueued exactly as they would
+// be captured, so that their bits are the same. One copy uploads the arrays. Tokens are drawn on
+// the GPU and written to host memory; logits are copied to the host only on request.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -41,7 +41,7 @@ class CudaModelRunner final : public ModelRunner {
   std::span<float> logits_of(int32_t rows) const {
     return {logits_.data<float>(), static_cast<size_t>(rows) * static_cast<size_t>(vocabulary())};
   }
-  // A decode step of any number of requests up to that, of up to kv_len keys each.
+  // Returns the size of a decode step of up to that many requests, of up to kv_len keys each.
   PassSize decode_size(int32_t requests, int32_t kv_len, bool shares_prefixes) const;
   bool is_decode(std::span<const PassPart> parts) const;
   PassAddresses addresses(const PassSize& size) const;
@@ -56,12 +56,12 @@ class CudaModelRunner final : public ModelRunner {
   BatchLimits limits_;
   CudaBatch batch_;
   gpu::DeviceBuffer logits_;    // [ModelRunnerOptions::logit_rows, vocabulary]
-  gpu::PinnedBuffer readable_;  // [max_requests, vocabulary]: those of a decode step
+  gpu::PinnedBuffer readable_;  // [max_requests, vocabulary] logits of a decode step
   SharedPrefixes prefixes_;
   int32_t logit_rows_;
-  int32_t most_padded_ = 0;  // requests of a decode step
+  int32_t max_padded_ = 0;  // max number of requests in a decode step with a graph
   bool replays_;
-  // By requests, max_kv_len, shares_prefixes.
+  // Key: requests, max_kv_len, shares_prefixes.
   std::map<std::tuple<int32_t, int32_t, bool>, Captured> graphs_;
   RunnerStats stats_;
 };
@@ -75,9 +75,8 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
       prefixes_(prefixes),
       logit_rows_(std::clamp(options.logit_rows, std::min(limits_.max_requests, limits_.max_tokens),
                              limits_.max_tokens)),
-      most_padded_(
-          std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
-      replays_(options.cuda_graphs && most_padded_ > 0) {
+      max_padded_(std::min({limits_.max_requests, limits_.max_tokens, options.max_graph_requests})),
+      replays_(options.cuda_graphs && max_padded_ > 0) {
   const auto row_bytes = static_cast<size_t>(vocabulary()) * sizeof(float);
   logits_ = gpu::DeviceBuffer(static_cast<size_t>(logit_rows_) * row_bytes);
   readable_ = gpu::PinnedBuffer(static_cast<size_t>(limits_.max_requests) * row_bytes);
@@ -88,8 +87,8 @@ CudaModelRunner::CudaModelRunner(ReservedModel model, CacheSet& caches,
   if (replays_) capture_all();
 }
 
-// Passes of every power of two of rows over the empty requests that the arrays begin with: whatever
-// is chosen, loaded or allocated when an operation first runs at a size is so now.
+// Runs passes of every power of two of rows over the empty requests that the arrays begin with.
+// Libraries choose, load and allocate when an operation first runs at a size; this happens here.
 void CudaModelRunner::warm_up() {
   for (int32_t rows = 1;; rows *= 2) {
     PassSize size;
@@ -104,7 +103,7 @@ void CudaModelRunner::warm_up() {
 PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
                                       bool shares_prefixes) const {
   PassSize size;
-  size.requests = size.tokens = size.logit_rows = graph_size(requests, most_padded_);
+  size.requests = size.tokens = size.logit_rows = graph_size(requests, max_padded_);
   size.shares_prefixes = shares_prefixes;
   size.max_q_len = 1;
   size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
@@ -113,8 +112,8 @@ PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
   return size;
 }
 
-// Runs once by itself, so that nothing is chosen or allocated in the capture, and is replayed once,
-// so that no request waits for the graph to be brought to the device.
+// Runs the pass once eagerly, so that nothing is chosen or allocated during the capture, and
+// replays the graph once, so that no request waits for its upload to the device.
 void CudaModelRunner::capture(const PassSize& size) {
   enqueue(size);
   gpu::synchronize(stream());
@@ -129,7 +128,7 @@ void CudaModelRunner::capture(const PassSize& size) {
 }
 
 void CudaModelRunner::capture_all() {
-  for (const int32_t requests : graph_sizes(most_padded_)) {
+  for (const int32_t requests : graph_sizes(max_padded_)) {
     for (const int32_t context : graph_contexts(requests, limits_.max_kv_len)) {
       capture(decode_size(requests, context, false));
       if (prefixes_.possible(requests, context)) capture(decode_size(requests, context, true));
@@ -165,7 +164,7 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
       vocabulary());
   size.shares_prefixes = prefixes_.find(parts, caches_.table(), batch_.shared_prefix());
   stats_.shared_steps += size.shares_prefixes;
-  const bool pads = size.requests <= most_padded_ && is_decode(parts);
+  const bool pads = size.requests <= max_padded_ && is_decode(parts);
   if (pads) {
     const PassSize padded = decode_size(size.requests, size.max_kv_len, size.shares_prefixes);
     batch_.pad(size, padded);
@@ -185,7 +184,7 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   if (!size.draws || !read_tokens(parts, drawn)) read_logits(logits);
 }
 
-// Whether nobody needs logits.
+// Copies the drawn tokens. Returns true if no part needs logits.
 bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int32_t> drawn) const {
   gpu::synchronize(stream());
   bool all = true;
@@ -196,8 +195,8 @@ bool CudaModelRunner::read_tokens(std::span<const PassPart> parts, std::span<int
   return all;
 }
 
-// The first of them are there; others are computed where those were. A pass without any is waited
-// for too, as the next one writes over its staging memory.
+// Copies the logits that are computed already, and computes the others in the same buffer.
+// Synchronises even if there are no logits, because the next pass overwrites the staging memory.
 void CudaModelRunner::read_logits(std::span<float> logits) {
   const auto rows = static_cast<int32_t>(logits.size() / static_cast<size_t>(vocabulary()));
   if (rows == 0) gpu::synchronize(stream());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engine::generate, a loop over add() and step().
+// Engine::generate: a loop over add() and step().
 #include <algorithm>
 #include <iterator>
 #include <unordered_map>
@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-// add() whose errors say which of several requests they are about.
+// Calls add() and names the request's index in errors.
 int64_t add_numbered(Engine& engine, std::span<const GenerateRequest> requests, size_t i) {
   try {
     return engine.add(requests[i]);
@@ -47,14 +47,15 @@ std::vector<GenerateResult> TextEngine::generate(
   std::vector<GenerateResult> results(requests.size());
   std::unordered_map<int64_t, size_t> index_of;
   const auto is_own = [&](const TokenEvent& event) { return index_of.contains(event.request); };
-  std::vector<TokenEvent> foreign;  // of requests that add() queued
+  std::vector<TokenEvent> other_events;  // events of requests that add() queued
   const auto hand_on = [&] {
-    events_.insert(events_.begin(), std::make_move_iterator(foreign.begin()),
-                   std::make_move_iterator(foreign.end()));
+    events_.insert(events_.begin(), std::make_move_iterator(other_events.begin()),
+                   std::make_move_iterator(other_events.end()));
   };
   try {
     for (size_t i = 0; i < requests.size(); ++i) {
-      index_of.emplace(next_id_, i);  // first: what add() queues is cancelled below
+      // Comes first, so that the handler below cancels what add() queued.
+      index_of.emplace(next_id_, i);
       results[i].request = add_numbered(*this, requests, i);
     }
     for (size_t unfinished = requests.size(); unfinished > 0;) {
@@ -63,10 +64,10 @@ std::vector<GenerateResult> TextEngine::generate(
       }
       check_argument(!idle(), "requests of generate() ended in a step() that on_token called");
       std::vector<TokenEvent> events = step();
-      // Before any callback, which may throw.
+      // Comes before any callback, which may throw.
       const auto others = std::stable_partition(events.begin(), events.end(), is_own);
-      foreign.insert(foreign.end(), std::make_move_iterator(others),
-                     std::make_move_iterator(events.end()));
+      other_events.insert(other_events.end(), std::make_move_iterator(others),
+                          std::make_move_iterator(events.end()));
       events.erase(others, events.end());
       for (const TokenEvent& event : events) {
         const size_t index = index_of.at(event.request);

@@ -12,8 +12,8 @@
 namespace fovea {
 namespace {
 
-// How far back a query of these layers can see; 0: to the beginning. A chunk never reaches further
-// than a window of its length.
+// Returns how many tokens back a query of these layers can see, or 0 if there is no bound. A chunk
+// never reaches further than a window of its length.
 int32_t reach(const AttentionSpec& spec) {
   if (spec.window == 0 || spec.chunk == 0) return std::max(spec.window, spec.chunk);
   return std::min(spec.window, spec.chunk);
@@ -37,7 +37,7 @@ KvCacheSpec kv_cache_spec(const LayerGroup& group, const EngineOptions& options)
   cache.head_dim_v = group.spec.head_dim_v;
   cache.page_size = options.page_size;
   cache.window = reach(group.spec);
-  // The CPU kernel reads a tile head by head.
+  // The CPU kernel reads the keys of a tile head by head.
   if (options.device == "cpu") cache.order = KvOrder::hnd;
   if (group.spec.kind == AttentionKind::mla) cache.layout = KvLayout::mla;
   if (cache.layout == KvLayout::mla && fits_mla_fp8_rows(cache)) {

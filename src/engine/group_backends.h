@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache and the backends of each layer group, from the engine's options.
+// Chooses the cache and the backend of each layer group from the engine's options.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,20 @@
 
 namespace fovea {
 
-// The caches of a model in the dtype the options ask for. Throws Error{unsupported} or
-// {invalid_argument} naming the option that a group cannot follow.
+// Returns the caches of a model in the dtype that the options request. Throws Error{unsupported} or
+// {invalid_argument} naming an option that a group does not support.
 std::vector<CacheGroup> cache_groups(const ModelInfo& model, const EngineOptions& options);
 
-// One per group, in their order. The registry outlives the result. Throws as select_backend, and
-// Error{invalid_argument} where batch_invariant contradicts two different backends.
+// Returns one selection per group, in the same order. The registry must outlive the result. Throws
+// as select_backend() does, and Error{invalid_argument} if batch_invariant is requested and phases
+// select different backends.
 std::vector<GroupSelection> select_group_backends(const ModelInfo& model,
                                                   const std::vector<CacheGroup>& caches,
                                                   const EngineOptions& options,
                                                   const BatchLimits& limits,
                                                   const DeviceInfo& device);
 
-// Creates and reserves what was selected.
+// Creates the selected backend and reserves its buffers.
 std::unique_ptr<AttentionBackend> create_group_backend(const GroupSelection& selection,
                                                        const BackendContext& context);
 

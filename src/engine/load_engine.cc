@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engine::load: everything is checked, sized and selected before anything but weights is allocated.
+// Engine::load checks, sizes and selects everything before it allocates anything but weights.
 #include <filesystem>
 #include <new>
 #include <utility>
@@ -36,7 +36,7 @@ std::shared_ptr<ModelDevice> make_model_device(const EngineOptions& options,
                            .row_invariant = options.batch_invariant});
 }
 
-// Token ids need no tokenizer, so one that cannot be read ends nothing.
+// Requests of token ids need no tokenizer, so an unreadable one is not an error yet.
 void load_tokenizer(const std::string& folder, EngineParts& parts) {
   try {
     parts.tokenizer = Tokenizer::load(folder);
@@ -76,7 +76,8 @@ std::unique_ptr<Engine> load_checked(const EngineOptions& given) {
   parts.limits = sized.scheduling;
   parts.notes = load_notes(given, info);
   load_tokenizer(options.model_path, parts);
-  parts.weight_bytes = parts.model->weight_bytes();  // before tables of positions join them
+  // Excludes the tables of positions, which are added later.
+  parts.weight_bytes = parts.model->weight_bytes();
   parts.cache_bytes = sized.caches.plan.bytes;
   parts.caches = std::make_unique<CacheSet>(std::move(sized.caches));
   parts.runner =

@@ -10,14 +10,14 @@
 namespace fovea {
 namespace {
 
-// Pages worth having per page that the running requests could fill; more would only be of use to a
-// prefix cache over more conversations than this.
+// Useful number of pages for each page that running requests could fill. Additional pages would
+// help only a prefix cache over more conversations than this.
 constexpr int64_t kCachedConversations = 4;
 constexpr int32_t kSnapshotsPerRequest = 3;
-constexpr size_t kAlignmentSlack = 2 * 64;  // of the two arrays of a state layer
+constexpr size_t kAlignmentSlack = 2 * 64;  // alignment of the two arrays of a state layer
 
-// The largest value of [low, high] that satisfies a condition that low satisfies and that, once
-// false, stays false.
+// Returns the largest value of [low, high] that satisfies a condition. The condition holds for low,
+// and once false, stays false.
 template <typename Condition>
 int64_t largest(int64_t low, int64_t high, const Condition& condition) {
   while (low < high) {
@@ -31,17 +31,17 @@ int64_t largest(int64_t low, int64_t high, const Condition& condition) {
   return low;
 }
 
-// How many requests the window pools and states are made for.
+// The number of requests that window pools and states are sized for.
 struct Width {
   int32_t running = 1;
-  int32_t cached = 0;  // finished ones whose last window or state is kept
+  int32_t cached = 0;  // finished requests whose last window or state is kept
 };
 
 int64_t window_pages(const MemoryDemand& demand, const KvCacheSpec& spec, int64_t pages,
                      Width width) {
   const int64_t before = ceil_div<int64_t>(spec.window - 1, demand.page_size);
   const int64_t requests = int64_t{width.running} + width.cached;
-  // A request's window and its new tokens each may begin and end inside a page.
+  // A request's window may begin and end inside a page, and so may its new tokens.
   const int64_t wanted =
       1 + requests * (before + 2) + ceil_div<int64_t>(demand.max_batch_tokens, demand.page_size);
   return std::min(pages, wanted);
@@ -72,7 +72,7 @@ int64_t pages_of_context(const MemoryDemand& demand, int64_t context) {
   return 1 + ceil_div<int64_t>(context, demand.page_size);
 }
 
-// The least that serves one request of `context` tokens.
+// Returns the smallest plan that serves one request of `context` tokens.
 MemoryPlan smallest(const MemoryDemand& demand, int64_t context) {
   return sized(demand, pages_of_context(demand, context), {});
 }
@@ -80,11 +80,11 @@ MemoryPlan smallest(const MemoryDemand& demand, int64_t context) {
 int32_t affordable_context(const MemoryDemand& demand) {
   const size_t need = smallest(demand, demand.max_context).bytes;
   if (need <= demand.budget) return demand.max_context;
-  const size_t least = smallest(demand, 1).bytes;
-  if (least > demand.budget) {
+  const size_t page_bytes = smallest(demand, 1).bytes;
+  if (page_bytes > demand.budget) {
     fail(ErrorCode::out_of_memory,
          "the KV budget is {} bytes; one page of {} tokens of this model needs {} bytes",
-         demand.budget, demand.page_size, least);
+         demand.budget, demand.page_size, page_bytes);
   }
   const auto fitting = static_cast<int32_t>(largest(1, demand.max_context, [&](int64_t context) {
     return smallest(demand, context).bytes <= demand.budget;
@@ -102,13 +102,13 @@ int32_t affordable_context(const MemoryDemand& demand) {
 
 MemoryPlan plan_memory(const MemoryDemand& wish) {
   MemoryDemand demand = wish;
-  const int64_t most_pages = std::numeric_limits<int32_t>::max() / demand.page_size;
-  check_argument(pages_of_context(demand, demand.max_context) <= most_pages,
+  const int64_t max_pages = std::numeric_limits<int32_t>::max() / demand.page_size;
+  check_argument(pages_of_context(demand, demand.max_context) <= max_pages,
                  "max_context is {}, must stay below 2^31 slots with a page_size of {}",
                  demand.max_context, demand.page_size);
   demand.max_context = affordable_context(demand);
 
-  const int64_t least_pages = pages_of_context(demand, demand.max_context);
+  const int64_t min_pages = pages_of_context(demand, demand.max_context);
   const auto width_for = [&](int64_t requests) {
     const auto running = static_cast<int32_t>(requests);
     return Width{running, demand.prefix_cache ? running : 0};
@@ -116,20 +116,20 @@ MemoryPlan plan_memory(const MemoryDemand& wish) {
   const auto fits = [&](int64_t pages, Width width, size_t budget) {
     return sized(demand, pages, width).bytes <= budget;
   };
-  // Half of what one request leaves goes to the width, the other half to length.
-  const size_t least = sized(demand, least_pages, {}).bytes;
-  const size_t half = least + (demand.budget - least) / 2;
+  // One half of the remaining memory goes to width, the other half to length.
+  const size_t min_bytes = sized(demand, min_pages, {}).bytes;
+  const size_t half = min_bytes + (demand.budget - min_bytes) / 2;
   Width width;
-  if (fits(least_pages, width_for(1), half)) {
+  if (fits(min_pages, width_for(1), half)) {
     width = width_for(largest(1, demand.max_requests, [&](int64_t requests) {
-      return fits(least_pages, width_for(requests), half);
+      return fits(min_pages, width_for(requests), half);
     }));
   }
   const int64_t useful =
-      (demand.prefix_cache ? kCachedConversations : 1) * demand.max_requests * (least_pages - 1);
-  const int64_t high = std::max(least_pages, std::min(most_pages, 1 + useful));
+      (demand.prefix_cache ? kCachedConversations : 1) * demand.max_requests * (min_pages - 1);
+  const int64_t high = std::max(min_pages, std::min(max_pages, 1 + useful));
   const int64_t pages =
-      largest(least_pages, high, [&](int64_t count) { return fits(count, width, demand.budget); });
+      largest(min_pages, high, [&](int64_t count) { return fits(count, width, demand.budget); });
   return sized(demand, pages, width);
 }
 

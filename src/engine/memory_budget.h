@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Divides one budget among the pools of a model.
+// Divides a memory budget among the pools of a model.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace fovea {
 
-// The cache of one layer group: pages or state. kv->window > 0: a window pool.
+// The cache of one layer group: pages or state. A window pool has kv->window > 0.
 struct CacheGroup {
   std::optional<KvCacheSpec> kv;
   std::optional<StateCacheSpec> state;
@@ -23,22 +23,22 @@ struct MemoryDemand {
   int32_t max_requests = 1;
   int32_t max_batch_tokens = 1;
   int32_t max_context = 1;
-  bool shrink_context = false;  // max_context is a wish
-  bool prefix_cache = false;    // keep room for what outlives its request
-  size_t budget = 0;            // bytes
+  bool shrink_context = false;  // max_context may be reduced to fit the budget
+  bool prefix_cache = false;    // reserves space for what outlives its request
+  size_t budget = 0;            // in bytes
 };
 
 struct MemoryPlan {
-  int64_t pages = 0;  // of the page allocator and of every full pool, page 0 included
-  std::vector<int64_t> window_pages;  // per group, page 0 included; 0: not a window pool
-  int32_t state_slots = 0;            // slot 0 included; 0: no linear layers
+  int64_t pages = 0;  // pages of the page allocator and of every full pool, page 0 included
+  std::vector<int64_t> window_pages;  // per group, page 0 included; 0 if not a window pool
+  int32_t state_slots = 0;            // slot 0 included; 0 without linear layers
   int32_t max_context = 0;
-  size_t bytes = 0;  // of all pools together, at most the budget
+  size_t bytes = 0;  // total of all pools, at most the budget
 };
 
-// One request of max_context tokens always fits alone. What is left makes room for more requests at
-// once, then for a larger prefix cache; memory that could never be used is not taken. Throws
-// Error{out_of_memory} naming need and have.
+// One request of max_context tokens always fits alone. The remaining memory serves more concurrent
+// requests first, then a larger prefix cache. Memory that could never be used is not part of the
+// plan. Throws Error{out_of_memory} naming required and available bytes.
 MemoryPlan plan_memory(const MemoryDemand& demand);
 
 }  // namespace fovea

@@ -25,7 +25,7 @@ class HostModelRunner final : public ModelRunner {
   SharedPrefixes prefixes_;
   EngineMemory memory_;
   int64_t shared_steps_ = 0;
-  // The batch, rebuilt by every pass within its first capacity.
+  // Arrays of the batch. Each pass rebuilds them within their initial capacity.
   std::vector<int32_t> tokens_, positions_, logit_rows_;
   std::vector<int64_t> out_slots_;
   std::vector<int32_t> q_indptr_, kv_lens_, rows_, state_slots_, shared_prefix_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes and selections of an engine, and Engine::plan.
+// Computes the sizes and selections of an engine; implements Engine::plan.
 #include "engine/plan_engine.h"
 
 #include <fmt/format.h>
@@ -25,11 +25,11 @@ namespace {
 constexpr int32_t kMaxPageSize = 65536;
 constexpr int32_t kMaxRequests = 65535;
 constexpr int32_t kMaxBatchTokens = 1 << 20;
-// Logits of scored prompts are a buffer of this size, not one of max_batch_tokens rows: 512 rows of
-// a vocabulary of 150,000 would be 300 MB.
+// Size of the buffer for logits of scored prompts. A buffer for max_batch_tokens rows would be far
+// larger than this: hundreds of MB for a vocabulary of 150,000.
 constexpr size_t kPromptLogitBytes = size_t{16} << 20;
-// Bytes of a layer (docs/kernels/cascade.md): two requests that share 1 MB decode 1.5 times as fast
-// on a core; what requests share in a GPU's L2 cache is cheap to read again (2026-11-23).
+// Minimum number of bytes per layer that a shared prefix must save. On a CPU smaller savings are
+// not worth the search; on a GPU, prefixes in the L2 cache are cheap to read again.
 constexpr int64_t kCpuPrefixSavings = 1'000'000;
 constexpr int64_t kGpuPrefixSavings = 512'000'000;
 
@@ -132,7 +132,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
   sized.limits = batch_limits(options, sized.caches, device);
   sized.selections =
       select_group_backends(model, sized.caches.groups, options, sized.limits, device);
-  // One graph holds all layers.
+  // One graph contains all layers.
   sized.cuda_graphs =
       options.cuda_graphs && std::ranges::all_of(sized.selections, [](const auto& group) {
         return group.why_no_graphs.empty();
@@ -147,7 +147,7 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
   return sized;
 }
 
-// Part by part as the constructors take it, which call the same functions.
+// Adds up the parts in the order of the constructors, which call the same functions.
 EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceInfo>& wanted) {
   check_engine_options(given);
   check_argument(!wanted || given.kv_memory_bytes > 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine consists of, decided before anything is allocated.
+// The composition of an engine, decided before anything is allocated.
 #pragma once
 
 #include <string>
@@ -13,14 +13,14 @@
 
 namespace fovea {
 
-// Error{invalid_argument} names the option, its value and the limit.
+// Throws Error{invalid_argument} naming the option, its value and the limit.
 void check_engine_options(const EngineOptions& options);
 
-// The model's weights on `device`, read or made by `threads`, which outlives the model.
+// Reads or generates the model's weights on `device` with `threads`, which must outlive the model.
 std::unique_ptr<Model> load_model_of(const EngineOptions& options,
                                      std::shared_ptr<ModelDevice> device, ThreadPool& threads);
 
-// Everything of an engine that follows from its options, its model and its device.
+// Everything about an engine that follows from its options, its model and its device.
 struct SizedEngine {
   CacheSetOptions caches;
   BatchLimits limits;
@@ -28,18 +28,18 @@ struct SizedEngine {
   SchedulerLimits scheduling;
   int32_t wanted_context = 0;
   bool cuda_graphs = false;
-  // Rows of a pass whose logits somebody may need.
+  // Returns the max number of rows of a pass whose logits are needed.
   int32_t logit_rows() const { return scheduling.max_running + scheduling.max_prompt_rows; }
 };
-// options.registry is given. free_bytes: of the device, half of which are for caches where
-// options.kv_memory_bytes is 0.
+// Requires options.registry. If options.kv_memory_bytes is 0, caches get half of free_bytes, the
+// free memory of the device.
 SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
                         const DeviceInfo& device, size_t free_bytes);
 
-// Free memory of a device that is here.
+// Returns the free memory of a device that exists.
 size_t free_memory(Device device);
 
-// On the CPU: the logits of a pass, and what tokens are drawn with.
+// Returns the bytes of a pass's logits and of the sampler's scratch on the CPU.
 size_t host_logit_bytes(const SchedulerLimits& limits, int32_t vocabulary, int threads);
 
 }  // namespace fovea

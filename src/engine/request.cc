@@ -8,7 +8,7 @@ namespace fovea {
 namespace {
 
 constexpr float kMaxTemperature = 100;
-constexpr int32_t kMaxLogprobs = 20;  // bounds what a request makes the engine return
+constexpr int32_t kMaxLogprobs = 20;  // bounds the size of what the engine returns
 constexpr size_t kMaxStopStrings = 64;
 constexpr size_t kMaxStopBytes = 1024;
 constexpr size_t kMaxStopTokens = 1024;
@@ -38,7 +38,7 @@ void check_stops(const SamplingParams& params, int32_t vocabulary) {
 
 }  // namespace
 
-// NaN fails every comparison, so each check says what must hold.
+// NaN fails every comparison, so each check states the condition that must hold.
 void check_sampling_params(const SamplingParams& params, int32_t vocabulary) {
   check_argument(params.max_new_tokens >= 1, "max_new_tokens is {}, must be at least 1",
                  params.max_new_tokens);

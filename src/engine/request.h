@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One request from add() to its last token.
+// One request, from add() to its last token.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ struct Request {
   int64_t id = 0;
   SamplingParams sampling;
   std::string salt;
-  std::vector<int32_t> tokens;  // the prompt, then what was generated
+  std::vector<int32_t> tokens;  // the prompt, then generated tokens
   int32_t prompt_tokens = 0;
-  int32_t computed = 0;  // of tokens, already in the caches
+  int32_t computed = 0;  // tokens already in the caches
   CacheLease lease;
-  int32_t retried_at = -1;                // computed when it last ran out of memory alone
-  std::optional<int32_t> cached_tokens;   // of the prompt, at the first admission
-  std::vector<float> prompt_logprobs;     // [prompt_tokens], with sampling.prompt_logprobs
-  std::optional<TokenStream> characters;  // unset: the engine has no tokenizer
+  int32_t retried_at = -1;  // value of `computed` when the request last ran out of memory alone
+  std::optional<int32_t> cached_tokens;   // cached prompt tokens at the first admission
+  std::vector<float> prompt_logprobs;     // [prompt_tokens], set if sampling.prompt_logprobs
+  std::optional<TokenStream> characters;  // unset if the engine has no tokenizer
   StopMatcher stops{{}};
 
   int32_t length() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return length() - prompt_tokens; }
   int32_t remaining() const { return length() - computed; }
-  // The first pass over the prompt also scores its tokens.
+  // Returns true if the first pass over the prompt also scores its tokens.
   bool scores_prompt() const { return sampling.prompt_logprobs && generated() == 0; }
-  // What was held back of the text, at its end: incomplete characters, beginnings of stop strings.
+  // Returns the text withheld so far: incomplete characters, and beginnings of stop strings.
   std::string held_text() {
     std::string text;
     if (characters) text = stops.push(characters->finish());
@@ -45,7 +45,7 @@ struct Request {
 struct RequestLimits {
   int32_t vocabulary = 0;
   int32_t max_context = 0;
-  int32_t wanted_context = 0;  // the model's or the caller's; more than the KV budget may hold
+  int32_t wanted_context = 0;  // requested by the model or the caller; may exceed the KV budget
 };
 
 // Throws Error{invalid_argument} naming the field, its value and the limit.

@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-// The largest logit and its smallest id.
+// Returns the smallest id with the largest logit.
 int32_t find_largest(std::span<const float> logits) {
   int32_t best = -1;
   float largest = -std::numeric_limits<float>::infinity();
@@ -29,7 +29,7 @@ int32_t find_largest(std::span<const float> logits) {
   return best;
 }
 
-// ln of the softmax denominator.
+// Returns ln of the softmax denominator.
 double log_sum_exp(std::span<const float> logits, float largest) {
   double sum = 0;
   for (const float value : logits) sum += std::exp(static_cast<double>(value) - largest);
@@ -96,7 +96,7 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sampli
     std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<int64_t>(top_k),
                      candidates_.end(), ranks_before);
     candidates_.resize(top_k);
-    // One order of summation whatever nth_element left behind.
+    // Sorts, so that the order of summation does not depend on nth_element.
     std::sort(candidates_.begin(), candidates_.end(), ranks_before);
   }
   if (params.top_p < 1) candidates_.resize(nucleus(static_cast<double>(params.top_p)));
@@ -108,14 +108,14 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sampli
     rest -= candidate.weight;
     if (rest < 0) return candidate.token;
   }
-  return candidates_.back().token;  // rounding of the sum
+  return candidates_.back().token;  // reached if the sum was rounded down
 }
 
 size_t Sampler::nucleus(double share) {
   double wanted = 0;
   for (const Candidate& candidate : candidates_) wanted += candidate.weight;
   wanted *= share;
-  // A nucleus is small: sort a front of growing size instead of the vocabulary.
+  // A nucleus is small, so it sorts a growing prefix instead of the whole vocabulary.
   size_t sorted = 0;
   double sum = 0;
   for (size_t front = 256; sorted < candidates_.size(); front *= 4) {

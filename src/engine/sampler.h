@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From logits to a token, on the CPU; kernels/cuda/portable/sampling does the same on a GPU. A
-// request's draws depend on its seed, the token's position and its own logits only, never on the
-// batch it ran in.
+// Draws tokens from logits on the CPU; kernels/cuda/portable/sampling does the same on a GPU. A
+// draw depends only on the request's seed, the token's position and the logits, never on the batch.
 #pragma once
 
 #include <cstdint>
@@ -12,31 +11,31 @@
 
 namespace fovea {
 
-// Uniform in [0, 1) with 53 bits: Philox4x32-10 (Salmon et al., SC 2011) with key `seed` and
-// counter `position`.
+// Returns a uniform number in [0, 1) with 53 bits: Philox4x32-10 (Salmon et al., SC 2011) with key
+// `seed` and counter `position`.
 double uniform_at(uint64_t seed, uint64_t position);
 
 struct SampledToken {
   int32_t token = 0;
-  float logprob = 0;              // with params.logprobs >= 0
-  std::vector<TokenLogprob> top;  // params.logprobs of them, most likely first
+  float logprob = 0;              // set if params.logprobs >= 0
+  std::vector<TokenLogprob> top;  // the params.logprobs most likely tokens, the likeliest first
 };
 
-// Keeps its scratch between calls; one object per thread.
+// Keeps its scratch between calls, so each thread needs its own object.
 class Sampler {
  public:
   explicit Sampler(int32_t vocabulary);
-  // Scratch for each token of the vocabulary.
+  // Bytes of scratch for each token of the vocabulary.
   static constexpr size_t kBytesPerToken = 20;
 
-  // logits: [vocabulary]. Applies temperature, min_p, top_k and top_p in that order, each to the
-  // renormalised rest of the one before. Equal logits rank by id, smallest first. Log-probabilities
-  // are those of the unmodified logits. Throws Error{invalid_argument} when a logit is NaN or
-  // +inf, or when all are -inf.
+  // Draws from logits [vocabulary]. Applies temperature, min_p, top_k and top_p in this order and
+  // renormalises after each. Equal logits rank by id, the smallest first. Log-probabilities refer
+  // to the unmodified logits. Throws Error{invalid_argument} if a logit is NaN or +inf, or if all
+  // are -inf.
   SampledToken sample(std::span<const float> logits, const SamplingParams& params,
                       uint64_t position);
 
-  // ln softmax(logits)[token]. Throws as sample() does.
+  // Returns ln softmax(logits)[token]. Throws as sample() does.
   static float logprob(std::span<const float> logits, int32_t token);
 
  private:
@@ -50,7 +49,8 @@ class Sampler {
 
   int32_t draw(std::span<const float> logits, float largest, const SamplingParams& params,
                uint64_t position);
-  // The leading candidates that together hold at least `share` of the weight; returns how many.
+  // Sorts the leading candidates that together hold at least `share` of the weight to the front.
+  // Returns their number.
   size_t nucleus(double share);
   std::vector<TokenLogprob> most_likely(std::span<const float> logits, double normaliser,
                                         int32_t count);

@@ -19,7 +19,8 @@ int64_t id_of(const std::unique_ptr<Request>& request) { return request->id; }
 
 }  // namespace
 
-// Room for all that can run: no request is lost between two lists where memory ends.
+// Reserves the lists for all requests that can run, so that no request is lost between them when
+// memory runs out.
 Scheduler::Scheduler(CacheSet& caches, SchedulerLimits limits) : caches_(caches), limits_(limits) {
   running_.reserve(static_cast<size_t>(limits.max_running));
   chunks_.reserve(static_cast<size_t>(limits.max_running));
@@ -34,7 +35,7 @@ std::span<const Chunk> Scheduler::schedule() {
   const int64_t preemptions = preemptions_;
   schedule_running(true);
   schedule_running(false);
-  // Whoever was preempted just now would only be admitted to be preempted again.
+  // A request that was preempted just now would be preempted again after its admission.
   if (preemptions_ == preemptions) admit_waiting();
   if (limits_.group_prefixes) group_by_prefix();
   return chunks_;
@@ -56,7 +57,7 @@ void Scheduler::group_by_prefix() {
 }
 
 void Scheduler::schedule_running(bool decodes) {
-  // Preemption shortens running_ from its end.
+  // Preemption removes requests from the end of running_.
   for (size_t i = 0; i < running_.size() && tokens_left_ > 0; ++i) {
     Request& request = *running_[i];
     if ((request.remaining() == 1) != decodes) continue;
@@ -68,8 +69,9 @@ void Scheduler::schedule_running(bool decodes) {
 bool Scheduler::make_room(Request& request, const Chunk& chunk) {
   while (!caches_.extend(request.lease, chunk.begin, chunk.end)) {
     if (running_.size() == 1) {
-      // The prefix cache may hold a second copy of its beginning, which cannot be evicted while the
-      // request holds what was cached behind it. Admitted again, it uses that copy.
+      // The prefix cache may hold a second copy of this request's beginning. It cannot be evicted
+      // while the request uses cached pages that follow it. After a new admission the request uses
+      // that copy.
       if (request.computed <= request.retried_at) {
         fail_alone(request, chunk.end);
       }
@@ -98,7 +100,8 @@ void Scheduler::admit_waiting() {
 }
 
 bool Scheduler::admit(Request& request) {
-  // One page for each running request, so that admission does not force a preemption at once.
+  // Keeps one page for each running request, so that the admission does not force a preemption at
+  // once.
   std::optional<CacheLease> lease =
       caches_.admit({request.tokens, request.salt}, !request.scores_prompt(),
                     static_cast<int64_t>(running_.size()));
@@ -129,12 +132,12 @@ bool Scheduler::admit(Request& request) {
 
 Chunk Scheduler::next_chunk(Request& request) const {
   const int32_t begin = request.computed;
-  int32_t most = tokens_left_;
-  if (request.scores_prompt()) most = std::min(most, prompt_rows_left_);
-  int32_t end = begin + std::min(most, request.remaining());
+  int32_t max_tokens = tokens_left_;
+  if (request.scores_prompt()) max_tokens = std::min(max_tokens, prompt_rows_left_);
+  int32_t end = begin + std::min(max_tokens, request.remaining());
   if (caches_.has_state() && caches_.prefix_cache()) {
-    // States can be snapshotted at page boundaries only. The last one a later request with the same
-    // tokens can use is the one before the last token.
+    // States can be snapshotted at page boundaries only. The last useful boundary for a later
+    // request with the same tokens precedes the last token.
     const int32_t page_size = caches_.page_size();
     const int32_t last_boundary = (request.length() - 1) / page_size * page_size;
     const int32_t aligned = std::min(end, last_boundary) / page_size * page_size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens of which requests the next pass computes.
+// Decides which tokens of which requests the next pass computes.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@ namespace fovea {
 struct SchedulerLimits {
   int32_t max_running = 1;
   int32_t max_batch_tokens = 1;
-  int32_t max_prompt_rows = 1;  // prompt tokens scored in one pass: each needs a row of logits
-  bool group_prefixes = false;  // backends read what neighbours share once for all of them
+  int32_t max_prompt_rows = 1;  // max prompt tokens scored in one pass; each needs a row of logits
+  bool group_prefixes = false;  // backends read prefixes shared by neighbouring requests once
 };
 
-// Tokens [begin, end) of one request.
+// The tokens [begin, end) of one request.
 struct Chunk {
   Request* request = nullptr;
   int32_t begin = 0, end = 0;
 };
 
-// One request can never be computed; the others can.
+// One request can never be computed; other requests are unaffected.
 class RequestError : public Error {
  public:
   RequestError(int64_t request, ErrorCode code, const std::string& message)
@@ -41,33 +41,34 @@ class RequestError : public Error {
 };
 
 // Continuous batching. Requests are served in the order of their ids: an older one never waits for
-// a younger one. When the pools run out although every cached prefix is gone, the youngest gives
-// its memory back and is computed again later; so the oldest always makes progress.
+// a younger one. When the pools are full and no cached prefix can be evicted, the youngest request
+// returns its memory and is computed again later. So the oldest always makes progress.
 class Scheduler {
  public:
-  // caches outlives this and holds one request of its longest context.
+  // `caches` must outlive the scheduler and have room for one request of its longest context.
   Scheduler(CacheSet& caches, SchedulerLimits limits);
 
-  void add(std::unique_ptr<Request> request);  // ids ascend
+  void add(std::unique_ptr<Request> request);  // ids must ascend
 
-  // The next pass: one token of every running request that needs no more (by age, or with
-  // group_prefixes those that begin with the same pages side by side), then parts of prompts, then
-  // new requests, within the limits. Their cache slots are ready. Valid until the next call of any
-  // member. Throws RequestError{out_of_memory} when a request that runs alone finds no memory: the
-  // caller removes it before it calls again.
+  // Returns the next pass: first one token of every running request that is past its prompt
+  // (ordered by age, or with group_prefixes such that requests with equal first pages are
+  // neighbours), then chunks of prompts, then new requests, all within the limits. Their cache
+  // slots are ready. The result is valid until the next call of any member. Throws
+  // RequestError{out_of_memory} if a request that runs alone finds no memory; the caller must
+  // remove it before the next call.
   std::span<const Chunk> schedule();
 
-  // Takes a request out and frees what it holds; null when unknown.
+  // Removes a request and releases its memory. Returns null for an unknown id.
   std::unique_ptr<Request> remove(int64_t id);
   Request* find(int64_t id);
 
-  // Gives back the memory of the youngest running request, which will be computed again. False:
-  // none runs.
+  // Releases the memory of the youngest running request, which will be computed again. Returns
+  // false if no request is running.
   bool preempt_youngest();
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
   int64_t preemptions() const { return preemptions_; }
-  // Tokens of the requests admitted, and how many of them the prefix cache served.
+  // Number of tokens of admitted requests, and how many of them came from the prefix cache.
   int64_t prefix_queries() const { return prefix_queries_; }
   int64_t prefix_hits() const { return prefix_hits_; }
 
@@ -78,12 +79,12 @@ class Scheduler {
   bool make_room(Request& request, const Chunk& chunk);
   Chunk next_chunk(Request& request) const;
   void accept(const Chunk& chunk);
-  void group_by_prefix();  // the chunks of decodes
+  void group_by_prefix();  // sorts the chunks of decodes
 
   CacheSet& caches_;
   SchedulerLimits limits_;
-  std::deque<std::unique_ptr<Request>> waiting_;   // ascending ids, all above those running
-  std::vector<std::unique_ptr<Request>> running_;  // ascending ids
+  std::deque<std::unique_ptr<Request>> waiting_;   // ids ascend and exceed all ids of running_
+  std::vector<std::unique_ptr<Request>> running_;  // ids ascend
   std::vector<Chunk> chunks_;
   std::vector<std::pair<PageLandmarks, Chunk>> decodes_;  // scratch
   int32_t tokens_left_ = 0;

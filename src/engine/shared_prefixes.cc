@@ -8,10 +8,10 @@
 namespace fovea {
 namespace {
 
-// Pages are compared by their first slots.
-int32_t common_tokens(const int32_t* a, const int32_t* b, int32_t most, int32_t page_size) {
+// Compares pages by their first slots.
+int32_t common_tokens(const int32_t* a, const int32_t* b, int32_t max_tokens, int32_t page_size) {
   int32_t tokens = 0;
-  while (tokens <= most - page_size && a[tokens] == b[tokens]) tokens += page_size;
+  while (tokens <= max_tokens - page_size && a[tokens] == b[tokens]) tokens += page_size;
   return tokens;
 }
 
@@ -36,8 +36,8 @@ SharedPrefixes::SharedPrefixes(const std::vector<GroupSelection>& selections,
     if (!shares_prefixes(group.request.spec)) continue;
     page_size_ = group.request.cache.page_size;
     const int64_t keys = std::max(min_saved_keys(group.request.cache, limits), 1);
-    least_saved_ = least_saved_ == 0 ? keys : std::min(least_saved_, keys);
-    most_tokens_ = std::max(most_tokens_, most_prefix_tokens(group.request.spec, limits));
+    min_saved_ = min_saved_ == 0 ? keys : std::min(min_saved_, keys);
+    max_tokens_ = std::max(max_tokens_, most_prefix_tokens(group.request.spec, limits));
   }
 }
 
@@ -49,9 +49,9 @@ bool SharedPrefixes::find(std::span<const PassPart> parts, const RequestTable& t
     tokens += part.tokens.size();
     longest = std::max(longest, part.begin);
   }
-  if (tokens > static_cast<size_t>(most_tokens_)) return false;
+  if (tokens > static_cast<size_t>(max_tokens_)) return false;
   if (!possible(static_cast<int32_t>(parts.size()), longest)) return false;
-  int64_t saved = 0;  // at most: a group saves what all of it have in common
+  int64_t saved = 0;  // upper bound, as a group saves only what all its requests have in common
   const auto joins = [](const PassPart& part) {
     return part.tokens.size() <= static_cast<size_t>(kMaxPrefixRows);
   };
@@ -65,7 +65,7 @@ bool SharedPrefixes::find(std::span<const PassPart> parts, const RequestTable& t
                               std::min(parts[i - 1].begin, parts[i].begin), page_size_);
     if (shared[i] >= kMinPrefix) saved += shared[i];
   }
-  return saved >= least_saved_;
+  return saved >= min_saved_;
 }
 
 }  // namespace fovea

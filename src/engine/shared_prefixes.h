@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which requests of a pass begin in the same slots, because the prefix cache made their pages one.
-// Backends read those once for all of them (BatchView::shared_prefix).
+// Finds requests of a pass that begin in the same slots because the prefix cache gave them the same
+// pages. Backends read those keys once for all of them (BatchView::shared_prefix).
 #pragma once
 
 #include <array>
@@ -15,31 +15,31 @@
 
 namespace fovea {
 
-// The first slots of pages 0, 1, 3, 7, ... of a request. Requests ordered by them stand beside
-// those that they share most of these pages with.
+// The first slots of pages 0, 1, 3, 7, ... of a request. Sorting by them makes requests that share
+// many of these pages neighbours.
 using PageLandmarks = std::array<int32_t, 16>;
 PageLandmarks page_landmarks(std::span<const int32_t> slots, int32_t page_size);
 
 class SharedPrefixes {
  public:
-  // For layer groups that were selected for batches within the limits.
+  // The selections are for batches within the limits.
   SharedPrefixes(const std::vector<GroupSelection>& selections, const BatchLimits& limits);
 
-  // Whether a pass of so many requests of up to kv_len tokens may name its shared prefixes.
+  // Returns true if a pass of that many requests of up to kv_len tokens may name shared prefixes.
   bool possible(int32_t requests, int32_t kv_len) const {
-    return least_saved_ > 0 && int64_t{requests - 1} * kv_len >= least_saved_;
+    return min_saved_ > 0 && int64_t{requests - 1} * kv_len >= min_saved_;
   }
 
-  // Fills shared[i] with the tokens that part i has in the slots of part i - 1. False, and nothing
-  // is said of `shared`: no level of them can save BatchLimits::min_prefix_savings, or the pass has
-  // too many new tokens for groups.
+  // Sets shared[i] to the number of leading tokens for which parts i and i - 1 have the same slots.
+  // Returns false, with unspecified `shared`, if no level can save BatchLimits::min_prefix_savings
+  // or if the pass has too many new tokens for groups.
   bool find(std::span<const PassPart> parts, const RequestTable& table,
             std::span<int32_t> shared) const;
 
  private:
   int32_t page_size_ = 1;
-  int32_t most_tokens_ = 0;  // of a pass that shares
-  int64_t least_saved_ = 0;  // keys; 0: no layers look at shared prefixes
+  int32_t max_tokens_ = 0;  // max new tokens of a pass that shares prefixes
+  int64_t min_saved_ = 0;   // min keys to save; 0 if no layers can share prefixes
 };
 
 }  // namespace fovea

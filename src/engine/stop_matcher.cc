@@ -8,7 +8,7 @@
 namespace fovea {
 namespace {
 
-// Length of the longest end of `text` that begins `stop`.
+// Returns the length of the longest suffix of `text` that is a prefix of `stop`.
 size_t overlap(std::string_view text, std::string_view stop) {
   for (size_t length = std::min(text.size(), stop.size() - 1); length > 0; --length)
     if (text.substr(text.size() - length) == stop.substr(0, length)) return length;
@@ -33,7 +33,8 @@ std::string StopMatcher::push_hidden(std::string_view text) {
 
 std::string StopMatcher::match() {
   const std::string text = shown();
-  // Where stop strings begin, and may begin, in the text without hidden bytes and with them.
+  // Positions at which stop strings begin, or may begin, in the text without hidden bytes and with
+  // them.
   size_t shown_end = std::string::npos, held_end = std::string::npos;
   size_t shown_keep = 0, held_keep = 0;
   for (const std::string& stop : stops_) {
@@ -49,7 +50,7 @@ std::string StopMatcher::match() {
     hidden_.clear();
     return before.substr(0, shown_end);
   }
-  // All that may belong to a stop string by either way of reading stays.
+  // Everything that may belong to a stop string in either reading is withheld.
   size_t begin = held_.size();
   for (size_t kept = 0; kept < shown_keep; kept += hidden_[begin] ? 0 : 1) --begin;
   begin = std::min(begin, held_.size() - held_keep);

@@ -20,7 +20,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// The first tokens of the request, all computed.
+// Returns the leading tokens of the request that are computed.
 CachedText computed_text(const Request& request) {
   return {std::span(request.tokens).first(static_cast<size_t>(request.computed)), request.salt};
 }
@@ -29,8 +29,8 @@ bool is_decode(const Chunk& chunk) {
   return chunk.end - chunk.begin == 1 && chunk.begin >= chunk.request->prompt_tokens;
 }
 
-// Why the exception under way ends a request. std::string holds the text for exhausted memory
-// without an allocation.
+// Describes the current exception, which ends a request. The text for exhausted memory fits into
+// std::string without an allocation.
 std::string describe_failure() {
   try {
     throw;
@@ -96,11 +96,11 @@ std::vector<TokenEvent> TextEngine::step() {
   if (chunks.empty()) return std::exchange(events_, {});
   const auto start = std::chrono::steady_clock::now();
   try {
-    events_.reserve(events_.size() + chunks.size());  // so that no event is lost
+    events_.reserve(events_.size() + chunks.size());  // ensures that no event is lost
     run_pass(chunks);
     sample_pass();
   } catch (...) {
-    // Linear states may be half updated: everything of this pass is computed anew.
+    // Linear states may be half updated, so all tokens of this pass are computed again.
     while (scheduler_.preempt_youngest()) {
     }
     throw;
@@ -211,7 +211,7 @@ void TextEngine::deliver(Outcome& outcome) {
   }
 }
 
-// Where it throws, the request still stands.
+// If it throws, the request is unchanged.
 void TextEngine::accept(Outcome& outcome) {
   Request& request = *outcome.chunk.request;
   request.computed = outcome.chunk.end;
@@ -240,7 +240,7 @@ void TextEngine::emit(Request& request, SampledToken sampled) {
   end_request(request.id, std::move(event));
 }
 
-// The text that becomes certain with the token.
+// Returns the text that the token makes certain.
 std::string TextEngine::text_of(Request& request, int32_t token) const {
   if (!request.characters) return {};
   const std::string_view special = parts_.tokenizer->special_text(token);
@@ -256,7 +256,7 @@ const Tokenizer& TextEngine::tokenizer() const {
   return *parts_.tokenizer;
 }
 
-// Without stop strings, which depend on the text.
+// Ignores stop strings, which depend on the text.
 FinishReason TextEngine::finish_reason(const Request& request, int32_t token) const {
   const SamplingParams& sampling = request.sampling;
   if (!sampling.ignore_eos && contains(parts_.model->info().eos_tokens, token))
@@ -273,13 +273,13 @@ void TextEngine::fail_request(int64_t id, std::string why) {
   event.error = std::move(why);
   try {
     if (Request* found = scheduler_.find(id)) event.text = found->held_text();
-  } catch (const std::bad_alloc&) {  // the few bytes that were held back are lost
+  } catch (const std::bad_alloc&) {  // loses the short withheld text
   }
   end_request(id, std::move(event));
 }
 
 void TextEngine::end_request(int64_t id, TokenEvent event) {
-  events_.reserve(events_.size() + 1);  // first: where it throws, the request still stands
+  events_.reserve(events_.size() + 1);  // comes first: if it throws, the request is unchanged
   const std::unique_ptr<Request> request = scheduler_.remove(id);
   event.request = id;
   event.prompt_tokens = request->prompt_tokens;
@@ -359,7 +359,7 @@ std::string TextEngine::explain() const {
   if (now.graphs > 0) {
     text += fmt::format(
         "{} graphs of decode steps; of up to {} requests for up to {} tokens each\n", now.graphs,
-        kMostShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
+        kMaxShortRequests, fmt::join(graph_contexts(1, parts_.request_limits.max_context), ", "));
   }
   return text;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine: requests become chunks, chunks become logits, logits become tokens and text.
+// The engine turns requests into chunks, chunks into logits, and logits into tokens and text.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@
 
 namespace fovea {
 
-// What Engine::load builds, from the bottom up.
+// The parts that Engine::load builds, in order.
 struct EngineParts {
-  std::unique_ptr<BackendRegistry> own_registry;  // without EngineOptions::registry
+  std::unique_ptr<BackendRegistry> own_registry;  // set if EngineOptions::registry is not
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Model> model;
   std::optional<Tokenizer> tokenizer;
-  std::optional<Error> why_no_tokenizer;  // set where tokenizer is not
+  std::optional<Error> why_no_tokenizer;  // set if `tokenizer` is null
   ChatFormat chat;
   std::unique_ptr<CacheSet> caches;
   std::vector<GroupSelection> selections;
@@ -67,18 +67,18 @@ class TextEngine final : public Engine {
   std::string explain() const override;
 
  private:
-  // A chunk of the current pass and what came out of it.
+  // A chunk of the current pass and its results.
   struct Outcome {
     Chunk chunk;
     int32_t logit_rows = 0;
     size_t first_row = 0;
-    int32_t drawn = -1;  // the token, where the runner has drawn it
+    int32_t drawn = -1;  // the token, if the runner has drawn it
     SampledToken sampled;
-    std::string failure;  // why the request fails; empty: it goes on
+    std::string failure;  // reason why the request fails; empty if it continues
   };
 
   std::span<const Chunk> schedule();
-  const Tokenizer& tokenizer() const;  // Error says why there is none
+  const Tokenizer& tokenizer() const;  // throws Error with the reason if there is none
   std::string text_of(Request& request, int32_t token) const;
   void run_pass(std::span<const Chunk> chunks);
   void sample_pass();
@@ -95,13 +95,13 @@ class TextEngine final : public Engine {
 
   EngineParts parts_;
   Scheduler scheduler_;
-  std::vector<Sampler> samplers_;  // per thread
-  // [max_running + max_prompt_rows, vocabulary]; rows no pass has used cost no memory.
+  std::vector<Sampler> samplers_;  // one per thread
+  // [max_running + max_prompt_rows, vocabulary]; unused rows cost no memory.
   std::unique_ptr<float[]> logits_;
   std::vector<Outcome> outcomes_;
   std::vector<PassPart> pass_;
   std::vector<int32_t> drawn_;
-  std::vector<TokenEvent> events_;  // not yet returned
+  std::vector<TokenEvent> events_;  // not yet returned to the caller
   int64_t next_id_ = 1;
   mutable EngineStats stats_;
 };

@@ -18,7 +18,8 @@ bool WindowPages::mapped(int64_t page) const {
 bool WindowPages::hold(std::span<const int64_t> pages) {
   const int64_t page_size = pool_.spec().page_size;
   const int64_t missing = std::ranges::count_if(pages, [&](int64_t page) { return !mapped(page); });
-  slots_.reserve(static_cast<size_t>(missing * page_size));  // where memory ends, nothing is taken
+  // Precedes all changes, so that a failed allocation leaves none.
+  slots_.reserve(static_cast<size_t>(missing * page_size));
   for (const int64_t page : pages) {
     if (idle(page)) remove_idle(page);
     ++users_[static_cast<size_t>(page)];

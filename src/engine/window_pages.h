@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pages a window pool holds, when several requests may share a page.
+// Tracks the pages of a window pool, which several requests may share.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,22 @@
 
 namespace fovea {
 
-// Counts, per page of the full pool, the requests that have it inside their window. A page that
-// left the last window stays mapped, so that a cached prefix can be continued from it, until its
-// room is needed; the one that left longest ago goes first.
+// Counts for each page of the full pool the requests that have it inside their window. A page
+// without such requests stays mapped until its memory is needed, so that a cached prefix can be
+// continued from it. The page that left its last window first is reused first.
 class WindowPages {
  public:
-  // pool outlives this.
+  // The pool must outlive the object.
   explicit WindowPages(WindowKvPool& pool);
 
-  // One user more for each page, none of them twice. False: nothing was taken, the pool is full.
+  // Adds a user to each page; pages are distinct. Returns false, and changes nothing, if the pool
+  // is full.
   bool hold(std::span<const int64_t> pages);
-  void drop(int64_t page);    // one user less
-  void forget(int64_t page);  // the full pool's page is free; it has no users
+  void drop(int64_t page);    // removes a user
+  void forget(int64_t page);  // the full pool's page is free and has no users
   bool mapped(int64_t page) const;
-  // How much of a prefix (its pages, in order) has its last window mapped.
+  // Returns the number of leading pages of a prefix (its pages in order) such that their last
+  // window is mapped.
   int32_t usable(std::span<const int64_t> pages) const {
     return usable_window_prefix(pool_, pages);
   }
@@ -31,8 +33,8 @@ class WindowPages {
   int64_t free_pages() const { return pool_.free_pages(); }
 
  private:
-  // The idle pages in the order in which they left their last window: a ring through page 0, which
-  // is never handed out.
+  // Idle pages form a ring through page 0, which is never handed out, in the order in which they
+  // left their last window.
   struct Links {
     int32_t before = 0, after = 0;
   };

@@ -187,8 +187,9 @@ std::vector<int64_t> PrefixCache::evict(int64_t pages) {
   Tree& cache = *tree_;
   const PrefixTree::Order& leaves = cache.tree.leaves();
   std::vector<int64_t> freed;
-  const int64_t most = std::min(pages, cache.stats.pages);
-  name_memory([&] { freed.reserve(static_cast<size_t>(most)); }, "a list of {} freed pages", most);
+  const int64_t count = std::min(pages, cache.stats.pages);
+  name_memory([&] { freed.reserve(static_cast<size_t>(count)); }, "a list of {} freed pages",
+              count);
   auto leaf = leaves.begin();
   while (leaf != leaves.end() && static_cast<int64_t>(freed.size()) < pages) {
     const auto [last_use, index] = *leaf;

@@ -55,9 +55,9 @@ class PrefixTree {
 
   // (time of last use, node), oldest first
   using Order = std::set<std::pair<int64_t, int32_t>>;
-  const Order& leaves() const {
-    return leaves_;
-  }  // excludes roots, pinned nodes and nodes with children
+
+  // The leaves that may be removed: neither pinned nor roots.
+  const Order& leaves() const { return leaves_; }
   const Order& states() const { return states_; }
   // Visits every node, so that the owner can release what the nodes hold.
   template <typename Visit>
