@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading compiled kernels without a GPU.
+// Reads compiled kernels without a GPU.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace fovea::gpu {
 
-// The bytes a cubin (an ELF64 file) holds for one of its variables; nullopt when it is no such
-// file, has no such symbol, or its tables point outside of it.
+// Returns the bytes of a variable in a cubin (an ELF64 file), or nullopt if the file is no cubin,
+// lacks the symbol, or has tables that point outside of it.
 std::optional<std::string_view> cubin_variable(std::string_view cubin, std::string_view symbol);
 
 }  // namespace fovea::gpu

@@ -29,7 +29,7 @@ int type_of(DType dtype) {
 }
 
 struct Layout {
-  // Column-major, as cuBLAS counts: `rows` are contiguous.
+  // cuBLAS is column-major: `rows` are contiguous.
   Layout(DType dtype, int64_t rows, int64_t columns, int64_t stride) {
     check_status(library().layout_create(&handle, type_of(dtype), static_cast<uint64_t>(rows),
                                          static_cast<uint64_t>(columns), stride),
@@ -41,7 +41,8 @@ struct Layout {
   Descriptor handle = nullptr;
 };
 
-// In column-major words: out^T [n, rows] = weight [n, k] * x^T [k, rows]. Of a product or its key.
+// Layouts of a product or its key in column-major terms: out^T [n, rows] = weight [n, k] * x^T [k,
+// rows].
 struct Layouts {
   template <typename Shape>
   explicit Layouts(const Shape& p)
@@ -61,7 +62,7 @@ struct Preference {
   Descriptor handle = nullptr;
 };
 
-constexpr uint32_t kMaxAligned = 256;  // bytes that cuBLASLt distinguishes
+constexpr uint32_t kMaxAligned = 256;  // largest alignment in bytes that cuBLASLt distinguishes
 
 }  // namespace
 

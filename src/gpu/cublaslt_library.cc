@@ -13,7 +13,8 @@
 namespace fovea::gpu::cublaslt {
 namespace {
 
-// <prefix>/lib/python3.x/site-packages/nvidia/{cu13,cublas}/lib of every <prefix>/bin on PATH.
+// Appends <prefix>/lib/python3.x/site-packages/nvidia/{cu13,cublas}/lib for every <prefix>/bin on
+// PATH.
 void append_python_packages(std::vector<std::string>& candidates) {
   namespace fs = std::filesystem;
   const char* path = std::getenv("PATH");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuBLASLt's functions, found at run time.
+// Loads cuBLASLt's functions at run time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace fovea::gpu::cublaslt {
 
-// The parts of its binary interface used here (cuBLAS 12 and later).
+// The used part of its binary interface (cuBLAS 12 and later).
 using Status = int;
 using Handle = void*;
 using Descriptor = void*;
@@ -68,14 +68,14 @@ struct Library {
 #define FOVEA_DECLARE(member, name, parameters) Status(*member) parameters = nullptr;
   FOVEA_CUBLASLT_FUNCTIONS(FOVEA_DECLARE)
 #undef FOVEA_DECLARE
-  std::string problem;  // why it cannot be used; empty: it can
+  std::string problem;  // reason why it cannot be used; otherwise empty
 };
 
-// Loaded once.
+// Loads the library once.
 const Library& loaded();
-// Error{unsupported} with the problem.
+// Throws Error{unsupported} with the problem, if any.
 const Library& library();
-// Error{unsupported} naming the call and its status.
+// Throws Error{unsupported} naming the call and its status.
 void check_status(Status status, std::string_view call);
 
 }  // namespace fovea::gpu::cublaslt

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the CUDA driver's binary interface that Fovea calls, so that neither a toolkit nor
-// its headers are needed to build. Names and values are those of the driver API documentation (CUDA
-// 12 and later); sizes are checked where the driver depends on them.
+// The used part of the CUDA driver's binary interface, so that the build needs neither a toolkit
+// nor its headers. Names and values follow the driver API documentation (CUDA 12 and later). Sizes
+// are checked where the driver depends on them.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ enum CUstreamCaptureStatus : int { kCaptureStatusNone = 0 };
 enum CUevent_flags : unsigned { kEventDefault = 0 };
 enum CUstream_flags : unsigned { kStreamNonBlocking = 1 };
 
-// Launch attributes: a tagged union of 64 bytes.
+// Launch attributes form a tagged union of 64 bytes.
 enum CUlaunchAttributeID : int {
   kLaunchAttributeClusterDimension = 4,
   kLaunchAttributeProgrammaticStreamSerialization = 6,

@@ -15,7 +15,7 @@ struct Loaded {
 
 Loaded load() {
   Loaded loaded;
-  // Never closed: the driver does not support being unloaded.
+  // The library is never closed, because the driver does not support unloading.
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     loaded.problem = "no NVIDIA driver: libcuda.so.1 was not found";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA driver's entry points, found at run time. Without a driver the library works on the CPU
-// and says why the GPU is missing.
+// Loads the CUDA driver's entry points at run time. Without a driver, the library works on the CPU
+// and reports why the GPU is missing.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace fovea::gpu {
 
-// X(member, exported name, parameters). The exported names carry the version the parameters belong
-// to.
+// X(member, exported name, parameters). Exported names contain the version that has these
+// parameters.
 #define FOVEA_DRIVER_FUNCTIONS(X)                                                                  \
   X(init, "cuInit", (unsigned))                                                                    \
   X(error_name, "cuGetErrorName", (CUresult, const char**))                                        \
@@ -73,14 +73,15 @@ struct Driver {
 #undef FOVEA_DECLARE
 };
 
-// Empty when GPUs can be used; otherwise the reason: no driver library, one that is too old, no
-// device.
+// Returns an empty string if GPUs can be used, otherwise the reason: the driver library is missing
+// or too old, or there is no device.
 const std::string& why_no_driver();
 
-// Error{unsupported} with why_no_driver() when there is none.
+// Throws Error{unsupported} with why_no_driver() if there is no driver.
 const Driver& driver();
 
-// Throws Error naming the call, the driver's error name and its text. Out of memory keeps its code.
+// Throws Error with the call, the driver's name for the error, and its text. The error code
+// out_of_memory is preserved.
 void check(CUresult result, std::string_view call);
 
 }  // namespace fovea::gpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU and the objects that live on it. Everything here is an owner: it frees what it made.
+// One GPU and its objects. Each class owns the object that it creates.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fovea::gpu {
 
-// How the driver's objects are given back.
+// Releases the driver's objects.
 struct Release {
   void operator()(Stream stream) const;
   void operator()(CUevent event) const;
@@ -20,22 +20,22 @@ struct Release {
   void operator()(CUgraphExec exec) const;
   void operator()(CUmodule module) const;
 };
-// Of what a handle points to: Owned<CUevent_st> is an event.
+// Owns an object by the type that its handle points to: Owned<CUevent_st> is an event.
 template <typename T>
 using Owned = std::unique_ptr<T, Release>;
 
-// A device's primary context, shared with whatever else in the process uses CUDA. bind() makes it
-// current on the calling thread, which every other call of this folder needs.
+// A device's primary context, which the whole process shares. bind() makes it current on the
+// calling thread, as required by all other calls in this folder.
 class Context {
  public:
-  // Error{invalid_argument} when there is no such device.
+  // Throws Error{invalid_argument} if there is no such device.
   explicit Context(int device);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
   void bind() const;
-  // For destructors: binds if the driver still answers, so that what lives here can be freed.
+  // For destructors: binds if the driver still works, so that objects can be freed.
   void bind_to_free() const noexcept;
   const DeviceInfo& info() const { return info_; }
   size_t free_bytes() const;
@@ -46,7 +46,8 @@ class Context {
   DeviceInfo info_;
 };
 
-// Device memory, 256-byte aligned. Error{out_of_memory} names the bytes asked for and free.
+// Device memory, aligned to 256 bytes. Throws Error{out_of_memory} with the requested and the free
+// bytes.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -66,7 +67,7 @@ class DeviceBuffer {
   size_t bytes_ = 0;
 };
 
-// Page-locked host memory: copies from and to it are asynchronous.
+// Page-locked host memory, which allows asynchronous copies.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
@@ -86,13 +87,13 @@ class PinnedBuffer {
   size_t bytes_ = 0;
 };
 
-// Copies are ordered by the stream; host memory must stay valid until it has reached them.
+// Copies are ordered by the stream. Host memory must stay valid until the copy has completed.
 void copy_to_device(void* to, const void* from, size_t bytes, Stream stream);
 void copy_to_host(void* to, const void* from, size_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, size_t bytes, Stream stream);
 void fill_floats(float* to, float value, size_t count, Stream stream);
 void synchronize(Stream stream);
-// Copied when it returns.
+// Has completed the copy when it returns.
 template <typename T>
 DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
   DeviceBuffer buffer(values.size() * sizeof(T));
@@ -100,7 +101,7 @@ DeviceBuffer to_device(const std::vector<T>& values, Stream stream) {
   synchronize(stream);
   return buffer;
 }
-size_t free_bytes();  // of the current device, for any process
+size_t free_bytes();  // on the current device, for all processes
 
 class OwnedStream {
  public:
@@ -117,17 +118,17 @@ class Event {
 
   void record(Stream stream);
   void wait() const;                                   // blocks the caller
-  float milliseconds_since(const Event& start) const;  // both recorded and reached
+  float milliseconds_since(const Event& start) const;  // both events must be recorded and reached
 
  private:
   Owned<CUevent_st> event_;
 };
 
-// What a stream was told between begin and end of a capture, replayed with one call.
+// A sequence of captured operations, replayed with one call.
 class Graph {
  public:
-  // Captures what `work(stream)` enqueues. If it throws, the capture is ended and the error passes
-  // on.
+  // Captures the operations that `work(stream)` enqueues. If it throws, ends the capture and
+  // rethrows.
   template <typename Work>
   static Graph capture(Stream stream, Work&& work) {
     begin_capture(stream);
@@ -147,7 +148,7 @@ class Graph {
   static void abandon_capture(Stream stream);
   static Graph end_capture(Stream stream);
 
-  Owned<CUgraph_st> graph_;  // has the nodes
+  Owned<CUgraph_st> graph_;  // contains the nodes
   Owned<CUgraphExec_st> exec_;
 };
 

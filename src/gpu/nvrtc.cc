@@ -34,7 +34,7 @@ struct Nvrtc {
 Nvrtc load() {
   Nvrtc nvrtc;
   void* library = nullptr;
-  // Newest first: cubins of any of them run on the drivers that support them.
+  // The newest version comes first: drivers that support any of these versions run its cubins.
   for (const char* name :
        {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"}) {
     library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -57,7 +57,7 @@ const Nvrtc& nvrtc() {
   return loaded;
 }
 
-// The program object of one compilation.
+// Owns the program object of one compilation.
 struct OwnedProgram {
   Program handle = nullptr;
   ~OwnedProgram() {
@@ -125,9 +125,9 @@ CompileOutput compile(const CompileInput& input) {
 
 ResourceUse parse_resource_use(std::string_view log, std::string_view symbol) {
   ResourceUse use;
-  // Lines: "Compiling entry function 'NAME' for ..." | "Function properties for NAME" | "N bytes
-  // stack frame, N bytes spill stores, N bytes spill loads" | "Used N registers, ... N bytes smem"
-  // | "ptxas info    : (C7510) Potential Performance Loss: ... in the function 'NAME'".
+  // Lines of the report: "Compiling entry function 'NAME' for ..." | "Function properties for NAME"
+  // | "N bytes stack frame, N bytes spill stores, N bytes spill loads" | "Used N registers, ... N
+  // bytes smem" | "ptxas info    : (C7510) Potential Performance Loss: ... in the function 'NAME'".
   bool inside = false;
   for (size_t at = 0; at < log.size();) {
     const size_t end = std::min(log.find('\n', at), log.size());

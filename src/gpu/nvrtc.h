@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device source to machine code. NVRTC needs no GPU, so kernel packs are built anywhere.
+// Compiles device source to machine code. NVRTC needs no GPU, so any machine can build kernel
+// packs.
 #pragma once
 
 #include <string>
@@ -11,9 +12,9 @@ namespace fovea::gpu {
 
 struct CompileInput {
   std::string program;                                       // text of the translation unit
-  std::string name;                                          // in messages
-  std::vector<std::pair<std::string, std::string>> headers;  // name as included -> text
-  std::vector<std::string> flags;                            // all of them
+  std::string name;                                          // appears in messages
+  std::vector<std::pair<std::string, std::string>> headers;  // text by the included name
+  std::vector<std::string> flags;                            // complete list
 };
 
 struct CompileOutput {
@@ -22,27 +23,27 @@ struct CompileOutput {
   double seconds = 0;
 };
 
-// What the assembler reports: registers, spills and stack of an entry point, and where it gave up
-// speed.
+// The assembler's report: registers, spills and stack of an entry point, and performance losses.
 struct ResourceUse {
   int registers = 0;
   int spill_bytes = 0;
   int stack_bytes = 0;
-  int shared_bytes = 0;  // static
-  // Its notes of potential performance losses (C7500 and up: wgmma serialised, setmaxnreg ignored)
-  // in any function, a line each; empty: none.
+  int shared_bytes = 0;  // static only
+  // Notes of potential performance losses (C7500 and up: wgmma serialised, setmaxnreg ignored) in
+  // any function, one per line. Empty if there are none.
   std::string losses;
 };
 
-// Empty when NVRTC can be used; otherwise why not.
+// Returns an empty string if NVRTC can be used, otherwise the reason.
 const std::string& why_no_nvrtc();
-// "13.0"; part of every cache key.
+// Returns the version, such as "13.0", which is a part of every cache key.
 std::string nvrtc_version();
 
-// Error{unsupported} without NVRTC or with the compiler's log when the program does not compile.
+// Throws Error{unsupported} if NVRTC is missing, or with the compiler's log if the program does not
+// compile.
 CompileOutput compile(const CompileInput& input);
 
-// Reads the assembler's `-v` report in `log` of the entry point `symbol`.
+// Parses the assembler's `-v` report on the entry point `symbol` in `log`.
 ResourceUse parse_resource_use(std::string_view log, std::string_view symbol);
 
 }  // namespace fovea::gpu

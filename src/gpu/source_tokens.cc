@@ -7,19 +7,19 @@
 namespace fovea::gpu {
 namespace {
 
-// Punctuation of more than one character, longest first, so that the first match is the token.
+// Punctuation of several characters, longest first, so that the first match is the token.
 constexpr std::array<std::string_view, 26> kPunctuation = {
     "...", "<=>", "<<=", ">>=", "->*", "::", "->", ".*", "++", "--", "<<", ">>", "<=",
     ">=",  "==",  "!=",  "&&",  "||",  "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="};
 
-// Those of <cctype> ask the locale for every character.
+// These functions replace those of <cctype>, which query the locale for every character.
 constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 constexpr bool is_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || is_digit(c) || c == '_' || c == '$';
 }
 constexpr bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Walks over a source; text() is what is left of it.
+// Scans a source. text() is the unscanned rest.
 class Scanner {
  public:
   explicit Scanner(std::string_view source) : text_(source) {}
@@ -27,7 +27,7 @@ class Scanner {
   bool at_end() const { return text_.empty(); }
   char front() const { return text_.front(); }
 
-  // Skips white space and comments. Returns whether there were any, and whether a line ended.
+  // Skips white space and comments. Reports if there were any, and if a line ended.
   struct Gap {
     bool any = false, line_end = false;
   };
@@ -54,7 +54,7 @@ class Scanner {
     return gap;
   }
 
-  // The next token. There is one: the text is not empty and does not begin with a gap.
+  // Returns the next token. The text must not be empty and must not begin with a gap.
   std::string_view take_token() {
     if (const size_t prefix = literal_prefix(); prefix != text_.npos) return take_literal(prefix);
     if (is_word(front()) || starts_number()) return take(word_length());
@@ -73,7 +73,7 @@ class Scanner {
     return taken;
   }
 
-  // A backslash in front of the end of a line continues it, also in a comment.
+  // A backslash before the end of a line continues it, even in a comment.
   size_t line_end() const {
     size_t end = text_.find('\n');
     while (end != text_.npos && end > 0 && text_[end - 1] == '\\') end = text_.find('\n', end + 1);
@@ -82,7 +82,7 @@ class Scanner {
 
   bool starts_number() const { return front() == '.' && text_.size() > 1 && is_digit(text_[1]); }
 
-  // Numbers hold points, digit separators and signed exponents.
+  // Numbers contain points, digit separators and signed exponents.
   size_t word_length() const {
     const bool number = front() == '.' || is_digit(front());
     size_t length = 1;
@@ -99,13 +99,14 @@ class Scanner {
     return length;
   }
 
-  // Whether `before` is the exponent's letter of the number at the front.
+  // Returns true if `before` is the exponent letter of the number at the front.
   bool is_exponent(char before) const {
     const bool is_hex = text_.starts_with("0x") || text_.starts_with("0X");
     return before == 'p' || before == 'P' || (!is_hex && (before == 'e' || before == 'E'));
   }
 
-  // Characters in front of the quote of a string or character literal, npos: the text is none.
+  // Returns the number of characters before the quote of a string or character literal, or npos if
+  // the text is none.
   size_t literal_prefix() const {
     constexpr std::string_view kFirst = "\"'LuUR";
     if (kFirst.find(front()) == kFirst.npos) return text_.npos;
@@ -149,7 +150,7 @@ std::string source_tokens(std::string_view source) {
     const bool is_directive = line_begins && scanner.front() == '#';
     tokens += scanner.take_token();
     line_begins = false;
-    // White space matters in a directive: "#define F (x)" is no macro with a parameter.
+    // White space is significant in a directive: "#define F (x)" defines no macro with a parameter.
     while (is_directive) {
       const bool spaced = scanner.skip_gap(/*stop_at_line_end=*/true).any;
       if (scanner.at_end() || scanner.front() == '\n') break;

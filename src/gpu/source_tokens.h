@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compiler sees of a C++ source: its tokens, without comments and layout.
+// Reduces a C++ source to its tokens, without comments and layout.
 #pragma once
 
 #include <string>
@@ -7,9 +7,10 @@
 
 namespace fovea::gpu {
 
-// Returns the tokens of `source` in a form that does not change when comments, white space or line
-// breaks do: one line per token, and one per directive with its white space collapsed. Sources with
-// equal results compile alike, unless they read __LINE__ or make strings of spaced macro arguments.
+// Returns the tokens of `source` in a form that is independent of comments, white space and line
+// breaks: one line per token, and one per directive with its white space collapsed. Sources with
+// equal results compile to the same code, unless they use __LINE__ or stringify macro arguments
+// with spaces.
 std::string source_tokens(std::string_view source);
 
 }  // namespace fovea::gpu

@@ -11,7 +11,7 @@
 namespace fovea::gpu {
 namespace {
 
-// Values of the driver API.
+// Constants of the driver API.
 constexpr int kDataTypeUint16 = 1;
 constexpr int kInterleaveNone = 0;
 constexpr int kSwizzle128Bytes = 3;
@@ -40,7 +40,7 @@ void RepeatedTensorMap::encode(const TensorMapSpec& spec, void* map) {
     const bool patched = last_.data != nullptr && spec == moved &&
                          driver().tensor_map_replace_address(
                              encoded_.data(), const_cast<void*>(spec.data)) == kCudaSuccess;
-    last_.data = nullptr;  // if the driver refuses the map
+    last_.data = nullptr;  // stays null if the driver refuses the map
     if (!patched) encode_tensor_map(spec, encoded_.data());
     last_ = spec;
   }
