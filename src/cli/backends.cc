@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of backends.
+// The command `backends`, which prints the table of backends.
 #include <fmt/format.h>
 
 #include <memory>
@@ -30,8 +30,9 @@ std::string graph_name(GraphSupport support) {
 
 void add_backends(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = program.add_subcommand("backends", "the backends in order of preference");
-  command->add_flag("--json", *json, "the table as JSON");
+  CLI::App* command =
+      program.add_subcommand("backends", "list the backends in order of preference");
+  command->add_flag("--json", *json, "print the table as JSON");
   command->callback([json] {
     const BackendRegistry registry = BackendRegistry::builtin();
     nlohmann::ordered_json report = nlohmann::ordered_json::array();

@@ -21,9 +21,9 @@ namespace {
 struct BenchFlags {
   std::string output = "md";
   std::string backend = "auto";
-  bench::AttentionCase config;  // used when --kv-len is given
+  bench::AttentionCase config;  // used if --kv-len is given
   std::string phase;
-  std::optional<std::string> dtype, kv_dtype;  // unset: fp32, on a GPU bf16
+  std::optional<std::string> dtype, kv_dtype;  // default fp32, or bf16 on a GPU
   bool one_case = false;
   std::vector<int> threads;
   double seconds = 1;
@@ -58,7 +58,7 @@ std::vector<bench::AttentionCase> chosen_cases(const BenchFlags& flags) {
   return cases;
 }
 
-// A flag that would change nothing is not passed over.
+// Refuses flags that would have no effect.
 void check_applicable(const CLI::App& command, const BenchFlags& flags) {
   const auto refuse = [&](std::initializer_list<const char*> options, const char* why) {
     for (const char* option : options) {
@@ -83,7 +83,7 @@ void check_applicable(const CLI::App& command, const BenchFlags& flags) {
 }
 
 void run(const BenchFlags& flags) {
-  if (std::isnan(flags.seconds)) {  // which a range of CLI11 lets pass
+  if (std::isnan(flags.seconds)) {  // CLI11's range check accepts NaN
     throw Error(ErrorCode::invalid_argument, "--seconds is nan, must be in [0, 3600]");
   }
   if (flags.gpu.on_gpu()) {
@@ -103,7 +103,7 @@ void run(const BenchFlags& flags) {
     };
   }
   std::optional<InterruptCatcher> catcher;
-  if (!flags.turns) catcher.emplace();  // which wait for a line of stdin
+  if (!flags.turns) catcher.emplace();  // turns wait for stdin, where the default handler must act
   std::vector<bench::AttentionResult> results;
   for (const int count : flags.threads.empty() ? std::vector<int>{0} : flags.threads) {
     ThreadPool threads(count);
@@ -127,26 +127,28 @@ void run(const BenchFlags& flags) {
 void add_bench(CLI::App& program) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* command =
-      program.add_subcommand("bench", "speed, as fractions of what this machine can do");
+      program.add_subcommand("bench", "measure speed and compare it with the machine's ceilings");
   command->require_subcommand(1);
   add_gpu_ceilings(*command);
   CLI::App* attention = command->add_subcommand(
-      "attention", "backends over paged caches, beside this machine's ceilings");
+      "attention", "measure attention over paged caches against the machine's ceilings");
   attention
-      ->add_option("--output,-o", flags->output, "md, csv or json (of several --state an array)")
+      ->add_option("--output,-o", flags->output, "md, csv or json (an array for several --state)")
       ->capture_default_str()
       ->check(CLI::IsMember({"md", "csv", "json"}));
   attention->add_option("--backend", flags->backend, "auto, NAME, or prefer:NAME")
       ->capture_default_str();
   attention
-      ->add_option("--phase", flags->phase, "only cases of this phase; with --kv-len: the case's")
+      ->add_option("--phase", flags->phase,
+                   "only cases of this phase; with --kv-len, the phase of the case")
       ->check(CLI::IsMember({"prefill", "extend", "decode"}));
   bench::AttentionCase& config = flags->config;
   CLI::Validator positive = CLI::Range(1, 1 << 24);
-  positive.description("");  // of every line of the help
-  CLI::Option* kv_len =
-      attention->add_option("--kv-len", config.kv_len, "one case of its own: keys of a request")
-          ->check(positive);
+  positive.description("");  // hides the range in every line of the help
+  CLI::Option* kv_len = attention
+                            ->add_option("--kv-len", config.kv_len,
+                                         "measure one case with this many keys per request")
+                            ->check(positive);
   const auto add_size = [&](const char* flag, int32_t& value, const char* of) {
     attention->add_option(flag, value, of)->capture_default_str()->check(positive)->needs(kv_len);
   };
@@ -158,25 +160,27 @@ void add_bench(CLI::App& program) {
   add_size("--page-size", config.page_size, "tokens of a page");
   attention
       ->add_option("--dtype", flags->dtype,
-                   "of q, the new k and v, and out; default fp32, on a GPU bf16")
+                   "dtype of q, new k and v, and out; default fp32, on a GPU bf16")
       ->needs(kv_len);
-  attention->add_option("--kv-dtype", flags->kv_dtype, "of the cache; default fp32, on a GPU bf16")
+  attention
+      ->add_option("--kv-dtype", flags->kv_dtype, "dtype of the cache; default fp32, on a GPU bf16")
       ->needs(kv_len);
   add_comma_list(*attention, "--threads", flags->threads,
                  "on the CPU: comma-separated counts; default one per core");
-  attention->add_option("--seconds", flags->seconds, "on the CPU: per case")
+  attention->add_option("--seconds", flags->seconds, "on the CPU: seconds per case")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 3600.0));
   attention->add_flag("--quick", flags->quick, "on the CPU: small cases only");
   attention
-      ->add_flag("--turns", flags->turns,
-                 "on the CPU: a round of calls for each line of stdin instead of --seconds; prints "
-                 "its median seconds, at the end the report")
+      ->add_flag(
+          "--turns", flags->turns,
+          "on the CPU: replace --seconds by one round of calls for each line of stdin; print "
+          "the median seconds of each round, and the report at the end")
       ->needs(kv_len);
   add_gpu_options(*attention, flags->gpu);
   attention->footer(
-      "SIGINT (Ctrl-C) and SIGTERM end it after the case under way and print those that were "
-      "timed.");
+      "SIGINT (Ctrl-C) and SIGTERM end the command after the current case and print the measured "
+      "cases.");
   attention->callback([attention, flags, kv_len] {
     flags->one_case = kv_len->count() > 0;
     check_applicable(*attention, *flags);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `bench engine`: how long requests that arrive together wait for their tokens.
+// The command `bench engine`, which measures how long concurrent requests wait for their tokens.
 #include "cli/bench_engine.h"
 
 #include <fmt/core.h>
@@ -35,7 +35,8 @@ double milliseconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double, std::milli>(end - begin).count();
 }
 
-// The value that `share` of all values do not exceed; 0 without values.
+// Returns the smallest value that at least the fraction `share` of values do not exceed, or 0
+// without values.
 double percentile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -61,7 +62,8 @@ std::vector<GenerateRequest> make_requests(const EngineBenchFlags& flags, const 
   return requests;
 }
 
-// When the tokens of each request arrived, in milliseconds since all were added.
+// Returns the arrival time of each token of each request, in milliseconds since the requests were
+// added.
 std::vector<std::vector<double>> run_requests(Engine& engine,
                                               const std::vector<GenerateRequest>& requests) {
   std::vector<std::vector<double>> arrivals(requests.size());
@@ -145,12 +147,12 @@ void run(const EngineBenchFlags& flags) {
 void add_bench_engine(CLI::App& bench) {
   auto flags = std::make_shared<EngineBenchFlags>();
   CLI::App* command = bench.add_subcommand(
-      "engine", "a model: requests of random tokens that arrive together, and when tokens come");
+      "engine", "measure when a model's tokens arrive for concurrent requests of random tokens");
   add_engine_flags(*command, flags->engine);
   add_choice_flags(*command, flags->engine);
   CLI::Validator positive = CLI::Range(1, 1 << 22);
   positive.description("");
-  command->add_option("--requests", flags->requests, "requests, all added at once")
+  command->add_option("--requests", flags->requests, "number of requests, all added at once")
       ->capture_default_str()
       ->check(positive);
   command->add_option("--input-len", flags->input_len, "prompt tokens of each request")
@@ -159,7 +161,7 @@ void add_bench_engine(CLI::App& bench) {
   command->add_option("--output-len", flags->output_len, "generated tokens of each request")
       ->capture_default_str()
       ->check(positive);
-  command->add_option("--seed", flags->seed, "of the prompts")
+  command->add_option("--seed", flags->seed, "seed of the prompts")
       ->capture_default_str()
       ->check(whole_number);
   command->add_option("--output,-o", flags->output, "md, csv or json")

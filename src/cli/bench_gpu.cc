@@ -49,12 +49,12 @@ std::vector<GpuCase> chosen_cases(const GpuBenchFlags& flags,
     });
   }
   if (cases.empty()) {
-    throw Error(ErrorCode::invalid_argument, "--filter leaves no case of the suite");
+    throw Error(ErrorCode::invalid_argument, "--filter matches no case of the suite");
   }
   return cases;
 }
 
-// Of the first case that the backend serves; Error of the last one when it serves none.
+// Times the first case that the backend supports. Throws the last error if it supports none.
 bench::FirstCall first_call(bench::GpuBench& gpu, const std::vector<GpuCase>& cases,
                             const BackendWish& wish) {
   for (const GpuCase& config : cases) {
@@ -85,14 +85,14 @@ void add_peers(const GpuBenchFlags& flags, const std::optional<bench::PeerTable>
   }
 }
 
-// Before minutes of measuring, not behind them.
+// Checks before the measurement, which takes minutes.
 void check_savable(const std::string& prefix) {
   std::filesystem::path folder = std::filesystem::path(prefix).parent_path();
   if (folder.empty()) folder = ".";
   std::error_code unknown;
   if (!std::filesystem::is_directory(folder, unknown) || access(folder.c_str(), W_OK) != 0) {
-    throw Error(ErrorCode::io, fmt::format("--save {}: {} is no folder that can be written", prefix,
-                                           folder.string()));
+    throw Error(ErrorCode::io,
+                fmt::format("--save {}: {} is not a writable folder", prefix, folder.string()));
   }
 }
 
@@ -124,18 +124,18 @@ void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags) {
   add_comma_list(attention, "--filter", flags.filters,
                  "on a GPU: only cases whose name contains one of these");
   add_comma_list(attention, "--state", flags.states,
-                 "of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both",
+                 "state of the GPU: burst (after an idle gap), sustained (1.5 s of work), or both",
                  CLI::IsMember({"burst", "sustained"}));
   CLI::Option* peers = attention.add_flag(
       "--peers", flags.peers, "on a GPU: run PyTorch's attention on the same cases (needs torch)");
-  attention.add_option("--peer-kinds", flags.peer_kinds, "which of PyTorch's")
+  attention.add_option("--peer-kinds", flags.peer_kinds, "PyTorch implementations to run")
       ->capture_default_str()
       ->needs(peers);
-  attention.add_option("--peers-script", flags.peers_script, "what runs them")
+  attention.add_option("--peers-script", flags.peers_script, "script that runs them")
       ->capture_default_str()
       ->needs(peers);
   attention.add_option("--baselines", flags.baselines,
-                       "on a GPU: CSV of other libraries' times to compare with");
+                       "on a GPU: CSV with times of other libraries for comparison");
   attention.add_option("--save", flags.save,
                        "on a GPU: also write PREFIX.md, .csv, .json and the roofline .svg");
 }
@@ -145,9 +145,9 @@ void add_gpu_ceilings(CLI::App& bench) {
   auto output = std::make_shared<std::string>("md");
   flags->device = "cuda";
   CLI::App* ceilings = bench.add_subcommand(
-      "ceilings", "what the GPU can do at most: bandwidths, matrix products, launches");
+      "ceilings", "measure the GPU's limits: bandwidths, matrix products, launches");
   ceilings->add_option("--device", flags->device, "cuda or cuda:N")->capture_default_str();
-  ceilings->add_option("--output,-o", *output, "md or json (of several --state an array)")
+  ceilings->add_option("--output,-o", *output, "md or json (an array for several --state)")
       ->capture_default_str()
       ->check(CLI::IsMember({"md", "json"}));
   add_comma_list(*ceilings, "--state", flags->states,

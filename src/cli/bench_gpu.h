@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU half of `fovea bench`.
+// The GPU part of `fovea bench`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -28,8 +28,8 @@ struct GpuBenchFlags {
 void add_gpu_options(CLI::App& attention, GpuBenchFlags& flags);
 void add_gpu_ceilings(CLI::App& bench);
 
-// Runs the suite, or `one_case` instead. Prints Markdown, CSV or JSON as `output` says. Exit code 1
-// when an output was wrong.
+// Runs the suite, or only `one_case` if given. Prints Markdown, CSV or JSON according to `output`.
+// The exit code is 1 if an output was wrong.
 void run_gpu_bench(const GpuBenchFlags& flags, const std::string& backend,
                    const std::string& output, const std::optional<bench::AttentionCase>& one_case);
 

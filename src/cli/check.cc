@@ -89,8 +89,8 @@ void run(const CheckFlags& flags) {
   const auto refused = [](const CheckRow& row) { return !row.unsupported.empty(); };
   if (std::ranges::all_of(rows, refused)) {
     throw Error(ErrorCode::unsupported,
-                rows.empty() ? "no backend serves this model with any of these KV dtypes; fovea "
-                               "explain --model says why"
+                rows.empty() ? "no backend supports this model with any of these KV dtypes; fovea "
+                               "explain --model gives the reasons"
                              : rows.front().unsupported);
   }
   flags.json ? print_json(rows) : print_table(rows);
@@ -107,11 +107,11 @@ void add_check(CLI::App& program) {
       "check", "compare a checkpoint with its reference outputs, for every backend and KV dtype");
   add_engine_flags(*command, flags->engine);
   add_comma_list(*command, "--backends,--backend", flags->backends,
-                 "comma-separated; default all that accept the model");
+                 "comma-separated; default: all that support the model");
   add_comma_list(*command, "--kv-dtypes,--kv-dtype", flags->kv_dtypes,
                  "comma-separated; default fp32,bf16,fp16,fp8_e4m3");
-  command->add_flag("--no-perplexity", flags->no_perplexity, "prompts only");
-  command->add_flag("--json", flags->json, "the rows as JSON");
+  command->add_flag("--no-perplexity", flags->no_perplexity, "compare prompts only");
+  command->add_flag("--json", flags->json, "print the rows as JSON");
   command->callback([flags] { run(*flags); });
 }
 

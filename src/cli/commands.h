@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One function per subcommand; each adds itself to the program and runs when chosen.
+// Declares one function per subcommand. Each adds its subcommand to the program and runs it if
+// chosen.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,12 +21,12 @@ void add_env(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_kernels(CLI::App& program);
 
-// The model argument and every flag of EngineOptions, read into `options` when parsed.
+// The model argument and all flags of EngineOptions, which parsing stores in `options`.
 struct EngineFlags {
   EngineOptions options;
   std::string backend = "auto";
   std::optional<std::string> decode_backend;
-  std::optional<std::string> kv_dtype;  // unset: fp32, on a GPU bf16
+  std::optional<std::string> kv_dtype;  // default fp32, or bf16 on a GPU
   std::optional<std::string> kv_scale;
   std::optional<std::string> kv_memory;
   std::optional<std::string> min_prefix_savings;
@@ -37,27 +38,29 @@ struct EngineFlags {
   EngineOptions parsed() const;
 };
 void add_engine_flags(CLI::App& command, EngineFlags& flags);
-// --backend and --kv-dtype, which `check` varies, and --random-weights, which have no reference.
+// Adds --backend and --kv-dtype, which `check` varies, and --random-weights, for which no reference
+// exists.
 void add_choice_flags(CLI::App& command, EngineFlags& flags);
 void add_random_weights(CLI::App& command, std::optional<uint64_t>& seed);
 
-// CLI11 takes "-1" for 2^64 - 1 and whatever is too large too: what is wrong with the text of an
-// unsigned number, or nothing.
+// Returns the problem with the text of an unsigned number, or an empty string. CLI11 would accept
+// "-1" as 2^64 - 1, and values that are too large.
 std::string whole_number(const std::string& text);
 
-// Takes one value each time it is given: a list that takes whatever follows would take the
-// positional arguments too.
+// Adds an option that takes one value each time it is given. A list option of CLI11 would also
+// consume the positional arguments that follow it.
 template <typename T>
 CLI::Option* add_list(CLI::App& command, const std::string& names, std::vector<T>& values,
                       const std::string& description) {
   return command.add_option(names, values, description)->allow_extra_args(false);
 }
 
-// What stands between the commas of `text`. CLI::ValidationError naming the option where that is
-// nothing: CLI11's own delimiter would drop the entry.
+// Splits `text` at commas. Throws CLI::ValidationError naming the option for an empty entry, which
+// CLI11's own delimiter would drop.
 std::vector<std::string> split_list(const std::string& option, const std::string& text);
 
-// As add_list, with one entry or several between commas each time; `check` sees every entry.
+// Works as add_list, with one or more entries between commas each time. `check` validates each
+// entry.
 template <typename T>
 CLI::Option* add_comma_list(CLI::App& command, const std::string& names, std::vector<T>& values,
                             const std::string& description, const CLI::Validator& check = {}) {
@@ -80,22 +83,23 @@ CLI::Option* add_comma_list(CLI::App& command, const std::string& names, std::ve
       ->allow_extra_args(false);
 }
 
-// Error{invalid_argument} listing the known names.
+// Throws Error{invalid_argument} listing the known names.
 DType parse_dtype_flag(std::string_view flag, std::string_view value);
 KvScale parse_kv_scale_flag(std::string_view value);
-// "512MB" in bytes, units of 1024. Error{invalid_argument} unless it is a positive number that 64
-// bits hold.
+// Parses sizes such as "512MB", with units of 1024, to bytes. Throws Error{invalid_argument} unless
+// the result is positive and fits 64 bits.
 size_t parse_size_flag(std::string_view flag, std::string_view value);
 void add_workspace_budget(CLI::App& command, std::optional<std::string>& value);
 int64_t parse_workspace_budget(const std::string& value);
 
-// A line on stderr that the next call overwrites; nothing when stderr is not a terminal.
+// Prints a line on stderr that the next call overwrites. Prints nothing if stderr is not a
+// terminal.
 void show_progress(std::string_view what);
 void clear_progress();
 
-// On stderr, beside the results: a command does not fail because nobody can read it.
+// Prints a note on stderr. Ignores write errors, so that a command does not fail because of a note.
 void print_note(const std::string& text);
 
-void flush_stdout();  // Error{io} when it, or something before it, could not be written
+void flush_stdout();  // throws Error{io} if earlier output could not be written
 
 }  // namespace fovea::cli

@@ -44,8 +44,8 @@ nlohmann::ordered_json describe() {
 
 void add_env(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = program.add_subcommand("env", "what this build and this machine are");
-  command->add_flag("--json", *json, "the facts as JSON");
+  CLI::App* command = program.add_subcommand("env", "show facts about this build and this machine");
+  command->add_flag("--json", *json, "print the facts as JSON");
   command->callback([json] {
     const nlohmann::ordered_json facts = describe();
     if (*json) {

@@ -17,31 +17,32 @@
 namespace fovea::cli {
 namespace {
 
-constexpr std::string_view kArchitecture = "sm_";  // of a device that is not here
+// Prefix of the architecture of a described device.
+constexpr std::string_view kArchitecture = "sm_";
 
 struct ExplainFlags {
   std::optional<std::string> model;
-  std::optional<uint64_t> random_weights;  // with --model
-  std::optional<std::string> kv_memory;    // with --model
+  std::optional<uint64_t> random_weights;  // requires --model
+  std::optional<std::string> kv_memory;    // requires --model
   std::optional<std::string> workspace_budget;
   BackendRequest request;
   std::string backend = "auto", device = "cpu";
-  int multiprocessors = 132;                   // of a GPU that is named by its architecture; H200's
-  std::optional<std::string> dtype, kv_dtype;  // unset: default_dtype()
-  std::optional<std::string> kv_layout;        // unset: the one the engine takes
-  std::optional<std::string> decode_backend;   // with --model
+  int multiprocessors = 132;  // for a GPU given by its architecture; 132 is an H200's
+  std::optional<std::string> dtype, kv_dtype;  // default from default_dtype()
+  std::optional<std::string> kv_layout;        // default from the engine's rules
+  std::optional<std::string> decode_backend;   // requires --model
   std::string kind = "mha", scope = "decoder", mask = "none", scale = "none";
   bool json = false;
 
-  // What backends of the device serve.
+  // Returns the dtype that the backends of the device support.
   DType default_dtype() const { return device == "cpu" ? DType::f32 : DType::bf16; }
   DType cache_dtype() const {
     return kv_dtype ? parse_dtype_flag("--kv-dtype", *kv_dtype) : default_dtype();
   }
 };
 
-// Selection is a pure function of the device's description: "sm_90" stands for any GPU of that
-// architecture, which need not be here.
+// Selection is a pure function of the device's description, so "sm_90" can describe a GPU of that
+// architecture that this machine lacks.
 DeviceInfo explained_device(const CLI::App& command, const ExplainFlags& flags) {
   const std::string& name = flags.device;
   if (!name.starts_with(kArchitecture)) {
@@ -68,8 +69,9 @@ T named(std::string_view flag, const std::string& value, const std::map<std::str
               fmt::format("{} is '{}', known: {}", flag, value, known));
 }
 
-// Where 32/8 heads of 128 do not fit the kind, what was not given is DeepSeek-V3's or Qwen3-Next's.
-// The widths of mla belong together: who gives one gives those that differ from 0.
+// If 32/8 heads of 128 do not suit the kind, missing flags get the values of DeepSeek-V3 or
+// Qwen3-Next. The widths of mla depend on each other, so a given width disables the defaults of the
+// others.
 void set_default_heads(const CLI::App& command, const std::string& kind, AttentionSpec& spec) {
   const auto given = [&](const char* flag) { return command.get_option(flag)->count() > 0; };
   if (kind == "mla") {
@@ -179,8 +181,8 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
     elsewhere = explained_device(command, flags);
     if (!flags.kv_memory) {
       throw Error(ErrorCode::invalid_argument,
-                  fmt::format("--device {} with --model needs --kv-memory: caches take half of a "
-                              "device's free memory, and this one is not here",
+                  fmt::format("--device {} with --model needs --kv-memory: by default caches take "
+                              "half of the device's free memory, which is unknown",
                               flags.device));
     }
   } else {
@@ -220,7 +222,7 @@ void explain_model(const CLI::App& command, const ExplainFlags& flags) {
   fmt::print("{}\n", report.dump(2));
 }
 
-// With --model a flag that contradicts the model must not be passed over.
+// A flag that contradicts --model is an error.
 void check_model_flags(const CLI::App& command) {
   const std::set<std::string> accepted = {"--help",
                                           "--model",
@@ -282,8 +284,8 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
   command
       .add_option(
           "--kind", flags.kind,
-          "mha, mla, gated_delta_net or mamba2; heads are by default DeepSeek-V3's for mla, "
-          "Qwen3-Next's for the linear kinds")
+          "mha, mla, gated_delta_net or mamba2; the default heads of mla are DeepSeek-V3's, "
+          "those of the linear kinds Qwen3-Next's")
       ->capture_default_str();
   command.add_option("--scope", flags.scope, "decoder, ragged, encoder, encoder_cache or cross")
       ->capture_default_str();
@@ -297,23 +299,26 @@ void add_layer_flags(CLI::App& command, ExplainFlags& flags) {
       ->capture_default_str();
   command.add_option("--head-dim-v", spec.head_dim_v, "default --head-dim; mla: the latent");
   command.add_option("--nope-dim", spec.nope_dim,
-                     "mla: of a head of q before it is absorbed; 0: queries come absorbed");
-  command.add_option("--v-dim", spec.v_dim, "mla: of a head of the result; goes with --nope-dim");
-  command.add_option("--scale", spec.softmax_scale, "of the scores; 0: 1/sqrt(head_dim)");
+                     "mla: dims of a head of q before absorption, 0 for absorbed queries");
+  command.add_option("--v-dim", spec.v_dim,
+                     "mla: dims of a head of the result; used with --nope-dim");
+  command.add_option("--scale", spec.softmax_scale, "factor of the scores, 0 for 1/sqrt(head_dim)");
   command.add_option("--dtype", flags.dtype,
-                     "of q, the new k and v, and out; default fp32, on a GPU bf16");
-  command.add_option("--window", spec.window, "a query sees that many last keys; 0 is off");
+                     "dtype of q, new k and v, and out; default fp32, on a GPU bf16");
+  command.add_option("--window", spec.window,
+                     "number of preceding keys that a query sees, itself included; 0 is off");
   command.add_option("--chunk", spec.chunk, "a query sees keys of its own aligned chunk; 0 is off");
   command.add_option("--dual-chunk", spec.dual_chunk.chunk_size,
                      "chunk_size of dual chunk attention; 0 is off");
-  command.add_option("--dual-local", spec.dual_chunk.local_size, "its local_size, below that");
+  command.add_option("--dual-local", spec.dual_chunk.local_size,
+                     "local_size of dual chunk attention, below its chunk_size");
   command.add_option("--logit-cap", spec.logit_cap, "s = cap * tanh(s / cap); 0 is off");
-  command.add_flag("--sinks", spec.has_sinks, "an extra logit a head in the denominator");
-  command.add_flag("--alibi", spec.has_alibi, "a slope a head on the distance of keys");
+  command.add_flag("--sinks", spec.has_sinks, "an extra logit per head in the denominator");
+  command.add_flag("--alibi", spec.has_alibi, "a slope per head on the distance of keys");
   command.add_flag("--rope", spec.has_rope, "q and k arrive without positions");
   command.add_flag("--lse", spec.needs_lse, "the caller reads the log-sum-exp");
   command.add_flag("--batch-invariant", spec.batch_invariant,
-                   "a row's bits do not depend on the rest of the batch");
+                   "make a row's bits independent of the rest of the batch");
 }
 
 void add_cache_flags(CLI::App& command, ExplainFlags& flags) {
@@ -323,15 +328,18 @@ void add_cache_flags(CLI::App& command, ExplainFlags& flags) {
   command.add_option("--kv-scale", flags.scale, "none, per_tensor, per_head or per_token_head")
       ->capture_default_str();
   command.add_option("--page-size", cache.page_size, "tokens of a page")->capture_default_str();
-  command.add_option("--kv-layout", flags.kv_layout,
-                     "mha, mla or mla_fp8_rows; default the engine's: rows for e4m3 latents of "
-                     "512 + 64 without another scale");
-  command.add_option("--kv-window", cache.window, "last tokens that the pool keeps; 0: all");
+  command.add_option(
+      "--kv-layout", flags.kv_layout,
+      "mha, mla or mla_fp8_rows; default: the engine's choice, which is mla_fp8_rows for "
+      "e4m3 latents of 512 + 64 without another scale");
+  command.add_option("--kv-window", cache.window,
+                     "number of last tokens that the pool keeps, 0 for all");
 }
 
 void add_limit_flags(CLI::App& command, BatchLimits& limits) {
   limits = {.max_requests = 32, .max_tokens = 512, .max_q_len = 512, .max_kv_len = 8192};
-  command.add_option("--max-requests", limits.max_requests, "of a batch")->capture_default_str();
+  command.add_option("--max-requests", limits.max_requests, "requests of a batch")
+      ->capture_default_str();
   command.add_option("--max-tokens", limits.max_tokens, "new tokens of a batch")
       ->capture_default_str();
   command.add_option("--max-q-len", limits.max_q_len, "new tokens of a request")
@@ -341,7 +349,7 @@ void add_limit_flags(CLI::App& command, BatchLimits& limits) {
   command.add_option("--max-encoder-len", limits.max_encoder_len,
                      "encoder tokens of a request, scope cross; default --max-kv-len");
   command.add_option("--prefix-levels", limits.prefix_levels,
-                     "of shared prefixes; 0 is off, with --model 2 is the default");
+                     "max levels of shared prefixes; 0 is off, the default with --model is 2");
 }
 
 }  // namespace
@@ -349,9 +357,9 @@ void add_limit_flags(CLI::App& command, BatchLimits& limits) {
 void add_explain(CLI::App& program) {
   auto flags = std::make_shared<ExplainFlags>();
   CLI::App* command = program.add_subcommand(
-      "explain", "which backend would be chosen, and every reason against every other");
+      "explain", "show the backend that would be selected, and all reasons against the others");
   CLI::Validator positive = CLI::Range(1, 1 << 16);
-  positive.description("");  // of the line of the help
+  positive.description("");  // hides the range in the help
   command->add_option("--model", flags->model, "explain the layer groups of a checkpoint instead");
   add_random_weights(*command, flags->random_weights);
   command->add_option(
@@ -363,16 +371,18 @@ void add_explain(CLI::App& program) {
                       "with --model: another backend for decode steps");
   command
       ->add_option("--device", flags->device,
-                   "cpu, cuda, cuda:N, or sm_NN for a GPU of that architecture that is not here")
+                   "cpu, cuda, cuda:N, or sm_NN for any GPU of that architecture")
       ->capture_default_str();
-  command->add_option("--multiprocessors", flags->multiprocessors, "of the GPU of --device sm_NN")
+  command
+      ->add_option("--multiprocessors", flags->multiprocessors,
+                   "multiprocessors of the GPU of --device sm_NN")
       ->capture_default_str()
       ->check(positive);
   add_layer_flags(*command, *flags);
   add_cache_flags(*command, *flags);
   add_limit_flags(*command, flags->request.limits);
   add_workspace_budget(*command, flags->workspace_budget);
-  command->add_flag("--json", flags->json, "the choice and every reason as JSON");
+  command->add_flag("--json", flags->json, "print the selection and all reasons as JSON");
   command->callback([command, flags] { run(*command, *flags); });
 }
 

@@ -104,11 +104,12 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   command.add_option("--kv-memory", flags.kv_memory,
                      "budget of all caches, e.g. 512MB; default half of the device's free memory");
-  command.add_option("--kv-scale", flags.kv_scale,
-                     "of an fp8 cache: per_tensor or per_head, which stay 1, or per_token_head; "
-                     "default per_token_head, in e4m3 for latents of 512 + 64 one a 128 values");
+  command.add_option(
+      "--kv-scale", flags.kv_scale,
+      "scales of an fp8 cache: per_tensor or per_head (constant 1), or per_token_head; "
+      "default per_token_head, and for e4m3 latents of 512 + 64 one per 128 values");
   command.add_option("--page-size", options.page_size, "tokens of a page")->capture_default_str();
-  command.add_option("--max-requests", options.max_requests, "running at once")
+  command.add_option("--max-requests", options.max_requests, "concurrent requests")
       ->capture_default_str();
   command.add_option("--max-batch-tokens", options.max_batch_tokens, "new tokens of one step")
       ->capture_default_str();
@@ -118,10 +119,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
   command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "do not reuse prefixes");
   command
       .add_option("--prefix-levels", options.prefix_levels,
-                  "of prefixes that are read once for all requests that share them; 0 is off")
+                  "max levels of shared prefixes, each read once for all its requests; 0 is off")
       ->capture_default_str();
   command.add_option("--min-prefix-savings", flags.min_prefix_savings,
-                     "bytes of a layer that a level must save, e.g. 8MB; default 1 MB, on a GPU "
+                     "min bytes per layer that a level must save, e.g. 8MB; default 1 MB, on a GPU "
                      "512 MB");
   add_workspace_budget(command, flags.workspace_budget);
   command.add_flag("--no-cuda-graphs", flags.no_cuda_graphs,
@@ -130,7 +131,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags) {
                      fmt::format("on a GPU: decode steps of more requests are enqueued; default {}",
                                  options.max_graph_requests));
   command.add_flag("--batch-invariant", options.batch_invariant,
-                   "a request's bits do not depend on the rest of the batch");
+                   "make a request's bits independent of the rest of the batch");
 }
 
 void add_choice_flags(CLI::App& command, EngineFlags& flags) {
@@ -144,14 +145,14 @@ void add_choice_flags(CLI::App& command, EngineFlags& flags) {
 void add_random_weights(CLI::App& command, std::optional<uint64_t>& seed) {
   command
       .add_option("--random-weights", seed,
-                  "make the weights from this seed: the model needs a config.json only")
+                  "generate the weights from this seed; the model needs only a config.json")
       ->check(whole_number);
 }
 
 void add_workspace_budget(CLI::App& command, std::optional<std::string>& value) {
   command.add_option("--workspace-budget", value,
-                     "workspace of attention beyond which passes of MLA are computed some heads "
-                     "after the others; default 1536MB");
+                     "max workspace of attention, above which MLA processes its heads in several "
+                     "steps; default 1536MB");
 }
 
 int64_t parse_workspace_budget(const std::string& value) {

@@ -26,7 +26,7 @@ InterruptCatcher::InterruptCatcher() {
   caught_signal = 0;
   struct sigaction action {};
   action.sa_handler = remember;
-  // A write that is under way goes on.
+  // SA_RESTART lets a write in progress complete.
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
   for (const int signal : kSignals) {
     if (!ignored(signal)) sigaction(signal, &action, nullptr);
@@ -47,7 +47,7 @@ void end_if_interrupted() {
   flush_stdout();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
-  std::_Exit(128 + signal);  // where it is blocked
+  std::_Exit(128 + signal);  // reached if the signal is blocked
 }
 
 }  // namespace fovea::cli

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ctrl-C and `kill` for commands whose results so far are worth printing.
+// Handles Ctrl-C and `kill` for commands that print partial results.
 #pragma once
 
 namespace fovea::cli {
 
-// While one lives, the first SIGINT or SIGTERM is remembered; a second one of the same kind ends
-// the program at once. Signals that the program was started to ignore stay ignored.
+// While an object lives, it records the first SIGINT or SIGTERM. A second signal of the same kind
+// ends the program at once. Signals that were ignored at the start of the program stay ignored.
 class InterruptCatcher {
  public:
   InterruptCatcher();
@@ -13,11 +13,11 @@ class InterruptCatcher {
   InterruptCatcher(const InterruptCatcher&) = delete;
   InterruptCatcher& operator=(const InterruptCatcher&) = delete;
 
-  static int caught();  // the last signal, 0: none
+  static int caught();  // the last signal, or 0
 };
 
-// If one was caught: ends the program as that signal does by default, with what was printed written
-// out, so that a shell's loop around it ends too. The shell says 128 + signal.
+// If a signal was caught, flushes the output and ends the program by that signal, so that a shell's
+// loop ends too. A shell reports the exit code as 128 + signal.
 void end_if_interrupted();
 
 }  // namespace fovea::cli

@@ -38,8 +38,8 @@ void print_json(const std::vector<KernelListing>& listings) {
   fmt::print("{}\n", report.dump(2));
 }
 
-// What no kernel that ships may have: spilled registers, and products the assembler serialised.
-// Once they cost a quarter of a kernel's speed unseen. One line each; empty: none.
+// Returns a line for each defect that no released kernel may have: spilled registers, and matrix
+// products serialised by the assembler.
 std::string defects(const std::vector<KernelListing>& listings) {
   std::string lines;
   for (const KernelListing& kernel : listings) {
@@ -51,7 +51,7 @@ std::string defects(const std::vector<KernelListing>& listings) {
   return lines;
 }
 
-// The baked set by name, and which of it the pack has.
+// Prints the names of the baked set, and marks those in the pack.
 void print_names(const std::vector<KernelListing>& listings) {
   fmt::print("| kernel | in the pack |\n| --- | --- |\n");
   for (const KernelListing& kernel : listings) {
@@ -59,7 +59,7 @@ void print_names(const std::vector<KernelListing>& listings) {
   }
 }
 
-// What each packed kernel takes of an SM, then each family.
+// Prints the SM resources of each packed kernel, then totals per family.
 void print_report(const std::vector<KernelListing>& listings) {
   struct Family {
     int kernels = 0, registers = 0, spill_bytes = 0;
@@ -68,7 +68,7 @@ void print_report(const std::vector<KernelListing>& listings) {
   };
   std::map<std::string, Family> families;
   fmt::print(
-      "| kernel | registers | spilled bytes | threads | shared bytes | blocks an SM | kB of code "
+      "| kernel | registers | spilled bytes | threads | shared bytes | blocks per SM | kB of code "
       "| compile s |\n"
       "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
   for (const KernelListing& kernel : listings) {
@@ -85,7 +85,7 @@ void print_report(const std::vector<KernelListing>& listings) {
     family.seconds += kernel.compile_seconds;
   }
   fmt::print(
-      "\n| family | kernels | most registers | spilled bytes | MB of code | compile s |\n"
+      "\n| family | kernels | max registers | spilled bytes | MB of code | compile s |\n"
       "| --- | ---: | ---: | ---: | ---: | ---: |\n");
   Family all;
   const auto line = [](const std::string& name, const Family& family) {
@@ -107,7 +107,8 @@ void print_report(const std::vector<KernelListing>& listings) {
 
 struct KernelFlags {
   KernelBuildOptions build;
-  std::optional<std::string> pack;  // of list and report; unset: the one that programs here take
+  // For list and report; default: the pack that programs on this machine load.
+  std::optional<std::string> pack;
   bool json = false;
 };
 
@@ -115,8 +116,9 @@ std::vector<KernelListing> listed(const KernelFlags& flags) {
   return list_kernels(flags.pack ? *flags.pack : kernel_sources().pack_path);
 }
 
-// Progress of a build that takes minutes: on a terminal a line that the next one overwrites,
-// elsewhere lines of their own, for the first kernel, after every few seconds, and for the last.
+// Prints the progress of a build that takes minutes. On a terminal, each line overwrites the
+// previous one. Elsewhere, prints separate lines for the first kernel, every couple of seconds, and
+// the last kernel.
 class BuildProgress {
  public:
   void show(std::string_view compiled) {
@@ -173,35 +175,39 @@ void build(const KernelFlags& flags) {
 
 void add_kernels(CLI::App& program) {
   auto flags = std::make_shared<KernelFlags>();
-  CLI::App* command = program.add_subcommand("kernels", "the GPU kernels that ship compiled");
+  CLI::App* command =
+      program.add_subcommand("kernels", "list, report or build the precompiled GPU kernels");
   command->require_subcommand(1);
   const auto add_listing = [&](const char* name, const char* what, auto* print_table) {
     CLI::App* listing = command->add_subcommand(name, what);
-    listing->add_option("--pack", flags->pack, "default the one that programs here take")
+    listing
+        ->add_option("--pack", flags->pack,
+                     "kernel pack; default: the pack that programs on this machine load")
         ->check(CLI::ExistingFile);
-    listing->add_flag("--json", flags->json, "an object for each kernel");
+    listing->add_flag("--json", flags->json, "print a JSON object per kernel");
     listing->callback([flags, print_table] {
       const std::vector<KernelListing> listings = listed(*flags);
       flags->json ? print_json(listings) : print_table(listings);
     });
   };
-  add_listing("list", "the baked set and what a pack has of it", print_names);
-  add_listing("report",
-              "registers, spills, shared memory, blocks an SM and size of every packed kernel, and "
-              "what the assembler says cost speed",
-              print_report);
+  add_listing("list", "list the baked set and mark the kernels in a pack", print_names);
+  add_listing(
+      "report",
+      "print registers, spills, shared memory, blocks per SM, size and performance losses of "
+      "every packed kernel",
+      print_report);
 
   CLI::App* compile = command->add_subcommand(
       "build",
-      "compile what a pack lacks; exit code 1 when a kernel spills registers or its products "
-      "(wgmma) are serialised");
+      "compile the kernels missing from a pack; the exit code is 1 if a kernel spills registers "
+      "or the assembler serialises its products (wgmma)");
   compile->add_option("--pack", flags->build.pack_path, "kernel pack to write")->required();
   compile->add_option("--only", flags->build.only, "only kernels whose name contains this");
   compile->add_option("--threads", flags->build.threads, "default one per core");
-  compile->add_flag("--json", flags->json, "an object for each kernel");
+  compile->add_flag("--json", flags->json, "print a JSON object per kernel");
   compile->footer(
-      "Progress goes to stderr. SIGINT (Ctrl-C) and SIGTERM end the build after the kernels under\n"
-      "way, which the pack keeps. A second one ends the program at once.");
+      "Progress goes to stderr. SIGINT (Ctrl-C) and SIGTERM end the build after the current\n"
+      "kernels, which the pack keeps. A second signal ends the program at once.");
   compile->callback([flags] { build(*flags); });
 }
 

@@ -13,12 +13,12 @@
 
 namespace {
 
-// Wrong input, whoever noticed it: the option parser or the library.
+// Exit code for invalid input, found by the option parser or by the library.
 constexpr int kBadInput = 2;
-// Not the caller's doing: a GPU that failed, a fault of this program.
+// Exit code for failures that the caller did not cause: a GPU failure, or a bug.
 constexpr int kFailure = 1;
 
-// "fovea generate", or "fovea" where no command was reached.
+// Returns "fovea generate", or "fovea" if no command was reached.
 std::string command_line(const CLI::App& program) {
   std::string line = "fovea";
   for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
@@ -28,7 +28,7 @@ std::string command_line(const CLI::App& program) {
   return line;
 }
 
-// CLI11 says only that a subcommand is required when it does not know the one it got.
+// For an unknown subcommand, CLI11 reports only that a subcommand is required.
 void check_command(const CLI::App& program, int argc, char** argv) {
   const CLI::App* app = &program;
   for (int i = 1; i < argc; ++i) {
@@ -48,7 +48,7 @@ void check_command(const CLI::App& program, int argc, char** argv) {
   }
 }
 
-// Help and the version arrive as exceptions; CLI11 would print them without a look at the result.
+// Help and version arrive as exceptions. CLI11 would print them without checking for errors.
 void parse(CLI::App& program, int argc, char** argv) {
   check_command(program, argc, argv);
   try {
@@ -64,7 +64,7 @@ void parse(CLI::App& program, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is then an error of the write
+  std::signal(SIGXFSZ, SIG_IGN);  // turns file size limits into write errors
   CLI::App program{"Fovea: the attention layer of an LLM serving engine"};
   program.set_version_flag("--version", "fovea " FOVEA_VERSION);
   program.require_subcommand(1);
@@ -79,10 +79,10 @@ int main(int argc, char** argv) {
     parse(program, argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    // CLI::RuntimeError carries a command's own exit code.
+    // CLI::RuntimeError carries the exit code of a command.
     if (dynamic_cast<const CLI::RuntimeError*>(&error)) return error.get_exit_code();
     const bool is_number = dynamic_cast<const CLI::ConversionError*>(&error) != nullptr;
-    std::fprintf(stderr, "fovea: %s%s; %s --help lists what is accepted\n", error.what(),
+    std::fprintf(stderr, "fovea: %s%s; %s --help lists the accepted values\n", error.what(),
                  is_number ? ": not a number, or too large" : "", command_line(program).c_str());
     return kBadInput;
   } catch (const fovea::Error& error) {
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     fovea::cli::clear_progress();
     std::fputs("fovea: out of memory\n", stderr);
     return kBadInput;
-  } catch (const std::system_error& error) {  // fmt: stdout took only a part
+  } catch (const std::system_error& error) {  // fmt reports a partial write to stdout
     fovea::cli::clear_progress();
     std::fprintf(stderr, "fovea: %s\n", error.what());
     return kBadInput;

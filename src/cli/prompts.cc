@@ -20,7 +20,7 @@ namespace fovea::cli {
 namespace {
 
 std::string read_file(std::string_view flag, const std::string& path) {
-  // The calls of C, because a C++ stream throws for a folder. Pipes work too.
+  // Uses the C API, because a C++ stream throws for a folder. Pipes work too.
   const std::unique_ptr<FILE, int (*)(FILE*)> file(
       path == "-" ? stdin : std::fopen(path.c_str(), "rb"), std::fclose);
   std::string text;
@@ -46,7 +46,8 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-// One prompt a line. Files of Windows may begin with a byte order mark and end lines with \r\n.
+// Reads one prompt per line. Windows files may begin with a byte order mark and end lines with \r
+// .
 void append_lines(const std::string& path, std::vector<Prompt>& prompts) {
   const std::string text = read_file("--prompts", path);
   std::string_view rest = text;
@@ -67,16 +68,16 @@ void append_lines(const std::string& path, std::vector<Prompt>& prompts) {
   }
   if (prompts.size() == before) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("--prompts {}: no line holds a prompt", path));
+                fmt::format("--prompts {}: no line contains a prompt", path));
   }
 }
 
-// Of --random-prompts.
+// The value of --random-prompts.
 struct PromptSizes {
   int32_t prompts = 0, tokens = 0;
 };
 
-// "8x512", or "512" for one prompt.
+// Parses "8x512", or "512" for one prompt.
 PromptSizes parse_prompt_sizes(const std::string& text) {
   const auto number = [](std::string_view digits) {
     int32_t value = 0;
@@ -101,10 +102,9 @@ PromptSizes parse_prompt_sizes(const std::string& text) {
 void add_prompt_flags(CLI::App& command, PromptFlags& flags) {
   add_list(command, "--prompt,-p", flags.texts, "text to continue; repeat it for a batch");
   command.add_option("--prompt-file", flags.text_file,
-                     "a file whose whole text is a prompt; - is standard input");
+                     "file with the text of one prompt; - is standard input");
   command.add_option("--prompts", flags.lines_file,
-                     "a file with a prompt on each line, empty lines left out; - is standard "
-                     "input");
+                     "file with a prompt on each line that is not empty; - is standard input");
   const auto read = [&flags](const CLI::results_t& given) {
     for (const std::string& text : given) {
       std::vector<int32_t>& tokens = flags.tokens.emplace_back();
@@ -122,10 +122,10 @@ void add_prompt_flags(CLI::App& command, PromptFlags& flags) {
   command.add_option("--random-prompts", flags.random,
                      "NxM: N prompts of M random token ids, made from --seed");
   command.add_flag("--chat", flags.chat,
-                   "each prompt is a message in the checkpoint's chat format; the answer alone is "
-                   "printed");
+                   "treat each prompt as a message in the checkpoint's chat format; print only the "
+                   "answers");
   command.add_option("--system", flags.system,
-                     "with --chat: what the model is told to be; default the template's own text");
+                     "with --chat: the system message; default: the template's own");
 }
 
 std::vector<Prompt> read_prompts(const PromptFlags& flags) {
@@ -135,7 +135,7 @@ std::vector<Prompt> read_prompts(const PromptFlags& flags) {
   }
   if (flags.chat && (!flags.tokens.empty() || flags.random)) {
     throw Error(ErrorCode::invalid_argument,
-                "--chat needs text, --tokens and --random-prompts are ids");
+                "--chat needs text, but --tokens and --random-prompts are ids");
   }
   if (flags.system && !flags.chat) {
     throw Error(ErrorCode::invalid_argument, "--system needs --chat");
@@ -146,7 +146,7 @@ std::vector<Prompt> read_prompts(const PromptFlags& flags) {
   if (flags.lines_file) append_lines(*flags.lines_file, prompts);
   for (const std::vector<int32_t>& tokens : flags.tokens) prompts.push_back({.tokens = tokens});
   if (flags.random) {
-    parse_prompt_sizes(*flags.random);  // before a model is loaded
+    parse_prompt_sizes(*flags.random);  // reports errors before a model is loaded
   } else if (prompts.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 "no prompt: give --prompt, --prompt-file, --prompts, --tokens or --random-prompts");
@@ -154,7 +154,7 @@ std::vector<Prompt> read_prompts(const PromptFlags& flags) {
   return prompts;
 }
 
-// The C++ standard lays down the generator's numbers.
+// The C++ standard defines the generator's output.
 void append_random_prompts(const PromptFlags& flags, const Engine& engine, uint64_t seed,
                            std::vector<Prompt>& prompts) {
   if (!flags.random) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `generate` prints what it generates, as it comes.
+// Prints the results of `generate` while they are generated.
 #pragma once
 
 #include <span>
@@ -11,27 +11,28 @@
 namespace fovea::cli {
 
 enum class ResultFormat {
-  stream,  // of one prompt: its text as it grows
-  lines,   // a numbered line for each prompt
-  json,    // an object on a line for each prompt
+  stream,  // for one prompt: its text as it is generated
+  lines,   // a numbered line per prompt
+  json,    // a JSON object per prompt, each on one line
 };
 
-// Prints the results of requests in their order, each as soon as it and all before it are complete.
+// Prints the results of requests in order. A result is printed when it and all previous ones are
+// complete.
 class ResultPrinter {
  public:
-  // `requests` are those of Engine::generate() of a new engine, and outlive this. `shown` are their
-  // texts, which stream and lines print in front of what was generated; empty ones are not shown.
-  // Without `has_text` both print token ids instead of text.
+  // `requests` are the requests passed to Engine::generate() of a new engine. They must outlive the
+  // printer. `shown` are the prompts' texts, which `stream` and `lines` print before the generated
+  // text unless empty. Without `has_text`, both print token ids instead of text.
   ResultPrinter(std::span<const GenerateRequest> requests, std::vector<std::string> shown,
                 ResultFormat format, bool has_text);
 
   void add(const TokenEvent& event);
-  // After an exception: prints what the unfinished requests have, as failed for that reason.
-  // Nothing before the first event, as a refused request begins none, and nothing where the
-  // exception came out of printing.
+  // After an exception, prints the partial results of unfinished requests as failed for that
+  // reason. Prints nothing before the first event, since a refused request has no results, or if
+  // printing itself threw.
   void fail_rest(const Engine& engine, const std::string& why);
 
-  // A line for each request that failed.
+  // Returns a line for each request that failed.
   const std::vector<std::string>& failures() const { return failures_; }
 
  private:
@@ -44,10 +45,10 @@ class ResultPrinter {
   bool has_text_;
   std::vector<GenerateResult> results_;
   std::vector<std::string> failures_;
-  size_t next_ = 0;  // the first that is not printed
+  size_t next_ = 0;  // index of the first unprinted result
   bool has_events_ = false;
-  bool started_ = false;      // stream: the prompt is printed
-  bool is_printing_ = false;  // and has not returned
+  bool started_ = false;      // stream: the prompt has been printed
+  bool is_printing_ = false;  // true during a call that prints
 };
 
 }  // namespace fovea::cli

@@ -159,7 +159,7 @@ TEST(Cli, RefusesWrongFlags) {
   expect_refused(fovea({"bench", "attention", "--device", "cuda", "--baselines", "/nowhere.csv"}),
                  {"/nowhere.csv"});
   expect_refused(fovea({"bench", "attention", "--device", "cuda", "--save", "/nowhere/x"}),
-                 {"--save", "/nowhere is no folder"});
+                 {"--save", "/nowhere is not a writable folder"});
 }
 
 TEST(Cli, SaysInOneLineWhatTheParserRefuses) {

@@ -296,7 +296,7 @@ TEST(Cli, SaysThatNobodySetsTheScalesOfACache) {
     flags.insert(flags.end(), {"--kv-scale", scale});
     return fovea(flags);
   };
-  EXPECT_NE(with("per_tensor").err.find("the scales of the cache stay 1"), std::string::npos);
+  EXPECT_NE(with("per_tensor").err.find("the scales of the cache are 1"), std::string::npos);
   EXPECT_EQ(with("per_token_head").err, "");
   EXPECT_EQ(with("per_token_head").out, fovea(generate).out);
   expect_refused(with("per_token"), {"--kv-scale is 'per_token'", "per_token_head"});
