@@ -172,17 +172,17 @@ double Workload::row_error(int32_t request, int32_t row, int32_t head, double& n
   const auto value = [&](const std::vector<std::byte>& values, size_t index) {
     return double{load_float(values.data(), config_.q_dtype, static_cast<int64_t>(index))};
   };
-  double most = -1e300;
+  double largest = -1e300;
   for (int32_t t = 0; t < visible; ++t) {
     double dot = 0;
     for (size_t d = 0; d < dim; ++d) {
       dot += value(q_, q_at + d) * value(k_, kv_at(t) + d);
     }
     weights[static_cast<size_t>(t)] = dot / std::sqrt(static_cast<double>(dim));
-    most = std::max(most, weights[static_cast<size_t>(t)]);
+    largest = std::max(largest, weights[static_cast<size_t>(t)]);
   }
   double sum = 0;
-  for (double& weight : weights) sum += weight = std::exp(weight - most);
+  for (double& weight : weights) sum += weight = std::exp(weight - largest);
   double squared_error = 0;
   for (size_t d = 0; d < dim; ++d) {
     double expected = 0;

@@ -67,9 +67,9 @@ std::vector<double> expected_row(const AttentionSpec& spec, const std::vector<do
   for (int32_t key = 0; key < keys; ++key) {
     weights[key] = spec.softmax_scale * dot(query.data(), &latents[int64_t{key} * row], row);
   }
-  const double most = *std::ranges::max_element(weights);
+  const double largest = *std::ranges::max_element(weights);
   double sum = 0;
-  for (double& weight : weights) sum += weight = std::exp(weight - most);
+  for (double& weight : weights) sum += weight = std::exp(weight - largest);
   for (int32_t key = 0; key < keys; ++key) {
     const double weight = weights[key] / sum;
     for (int32_t i = 0; i < rank; ++i) latent[i] += weight * latents[int64_t{key} * row + i];

@@ -65,16 +65,17 @@ std::string suffix_line(const std::vector<GpuResult>& results, std::string_view 
 
 // The same work at several page sizes: slowest over fastest.
 std::string pages_line(const std::vector<GpuResult>& results) {
-  std::map<std::string, std::pair<double, double>> spread;  // name without page -> least, most
+  // Shortest and longest time by the name without the page size.
+  std::map<std::string, std::pair<double, double>> spread;
   for (const GpuResult& r : results) {
     if (!r.timed() || !r.config.cached()) continue;
     std::string name = r.config.name();
     const std::string page = fmt::format(" p{}", r.config.page_size);
     name.erase(name.find(page), page.size());
     auto [entry, is_new] = spread.try_emplace(name, r.forward.seconds, r.forward.seconds);
-    auto& [least, most] = entry->second;
-    least = std::min(least, r.forward.seconds);
-    most = std::max(most, r.forward.seconds);
+    auto& [shortest, longest] = entry->second;
+    shortest = std::min(shortest, r.forward.seconds);
+    longest = std::max(longest, r.forward.seconds);
   }
   std::string text;
   for (const auto& [name, bounds] : spread) {

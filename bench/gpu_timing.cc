@@ -33,8 +33,8 @@ struct Interval {
 };
 
 // As many samples of `each` seconds as fill `window`.
-size_t samples_in(double window, double each, size_t least) {
-  return std::max(least, static_cast<size_t>(std::ceil(window / each)));
+size_t samples_in(double window, double each, size_t min_samples) {
+  return std::max(min_samples, static_cast<size_t>(std::ceil(window / each)));
 }
 
 // Runs `sample` so many times; seconds of each on the GPU. The queue never runs dry: several

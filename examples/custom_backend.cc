@@ -77,22 +77,22 @@ class PlainAttention final : public AttentionBackend {
     const TokenTable table = token_table(batch_, spec_.scope, pool_.spec().page_size);
     const int32_t table_row = batch_.request_rows[at.request];
     const auto* q = reinterpret_cast<const float*>(row_address(layer.q, at.row, at.head));
-    float most = -INFINITY, sum = 0;
+    float largest = -INFINITY, sum = 0;
     for (int32_t key = 0; key < at.keys; ++key) {
       const auto* k =
           reinterpret_cast<const float*>(k_address(cache, table.slot(table_row, key), kv_head));
       float score = 0;
       for (int32_t d = 0; d < spec_.head_dim; ++d) score += q[d] * k[d];
       scores_[key] = score / std::sqrt(static_cast<float>(spec_.head_dim));
-      most = std::max(most, scores_[key]);
+      largest = std::max(largest, scores_[key]);
     }
     auto* out = reinterpret_cast<float*>(row_address(layer.out, at.row, at.head));
     std::fill_n(out, spec_.head_dim_v, 0.0f);
-    for (int32_t key = 0; key < at.keys; ++key) sum += std::exp(scores_[key] - most);
+    for (int32_t key = 0; key < at.keys; ++key) sum += std::exp(scores_[key] - largest);
     for (int32_t key = 0; key < at.keys; ++key) {
       const auto* v =
           reinterpret_cast<const float*>(v_address(cache, table.slot(table_row, key), kv_head));
-      const float weight = std::exp(scores_[key] - most) / sum;
+      const float weight = std::exp(scores_[key] - largest) / sum;
       for (int32_t d = 0; d < spec_.head_dim_v; ++d) out[d] += weight * v[d];
     }
   }

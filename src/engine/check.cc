@@ -58,17 +58,17 @@ Reference read_reference(const std::string& folder) {
   }
   if (reference.prompts.empty()) fail(ErrorCode::corrupt_file, "{}: no prompt_0.input_ids", path);
   reference.validation = read_tensor<int32_t>(file, path, "validation.input_ids", DType::i32);
-  const Config json = Config::open(folder + "/reference.json").object("validation");
+  const JsonObject json = JsonObject::open(folder + "/reference.json").object("validation");
   reference.window = json.integer("tokens_per_window", 2, 1 << 20);
   reference.perplexity = json.number("perplexity", 1, 1e9);
   return reference;
 }
 
 double negative_log_likelihood(std::span<const float> logits, int32_t token) {
-  const float most = *std::max_element(logits.begin(), logits.end());
+  const float largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - most));
-  return std::log(sum) + most - logits[static_cast<size_t>(token)];
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - largest));
+  return std::log(sum) + largest - logits[static_cast<size_t>(token)];
 }
 
 double measure_perplexity(Engine& engine, const Reference& reference,
@@ -103,7 +103,7 @@ void check_prompts(Engine& engine, const Reference& reference, CheckRow& row,
     }
     for (size_t v = 0; v < vocabulary; ++v) {
       const float difference = std::fabs(last[v] - prompt.last_logits[v]);
-      // Written so that a NaN counts as infinitely far.
+      // The negated comparison counts a NaN as infinitely far.
       if (!(difference <= row.max_logit_difference)) {
         row.max_logit_difference =
             std::isnan(difference) ? std::numeric_limits<float>::infinity() : difference;
@@ -153,7 +153,7 @@ CheckRow check_combination(const CheckOptions& options, const std::string& backe
     row.perplexity_change = row.perplexity / reference.perplexity - 1;
   }
   const CheckLimits limits = check_limits(kv_dtype);
-  // A difference that is not judged must still be a number: NaN and infinities never pass.
+  // Even a difference without a limit must be finite: NaN and infinities never pass.
   row.pass = std::isfinite(row.max_logit_difference) &&
              row.max_logit_difference <= limits.logit_difference &&
              (!limits.greedy_equal || row.greedy_equal == row.greedy_total) &&
@@ -171,7 +171,7 @@ CheckLimits check_limits(DType kv_dtype) {
 }
 
 std::vector<CheckRow> check_model(const CheckOptions& options) {
-  // A device that is not there and a model that is not known are no backend's refusals.
+  // A missing device or an unknown model is an error, not a refusal by a backend.
   const DeviceInfo device = find_device(options.engine.device);
   const std::string& folder = options.engine.model_path;
   check_argument(!folder.empty(), "model_path is empty");
@@ -195,7 +195,7 @@ std::vector<CheckRow> check_model(const CheckOptions& options) {
                                   [](const CheckRow& row) { return row.unsupported.empty(); });
     if (runs || !options.backends.empty()) std::ranges::move(of_backend, std::back_inserter(rows));
   }
-  // One reason everywhere is a refusal of the model.
+  // If all backends give the same reason, it is an error of the model.
   if (rows.empty() && refusals.size() == 1) fail(ErrorCode::unsupported, "{}", *refusals.begin());
   return rows;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint: one file, or shards and the index that says which tensor is where.
+// Opens a checkpoint: one file, or shards and their index.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ Checkpoint Checkpoint::open(const std::string& folder) {
   const fs::path index = fs::path(folder) / "model.safetensors.index.json";
   std::error_code ignored;
   if (fs::exists(single, ignored)) {
-    // The reference's choice, too.
+    // The reference makes the same choice.
     if (fs::exists(index, ignored)) {
       checkpoint.note_ = fmt::format(
           "{}: model.safetensors is read; model.safetensors.index.json and its shards are not",
@@ -65,7 +65,7 @@ const SafetensorsFile* Checkpoint::file_of(std::string_view name) const {
   return found == files_.end() ? nullptr : &*found;
 }
 
-Checkpoint Checkpoint::random(const std::string& folder, const Config& config, uint64_t seed,
+Checkpoint Checkpoint::random(const std::string& folder, const JsonObject& config, uint64_t seed,
                               ThreadPool& threads) {
   Checkpoint checkpoint;
   checkpoint.folder_ = folder;

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Indices of models with thousands of experts have tens of megabytes.
+// Indices of models with thousands of experts take tens of megabytes.
 constexpr size_t kMaxBytes = 100'000'000;
 constexpr int kMaxDepth = 64;
 
@@ -83,7 +83,7 @@ class IndexReader {
  private:
   bool in_weight_map() const { return is_weight_map_ && depth_ == 2; }
 
-  // A value that is no shard.
+  // Refuses a value that cannot be a shard.
   bool value(std::string_view what) {
     if (in_weight_map()) refuse_shard(what);
     if (depth_ == 0) {
@@ -111,7 +111,7 @@ class IndexReader {
   std::string_view name_;
   int depth_ = 0;
   bool is_weight_map_ = false;
-  std::string key_;  // the last one
+  std::string key_;  // most recent key
   std::unordered_map<std::string, uint32_t> shards_;
   CheckpointIndex index_;
 };

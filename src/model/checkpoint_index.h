@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// model.safetensors.index.json: which shard of a checkpoint holds which tensor.
+// Reads model.safetensors.index.json, which maps each tensor of a checkpoint to a shard.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace fovea {
 struct CheckpointIndex {
   struct Entry {
     std::string tensor;
-    uint32_t shard = 0;  // into shards
+    uint32_t shard = 0;  // index into shards
   };
   std::vector<std::string> shards;  // plain file names, in the order of their first mention
-  std::vector<Entry> entries;       // sorted by tensor, each once
+  std::vector<Entry> entries;       // sorted by tensor, without duplicates
 };
 
-// Reads the text of an index. Errors name `name`, the tensor and the shard: Error{corrupt_file}
-// where the text has no weight_map, names a tensor twice or a shard outside the folder. Memory is
-// proportional to the text.
+// Reads the text of an index. Throws Error{corrupt_file} naming `name`, the tensor and the shard if
+// the text has no weight_map, a tensor twice, or a shard outside the folder. Takes memory in
+// proportion to the text.
 CheckpointIndex read_checkpoint_index(std::string_view text, std::string_view name);
 
 }  // namespace fovea

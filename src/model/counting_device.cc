@@ -15,7 +15,7 @@ namespace {
   fail(ErrorCode::unsupported, "this device only counts what a model would take");
 }
 
-// Experts on a GPU, of which there is a shape.
+// Experts on a GPU, reduced to their shape.
 class CountedExperts final : public Experts {
  public:
   explicit CountedExperts(const std::vector<MlpParts>& experts)
@@ -44,7 +44,7 @@ class CountingDevice final : public ModelDevice {
 
   const std::byte* place(const StoredTensor& tensor, std::string_view name) override {
     if (on_gpu()) check_cuda_matrix(tensor, name);
-    if (!on_gpu() && tensor.data != nullptr) return tensor.data;  // stays mapped
+    if (!on_gpu() && tensor.data != nullptr) return tensor.data;  // the CPU uses the mapped bytes
     const void* const key =
         tensor.data != nullptr ? static_cast<const void*>(tensor.data) : &tensor;
     if (placed_.insert(key).second) matrix_bytes_ += tensor.bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that is described instead of used: it counts what a model would place on it, so that any
-// size can be planned on any machine.
+// A device that only counts what a model would place on it, so that any machine can plan for any
+// device and size.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,9 @@
 
 namespace fovea {
 
-// Weights are checked and counted as the device's own ModelDevice does, and go nowhere. Pointers to
-// them are not null and must not be followed. Operations and allocations are Error{unsupported}.
+// Checks and counts weights as a real ModelDevice of that kind does, but stores nothing. Pointers
+// to weights are not null but must not be dereferenced. Operations and allocations throw
+// Error{unsupported}.
 std::unique_ptr<ModelDevice> make_counting_device(const DeviceInfo& device);
 
 }  // namespace fovea

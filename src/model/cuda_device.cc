@@ -27,7 +27,7 @@ static_assert(static_cast<int>(MoeScore::softmax) == cuda::kScoreSoftmax &&
               static_cast<int>(MoeScore::grouped_softmax) == cuda::kScoreGroupedSoftmax);
 static_assert(cuda::kMaxRoutedExperts == kernels::kMaxExperts);
 
-// Weights that are made rather than mapped come to the device in pieces of this size.
+// Generated weights are copied to the device in pieces of this size.
 constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr int32_t kMaxHeadDim = 2048;  // HeadsConfig::kMaxDim
 
@@ -104,10 +104,10 @@ class CudaDevice final : public ModelDevice {
   gpu::OwnedStream stream_;
   CudaLayerKernels kernels_;
   gpu::MatrixProducts products_;
-  // By the place in the file, or by the tensor whose data is made.
+  // Key: the address in the mapped file, or the tensor whose values are generated.
   std::map<const void*, gpu::DeviceBuffer> matrices_;
   std::vector<gpu::DeviceBuffer> joined_;
-  gpu::PinnedBuffer staging_;  // empty until a tensor makes its data
+  gpu::PinnedBuffer staging_;  // empty until a tensor is generated
   size_t matrix_bytes_ = 0;
   VectorMemory vectors_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model on an NVIDIA GPU: bf16 weights and activations, f32 accumulators, residual stream, norms
-// and logits.
+// Runs a model on an NVIDIA GPU with bf16 weights and activations. Accumulators, the residual
+// stream, norms and logits are f32.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,12 @@ namespace fovea {
 
 struct CudaDeviceOptions {
   int index = 0;
-  int32_t max_rows = 1;        // of one pass
-  bool row_invariant = false;  // a row's bits do not depend on how many rows a pass has
+  int32_t max_rows = 1;  // rows of one pass
+  // Makes the bits of a row independent of the number of rows in the pass.
+  bool row_invariant = false;
 };
 
-// Error{unsupported} without a GPU, cuBLASLt or one of the kernels, saying which.
+// Throws Error{unsupported} naming what is missing: a GPU, cuBLASLt, or a kernel.
 std::unique_ptr<ModelDevice> make_cuda_device(const CudaDeviceOptions& options);
 
 }  // namespace fovea

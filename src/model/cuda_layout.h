@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much GPU memory weights and experts take, without a GPU.
+// Computes the GPU memory of weights and experts, without a GPU.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace fovea {
 
 inline constexpr size_t kCudaAlignment = 256;
 
-// Places of vectors one after the other in large blocks: an allocation of the driver's is 2 MB.
+// Places vectors one after another in large blocks, because a driver allocation takes at least 2
+// MB.
 class VectorLayout {
  public:
   struct Place {
@@ -31,7 +32,7 @@ class VectorLayout {
     used_ += round_up(bytes, kCudaAlignment);
     return place;
   }
-  const std::vector<size_t>& blocks() const { return blocks_; }  // bytes of each
+  const std::vector<size_t>& blocks() const { return blocks_; }  // bytes of each block
   size_t bytes() const {
     size_t total = 0;
     for (const size_t block : blocks_) total += block;
@@ -43,17 +44,19 @@ class VectorLayout {
   size_t used_ = 0;
 };
 
-// A vector of f32 and, behind it, its bf16 form: a product with bf16 results reads its bias there.
+// Returns the bytes of an f32 vector followed by its bf16 form. Products with bf16 results read
+// their bias from the second.
 inline size_t cuda_vector_bytes(size_t count) {
   return round_up(count * sizeof(float), kCudaAlignment) + count * sizeof(uint16_t);
 }
 
-// Error{unsupported} where a GPU does not multiply by the tensor.
+// Throws Error{unsupported} if a GPU cannot multiply by the tensor.
 void check_cuda_matrix(const StoredTensor& tensor, std::string_view name);
-// Error{unsupported} where experts differ in shape, or have one that a GPU does not multiply.
+// Throws Error{unsupported} if the experts differ in shape or contain a matrix that a GPU cannot
+// multiply by.
 void check_cuda_experts(const std::vector<MlpParts>& experts);
 
-// Scratch of experts of such a shape for rows that go to top_k of `count` each.
+// Scratch for `count` experts of one shape, for rows that go to top_k experts each.
 struct CudaExpertBuffers {
   int32_t *counts, *choices;
   Rows hidden, activated, results;

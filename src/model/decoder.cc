@@ -8,9 +8,9 @@
 namespace fovea {
 namespace {
 
-// Rows of a feed-forward block that are computed at a time. What lies between its matrices is
-// several times as wide as the residual stream; with as many rows the matrices read their weights
-// in a small part of the time.
+// Number of rows of a feed-forward block that are computed at once. This bounds the scratch between
+// its matrices, which is several times as wide as the residual stream. With this many rows, reading
+// the weights takes only a small part of the time.
 constexpr int64_t kFeedRows = 8192;
 
 class DecoderModel : public Model {
@@ -30,7 +30,7 @@ class DecoderModel : public Model {
   void logits(int64_t first_row, std::span<float> logits) override;
 
  private:
-  // x: the residual stream. normed: input of a block. branch: its output. All [rows, hidden].
+  // x: residual stream. normed: input of a block. branch: its output. All are [rows, hidden].
   struct Residual {
     float* x;
     Rows normed;
@@ -38,7 +38,7 @@ class DecoderModel : public Model {
   };
   Residual take_residual(Arena& arena, int64_t rows) const;
   void make_rotary_tables(int32_t positions);
-  size_t scratch_bytes(int64_t rows) const;  // of the hungriest block
+  size_t scratch_bytes(int64_t rows) const;  // scratch of the block that needs the largest
   void check_sizes(const ModelInputs& inputs, size_t backends) const;
   void check_values(const ModelInputs& inputs) const;
   void run_mixer(Pass& pass, const Block& block) const;
@@ -52,7 +52,7 @@ class DecoderModel : public Model {
   DecoderParts parts_;
   int32_t max_tokens_ = 0;
   int32_t max_context_ = 0;
-  int64_t logit_rows_ = 0;  // of the last pass
+  int64_t logit_rows_ = 0;  // logit rows of the last pass
   std::shared_ptr<std::byte> memory_;
   Residual stream_{};
   std::span<std::byte> scratch_;
@@ -66,16 +66,16 @@ DecoderModel::Residual DecoderModel::take_residual(Arena& arena, int64_t rows) c
 }
 
 size_t DecoderModel::scratch_bytes(int64_t rows) const {
-  size_t most = 0;
+  size_t max_bytes = 0;
   for (const DecoderLayer& layer : parts_.layers) {
     for (const auto& [block, at_a_time] :
          {std::pair(layer.mixer.get(), rows), {layer.feed.get(), std::min(rows, kFeedRows)}}) {
       Arena counter = arena();
       block->take_scratch(counter, at_a_time);
-      most = std::max(most, counter.used());
+      max_bytes = std::max(max_bytes, counter.used());
     }
   }
-  return most;
+  return max_bytes;
 }
 
 void DecoderModel::make_rotary_tables(int32_t positions) {
@@ -147,7 +147,7 @@ void DecoderModel::run_mixer(Pass& pass, const Block& block) const {
   block.forward(pass, stream_.normed, {stream_.branch, parts_.info.hidden, DType::f32});
 }
 
-// A feed-forward block knows no positions and no other rows.
+// A feed-forward block uses neither positions nor other rows, so rows can be processed in pieces.
 void DecoderModel::run_feed(Pass& pass, const Block& block) const {
   const int64_t rows = pass.rows;
   const Rows branch{stream_.branch, parts_.info.hidden, DType::f32};
@@ -159,7 +159,7 @@ void DecoderModel::run_feed(Pass& pass, const Block& block) const {
   pass.rows = rows;
 }
 
-// x += branch_norm(branch) and normed = norm(x), either where it is not null.
+// Computes x += branch_norm(branch) and normed = norm(x). Skips a step whose norm is null.
 void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* norm) const {
   ResidualStep step;
   step.x = stream_.x;
@@ -177,7 +177,7 @@ void DecoderModel::step(const Pass& pass, const Norm* branch_norm, const Norm* n
   parts_.device->residual(step);
 }
 
-// x[i] <- x[rows[i]]
+// Sets x[i] = x[rows[i]].
 void DecoderModel::keep_rows(std::span<const int32_t> rows) {
   kernels::ExpertRowsParams move;
   move.x = stream_.x;
@@ -214,12 +214,12 @@ void DecoderModel::forward(const ModelInputs& inputs, std::span<AttentionBackend
   embedding.factor = parts_.embedding_factor;
   device.embedding(embedding);
 
-  const Norm* pending = nullptr;  // norm of the branch that x still lacks
+  const Norm* pending = nullptr;  // norm of a branch that is not yet added to x
   for (const DecoderLayer& layer : parts_.layers) {
     step(pass, pending, &layer.mixer_norm);
     run_mixer(pass, *layer.mixer);
     if (&layer == &parts_.layers.back()) {
-      // Rows are independent from here on: only those somebody asked for go on.
+      // No later step mixes rows, so only rows with logits continue.
       step(pass, &layer.mixer_out_norm, nullptr);
       keep_rows(inputs.logit_rows);
       pass.rows = logit_rows_;
@@ -249,7 +249,7 @@ void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
   device.linear(parts_.head, from_row(stream_.normed, first_row),
                 {logits.data(), width, DType::f32}, rows);
   if (parts_.logit_cap > 0) device.soft_cap(logits.data(), parts_.logit_cap, count);
-  // On the CPU the weights are the mapped files.
+  // On the CPU the weights are in the mapped files.
   if (device.kind() == DeviceKind::cpu) parts_.checkpoint->check_intact();
 }
 

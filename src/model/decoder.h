@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame all decoder-only models share: embedding, residual layers, final norm, vocabulary head.
-// An architecture fills in DecoderParts.
+// The common structure of all decoder-only models: embedding, residual layers, final norm,
+// vocabulary head. An architecture fills in DecoderParts.
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@
 
 namespace fovea {
 
-// x += norm(block(norm(x))), once for the mixer and once for the feed-forward block.
+// Computes x += norm(block(norm(x))), first for the mixer and then for the feed-forward block.
 struct DecoderLayer {
-  Norm mixer_norm;  // empty: none
+  Norm mixer_norm;  // optional
   std::unique_ptr<Block> mixer;
-  Norm mixer_out_norm;  // empty: none
-  Norm feed_norm;       // empty: none
+  Norm mixer_out_norm;  // optional
+  Norm feed_norm;       // optional
   std::unique_ptr<Block> feed;
-  Norm feed_out_norm;  // empty: none
+  Norm feed_out_norm;  // optional
 };
 
-// Frequencies and, once the context is known, the table made of them.
+// Frequencies and their table, which is made when the context is known.
 struct RotaryTable {
   kernels::RopeSpec spec;
   kernels::RopeTableView view;
@@ -31,8 +31,8 @@ struct RotaryTable {
 struct DecoderParts {
   ModelInfo info;
   std::shared_ptr<ModelDevice> device;
-  std::unique_ptr<const Checkpoint> checkpoint;  // on the CPU what every matrix points into
-  const std::byte* embedding = nullptr;          // [vocabulary, hidden], on the device
+  std::unique_ptr<const Checkpoint> checkpoint;  // on the CPU, all matrices point into it
+  const std::byte* embedding = nullptr;          // [vocabulary, hidden] on the device
   DType embedding_dtype = DType::f32;
   float embedding_factor = 1;
   std::vector<DecoderLayer> layers;
@@ -40,14 +40,14 @@ struct DecoderParts {
   Norm final_norm;
   Linear head;
   std::vector<std::unique_ptr<RotaryTable>> rotary_tables;
-  float logit_cap = 0;  // logits <- cap * tanh(logits / cap); 0: off
+  float logit_cap = 0;  // logits become cap * tanh(logits / cap); 0 disables it
 
   Weights weights() const { return Weights(*checkpoint, *device); }
 };
 
 std::unique_ptr<Model> make_decoder(DecoderParts parts);
 
-// Puts model layer `layer` into the group with an equal spec, or into a new one.
+// Adds model layer `layer` to the group with an equal spec, or to a new group.
 LayerSlot join_group(ModelInfo& info, int32_t layer, const AttentionSpec& spec,
                      const StateCacheSpec& state = {});
 

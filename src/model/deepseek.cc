@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // DeepSeek-V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437). Multi-head latent attention: the cache
-// holds one normalised latent and one rotary key per token; the backend gets the up-projections,
-// which it absorbs or applies as it likes. Behind a few dense layers come mixtures of experts with
-// shared ones: with softmax scores (V2), or sigmoid scores and a bias for the choice only (V3).
+// holds one normalised latent and one rotary key per token. The backend gets the up-projections and
+// decides whether to absorb or apply them. A number of dense layers precede mixtures of experts
+// with shared experts. V2 routes by softmax scores; V3 routes by sigmoid scores plus a bias that
+// affects the choice only.
 #include <cmath>
 
 #include "core/check.h"
@@ -15,19 +16,19 @@ namespace {
 
 enum class Generation : uint8_t { v2, v3 };
 
-bool has_mlp_bias(const Config& config, Generation generation) {
+bool has_mlp_bias(const JsonObject& config, Generation generation) {
   return generation == Generation::v2 && config.boolean_or("mlp_bias", false);
 }
 
 struct LatentParts {
   AttentionSpec spec;
   LayerSlot slot;
-  Linear q_a;  // hidden -> q_lora_rank; empty: q_b reads the hidden rows
+  Linear q_a;  // hidden -> q_lora_rank; if empty, q_b reads the hidden rows
   Norm q_a_norm;
   Linear q_b;   // -> [q_heads, nope_dim + rope_dim]
   Linear kv_a;  // hidden -> [latent | rotary key]
   Norm latent_norm;
-  MlaWeights kv_b;  // latent -> keys and values of every head
+  MlaWeights kv_b;  // latent -> keys and values of all heads
   Linear o;
   Rotary rotary;
 };
@@ -92,7 +93,7 @@ class LatentAttention : public Block {
   LatentParts parts_;
 };
 
-AttentionSpec read_latent_spec(const Config& config, const kernels::RopeSpec& rope) {
+AttentionSpec read_latent_spec(const JsonObject& config, const kernels::RopeSpec& rope) {
   AttentionSpec spec;
   spec.kind = AttentionKind::mla;
   spec.q_heads = read_heads(config, "num_attention_heads");
@@ -112,14 +113,14 @@ AttentionSpec read_latent_spec(const Config& config, const kernels::RopeSpec& ro
   return spec;
 }
 
-// The norms of the latents have an epsilon of their own, whatever rms_norm_eps is.
+// The norms of the latents have a fixed epsilon, independent of rms_norm_eps.
 Norm read_latent_norm(const Weights& weights, std::string_view name, int64_t dim) {
   return {.weight = weights[name].vector("weight", {dim}, InitialValues::constant(1)),
           .epsilon = 1e-6f,
           .plus_one = false};
 }
 
-LatentParts read_latent_attention(const Config& config, const Weights& weights,
+LatentParts read_latent_attention(const JsonObject& config, const Weights& weights,
                                   const AttentionSpec& spec) {
   const int64_t hidden = read_size(config, "hidden_size");
   const int64_t q_width = int64_t{spec.q_heads} * (spec.nope_dim + spec.rope_dim);
@@ -150,11 +151,11 @@ LatentParts read_latent_attention(const Config& config, const Weights& weights,
   return parts;
 }
 
-int64_t read_expert_count(const Config& config) {
+int64_t read_expert_count(const JsonObject& config) {
   return config.integer("n_routed_experts", 1, kernels::kMaxExperts);
 }
 
-void read_groups(const Config& config, kernels::MoeRoutingParams& routing) {
+void read_groups(const JsonObject& config, kernels::MoeRoutingParams& routing) {
   const auto experts = static_cast<int32_t>(read_expert_count(config));
   routing.groups = static_cast<int32_t>(config.integer("n_group", 1, experts));
   routing.top_groups = static_cast<int32_t>(config.integer("topk_group", 1, routing.groups));
@@ -163,8 +164,8 @@ void read_groups(const Config& config, kernels::MoeRoutingParams& routing) {
   }
 }
 
-// Sigmoid scores and a bias for the choice only.
-void read_v3_routing(const Config& config, const Weights& weights, MoeParts& parts) {
+// Sigmoid scores, and a bias that affects the choice only.
+void read_v3_routing(const JsonObject& config, const Weights& weights, MoeParts& parts) {
   parts.choice_bias =
       weights["gate"].vector("e_score_correction_bias", {read_expert_count(config)});
   parts.routing.score = kernels::MoeScore::grouped_sigmoid;
@@ -173,8 +174,8 @@ void read_v3_routing(const Config& config, const Weights& weights, MoeParts& par
   read_groups(config, parts.routing);
 }
 
-// Softmax scores, over all experts or inside the best groups.
-void read_v2_routing(const Config& config, MoeParts& parts) {
+// Softmax scores, over all experts or only those in the best groups.
+void read_v2_routing(const JsonObject& config, MoeParts& parts) {
   const std::string method = config.text_or("topk_method", "greedy");
   parts.routing.factor =
       static_cast<float>(config.number_or("routed_scaling_factor", 1, 1e-6, 1e6));
@@ -188,7 +189,7 @@ void read_v2_routing(const Config& config, MoeParts& parts) {
   read_groups(config, parts.routing);
 }
 
-MoeParts read_moe(const Config& config, const Weights& weights, Generation generation) {
+MoeParts read_moe(const JsonObject& config, const Weights& weights, Generation generation) {
   const int64_t hidden = read_size(config, "hidden_size");
   const int64_t experts = read_expert_count(config);
   const int64_t width = read_size(config, "moe_intermediate_size");
@@ -210,7 +211,7 @@ MoeParts read_moe(const Config& config, const Weights& weights, Generation gener
   return parts;
 }
 
-std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, int64_t layer,
+std::unique_ptr<Block> read_feed(const JsonObject& config, const Weights& weights, int64_t layer,
                                  Generation generation) {
   const int64_t layers = read_layers(config);
   const int64_t dense_layers = generation == Generation::v2
@@ -224,13 +225,13 @@ std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, i
                                         has_mlp_bias(config, generation)));
 }
 
-kernels::RopeLayout rope_layout(const Config& config, Generation generation) {
+kernels::RopeLayout rope_layout(const JsonObject& config, Generation generation) {
   const bool is_interleaved =
       generation == Generation::v2 || config.boolean_or("rope_interleave", true);
   return is_interleaved ? kernels::RopeLayout::interleaved : kernels::RopeLayout::half_split;
 }
 
-void refuse_unknown_options(const Config& config, Generation generation) {
+void refuse_unknown_options(const JsonObject& config, Generation generation) {
   require_text(config, "hidden_act", "silu");
   if (config.integer_or("moe_layer_freq", 1, 1, 1 << 20) != 1) {
     fail(ErrorCode::unsupported, "moe_layer_freq is {}; supported is 1",
@@ -238,7 +239,7 @@ void refuse_unknown_options(const Config& config, Generation generation) {
   }
   if (generation == Generation::v2) {
     require_text(config, "scoring_func", "softmax");
-    // The code that came with the models divides by the sum, transformers does not.
+    // The models' original code divides by the sum; transformers does not.
     require_boolean(config, "norm_topk_prob", false);
   } else {
     require_text(config, "scoring_func", "sigmoid");
@@ -246,7 +247,7 @@ void refuse_unknown_options(const Config& config, Generation generation) {
   }
 }
 
-std::unique_ptr<Model> load_deepseek(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_deepseek(const JsonObject& config, Checkpoint checkpoint,
                                      std::shared_ptr<ModelDevice> device, Generation generation) {
   refuse_unknown_options(config, generation);
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device));
@@ -273,12 +274,12 @@ std::unique_ptr<Model> load_deepseek(const Config& config, Checkpoint checkpoint
 
 }  // namespace
 
-std::unique_ptr<Model> load_deepseek_v2(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_deepseek_v2(const JsonObject& config, Checkpoint checkpoint,
                                         std::shared_ptr<ModelDevice> device) {
   return load_deepseek(config, std::move(checkpoint), std::move(device), Generation::v2);
 }
 
-std::unique_ptr<Model> load_deepseek_v3(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_deepseek_v3(const JsonObject& config, Checkpoint checkpoint,
                                         std::shared_ptr<ModelDevice> device) {
   return load_deepseek(config, std::move(checkpoint), std::move(device), Generation::v3);
 }

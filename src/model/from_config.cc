@@ -16,13 +16,13 @@ namespace {
 constexpr int32_t kMaxSize = 1 << 24, kMaxHeads = 1 << 16, kMaxHeadDim = 1024;
 constexpr int32_t kMaxLayers = 1 << 14;
 
-// Tokens that end a text, of config.json and of generation_config.json, which some checkpoints
-// extend.
-std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& folder,
+// Reads the tokens that end a text from config.json and from generation_config.json, which adds
+// some in a number of checkpoints.
+std::vector<int32_t> read_eos_tokens(const JsonObject& config, const std::string& folder,
                                      int32_t vocabulary) {
   std::vector<int32_t> tokens;
   std::vector<bool> is_known(static_cast<size_t>(vocabulary));
-  const auto append = [&](const Config& from) {
+  const auto append = [&](const JsonObject& from) {
     if (!from.has("eos_token_id")) return;
     for (const int64_t token : from.integer_or_list("eos_token_id", 0, vocabulary - 1)) {
       if (is_known[static_cast<size_t>(token)]) continue;
@@ -34,12 +34,13 @@ std::vector<int32_t> read_eos_tokens(const Config& config, const std::string& fo
   if (folder.empty()) return tokens;
   const std::filesystem::path generation = std::filesystem::path(folder) / "generation_config.json";
   std::error_code ignored;
-  if (std::filesystem::exists(generation, ignored)) append(Config::open(generation.string()));
+  if (std::filesystem::exists(generation, ignored)) append(JsonObject::open(generation.string()));
   return tokens;
 }
 
-// The embedding and the head, which `tied` makes one matrix. As in the reference, a checkpoint that
-// stores two different ones keeps both, and one that stores only the head embeds with it.
+// Reads the embedding and the head, which are one matrix if `tied`. As in the reference, a
+// checkpoint with two different ones keeps both, and one with only the head also uses it as the
+// embedding.
 void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
   constexpr std::string_view kEmbedding = "model.embed_tokens", kHead = "lm_head";
   const int64_t rows = parts.info.vocabulary, columns = parts.info.hidden;
@@ -66,52 +67,52 @@ void read_vocabulary_matrices(DecoderParts& parts, bool tied) {
   parts.head = weights.linear(head, rows, columns);
 }
 
-bool has_bias(const Config& config, Bias bias) {
+bool has_bias(const JsonObject& config, Bias bias) {
   if (bias == Bias::never || bias == Bias::always) return bias == Bias::always;
-  return config.boolean_or("attention_bias", bias == Bias::usual);
+  return config.boolean_or("attention_bias", bias == Bias::by_default);
 }
 
 }  // namespace
 
-double read_positive(const Config& config, std::string_view field, double fallback) {
+double read_positive(const JsonObject& config, std::string_view field, double fallback) {
   constexpr double kLow = 1e-6, kHigh = 1e9;
   return config.number_or(field, fallback, kLow, kHigh);
 }
 
-int32_t read_size(const Config& config, std::string_view field) {
+int32_t read_size(const JsonObject& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kMaxSize));
 }
 
-int32_t read_layers(const Config& config) {
+int32_t read_layers(const JsonObject& config) {
   return static_cast<int32_t>(config.integer("num_hidden_layers", 1, kMaxLayers));
 }
 
-float read_cap(const Config& config, std::string_view field, float fallback) {
+float read_cap(const JsonObject& config, std::string_view field, float fallback) {
   constexpr double kLow = 1e-3, kHigh = 1e6;
   if (!config.contains(field)) return fallback;
   return static_cast<float>(config.number_or(field, 0, kLow, kHigh));
 }
 
-std::optional<int32_t> read_window(const Config& config, std::optional<int32_t> fallback) {
+std::optional<int32_t> read_window(const JsonObject& config, std::optional<int32_t> fallback) {
   if (!config.contains("sliding_window")) return fallback;
   if (!config.has("sliding_window")) return std::nullopt;
   return read_size(config, "sliding_window");
 }
 
-int32_t read_heads(const Config& config, std::string_view field) {
+int32_t read_heads(const JsonObject& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kMaxHeads));
 }
 
-int32_t read_head_dim(const Config& config, std::string_view field) {
+int32_t read_head_dim(const JsonObject& config, std::string_view field) {
   return static_cast<int32_t>(config.integer(field, 1, kMaxHeadDim));
 }
 
-float read_epsilon(const Config& config) {
+float read_epsilon(const JsonObject& config) {
   constexpr double kLow = 1e-30, kHigh = 1;
   return static_cast<float>(config.number("rms_norm_eps", kLow, kHigh));
 }
 
-Norm read_norm(const Config& config, const Weights& weights, std::string_view name, int64_t dim,
+Norm read_norm(const JsonObject& config, const Weights& weights, std::string_view name, int64_t dim,
                bool plus_one, float factor) {
   const InitialValues random = InitialValues::constant(plus_one ? 0 : 1);
   return {.weight = weights[name].vector("weight", {dim}, random, factor),
@@ -119,15 +120,15 @@ Norm read_norm(const Config& config, const Weights& weights, std::string_view na
           .plus_one = plus_one};
 }
 
-DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
+DecoderParts read_decoder(const JsonObject& config, Checkpoint checkpoint,
                           std::shared_ptr<ModelDevice> device, const DecoderDefaults& defaults) {
-  // Random weights are not stored in any way.
+  // Random weights are never quantised.
   if (config.has("quantization_config") && !checkpoint.is_random()) {
     fail(ErrorCode::unsupported,
          "quantization_config is set; checkpoints with plain fp32, bf16 or fp16 weights are "
          "supported");
   }
-  // Passed over, it would change what the model says of long texts.
+  // Ignoring this field would change results for long texts.
   if (config.has("dual_chunk_attention_config")) {
     fail(ErrorCode::unsupported,
          "dual_chunk_attention_config is set; models are loaded with plain rotary positions only");
@@ -152,7 +153,7 @@ DecoderParts read_decoder(const Config& config, Checkpoint checkpoint,
   return parts;
 }
 
-AttentionSpec read_attention(const Config& config, const AttentionDefaults& defaults) {
+AttentionSpec read_attention(const JsonObject& config, const AttentionDefaults& defaults) {
   const int32_t heads = read_heads(config, "num_attention_heads");
   const int32_t hidden = read_size(config, "hidden_size");
   AttentionSpec spec;
@@ -172,7 +173,7 @@ AttentionSpec read_attention(const Config& config, const AttentionDefaults& defa
   return spec;
 }
 
-SelfAttentionParts read_self_attention(const Config& config, const Weights& weights,
+SelfAttentionParts read_self_attention(const JsonObject& config, const Weights& weights,
                                        const AttentionSpec& spec,
                                        const SelfAttentionOptions& options) {
   const int64_t hidden = read_size(config, "hidden_size");
@@ -224,7 +225,7 @@ std::vector<MlpParts> read_experts(const Weights& weights, int64_t count, int64_
 }
 
 Rotary make_rotary(const kernels::RopeSpec& spec, DecoderParts& parts, kernels::RopeLayout layout) {
-  make_rope_table(spec, 1);  // which refuses what no table can be made of
+  make_rope_table(spec, 1);  // throws if no table can be made
   if (spec.scaling == kernels::RopeScaling::longrope) {
     parts.info.default_context = std::min(parts.info.default_context, spec.original_max_positions);
   }
@@ -232,7 +233,7 @@ Rotary make_rotary(const kernels::RopeSpec& spec, DecoderParts& parts, kernels::
   return {&parts.rotary_tables.back()->view, layout};
 }
 
-std::vector<std::string> read_layer_types(const Config& config,
+std::vector<std::string> read_layer_types(const JsonObject& config,
                                           std::initializer_list<std::string_view> known,
                                           std::span<const std::string_view> pattern) {
   const auto layers = static_cast<size_t>(read_layers(config));
@@ -252,14 +253,14 @@ std::vector<std::string> read_layer_types(const Config& config,
   return types;
 }
 
-void require_text(const Config& config, std::string_view field, std::string_view value) {
+void require_text(const JsonObject& config, std::string_view field, std::string_view value) {
   const std::string found = config.text_or(field, value);
   if (found != value) {
     fail(ErrorCode::unsupported, "{} is {}; supported is {}", field, quote(found), quote(value));
   }
 }
 
-void require_boolean(const Config& config, std::string_view field, bool value) {
+void require_boolean(const JsonObject& config, std::string_view field, bool value) {
   if (config.boolean_or(field, value) != value) {
     fail(ErrorCode::unsupported, "{} is {}; supported is {}", field, !value, value);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpt-oss (arXiv:2508.10925): attention sinks, sliding windows on every other layer, YaRN
-// positions, biases everywhere; a mixture of experts with a clamped SwiGLU whose gate and up
-// columns alternate.
+// gpt-oss (arXiv:2508.10925) has attention sinks, sliding windows on every other layer, YaRN
+// positions and biases everywhere. Its mixture of experts has a clamped SwiGLU with alternating
+// gate and up columns.
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
 
@@ -9,7 +9,7 @@ namespace fovea {
 namespace {
 
 std::unique_ptr<Block> read_moe(const PlainContext& context) {
-  const Config& config = context.config;
+  const JsonObject& config = context.config;
   const Weights weights = context.weights["mlp"];
   const int64_t hidden = read_size(config, "hidden_size");
   const int64_t experts = config.integer("num_local_experts", 1, kernels::kMaxExperts);
@@ -45,8 +45,8 @@ std::unique_ptr<Block> read_moe(const PlainContext& context) {
 
 constexpr PlainDecoder kGptOss = {
     .heads = {.kv_heads = 8, .head_dim = 64},
-    .qkv_bias = Bias::usual,
-    .o_bias = Bias::usual,
+    .qkv_bias = Bias::by_default,
+    .o_bias = Bias::by_default,
     .has_sinks = true,
     .rope = {.theta = 150000,
              .parameters = R"({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
@@ -58,7 +58,7 @@ constexpr PlainDecoder kGptOss = {
 
 }  // namespace
 
-std::unique_ptr<Model> load_gpt_oss(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_gpt_oss(const JsonObject& config, Checkpoint checkpoint,
                                     std::shared_ptr<ModelDevice> device) {
   return load_plain_decoder(kGptOss, config, std::move(checkpoint), std::move(device));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model on the CPU: f32 activations, weights where the checkpoint is mapped; random ones in
-// memory of their own.
+// Runs a model on the CPU with f32 activations. Weights stay in the mapped checkpoint; random
+// weights have their own memory.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -53,7 +53,7 @@ class HostDevice final : public ModelDevice {
     return owned.get();
   }
   const std::byte* place_joined(std::span<const StoredTensor* const>, std::string_view) override {
-    return nullptr;  // that would copy what is mapped
+    return nullptr;  // joining would copy mapped bytes
   }
   std::span<const float> place(std::vector<float> values) override {
     owned_bytes_ += values.size() * sizeof(float);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows are grouped by expert, and one expert runs after the other.
+// Groups rows by expert and runs one expert after another.
 #include "model/host_experts.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ class HostExperts final : public Experts {
       lists.rows_of_expert[place] = static_cast<int32_t>(i / choice.top_k);
       lists.weights[place] = choice.weights[i];
     }
-    // Filling moved every begin to its end, which is the next one's begin.
+    // Filling has moved every begin to its end, which is the begin of the next expert.
     std::copy_backward(begins, begins + experts, begins + experts + 1);
     begins[0] = 0;
   }

@@ -9,7 +9,7 @@
 
 namespace fovea {
 
-// device outlives the result.
+// The device must outlive the result.
 std::unique_ptr<Experts> make_host_experts(std::vector<MlpParts> experts, bool weights_scale_input,
                                            ModelDevice& device);
 

@@ -11,8 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// Frees a document from the inside out. The destructor of a json that holds others allocates a list
-// of them, and ends the process where memory has ended.
+// Frees a document from the inside out. The destructor of a nested json allocates a list of its
+// members and would terminate the process if memory runs out.
 void dismantle(json& value) {
   if (!value.is_structured()) return;
   for (json& part : value) dismantle(part);
@@ -28,8 +28,8 @@ struct Document {
   Document& operator=(const Document&) = delete;
 };
 
-// Builds the document from what the parser meets, and refuses deep nesting and repeated keys on the
-// way. (The parser's own callbacks look through a whole array or object at the end of each part.)
+// Builds the document from the parser's events, and refuses deep nesting and repeated keys. (The
+// parser's own callbacks search a whole array or object at the end of each element.)
 class DocumentBuilder {
  public:
   DocumentBuilder(json& document, std::string_view name, int max_depth)
@@ -95,8 +95,8 @@ class DocumentBuilder {
   json& document_;
   std::string_view name_;
   int max_depth_;
-  std::vector<json*> open_;  // objects and arrays from the outermost to the current one
-  json* member_ = nullptr;   // of the current object: the value behind the last key
+  std::vector<json*> open_;  // objects and arrays, from the outermost to the current one
+  json* member_ = nullptr;   // value of the last key in the current object
 };
 
 }  // namespace
@@ -106,7 +106,7 @@ void check_json_text(std::string_view text, std::string_view name, size_t max_by
     fail(ErrorCode::corrupt_file, "{}: {} bytes of JSON, the limit is {}", name, text.size(),
          max_bytes);
   }
-  // The parser would take a NUL for the end of the text.
+  // The parser would treat a NUL as the end of the text.
   if (const size_t at = text.find('\0'); at != text.npos) {
     fail(ErrorCode::corrupt_file, "{}: byte {} is NUL, which JSON does not contain", name, at);
   }
@@ -128,7 +128,8 @@ std::shared_ptr<json> make_json_document() {
 
 std::string json_problem(const nlohmann::json::exception& error) {
   std::string_view what = error.what();
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
+  // Turns "[json.exception.parse_error.101] parse error at line 1, column 2: ..." into its second
+  // half.
   if (const size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
   return clipped(what);
 }

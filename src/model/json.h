@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON files of checkpoints, parsed under limits. Every problem is Error{corrupt_file}.
+// Parses JSON files of checkpoints under limits. All problems are Error{corrupt_file}.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,24 @@ namespace fovea {
 
 struct JsonLimits {
   size_t bytes = 10'000'000;
-  int depth = 64;  // of nested objects and arrays
+  int depth = 64;  // nesting of objects and arrays
 };
 
-// The parsed text. Errors name `name` and the byte; repeated keys of one object are errors too.
-// Where memory ends, std::bad_alloc leaves this function, and destroying the document allocates
-// nothing.
+// Returns the parsed text. Errors give `name` and the byte. An object with repeated keys is an
+// error. Throws std::bad_alloc if memory runs out; destroying the document allocates nothing.
 std::shared_ptr<const nlohmann::json> parse_json(std::string_view text, std::string_view name,
                                                  JsonLimits limits);
 
-// An empty document to be filled. Destroying it allocates nothing.
+// Returns an empty document. Destroying it allocates nothing.
 std::shared_ptr<nlohmann::json> make_json_document();
 
-// Throws for text that is too long or holds a NUL.
+// Throws if the text is too long or contains a NUL.
 void check_json_text(std::string_view text, std::string_view name, size_t max_bytes);
 
-// The message of nlohmann-json without its prefix, at a readable length.
+// Returns the message of nlohmann-json without its prefix, cut to a readable length.
 std::string json_problem(const nlohmann::json::exception& error);
 
-// A value for an error message: the literal, or "an object", "an array of 3".
+// Describes a value for an error message: the literal, or "an object", "an array of 3".
 std::string json_shown(const nlohmann::json& value);
 
 }  // namespace fovea

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/config.h"
+#include "model/json_object.h"
 
 #include <utility>
 
@@ -11,11 +11,11 @@ namespace fovea {
 
 using nlohmann::json;
 
-struct Config::Node {
+struct JsonObject::Node {
   std::shared_ptr<const json> document;
-  const json* object = nullptr;  // into the document
-  std::string name;              // of the file
-  std::string path;              // of this object: "" or "rope_parameters."
+  const json* object = nullptr;  // points into the document
+  std::string name;              // name of the file
+  std::string path;              // path of this object: "" or "rope_parameters."
 
   const json* find(std::string_view field) const {
     const auto found = object->find(field);
@@ -68,79 +68,81 @@ struct Config::Node {
   }
 };
 
-Config Config::open(const std::string& path) {
+JsonObject JsonObject::open(const std::string& path) {
   const MappedFile file(path);
   return parse(file.text(), path);
 }
 
-Config Config::parse(std::string_view text, std::string_view name) {
+JsonObject JsonObject::parse(std::string_view text, std::string_view name) {
   return parse(text, name, JsonLimits{});
 }
 
-Config Config::parse(std::string_view text, std::string_view name, const JsonLimits& limits) {
+JsonObject JsonObject::parse(std::string_view text, std::string_view name,
+                             const JsonLimits& limits) {
   return of(parse_json(text, printable(name), limits), name);
 }
 
-Config Config::of(std::shared_ptr<const json> document, std::string_view name) {
+JsonObject JsonObject::of(std::shared_ptr<const json> document, std::string_view name) {
   const std::string shown_name = printable(name);
   if (!document->is_object()) {
     fail(ErrorCode::corrupt_file, "{}: is {}, must be an object", shown_name,
          json_shown(*document));
   }
   const json* object = document.get();
-  Config config;
+  JsonObject config;
   config.node_ = std::make_shared<Node>(Node{std::move(document), object, shown_name, ""});
   return config;
 }
 
-void Config::refuse(std::string_view field, std::string_view wanted) const {
+void JsonObject::refuse(std::string_view field, std::string_view wanted) const {
   if (node_->contains(field)) node_->refuse(field, *node_->object->find(field), wanted);
   fail(ErrorCode::corrupt_file, "{}: {}{} is missing, must be {}", node_->name, node_->path,
        clipped(field), wanted);
 }
 
-bool Config::has(std::string_view field) const { return node_->find(field) != nullptr; }
+bool JsonObject::has(std::string_view field) const { return node_->find(field) != nullptr; }
 
-bool Config::contains(std::string_view field) const { return node_->contains(field); }
+bool JsonObject::contains(std::string_view field) const { return node_->contains(field); }
 
-bool Config::is_object(std::string_view field) const {
+bool JsonObject::is_object(std::string_view field) const {
   const json* value = node_->find(field);
   return value != nullptr && value->is_object();
 }
 
-int64_t Config::integer(std::string_view field, int64_t low, int64_t high) const {
+int64_t JsonObject::integer(std::string_view field, int64_t low, int64_t high) const {
   return node_->integer(field, node_->need(field), low, high);
 }
 
-int64_t Config::integer_or(std::string_view field, int64_t fallback, int64_t low,
-                           int64_t high) const {
+int64_t JsonObject::integer_or(std::string_view field, int64_t fallback, int64_t low,
+                               int64_t high) const {
   return has(field) ? integer(field, low, high) : fallback;
 }
 
-double Config::number(std::string_view field, double low, double high) const {
+double JsonObject::number(std::string_view field, double low, double high) const {
   return node_->number(field, node_->need(field), low, high);
 }
 
-double Config::number_or(std::string_view field, double fallback, double low, double high) const {
+double JsonObject::number_or(std::string_view field, double fallback, double low,
+                             double high) const {
   return has(field) ? number(field, low, high) : fallback;
 }
 
-bool Config::boolean_or(std::string_view field, bool fallback) const {
+bool JsonObject::boolean_or(std::string_view field, bool fallback) const {
   const json* value = node_->find(field);
   if (value == nullptr) return fallback;
   if (!value->is_boolean()) node_->refuse(field, *value, "true or false");
   return value->get<bool>();
 }
 
-std::string Config::text(std::string_view field) const {
+std::string JsonObject::text(std::string_view field) const {
   return node_->text(field, node_->need(field));
 }
 
-std::string Config::text_or(std::string_view field, std::string_view fallback) const {
+std::string JsonObject::text_or(std::string_view field, std::string_view fallback) const {
   return has(field) ? text(field) : std::string(fallback);
 }
 
-std::vector<std::string> Config::texts(std::string_view field) const {
+std::vector<std::string> JsonObject::texts(std::string_view field) const {
   std::vector<std::string> values;
   for (const json& item : node_->array(field)) {
     values.push_back(node_->text(fmt::format("{}[{}]", field, values.size()), item));
@@ -148,7 +150,7 @@ std::vector<std::string> Config::texts(std::string_view field) const {
   return values;
 }
 
-std::vector<int64_t> Config::integers(std::string_view field, int64_t low, int64_t high) const {
+std::vector<int64_t> JsonObject::integers(std::string_view field, int64_t low, int64_t high) const {
   std::vector<int64_t> values;
   for (const json& item : node_->array(field)) {
     values.push_back(node_->integer(fmt::format("{}[{}]", field, values.size()), item, low, high));
@@ -156,7 +158,7 @@ std::vector<int64_t> Config::integers(std::string_view field, int64_t low, int64
   return values;
 }
 
-std::vector<double> Config::numbers(std::string_view field, double low, double high) const {
+std::vector<double> JsonObject::numbers(std::string_view field, double low, double high) const {
   std::vector<double> values;
   for (const json& item : node_->array(field)) {
     values.push_back(node_->number(fmt::format("{}[{}]", field, values.size()), item, low, high));
@@ -164,34 +166,36 @@ std::vector<double> Config::numbers(std::string_view field, double low, double h
   return values;
 }
 
-Config Config::child(const json& object, std::string_view field) const {
+JsonObject JsonObject::child(const json& object, std::string_view field) const {
   if (!object.is_object()) node_->refuse(field, object, "an object");
-  Config config;
+  JsonObject config;
   config.node_ = std::make_shared<Node>(Node{node_->document, &object, node_->name,
                                              fmt::format("{}{}.", node_->path, clipped(field))});
   return config;
 }
 
-Config Config::object(std::string_view field) const { return child(node_->need(field), field); }
+JsonObject JsonObject::object(std::string_view field) const {
+  return child(node_->need(field), field);
+}
 
-std::vector<Config> Config::objects(std::string_view field) const {
-  std::vector<Config> objects;
+std::vector<JsonObject> JsonObject::objects(std::string_view field) const {
+  std::vector<JsonObject> objects;
   for (const json& item : node_->array(field)) {
     objects.push_back(child(item, fmt::format("{}[{}]", field, objects.size())));
   }
   return objects;
 }
 
-std::vector<std::string> Config::fields() const {
+std::vector<std::string> JsonObject::fields() const {
   std::vector<std::string> names;
   for (const auto& [name, value] : node_->object->items()) names.push_back(name);
   return names;
 }
 
-const json& Config::value(std::string_view field) const { return node_->need(field); }
+const json& JsonObject::value(std::string_view field) const { return node_->need(field); }
 
-std::vector<int64_t> Config::integer_or_list(std::string_view field, int64_t low,
-                                             int64_t high) const {
+std::vector<int64_t> JsonObject::integer_or_list(std::string_view field, int64_t low,
+                                                 int64_t high) const {
   if (node_->need(field).is_array()) return integers(field, low, high);
   return {integer(field, low, high)};
 }

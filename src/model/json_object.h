@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json, read field by field: every access names the field, its range and what was found.
+// Reads config.json field by field. Errors name the field, its allowed range and its value.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace fovea {
 
 struct JsonLimits;
 
-// A JSON object of a config. Missing, null or out-of-range values throw Error{corrupt_file} with
-// the path of the field ("rope_parameters.factor"), its value and the limit.
-class Config {
+// A JSON object of a config or another file of a checkpoint. Accessors throw Error{corrupt_file}
+// for missing, null or out-of-range values, with the path of the field ("rope_parameters.factor"),
+// its value and the limit.
+class JsonObject {
  public:
-  static Config open(const std::string& path);
-  static Config parse(std::string_view text, std::string_view name);
-  static Config parse(std::string_view text, std::string_view name, const JsonLimits& limits);
-  static Config of(std::shared_ptr<const nlohmann::json> document, std::string_view name);
+  static JsonObject open(const std::string& path);
+  static JsonObject parse(std::string_view text, std::string_view name);
+  static JsonObject parse(std::string_view text, std::string_view name, const JsonLimits& limits);
+  static JsonObject of(std::shared_ptr<const nlohmann::json> document, std::string_view name);
 
-  bool has(std::string_view field) const;       // present and not null
-  bool contains(std::string_view field) const;  // present, if only as null
+  bool has(std::string_view field) const;       // true if present and not null
+  bool contains(std::string_view field) const;  // true if present, even as null
   bool is_object(std::string_view field) const;
   int64_t integer(std::string_view field, int64_t low, int64_t high) const;
   int64_t integer_or(std::string_view field, int64_t fallback, int64_t low, int64_t high) const;
@@ -35,19 +36,19 @@ class Config {
   std::vector<std::string> texts(std::string_view field) const;
   std::vector<int64_t> integers(std::string_view field, int64_t low, int64_t high) const;
   std::vector<double> numbers(std::string_view field, double low, double high) const;
-  Config object(std::string_view field) const;
-  std::vector<Config> objects(std::string_view field) const;  // of an array
-  std::vector<std::string> fields() const;                    // the names in this object
-  // A value of any type but null, for types that no accessor above covers.
+  JsonObject object(std::string_view field) const;
+  std::vector<JsonObject> objects(std::string_view field) const;  // the field is an array
+  std::vector<std::string> fields() const;                        // names in this object
+  // Returns a non-null value of any type, for types that no accessor above covers.
   const nlohmann::json& value(std::string_view field) const;
-  // Throws the error above for a field whose value, or absence, does not fit others.
+  // Throws Error{corrupt_file} for a field whose value, or absence, contradicts other fields.
   [[noreturn]] void refuse(std::string_view field, std::string_view wanted) const;
-  // An integer or a list of them (eos_token_id).
+  // Reads an integer or a list of integers (eos_token_id).
   std::vector<int64_t> integer_or_list(std::string_view field, int64_t low, int64_t high) const;
 
  private:
   struct Node;
-  Config child(const nlohmann::json& object, std::string_view field) const;
+  JsonObject child(const nlohmann::json& object, std::string_view field) const;
 
   std::shared_ptr<const Node> node_;
 };

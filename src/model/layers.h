@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts decoder layers are made of: softmax attention over a backend, gated MLPs and mixtures
-// of experts. An architecture puts them together and adds what only it has. All of it runs on any
-// ModelDevice.
+// Building blocks of decoder layers: softmax attention over a backend, gated MLPs and mixtures of
+// experts. An architecture combines them and adds its own. They run on any ModelDevice.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +12,18 @@
 
 namespace fovea {
 
-// Hands out the scratch of one block, front to back. Without memory it only counts.
+// Hands out scratch from one block, front to back. Without memory it only counts.
 class Arena {
  public:
   explicit Arena(DType activation, std::span<std::byte> memory = {})
       : activation_(activation), memory_(memory) {}
 
-  // [count, width] in the device's activation dtype.
+  // Returns [count, width] in the device's activation dtype.
   Rows rows(int64_t count, int64_t width);
   Rows float_rows(int64_t count, int64_t width);
   float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * 4)); }
   int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(bytes(count * 4)); }
-  std::byte* bytes(int64_t count);  // 256-byte aligned where the memory is
+  std::byte* bytes(int64_t count);  // aligned to 256 bytes if the block is
   size_t used() const { return used_; }
 
  private:
@@ -33,30 +32,31 @@ class Arena {
   size_t used_ = 0;
 };
 
-// One forward pass, as a block sees it.
+// One forward pass, as seen by a block.
 struct Pass {
   std::span<AttentionBackend* const> backends;  // one per layer group
   const int32_t* positions = nullptr;           // [rows]
   int64_t rows = 0;
   ModelDevice* device = nullptr;
-  Arena arena;  // fresh for every block
+  Arena arena;  // empty at the start of every block
 };
 
 // One residual branch of a layer.
 class Block {
  public:
   virtual ~Block() = default;
-  // out [rows, hidden], f32, = f(x [rows, hidden]), both dense and distinct. x may be overwritten.
+  // Computes out = f(x). Both are [rows, hidden], dense and distinct, and `out` is f32. x may be
+  // overwritten.
   virtual void forward(Pass& pass, Rows x, Rows out) const = 0;
-  // Takes from the arena what forward() takes for `rows` rows.
+  // Takes the scratch from the arena that forward() takes for `rows` rows.
   virtual void take_scratch(Arena& arena, int64_t rows) const = 0;
 };
 
-// `heads` of `dim` values each, side by side in every row.
+// Views each row as adjacent heads of `dim` values.
 inline HeadRows as_heads(Rows rows, int64_t dim) {
   return {rows.data, rows.dtype, rows.stride, dim};
 }
-// The values of every head from `dim` on.
+// Views the values of every head from `dim` on.
 inline HeadRows from_dim(HeadRows rows, int64_t dim) {
   rows.data =
       static_cast<std::byte*>(rows.data) + dim * static_cast<int64_t>(dtype_bytes(rows.dtype));
@@ -73,14 +73,15 @@ inline Rows from_column(Rows rows, int64_t column) {
   return rows;
 }
 
-// Where a layer finds its backend: group of ModelInfo::groups and index in the group's pool.
+// Identifies the backend and cache of a layer: the group in ModelInfo::groups and the index in the
+// group's pool.
 struct LayerSlot {
   int32_t group = 0;
   int32_t layer = 0;
 };
 
-// Whether AttentionSpec::has_rope pays where nothing else happens to q and k between projection and
-// attention: on a GPU it saves two launches a layer.
+// Returns true if the backend should rotate q and k (AttentionSpec::has_rope) when there are no
+// other steps between projection and attention. On a GPU this saves two launches per layer.
 inline bool rotates_in_backend(const ModelDevice& device) {
   return device.kind() == DeviceKind::cuda;
 }
@@ -98,13 +99,13 @@ inline RotaryTensors rotary_tensors(const Rotary& rotary, const int32_t* positio
 struct SelfAttentionParts {
   AttentionSpec spec;
   LayerSlot slot;
-  Linear q, k, v;  // with k and v empty: q, k and v in one matrix
+  Linear q, k, v;  // if k and v are empty, q contains the rows of all three
   Linear o;
-  Norm q_row_norm, k_row_norm;  // over all heads together, before the steps of each; empty: none
+  Norm q_row_norm, k_row_norm;  // over all heads together, before the steps of each head; optional
   HeadSteps q_steps, k_steps;
-  Rotary in_backend;             // with spec.has_rope: what the backend does to q and k
+  Rotary in_backend;             // rotation by the backend, with spec.has_rope
   std::span<const float> sinks;  // [q_heads] or empty
-  // q yields [query | gate] for each head, and the result is multiplied by sigmoid(gate).
+  // If true, q yields [query | gate] for each head, and results are multiplied by sigmoid(gate).
   bool has_output_gate = false;
 
   void rotate(const Rotary& rotary) {
@@ -141,8 +142,8 @@ class Mlp : public Block {
   MlpParts parts_;
 };
 
-// Scratch of apply_mlp: gates and ups of every row, and where they alternate the result, which then
-// cannot overwrite them.
+// Scratch of apply_mlp: gates and ups of every row. Alternating columns need a separate result,
+// which cannot overwrite them.
 struct MlpBuffers {
   Rows hidden, activated;
 };
@@ -150,14 +151,14 @@ MlpBuffers mlp_buffers(const MlpParts& parts, Arena& arena, int64_t rows);
 void apply_mlp(const MlpParts& parts, ModelDevice& device, const MlpBuffers& buffers, Rows x,
                Rows out, int64_t rows);
 
-// Routed experts, plus a shared one that sees every row.
+// Routed experts, and a shared expert that processes every row.
 struct MoeParts {
   Linear router;                       // [experts, hidden]
-  kernels::MoeRoutingParams routing;   // score, top_k, ...; the rest is set per pass
+  kernels::MoeRoutingParams routing;   // score, top_k, ...; the other fields are set per pass
   std::span<const float> choice_bias;  // [experts] or empty
   std::unique_ptr<const Experts> experts;
-  MlpParts shared;     // down empty: none
-  Linear shared_gate;  // [1, hidden]: shared times sigmoid(gate(x)); empty: 1
+  MlpParts shared;     // optional
+  Linear shared_gate;  // [1, hidden]: scales the shared expert by sigmoid(gate(x)); optional
 };
 
 class Moe : public Block {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Llama 4, text part. Most layers rotate q and k (interleaved pairs), normalise them afterwards and
-// attend inside aligned chunks; every few layers there is one without positions that sees
-// everything and scales its queries up with their position (arXiv:2501.19399). Every second layer
-// or so is a mixture of experts whose router scales the expert's input, next to a shared expert.
+// attend inside aligned chunks. At intervals, a layer without positions sees all keys and scales
+// its queries with their position (arXiv:2501.19399). Some layers are mixtures of experts with a
+// shared expert; the router scales the experts' input.
 #include "model/architectures.h"
 #include "model/plain_decoder.h"
 
 namespace fovea {
 namespace {
 
-MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
+MoeParts read_moe(const JsonObject& config, const Weights& weights, int64_t hidden) {
   const int64_t experts = config.integer("num_local_experts", 1, kernels::kMaxExperts);
   const int64_t width = read_size(config, "intermediate_size");
   const Weights stack = weights["experts"];
@@ -28,8 +28,8 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   return parts;
 }
 
-// Which layers are mixtures: `moe_layers`, or every `interleave_moe_layer_step`-th.
-std::vector<bool> read_moe_layers(const Config& config) {
+// Reads which layers are mixtures: `moe_layers`, or every `interleave_moe_layer_step`-th.
+std::vector<bool> read_moe_layers(const JsonObject& config) {
   const int32_t layers = read_layers(config);
   std::vector<bool> is_moe(static_cast<size_t>(layers));
   if (config.has("moe_layers")) {
@@ -43,14 +43,14 @@ std::vector<bool> read_moe_layers(const Config& config) {
   return is_moe;
 }
 
-int32_t read_chunk(const Config& config) {
+int32_t read_chunk(const JsonObject& config) {
   constexpr int32_t kUsual = 8192;
   constexpr std::string_view kField = "attention_chunk_size";
   return config.contains(kField) ? read_size(config, kField) : kUsual;
 }
 
 std::unique_ptr<Block> read_feed(const PlainContext& context) {
-  const Config& config = context.config;
+  const JsonObject& config = context.config;
   const Weights weights = context.weights["feed_forward"];
   const int32_t hidden = read_size(config, "hidden_size");
   if (read_moe_layers(config)[static_cast<size_t>(context.layer)]) {
@@ -60,8 +60,8 @@ std::unique_ptr<Block> read_feed(const PlainContext& context) {
       read_mlp(weights, hidden, read_size(config, "intermediate_size_mlp")));
 }
 
-// Layers attend inside chunks where they have positions, unless `layer_types` says otherwise.
-std::vector<PlainLayer> read_chunked_layers(const PlainDecoder&, const Config& config) {
+// Layers with positions attend inside chunks, unless `layer_types` says otherwise.
+std::vector<PlainLayer> read_chunked_layers(const PlainDecoder&, const JsonObject& config) {
   constexpr std::string_view kChunked = "chunked_attention", kChunkSize = "attention_chunk_size";
   const std::vector<bool> has_rope = read_rope_layers(config);
   const bool has_chunks = config.has(kChunkSize) || !config.contains(kChunkSize);
@@ -78,9 +78,9 @@ std::vector<PlainLayer> read_chunked_layers(const PlainDecoder&, const Config& c
   return layers;
 }
 
-// Layers that rotate normalise q and k afterwards, the others scale q with its position.
+// Layers with rotation normalise q and k afterwards; other layers scale q with its position.
 void add_head_steps(const PlainContext& context, SelfAttentionParts& parts) {
-  const Config& config = context.config;
+  const JsonObject& config = context.config;
   const bool rotates = static_cast<bool>(parts.q_steps.rotary);
   if (rotates && config.boolean_or("use_qk_norm", true)) {
     parts.q_steps.l2_epsilon = parts.k_steps.l2_epsilon = read_epsilon(config);
@@ -103,7 +103,7 @@ constexpr PlainDecoder kLlama4 = {
 
 }  // namespace
 
-std::unique_ptr<Model> load_llama4_text(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_llama4_text(const JsonObject& config, Checkpoint checkpoint,
                                         std::shared_ptr<ModelDevice> device) {
   require_text(config, "model_type", "llama4_text");
   return load_plain_decoder(kLlama4, config, std::move(checkpoint), std::move(device));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of architectures, by the name a config gives in `architectures`.
+// Lists the architectures by the name that a config gives in `architectures`.
 #include <array>
 #include <filesystem>
 #include <string>
@@ -50,12 +50,12 @@ bool is_config(const std::string& path) {
 
 }  // namespace
 
-Config read_config(const std::string& path) {
-  if (is_config(path)) return Config::open(path);
-  return Config::open((std::filesystem::path(path) / "config.json").string());
+JsonObject read_config(const std::string& path) {
+  if (is_config(path)) return JsonObject::open(path);
+  return JsonObject::open((std::filesystem::path(path) / "config.json").string());
 }
 
-const ModelEntry& find_model(const Config& config, const std::string& path, DeviceKind device) {
+const ModelEntry& find_model(const JsonObject& config, const std::string& path, DeviceKind device) {
   const std::vector<std::string> names = config.texts("architectures");
   for (const ModelEntry& entry : models()) {
     if (names.empty() || names[0] != entry.architecture) continue;
@@ -82,10 +82,10 @@ std::unique_ptr<Model> load_model(const std::string& path, std::shared_ptr<Model
          "this config with --random-weights SEED",
          printable(path));
   }
-  const Config config = read_config(path);
+  const JsonObject config = read_config(path);
   const ModelEntry& entry = find_model(config, path, device->kind());
   if (!random) return entry.load(config, Checkpoint::open(path), std::move(device));
-  // A config's neighbours need not belong to it.
+  // Other files next to a config need not belong to it.
   const std::string folder = is_config(path) ? "" : path;
   return entry.load(config, Checkpoint::random(folder, config, random->seed, *random->threads),
                     std::move(device));

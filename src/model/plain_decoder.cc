@@ -9,15 +9,15 @@
 namespace fovea {
 namespace {
 
-DecoderParts read_frame(const PlainDecoder& decoder, const Config& config, Checkpoint checkpoint,
-                        std::shared_ptr<ModelDevice> device) {
+DecoderParts read_frame(const PlainDecoder& decoder, const JsonObject& config,
+                        Checkpoint checkpoint, std::shared_ptr<ModelDevice> device) {
   DecoderDefaults defaults = {.tied_embeddings = decoder.tied_by_default,
                               .norms_plus_one = decoder.norms_plus_one};
   if (decoder.has_multipliers) {
     defaults.logit_factor = static_cast<float>(1 / read_positive(config, "logits_scaling", 1));
   }
   DecoderParts parts = read_decoder(config, std::move(checkpoint), std::move(device), defaults);
-  // The factor of a model that runs in fp32; one that runs in bf16 rounds it.
+  // Uses the exact factor of a model in fp32. A model in bf16 rounds it.
   if (decoder.scales_embeddings) {
     parts.embedding_factor = std::sqrt(static_cast<float>(parts.info.hidden));
   }
@@ -34,7 +34,7 @@ DecoderParts read_frame(const PlainDecoder& decoder, const Config& config, Check
   return parts;
 }
 
-AttentionSpec read_plain_attention(const PlainDecoder& decoder, const Config& config) {
+AttentionSpec read_plain_attention(const PlainDecoder& decoder, const JsonObject& config) {
   AttentionSpec spec = read_attention(config, decoder.heads);
   spec.has_sinks = decoder.has_sinks;
   if (!decoder.scale_field.empty()) {
@@ -94,8 +94,8 @@ DecoderLayer read_layer(const PlainContext& context, std::unique_ptr<Block> mixe
   return layer;
 }
 
-// A backend rotates where nothing else happens to the heads of q and k, and where all layers
-// rotate, which are then one group.
+// Returns true if the backend can rotate: there are no other steps on the heads of q and k, and all
+// layers rotate, so that they form one group.
 bool backend_rotates(const PlainDecoder& decoder, const std::vector<PlainLayer>& layers,
                      const ModelDevice& device) {
   return rotates_in_backend(device) && decoder.qk_norm != QkNorm::heads &&
@@ -103,11 +103,11 @@ bool backend_rotates(const PlainDecoder& decoder, const std::vector<PlainLayer>&
 }
 
 MoeParts read_mixture(const PlainContext& context) {
-  const Config& config = context.config;
+  const JsonObject& config = context.config;
   const Mixture& mixture = context.decoder.mixture;
   const Weights weights = context.weights[mixture.block];
   const int32_t hidden = read_size(config, "hidden_size");
-  // Two names of one fact: newer configs have the second.
+  // The number of experts has two names; newer configs use the second.
   constexpr std::string_view kNewName = "num_local_experts";
   const std::string_view field = config.has(mixture.count_field) ? mixture.count_field : kNewName;
   const int64_t experts = config.integer(field, 1, kernels::kMaxExperts);
@@ -129,7 +129,7 @@ MoeParts read_mixture(const PlainContext& context) {
 }  // namespace
 
 std::unique_ptr<Block> read_plain_feed(const PlainContext& context) {
-  const Config& config = context.config;
+  const JsonObject& config = context.config;
   const PlainDecoder& decoder = context.decoder;
   const Mixture& mixture = decoder.mixture;
   if (!mixture.block.empty() &&
@@ -143,7 +143,7 @@ std::unique_ptr<Block> read_plain_feed(const PlainContext& context) {
   return std::make_unique<Mlp>(std::move(parts));
 }
 
-std::unique_ptr<Model> load_plain_decoder(const PlainDecoder& decoder, const Config& config,
+std::unique_ptr<Model> load_plain_decoder(const PlainDecoder& decoder, const JsonObject& config,
                                           Checkpoint checkpoint,
                                           std::shared_ptr<ModelDevice> device) {
   require_text(config, decoder.activation_field, decoder.activation_name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plain decoder is a table of its parts: grouped-query attention and a gated MLP, or a mixture of
-// them, each on its residual branch. One loader reads every architecture that such a table
-// describes; plain_decoders.h holds the tables.
+// A plain decoder alternates grouped-query attention and a gated MLP or a mixture of experts, each
+// on a residual branch. A table describes its parts; plain_decoders.h has the tables. One loader
+// reads all such architectures.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace fovea {
 
-// Names of the norms of a layer; an empty one is not there.
+// Names of the norms of a layer. An empty name means that there is no such norm.
 struct NormNames {
   std::string_view mixer = "input_layernorm";
   std::string_view mixer_out = {};
@@ -18,73 +18,74 @@ struct NormNames {
   std::string_view feed_out = {};
 };
 
-// The norms `q_norm` and `k_norm` between projection and rotation.
+// Position of the norms `q_norm` and `k_norm`, which precede rotation.
 enum class QkNorm : uint8_t {
   none,
-  heads,  // over each head
-  rows,   // over all heads together
+  heads,  // each head is normalised
+  rows,   // all heads are normalised together
 };
 
 // Values that differ between the layers of one decoder.
 struct PlainLayer {
   int32_t window = 0, chunk = 0;  // as in AttentionSpec
-  bool rotates = true;            // q and k have positions
+  bool rotates = true;            // applies positions to q and k
 };
 
-// Which layers have the config's `sliding_window`. All but `everywhere` follow `layer_types` and
-// say what holds without it.
+// Selects the layers that have the config's `sliding_window`. All values but `everywhere` are
+// defaults for configs without `layer_types`.
 struct Windows {
   enum class Where : uint8_t {
     nowhere,
     everywhere,
-    between,    // all but every `period`-th layer
-    behind,     // the layers from `max_window_layers` on
-    unrotated,  // the layers without positions
+    between,       // all but every `period`-th layer
+    upper_layers,  // the layers from `max_window_layers` on
+    unrotated,     // layers without positions
   };
   Where where = Where::nowhere;
-  int32_t default_size = 0;            // without the field; 0: no window
-  bool has_switch = false;             // there are none unless `use_sliding_window` is true
-  int32_t period = 2;                  // between
-  std::string_view period_field = {};  // of the config, before `period`
+  int32_t default_size = 0;            // used without the field; 0 means no window
+  bool has_switch = false;             // layers have windows only if `use_sliding_window` is true
+  int32_t period = 2;                  // for `between`
+  std::string_view period_field = {};  // config field that overrides `period`
 };
 
-// Routed experts, each with matrices of its own under `experts`, behind a router named `gate`.
-// Their weights are a softmax over all experts.
+// Routed experts, each with its own matrices under `experts`, and a router named `gate`. The expert
+// weights are a softmax over all experts.
 struct Mixture {
-  std::string_view block = {};                   // empty: every layer has an MLP
-  std::string_view count_field = "num_experts";  // or num_local_experts
-  std::string_view width_field = {};             // of one expert
-  std::string_view normalise_field = {};         // missing: false; empty: the chosen sum to 1
+  std::string_view block = {};                   // empty for an MLP in every layer
+  std::string_view count_field = "num_experts";  // also num_local_experts
+  std::string_view width_field = {};             // width of one expert
+  // A missing field means false; an empty name means that weights sum to 1.
+  std::string_view normalise_field = {};
   MlpNames names = {};
-  bool has_dense_layers = false;  // as `decoder_sparse_step` and `mlp_only_layers` say
+  bool has_dense_layers = false;  // given by `decoder_sparse_step` and `mlp_only_layers`
 };
 
 struct PlainDecoder;
 
-// The sources of a part that only one architecture has.
+// Inputs for reading a part that only one architecture has.
 struct PlainContext {
   const PlainDecoder& decoder;
-  const Config& config;
-  Weights weights;  // of the layer
+  const JsonObject& config;
+  Weights weights;  // weights of the layer
   int32_t layer = 0;
 };
 
 std::unique_ptr<Block> read_plain_feed(const PlainContext& context);
-std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const Config& config);
+std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const JsonObject& config);
 
-// The defaults are Llama's.
+// The defaults describe Llama.
 struct PlainDecoder {
   // Embedding, residual stream and head.
-  bool tied_by_default = false;    // without `tie_word_embeddings`
-  bool scales_embeddings = false;  // embeddings times sqrt(hidden)
+  bool tied_by_default = false;    // if `tie_word_embeddings` is missing
+  bool scales_embeddings = false;  // multiplies embeddings by sqrt(hidden)
   // `embedding_multiplier`, `residual_multiplier`, `attention_multiplier`, `logits_scaling`.
   bool has_multipliers = false;
   bool has_logit_cap = false;   // `final_logit_softcapping`
-  float default_logit_cap = 0;  // without the field; 0: none
+  float default_logit_cap = 0;  // if the field is missing; 0 disables it
 
   // Norms.
   NormNames norms = {};
-  bool norms_plus_one = false;  // times (1 + weight)
+  bool norms_plus_one = false;  // multiplies by (1 + weight)
 
   // Attention.
   AttentionDefaults heads = {};
@@ -93,24 +94,25 @@ struct PlainDecoder {
   bool fuses_qkv = false;
   QkNorm qk_norm = QkNorm::none;
   bool has_sinks = false;
-  bool has_attention_cap = false;     // `attn_logit_softcapping`
-  float default_attention_cap = 0;    // without the field; 0: none
-  std::string_view scale_field = {};  // its 1 / sqrt scales the scores; empty: head_dim does
-  int32_t default_scale = 0;          // without the field
-  // Changes the attention of a layer in what only one architecture has.
+  bool has_attention_cap = false;   // `attn_logit_softcapping`
+  float default_attention_cap = 0;  // if the field is missing; 0 disables it
+  // Scores are divided by the square root of this field, or of head_dim if empty.
+  std::string_view scale_field = {};
+  int32_t default_scale = 0;  // if the field is missing
+  // Changes what is special about the attention of one architecture.
   void (*adjust_attention)(const PlainContext& context, SelfAttentionParts& parts) = nullptr;
 
   // Positions.
   RopeDefaults rope = {};
-  bool rope_by_layer_type = false;  // layers with a window have `sliding_rope`
+  bool rope_by_layer_type = false;  // layers with a window use `sliding_rope`
   RopeDefaults sliding_rope = {};
   kernels::RopeLayout rope_layout = kernels::RopeLayout::half_split;
-  bool skips_rope = false;  // on the layers that `no_rope_layers` says
+  bool skips_rope = false;  // some layers have no positions, see read_rope_layers()
 
   // Layers.
   Windows windows = {};
   std::vector<PlainLayer> (*read_layers)(const PlainDecoder& decoder,
-                                         const Config& config) = read_plain_layers;
+                                         const JsonObject& config) = read_plain_layers;
 
   // Feed-forward block.
   std::string_view activation_field = "hidden_act";
@@ -121,25 +123,26 @@ struct PlainDecoder {
   Mixture mixture = {};
   std::unique_ptr<Block> (*read_feed)(const PlainContext& context) = read_plain_feed;
 
-  // An option that transformers has and nothing here implements: it must be false.
+  // A boolean option of transformers that is not implemented and must be false.
   std::string_view refused_option = {};
 };
 
-std::unique_ptr<Model> load_plain_decoder(const PlainDecoder& decoder, const Config& config,
+std::unique_ptr<Model> load_plain_decoder(const PlainDecoder& decoder, const JsonObject& config,
                                           Checkpoint checkpoint,
                                           std::shared_ptr<ModelDevice> device);
 
-// The loader of one table, as ModelEntry::load.
+// Loads the architecture of one table; used as ModelEntry::load.
 template <const PlainDecoder& kDecoder>
-std::unique_ptr<Model> load_plain(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_plain(const JsonObject& config, Checkpoint checkpoint,
                                   std::shared_ptr<ModelDevice> device) {
   return load_plain_decoder(kDecoder, config, std::move(checkpoint), std::move(device));
 }
 
-// `no_rope_layers` (1: this layer has positions), or all but every `no_rope_layer_interval`-th.
-std::vector<bool> read_rope_layers(const Config& config);
-// Whether a layer has an MLP where others have mixtures: all but every `decoder_sparse_step`-th,
-// and `mlp_only_layers`.
-bool is_dense_layer(const Config& config, int32_t layer);
+// Reads `no_rope_layers` (1 means that the layer has positions). Without it, all layers have
+// positions except every `no_rope_layer_interval`-th.
+std::vector<bool> read_rope_layers(const JsonObject& config);
+// Returns true if the layer has an MLP in a model with mixtures of experts: every layer except each
+// `decoder_sparse_step`-th, and `mlp_only_layers`.
+bool is_dense_layer(const JsonObject& config, int32_t layer);
 
 }  // namespace fovea

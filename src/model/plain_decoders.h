@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of the plain decoders: the parts of each that differ from those of Llama 2 and 3
-// (arXiv:2302.13971, arXiv:2407.21783).
+// Tables of the plain decoders. Each lists the differences from Llama 2 and 3 (arXiv:2302.13971,
+// arXiv:2407.21783).
 #pragma once
 
 #include "model/plain_decoder.h"
@@ -35,14 +35,14 @@ inline constexpr PlainDecoder kQwen2 = {
     .heads = {.kv_heads = 32},
     .qkv_bias = Bias::always,
     .o_bias = Bias::never,
-    .windows = {.where = Windows::Where::behind, .default_size = 4096, .has_switch = true},
+    .windows = {.where = Windows::Where::upper_layers, .default_size = 4096, .has_switch = true},
 };
 
 // arXiv:2505.09388
 inline constexpr PlainDecoder kQwen3 = {
     .heads = {.kv_heads = 32, .head_dim = 128},
     .qk_norm = QkNorm::heads,
-    .windows = {.where = Windows::Where::behind, .default_size = 4096, .has_switch = true},
+    .windows = {.where = Windows::Where::upper_layers, .default_size = 4096, .has_switch = true},
 };
 
 inline constexpr PlainDecoder kQwen3Moe = {
@@ -55,7 +55,7 @@ inline constexpr PlainDecoder kQwen3Moe = {
                 .has_dense_layers = true},
 };
 
-// The norms in front of and behind each block of Gemma 2 and 3.
+// Gemma 2 and 3 have norms before and after each block.
 inline constexpr NormNames kGemmaNorms = {.mixer_out = "post_attention_layernorm",
                                           .feed = "pre_feedforward_layernorm",
                                           .feed_out = "post_feedforward_layernorm"};
@@ -80,7 +80,7 @@ inline constexpr PlainDecoder kGemma2 = {
     .refused_option = "use_bidirectional_attention",
 };
 
-// The text part of arXiv:2503.19786. transformers reads attn_logit_softcapping and caps nothing.
+// The text part of arXiv:2503.19786. Like transformers, ignores attn_logit_softcapping.
 inline constexpr PlainDecoder kGemma3 = {
     .tied_by_default = true,
     .scales_embeddings = true,
@@ -123,10 +123,10 @@ inline constexpr PlainDecoder kOlmo2 = {
     .qk_norm = QkNorm::rows,
 };
 
-// arXiv:2406.12793; GLM-4-0414 adds norms behind the blocks.
+// arXiv:2406.12793; GLM-4-0414 adds norms after the blocks.
 inline constexpr PlainDecoder kGlm = {
     .heads = {.kv_heads = 2, .head_dim = 128},
-    .qkv_bias = Bias::usual,
+    .qkv_bias = Bias::by_default,
     .o_bias = Bias::never,
     .rope = {.rotates_parts = true, .partial_rotary_factor = 0.5},
     .rope_layout = kernels::RopeLayout::interleaved,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which layers of a plain decoder have windows, positions and mixtures of experts.
+// Reads which layers of a plain decoder have windows, positions and mixtures of experts.
 #include <algorithm>
 
 #include "core/check.h"
@@ -8,28 +8,28 @@
 namespace fovea {
 namespace {
 
-// The window of layers that have one; nothing where none has.
-std::optional<int32_t> window_of(const Windows& windows, const Config& config) {
+// Returns the window size of layers that have one, or nullopt if no layer does.
+std::optional<int32_t> window_of(const Windows& windows, const JsonObject& config) {
   if (windows.has_switch && !config.boolean_or("use_sliding_window", false)) return std::nullopt;
   return read_window(config,
                      windows.default_size > 0 ? std::optional(windows.default_size) : std::nullopt);
 }
 
-// The layers that have a window where the config has no `layer_types`.
-std::vector<std::string_view> usual_types(const Windows& windows, const Config& config,
-                                          const std::vector<PlainLayer>& layers) {
+// Returns the layer types for a config without `layer_types`.
+std::vector<std::string_view> default_types(const Windows& windows, const JsonObject& config,
+                                            const std::vector<PlainLayer>& layers) {
   std::vector<std::string_view> types(layers.size(), kFullAttention);
   int64_t first = 0, period = windows.period;
-  if (windows.where == Windows::Where::behind) {
+  if (windows.where == Windows::Where::upper_layers) {
     first = config.integer_or("max_window_layers", 28, 0, 1 << 20);
   } else if (!windows.period_field.empty()) {
     period = config.integer_or(windows.period_field, period, 1, 1 << 20);
   }
   for (size_t i = 0; i < types.size(); ++i) {
     const auto layer = static_cast<int64_t>(i);
-    const bool slides = windows.where == Windows::Where::between  ? (layer + 1) % period != 0
-                        : windows.where == Windows::Where::behind ? layer >= first
-                                                                  : !layers[i].rotates;
+    const bool slides = windows.where == Windows::Where::between        ? (layer + 1) % period != 0
+                        : windows.where == Windows::Where::upper_layers ? layer >= first
+                                                                        : !layers[i].rotates;
     if (slides) types[i] = kSlidingAttention;
   }
   return types;
@@ -37,7 +37,7 @@ std::vector<std::string_view> usual_types(const Windows& windows, const Config& 
 
 }  // namespace
 
-std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const Config& config) {
+std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const JsonObject& config) {
   const Windows& windows = decoder.windows;
   std::vector<PlainLayer> layers(static_cast<size_t>(read_layers(config)));
   if (decoder.skips_rope) {
@@ -52,7 +52,7 @@ std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const Con
   }
   std::vector<std::string_view> usual(layers.size(), kFullAttention);
   if (window || windows.where == Windows::Where::between) {
-    usual = usual_types(windows, config, layers);
+    usual = default_types(windows, config, layers);
   }
   const auto types = read_layer_types(config, {kFullAttention, kSlidingAttention}, usual);
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -68,7 +68,7 @@ std::vector<PlainLayer> read_plain_layers(const PlainDecoder& decoder, const Con
   return layers;
 }
 
-std::vector<bool> read_rope_layers(const Config& config) {
+std::vector<bool> read_rope_layers(const JsonObject& config) {
   const int32_t layers = read_layers(config);
   std::vector<bool> has_rope;
   if (!config.has("no_rope_layers") || config.integers("no_rope_layers", 0, 1).empty()) {
@@ -85,7 +85,7 @@ std::vector<bool> read_rope_layers(const Config& config) {
   return has_rope;
 }
 
-bool is_dense_layer(const Config& config, int32_t layer) {
+bool is_dense_layer(const JsonObject& config, int32_t layer) {
   const int64_t step = config.integer_or("decoder_sparse_step", 1, 1, 1 << 20);
   if ((layer + 1) % step != 0) return true;
   if (!config.has("mlp_only_layers")) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Qwen3-Next: three of four layers are gated delta nets (arXiv:2412.06464), linear attention with a
-// recurrent state; the fourth is softmax attention with a gate on its output and rotary positions
-// on a quarter of each head. Every layer ends in a mixture of experts whose shared expert is gated.
-// Norms are stored as weight - 1, except the one behind the delta net.
+// Qwen3-Next. Three of four layers are gated delta nets (arXiv:2412.06464), a linear attention with
+// a recurrent state. The fourth is softmax attention with an output gate and rotary positions on a
+// quarter of each head. Every layer ends in a mixture of experts with a gated shared expert. Norms
+// are stored as weight - 1, except for the one after the delta net.
 #include <algorithm>
 #include <cmath>
 
@@ -17,10 +17,11 @@ namespace {
 struct DeltaNetParts {
   AttentionSpec spec;
   LayerSlot slot;
-  Linear qkvz, ba;  // grouped by key head: [q | k | values | gates], [beta | decay] of its values
+  // Grouped by key head: [q | k | values | gates], [beta | decay] of the group's values.
+  Linear qkvz, ba;
   std::span<const float> conv_weight;  // [q, k and v channels, conv_width]
   std::span<const float> a_log, dt_bias;
-  Norm norm;  // over each head of the result, times silu(z)
+  Norm norm;  // normalises each head of the result, which is then multiplied by silu(z)
   Linear out;
 
   int64_t key_width() const { return int64_t{spec.q_heads} * spec.head_dim; }
@@ -77,7 +78,7 @@ class GatedDeltaNet : public Block {
   }
 
  private:
-  // mixed: [all q | all k | all v], what the convolution reads. a: decay, b: write strength.
+  // mixed: [all q | all k | all v], the input of the convolution. a: decay, b: write strength.
   struct Buffers {
     float *qkvz, *ba, *mixed, *z, *a, *b, *out;
   };
@@ -92,7 +93,7 @@ class GatedDeltaNet : public Block {
             .out = arena.floats(rows * parts_.value_width())};
   }
 
-  // From one group per key head to one run per quantity.
+  // Reorders from one group per key head to one run per quantity.
   void ungroup(const Pass& pass, const Buffers& scratch) const {
     const int64_t key_heads = parts_.spec.q_heads, values = parts_.spec.kv_heads;
     const int64_t key_dim = parts_.spec.head_dim, per_key = values / key_heads;
@@ -125,7 +126,7 @@ class GatedDeltaNet : public Block {
   DeltaNetParts parts_;
 };
 
-AttentionSpec read_delta_net_spec(const Config& config) {
+AttentionSpec read_delta_net_spec(const JsonObject& config) {
   AttentionSpec spec;
   spec.kind = AttentionKind::gated_delta_net;
   spec.q_heads = read_heads(config, "linear_num_key_heads");
@@ -151,7 +152,7 @@ StateCacheSpec delta_net_state(const AttentionSpec& spec) {
   return state;
 }
 
-std::unique_ptr<Block> read_delta_net(const Config& config, const Weights& weights,
+std::unique_ptr<Block> read_delta_net(const JsonObject& config, const Weights& weights,
                                       const AttentionSpec& spec, LayerSlot slot) {
   DeltaNetParts parts;
   parts.spec = spec;
@@ -167,7 +168,7 @@ std::unique_ptr<Block> read_delta_net(const Config& config, const Weights& weigh
   return std::make_unique<GatedDeltaNet>(std::move(parts));
 }
 
-std::unique_ptr<Block> read_gated_attention(const Config& config, const Weights& weights,
+std::unique_ptr<Block> read_gated_attention(const JsonObject& config, const Weights& weights,
                                             const AttentionSpec& spec, LayerSlot slot,
                                             const Rotary& rotary) {
   SelfAttentionParts parts = read_self_attention(config, weights, spec, {.has_output_gate = true});
@@ -178,7 +179,7 @@ std::unique_ptr<Block> read_gated_attention(const Config& config, const Weights&
   return std::make_unique<SelfAttention>(std::move(parts));
 }
 
-MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) {
+MoeParts read_moe(const JsonObject& config, const Weights& weights, int64_t hidden) {
   const int64_t experts = config.integer("num_experts", 1, kernels::kMaxExperts);
   MoeParts parts;
   parts.router = weights.linear("gate", experts, hidden);
@@ -193,8 +194,9 @@ MoeParts read_moe(const Config& config, const Weights& weights, int64_t hidden) 
   return parts;
 }
 
-// A mixture of experts on every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
-std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, int32_t layer) {
+// Reads a mixture of experts on every `decoder_sparse_step`-th layer that is not in
+// `mlp_only_layers`, otherwise an MLP.
+std::unique_ptr<Block> read_feed(const JsonObject& config, const Weights& weights, int32_t layer) {
   const int64_t hidden = read_size(config, "hidden_size");
   if (!is_dense_layer(config, layer))
     return std::make_unique<Moe>(read_moe(config, weights, hidden));
@@ -203,7 +205,7 @@ std::unique_ptr<Block> read_feed(const Config& config, const Weights& weights, i
 
 }  // namespace
 
-std::unique_ptr<Model> load_qwen3_next(const Config& config, Checkpoint checkpoint,
+std::unique_ptr<Model> load_qwen3_next(const JsonObject& config, Checkpoint checkpoint,
                                        std::shared_ptr<ModelDevice> device) {
   constexpr std::string_view kLinear = "linear_attention";
   require_text(config, "hidden_act", "silu");

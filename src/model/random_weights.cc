@@ -16,11 +16,11 @@
 namespace fovea {
 namespace {
 
-// One hash makes this many values.
+// Number of values from one hash.
 constexpr int64_t kLanes = 4;
-// Elements that one task makes.
+// Number of elements that one task generates.
 constexpr int64_t kTaskElements = int64_t{1} << 18;
-// The standard deviation of biases and other vectors that are no norms.
+// Standard deviation of vectors other than norms, for example biases.
 constexpr float kVectorDeviation = 0.02f;
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
@@ -30,14 +30,14 @@ uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// FNV-1a of the name, behind the seed.
+// FNV-1a of the seed followed by the name.
 uint64_t key_of(uint64_t seed, std::string_view name) {
   uint64_t hash = 0xcbf29ce484222325u ^ mixed(seed);
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return mixed(hash);
 }
 
-// Uniform values with 16 random bits each, the centres of 65536 equal steps.
+// Uniform values from 16 random bits each: the centres of 65536 equal steps.
 struct Values {
   uint64_t key;
   float mean, step;
@@ -48,7 +48,7 @@ struct Values {
   }
 };
 
-// Elements [first, first + count) of a tensor.
+// Generates elements [first, first + count) of a tensor.
 template <typename Stored, typename Convert>
 void make(const Values& values, int64_t first, int64_t count, std::byte* out, Convert convert) {
   const int64_t end = first + count;
@@ -72,7 +72,7 @@ void make(const Values& values, DType dtype, int64_t first, int64_t count, std::
   }
 }
 
-DType read_dtype(const Config& config) {
+DType read_dtype(const JsonObject& config) {
   const std::string name = config.text_or("dtype", config.text_or("torch_dtype", "bfloat16"));
   if (name == "bfloat16") return DType::bf16;
   if (name == "float16") return DType::f16;
@@ -81,8 +81,7 @@ DType read_dtype(const Config& config) {
        quote(name));
 }
 
-// What an initialisation would give a tensor that says nothing else: rows of a matrix keep the
-// length of what they multiply.
+// Returns the default distribution: products with a matrix keep the length of their input.
 InitialValues default_values(std::span<const int64_t> shape) {
   if (shape.size() < 2) return {.mean = 0, .deviation = kVectorDeviation};
   return InitialValues::of_fan_in(shape.back());
@@ -94,7 +93,7 @@ InitialValues InitialValues::of_fan_in(int64_t inputs) {
   return {.mean = 0, .deviation = 1 / std::sqrt(static_cast<float>(std::max<int64_t>(inputs, 1)))};
 }
 
-RandomWeights::RandomWeights(const Config& config, uint64_t seed, ThreadPool& threads)
+RandomWeights::RandomWeights(const JsonObject& config, uint64_t seed, ThreadPool& threads)
     : dtype_(read_dtype(config)), seed_(seed), threads_(&threads) {}
 
 const StoredTensor& RandomWeights::tensor(std::string_view name, std::span<const int64_t> shape,
@@ -117,7 +116,7 @@ const StoredTensor& RandomWeights::tensor(std::string_view name, std::span<const
     }
   }
   const InitialValues filling = values.deviation < 0 ? default_values(shape) : values;
-  // Uniform values in [-a, a] deviate by a / sqrt(3).
+  // The standard deviation of uniform values in [-a, a] is a / sqrt(3).
   const Values made{key_of(seed_, name), filling.mean,
                     filling.deviation * std::sqrt(3.0f) / 32768.0f};
   tensor.make = [made, element, dtype = dtype_, threads = threads_](size_t begin,

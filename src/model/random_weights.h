@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights made from a seed instead of read from files, so that a config alone is a model: of any
-// size, with finite logits, and always with the same bits.
+// Generates weights from a seed, so that a config alone makes a model of any size, with finite
+// logits and reproducible bits.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,22 @@
 
 #include "fovea/dtype.h"
 #include "fovea/thread_pool.h"
-#include "model/config.h"
+#include "model/json_object.h"
 #include "model/safetensors.h"
 
 namespace fovea {
 
-// Element `index` of a tensor depends on the seed, the tensor's name and the index only, up to
+// Element `index` of a tensor depends only on the seed, the tensor's name and the index, up to
 // rounding to the dtype.
 class RandomWeights {
  public:
-  // The dtype is the config's `dtype` or `torch_dtype`, else bf16. `threads` make the values and
-  // outlive this object and every tensor. Error{unsupported} where weights have no such dtype.
-  RandomWeights(const Config& config, uint64_t seed, ThreadPool& threads);
+  // The dtype is the config's `dtype` or `torch_dtype`, by default bf16. `threads` generates the
+  // values and must outlive this object and all tensors. Throws Error{unsupported} for a dtype that
+  // weights cannot have.
+  RandomWeights(const JsonObject& config, uint64_t seed, ThreadPool& threads);
 
-  // The same object each time a name is asked for, valid as long as this one. Error
-  // {invalid_argument} when it was asked for with another shape.
+  // Returns the same object for every request of a name; it is valid as long as this object. Throws
+  // Error{invalid_argument} if an earlier request had another shape.
   const StoredTensor& tensor(std::string_view name, std::span<const int64_t> shape,
                              const InitialValues& values);
 

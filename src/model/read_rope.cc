@@ -16,15 +16,15 @@ namespace {
 
 using kernels::RopeScaling;
 
-// The ranges are far beyond what exists. They keep angles finite.
+// The ranges exceed all known models but keep angles finite.
 constexpr double kMaxTheta = 1e15, kMinFactor = 1e-6, kMaxFactor = 1e6;
 constexpr int64_t kMaxPositions = 1 << 24;
 
-// The objects that describe the positions of some layers, in order of precedence. A field is that
-// of the first object that contains it, even as null.
+// The objects that describe the positions of some layers, in order of precedence. The first object
+// that contains a field, even as null, defines it.
 class RopeFields {
  public:
-  RopeFields(const Config& config, const RopeDefaults& defaults, std::string_view layer_type)
+  RopeFields(const JsonObject& config, const RopeDefaults& defaults, std::string_view layer_type)
       : config_(config), defaults_(defaults) {
     if (layer_type.empty()) {
       find_flat();
@@ -33,16 +33,16 @@ class RopeFields {
     }
   }
 
-  // Null where no object contains the field.
-  const Config* holder(std::string_view field) const {
-    for (const Config& object : objects_) {
+  // Returns null if no object contains the field.
+  const JsonObject* holder(std::string_view field) const {
+    for (const JsonObject& object : objects_) {
       if (object.contains(field)) return &object;
     }
     return nullptr;
   }
 
-  const Config& need(std::string_view field) const {
-    const Config* found = holder(field);
+  const JsonObject& need(std::string_view field) const {
+    const JsonObject* found = holder(field);
     if (found != nullptr) return *found;
     if (objects_.empty()) config_.refuse(fmt::format("rope_parameters.{}", field), "set");
     objects_.front().refuse(field, "set");
@@ -52,22 +52,22 @@ class RopeFields {
     return need(field).number(field, kMinFactor, kMaxFactor);
   }
 
-  // Fields that may be missing or null.
+  // Reads a field that may be missing or null.
   double number_or(std::string_view field, double fallback, double low, double high) const {
-    const Config* found = holder(field);
+    const JsonObject* found = holder(field);
     return found == nullptr ? fallback : found->number_or(field, fallback, low, high);
   }
 
   std::string type() const {
     for (const std::string_view field : {"rope_type", "type"}) {
-      if (const Config* found = holder(field)) return found->text(field);
+      if (const JsonObject* found = holder(field)) return found->text(field);
     }
     return "default";
   }
 
   double theta() const {
     constexpr double kAboveOne = 1 + 1e-6;
-    if (const Config* found = holder("rope_theta")) {
+    if (const JsonObject* found = holder("rope_theta")) {
       return found->number("rope_theta", kAboveOne, kMaxTheta);
     }
     if (!config_.contains(defaults_.theta_field)) return defaults_.theta;
@@ -76,8 +76,8 @@ class RopeFields {
 
   int32_t rotary_dim(int32_t head_dim) const {
     constexpr std::string_view kField = "partial_rotary_factor";
-    const Config* found = holder(kField);
-    const Config& owner = found == nullptr ? config_ : *found;
+    const JsonObject* found = holder(kField);
+    const JsonObject& owner = found == nullptr ? config_ : *found;
     double factor = defaults_.partial_rotary_factor;
     if (found != nullptr) {
       factor = owner.number(kField, 0, 1);
@@ -99,11 +99,11 @@ class RopeFields {
     return static_cast<int32_t>(config_.integer("max_position_embeddings", 1, kMaxPositions));
   }
 
-  // The length the model was trained for before its positions were scaled.
+  // Returns the context length that the model was trained for before its positions were scaled.
   int32_t original_max_positions() const {
     constexpr std::string_view kField = "original_max_position_embeddings";
-    const Config* found = holder(kField);
-    // Values by layer type stand for themselves.
+    const JsonObject* found = holder(kField);
+    // Values by layer type ignore the top-level field.
     if (!by_layer_type_ && config_.contains(kField)) {
       found = &config_;
     } else if (defaults_.original_max_positions > 0) {
@@ -113,16 +113,16 @@ class RopeFields {
     return static_cast<int32_t>(found->integer(kField, 1, kMaxPositions));
   }
 
-  // `truncate` is one for all layer types, and null is false.
+  // Reads `truncate`, which is common to all layer types; null means false.
   bool truncates() const {
-    const Config* found = parameters_ && parameters_->contains("truncate") ? &*parameters_
-                          : by_layer_type_                                 ? nullptr
-                                                                           : holder("truncate");
+    const JsonObject* found = parameters_ && parameters_->contains("truncate") ? &*parameters_
+                              : by_layer_type_                                 ? nullptr
+                                                                               : holder("truncate");
     return found == nullptr || found->boolean_or("truncate", false);
   }
 
  private:
-  static bool is_empty(const Config& object) { return object.fields().empty(); }
+  static bool is_empty(const JsonObject& object) { return object.fields().empty(); }
 
   // rope_scaling replaces rope_parameters.
   void find_flat() {
@@ -131,9 +131,9 @@ class RopeFields {
     } else if (config_.has("rope_parameters")) {
       objects_.push_back(config_.object("rope_parameters"));
     } else if (!defaults_.parameters.empty()) {
-      objects_.push_back(Config::parse(defaults_.parameters, "defaults of the architecture"));
+      objects_.push_back(JsonObject::parse(defaults_.parameters, "defaults of the architecture"));
     }
-    for (const Config& object : objects_) {
+    for (const JsonObject& object : objects_) {
       for (const std::string& field : object.fields()) {
         if (!object.is_object(field)) continue;
         object.refuse(field, "a value, as one set of values serves all layers");
@@ -141,12 +141,12 @@ class RopeFields {
     }
   }
 
-  // rope_scaling adds to the values of rope_parameters, field by field.
+  // rope_scaling extends the values of rope_parameters field by field.
   void find_by_layer_type(std::string_view layer_type) {
     by_layer_type_ = true;
     if (defaults_.has_rope_scaling && config_.has("rope_scaling")) {
       objects_.push_back(config_.object("rope_scaling"));
-      // The reference passes over the older spelling here.
+      // The reference ignores the older spelling here.
       if (!objects_[0].contains("rope_type") && objects_[0].contains("type")) {
         objects_[0].refuse("type", "spelled rope_type");
       }
@@ -161,10 +161,10 @@ class RopeFields {
     if (parameters_->has(layer_type)) objects_.push_back(parameters_->object(layer_type));
   }
 
-  const Config& config_;
+  const JsonObject& config_;
   const RopeDefaults& defaults_;
-  std::vector<Config> objects_;
-  std::optional<Config> parameters_;  // of all layer types
+  std::vector<JsonObject> objects_;
+  std::optional<JsonObject> parameters_;  // parameters of all layer types
   bool by_layer_type_ = false;
 };
 
@@ -189,9 +189,9 @@ RopeScaling scaling_of(const RopeFields& fields, const RopeDefaults& defaults) {
   fail(ErrorCode::unsupported, "rope_type is {}; supported are {}", quote(type), known);
 }
 
-// Without a factor, the ratio of the lengths of after and before.
+// Reads the factor. Without one, returns the ratio of the extended length to the original length.
 double factor_or_ratio(const RopeFields& fields, const kernels::RopeSpec& spec) {
-  const Config* found = fields.holder("factor");
+  const JsonObject* found = fields.holder("factor");
   if (found != nullptr && found->has("factor")) return fields.positive("factor");
   return static_cast<double>(fields.max_positions()) / spec.original_max_positions;
 }
@@ -201,7 +201,7 @@ void read_yarn(const RopeFields& fields, kernels::RopeSpec& spec) {
   fields.need("factor");
   spec.factor = factor_or_ratio(fields, spec);
   spec.attention_factor = fields.number_or("attention_factor", 0, kMinFactor, kMaxFactor);
-  // 0 stands for the default, as null does.
+  // Both 0 and null select the default.
   const auto beta = [&](std::string_view field, double fallback) {
     const double value = fields.number_or(field, fallback, 0, kMaxFactor);
     return value == 0 ? fallback : value;
@@ -215,7 +215,7 @@ void read_longrope(const RopeFields& fields, kernels::RopeSpec& spec) {
   spec.factor = factor_or_ratio(fields, spec);
   spec.attention_factor = fields.number_or("attention_factor", 0, kMinFactor, kMaxFactor);
   const auto factors = [&](std::string_view field) {
-    const Config& object = fields.need(field);
+    const JsonObject& object = fields.need(field);
     const size_t pairs = static_cast<size_t>(spec.rotary_dim) / 2;
     std::vector<double> values = object.numbers(field, kMinFactor, kMaxFactor);
     if (values.size() != pairs) object.refuse(field, fmt::format("an array of {}", pairs));
@@ -238,15 +238,15 @@ void read_llama3(const RopeFields& fields, kernels::RopeSpec& spec) {
 
 }  // namespace
 
-kernels::RopeSpec read_rope(const Config& config, int32_t head_dim, const RopeDefaults& defaults,
-                            std::string_view layer_type) {
+kernels::RopeSpec read_rope(const JsonObject& config, int32_t head_dim,
+                            const RopeDefaults& defaults, std::string_view layer_type) {
   const RopeFields fields(config, defaults, layer_type);
   kernels::RopeSpec spec;
   spec.theta = fields.theta();
   spec.rotary_dim = fields.rotary_dim(head_dim);
   spec.scaling = scaling_of(fields, defaults);
   if (spec.scaling == RopeScaling::none) return spec;
-  // DeepSeek's softmax scale depends on these with any type.
+  // DeepSeek's softmax scale uses these fields with any type of scaling.
   constexpr double kMaxMscale = 100;
   spec.mscale = fields.number_or("mscale", 0, 0, kMaxMscale);
   spec.mscale_all_dim = fields.number_or("mscale_all_dim", 0, 0, kMaxMscale);

@@ -23,14 +23,14 @@ using nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = sizeof(uint64_t);
 constexpr size_t kMaxDimensions = 16;
-constexpr int kMaxDepth = 128;  // of values in fields that nothing reads
+constexpr int kMaxDepth = 128;  // nesting of values in ignored fields
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
 struct StoredType {
   std::string_view name;
   int bits;
-  std::optional<DType> dtype;  // nullopt: can be skipped, not read
+  std::optional<DType> dtype;  // nullopt if values can be skipped but not read
 };
 
 constexpr std::array<StoredType, 22> kStoredTypes = {{
@@ -47,7 +47,7 @@ constexpr std::array<StoredType, 22> kStoredTypes = {{
     {"F6_E2M3", 6, std::nullopt},     {"F6_E3M2", 6, std::nullopt},
 }};
 
-// One entry of the header, as written there.
+// One entry of the header.
 struct Entry {
   std::string name;
   const StoredType* type = nullptr;
@@ -57,9 +57,10 @@ struct Entry {
   bool has_offsets = false;
 };
 
-// Bytes of the tensor by its shape; nullopt when that is no 64-bit number of whole bytes.
+// Returns the tensor's bytes according to its shape, or nullopt if that is not a whole number of
+// bytes below 2^64.
 std::optional<uint64_t> shape_bytes(const Entry& entry) {
-  // A zero makes the product zero, however large the other dimensions are.
+  // A zero dimension makes the product zero, however large the other dimensions are.
   if (std::find(entry.shape.begin(), entry.shape.end(), 0) != entry.shape.end()) return 0;
   uint64_t bits = static_cast<uint64_t>(entry.type->bits);
   for (const int64_t dimension : entry.shape) {
@@ -69,10 +70,10 @@ std::optional<uint64_t> shape_bytes(const Entry& entry) {
   return bits / 8;
 }
 
-// Reads the header event by event, so that memory stays proportional to it whatever it holds:
+// Reads the header event by event, so that memory stays proportional to its size:
 //   {"__metadata__": {"key": "text"}, "name": {"dtype": "F32", "shape": [2], "data_offsets": [0,
 //   8]}}
-// __metadata__ may be null. Other fields of a tensor hold any value, which is passed over.
+// __metadata__ may be null. Other fields of a tensor may have any value and are ignored.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   HeaderReader(std::string_view file, uint64_t data_bytes) : file_(file), data_bytes_(data_bytes) {}
@@ -191,7 +192,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   enum class Place { outside, header, metadata, tensor, shape, offsets };
   static constexpr std::string_view kMetadata = "__metadata__";
 
-  // In the value of a field that nothing reads.
+  // Returns true inside the value of an ignored field.
   bool is_other_field() const {
     if (place_ != Place::tensor) return false;
     return depth_ > 0 || (field_ != "dtype" && field_ != "shape" && field_ != "data_offsets");
@@ -245,14 +246,14 @@ class HeaderReader : public nlohmann::json_sax<json> {
   uint64_t data_bytes_;
   Place place_ = Place::outside;
   bool has_metadata_ = false;
-  std::string field_;  // of the tensor being read
-  int depth_ = 0;      // of objects and arrays in a field that nothing reads
-  Entry entry_;        // being read
+  std::string field_;  // current field of the current tensor
+  int depth_ = 0;      // nesting of objects and arrays in an ignored field
+  Entry entry_;        // current tensor
   std::vector<Entry> entries_;
 };
 
-// The data of the tensors must lie end to end, in any order of the header, over the whole rest of
-// the file. Sorts the entries by their data.
+// Checks that the data of the tensors, in any order of the header, fills the rest of the file
+// without gaps or overlaps. Sorts the entries by their data.
 void check_coverage(std::vector<Entry>& entries, uint64_t data_bytes, std::string_view file) {
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.offsets, a.name) < std::tie(b.offsets, b.name);
@@ -275,7 +276,7 @@ void check_coverage(std::vector<Entry>& entries, uint64_t data_bytes, std::strin
   }
 }
 
-// Header text and data of the file.
+// Splits a file into header text and data.
 std::pair<std::string_view, std::span<const std::byte>> split_file(std::span<const std::byte> bytes,
                                                                    std::string_view name) {
   if (bytes.size() < kLengthBytes) {
@@ -294,7 +295,7 @@ std::pair<std::string_view, std::span<const std::byte>> split_file(std::span<con
          header_bytes, rest.size());
   }
   const std::string_view header(reinterpret_cast<const char*>(rest.data()), header_bytes);
-  // The parser would take a NUL for the end of the text.
+  // The parser would treat a NUL as the end of the text.
   if (const size_t at = header.find('\0'); at != header.npos) {
     fail(ErrorCode::corrupt_file, "{}: byte {} of the header is NUL", name, at);
   }

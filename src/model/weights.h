@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of a checkpoint, checked against the shapes an architecture expects and placed on the
-// model's device. Vectors (norms, biases, sinks) become f32 copies.
+// Tensors of a checkpoint, checked against expected shapes and placed on the model's device.
+// Vectors (norms, biases, sinks) become f32 copies.
 #pragma once
 
 #include <cstdint>
@@ -15,35 +15,35 @@
 
 namespace fovea {
 
-// The tensors whose names start with a prefix. Every accessor throws Error{corrupt_file} where the
-// tensor is missing or has another shape, Error{unsupported} where its dtype is not f32, bf16, f16.
+// The tensors whose names start with a prefix. Accessors throw Error{corrupt_file} if the tensor is
+// missing or has another shape, and Error{unsupported} if its dtype is not f32, bf16 or f16.
 class Weights {
  public:
   Weights(const Checkpoint& checkpoint, ModelDevice& device, std::string prefix = "")
       : checkpoint_(&checkpoint), device_(&device), prefix_(std::move(prefix)) {}
 
-  Weights operator[](std::string_view part) const;  // "mlp": tensors under "mlp."
+  Weights operator[](std::string_view part) const;  // "mlp" gives the tensors under "mlp."
   Weights operator[](int64_t index) const;
 
-  // In the file. Random weights have the values that `random` describes.
+  // Returns the tensor of the file, or one with random values of the distribution `random`.
   const StoredTensor& tensor(std::string_view name, std::initializer_list<int64_t> shape,
                              const InitialValues& random = {}) const;
-  // On the device.
+  // Returns the matrix on the device.
   const std::byte* matrix(std::string_view name, std::initializer_list<int64_t> shape) const;
-  // Every value times `factor`.
+  // Returns all values times `factor`.
   std::span<const float> vector(std::string_view name, std::initializer_list<int64_t> shape,
                                 const InitialValues& random = {}, float factor = 1) const;
 
-  // NAME.weight [n, k] and, with `has_bias`, NAME.bias [n].
+  // Reads NAME.weight [n, k] and, if `has_bias`, NAME.bias [n].
   Linear linear(std::string_view name, int64_t n, int64_t k, bool has_bias = false) const;
-  // NAME.weight [n, k] of several, as one matrix of all their rows in this order; empty where the
-  // device gains nothing by it.
+  // Reads several NAME.weight [n, k] as one matrix of all their rows in this order. Returns an
+  // empty one if the device does not benefit from it.
   struct Part {
     std::string_view name;
     int64_t n = 0;
   };
   Linear joined(std::initializer_list<Part> parts, int64_t k, bool has_bias = false) const;
-  // Matrix `index` of a stack NAME [count, k, n], input dimension first.
+  // Returns matrix `index` of a stack NAME [count, k, n], whose input dimension comes first.
   Linear stacked(std::string_view name, int64_t index, int64_t count, int64_t k, int64_t n) const;
 
   ModelDevice& device() const { return *device_; }

@@ -10,7 +10,7 @@
 namespace fovea {
 namespace {
 
-// Where the character before `at` begins.
+// Returns the begin of the character before `at`.
 size_t character_before(std::string_view text, size_t at) {
   size_t begin = at - 1;
   while ((static_cast<uint8_t>(text[begin]) & 0xC0) == 0x80) --begin;
@@ -27,7 +27,7 @@ bool word_starts_at(std::string_view text, size_t at) {
   return at < text.size() && is_word_character(text.substr(at, next_utf8(text.substr(at)).bytes));
 }
 
-// Where the white space that ends at `end` begins, but not before `limit`.
+// Returns the begin of the white space that ends at `end`, but at least `limit`.
 size_t white_space_begin(std::string_view text, size_t end, size_t limit) {
   while (end > limit) {
     const size_t begin = character_before(text, end);
@@ -37,7 +37,7 @@ size_t white_space_begin(std::string_view text, size_t end, size_t limit) {
   return std::max(end, limit);
 }
 
-// Where the white space that begins at `at` ends.
+// Returns the end of the white space that begins at `at`.
 size_t white_space_end(std::string_view text, size_t at) {
   while (at < text.size()) {
     const size_t bytes = next_utf8(text.substr(at)).bytes;
@@ -60,7 +60,7 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std
   fallbacks_.assign(nodes, ByteTrie::kRoot);
   depths_.assign(nodes, 0);
   longest_.assign(nodes, kNone);
-  // Nodes are in the order of their depth, so a fallback is complete before it is needed.
+  // Nodes are ordered by depth, so a fallback is complete before it is used.
   for (int32_t parent = 0; parent < trie_.nodes(); ++parent) {
     for (int32_t node = trie_.first_child(parent); node < trie_.first_child(parent + 1); ++node) {
       depths_[node] = depths_[parent] + 1;
@@ -89,7 +89,7 @@ AddedTokenFinder::Match AddedTokenFinder::find(std::string_view text, size_t fro
     node = next_node(node, text[at]);
     const size_t end = at + 1;
     const size_t begin = end - static_cast<size_t>(depths_[node]);
-    // What is still being read begins behind the best occurrence.
+    // The current match candidate begins after the best match.
     if (best.index != kNone && begin > best.begin) break;
     const int32_t index = longest_[node];
     if (index == kNone) continue;
@@ -101,9 +101,9 @@ AddedTokenFinder::Match AddedTokenFinder::find(std::string_view text, size_t fro
 
 std::vector<TextPart> AddedTokenFinder::split(std::string_view text) const {
   std::vector<TextPart> parts;
-  size_t done = 0;         // the end of the last part
-  size_t known_space = 0;  // white space that rstrip has passed over ends here
-  size_t known_from = 0;   // ... and begins here
+  size_t done = 0;         // end of the last part
+  size_t known_space = 0;  // end of the white space that rstrip has consumed
+  size_t known_from = 0;   // ... and its begin
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
     const Match match = find(text, at);
     if (match.index == kNone) break;

@@ -16,12 +16,12 @@ constexpr int32_t kNone = -1;
 constexpr uint32_t kCommon = 0x180;  // ASCII, Latin-1 and the alphabet of byte-level models
 
 struct Symbol {
-  int32_t token = kNone;  // kNone: merged into its left neighbour
+  int32_t token = kNone;  // kNone if merged into the left neighbour
   int32_t previous = kNone;
   int32_t next = kNone;
 };
 
-// A merge of the symbol at `position` with its right neighbour, as it was when this was queued.
+// A merge of the symbol at `position` with its right neighbour, in the state when it was queued.
 struct Candidate {
   int32_t rank = 0;
   int32_t position = 0;
@@ -51,7 +51,7 @@ MergeTable::MergeTable(size_t merges) : slots_(std::bit_ceil(merges * 2 + 1)) {}
 
 size_t MergeTable::slot_of(uint64_t pair) const {
   const size_t mask = slots_.size() - 1;
-  // The finalizer of SplitMix64, so that pairs of neighbouring ids are spread.
+  // The finalizer of SplitMix64 spreads pairs of neighbouring ids.
   uint64_t hash = (pair ^ pair >> 30) * 0xBF58476D1CE4E5B9u;
   hash = (hash ^ hash >> 27) * 0x94D049BB133111EBu;
   size_t slot = (hash ^ hash >> 31) & mask;
@@ -100,7 +100,7 @@ int32_t BpeModel::character_token(std::string_view character) const {
 std::vector<int32_t> BpeModel::character_tokens(std::string_view word) const {
   std::vector<int32_t> tokens;
   tokens.reserve(word.size());
-  bool unknown = false;  // an unk_token is due
+  bool unknown = false;  // an unk_token is pending
   while (!word.empty()) {
     const std::string_view character = word.substr(0, next_utf8(word).bytes);
     word.remove_prefix(character.size());
@@ -110,7 +110,7 @@ std::vector<int32_t> BpeModel::character_tokens(std::string_view word) const {
       tokens.push_back(token);
       continue;
     }
-    // The reference puts bytes before an unk_token that is still due.
+    // Like the reference, puts bytes before a pending unk_token.
     if (options_.byte_fallback && bytes_.append(character, tokens)) continue;
     if (!options_.unk_token) continue;
     if (unknown && !options_.fuse_unk) tokens.push_back(unk());

@@ -23,14 +23,14 @@ class ByteLetters {
   }
 
   std::string_view letter(char byte) const { return letters_[static_cast<uint8_t>(byte)]; }
-  // The byte that a letter stands for, or kNone.
+  // Returns the byte that a letter represents, or kNone.
   int byte(uint32_t letter) const { return letter < bytes_.size() ? bytes_[letter] : kNone; }
 
   static constexpr int16_t kNone = -1;
 
  private:
   std::array<std::string, 256> letters_;
-  std::array<int16_t, 256 + 68> bytes_ = {};  // by code point
+  std::array<int16_t, 256 + 68> bytes_ = {};  // per code point
 };
 
 const ByteLetters& byte_letters() {

@@ -29,7 +29,7 @@ bool ByteTokens::append(std::string_view text, std::vector<int32_t>& tokens) con
 std::optional<char> byte_of_token(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   uint8_t byte = 0;
-  // The reference takes "+A" for a number too.
+  // Like the reference, accepts "+A" as a number.
   const size_t sign = token[3] == '+' ? 1 : 0;
   const char* end = token.data() + 5;
   const auto [rest, error] = std::from_chars(token.data() + 3 + sign, end, byte, 16);

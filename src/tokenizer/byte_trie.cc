@@ -8,7 +8,7 @@ namespace fovea {
 ByteTrie::ByteTrie(std::vector<Key> keys) {
   std::stable_sort(keys.begin(), keys.end(),
                    [](const Key& a, const Key& b) { return a.text < b.text; });
-  // The sorted keys below each node of the current level.
+  // The sorted keys below a node of the current level.
   struct Range {
     size_t begin = 0;
     size_t end = 0;
@@ -21,7 +21,7 @@ ByteTrie::ByteTrie(std::vector<Key> keys) {
       const auto node = static_cast<int32_t>(first_children_.size());
       first_children_.push_back(nodes());
       size_t at = range.begin;
-      // Keys that end here come first.
+      // Keys that end at this node come first.
       for (; at < range.end && keys[at].text.size() == depth; ++at) values_[node] = keys[at].value;
       while (at < range.end) {
         const char byte = keys[at].text[depth];

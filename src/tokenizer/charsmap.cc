@@ -12,9 +12,9 @@
 namespace fovea {
 namespace {
 
-constexpr size_t kLongestGrapheme = 5;  // bytes
+constexpr size_t kLongestGrapheme = 5;  // in bytes
 
-// The bytes of the grapheme cluster that the text begins with.
+// Returns the number of bytes of the first grapheme cluster.
 size_t next_grapheme(std::string_view text) {
   size_t end = next_utf8(text).bytes;
   int32_t state = 0;
@@ -29,7 +29,7 @@ size_t next_grapheme(std::string_view text) {
   return end;
 }
 
-// Units of a double-array trie (Darts-clone).
+// Fields of a unit in a double-array trie (Darts-clone).
 uint32_t offset_of(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
 uint32_t label_of(uint32_t unit) { return unit & (1u << 31 | 0xFF); }
 bool has_leaf(uint32_t unit) { return (unit >> 8 & 1) != 0; }
@@ -105,7 +105,7 @@ std::string Charsmap::apply(std::string_view text) const {
     out += known ? known->text : text.substr(0, bytes);
     text.remove_prefix(bytes);
   }
-  // Replacements that begin inside a character, and matches that end inside one, are mended here.
+  // Repairs replacements that begin inside a character and matches that end inside one.
   return replace_broken_utf8(out);
 }
 

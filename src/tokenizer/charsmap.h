@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The precompiled_charsmap of sentencepiece: a map from characters and short sequences to what
-// replaces them, as a double-array trie.
+// The precompiled_charsmap of sentencepiece: a double-array trie that maps characters and short
+// sequences to their replacements.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 namespace fovea {
 
 enum class CharsmapMatch : uint8_t {
-  // As the `tokenizers` package does it: grapheme clusters of fewer than 6 bytes as a whole if the
-  // map knows a beginning of them, everything else character by character.
+  // Follows the `tokenizers` package: replaces a whole grapheme cluster below 6 bytes if the map
+  // contains a prefix of it; maps everything else character by character.
   graphemes,
-  longest,  // as sentencepiece does it: at every place the longest sequence that the map knows
+  longest,  // follows sentencepiece: replaces the longest known sequence at each position
 };
 
 class Charsmap {
  public:
-  // `bytes` are a length, a trie of that length and the replacements, each with a zero byte behind.
-  // Error{corrupt_file} when they are not; `name` is the file.
+  // `bytes` contains a length, a trie of that length, and replacements that end in zero bytes.
+  // Throws Error{corrupt_file} naming the file `name` if it does not.
   Charsmap(std::string_view bytes, std::string_view name,
            CharsmapMatch match = CharsmapMatch::graphemes);
 
@@ -29,11 +29,11 @@ class Charsmap {
 
  private:
   struct Replacement {
-    size_t bytes = 0;  // that it replaces
+    size_t bytes = 0;  // number of replaced bytes
     std::string_view text;
   };
 
-  // What replaces the shortest or the longest beginning of the text that the map knows.
+  // Returns the replacement of the shortest or longest prefix of the text in the map.
   std::optional<Replacement> replacement(std::string_view text) const;
   void apply_to_grapheme(std::string_view grapheme, std::string& out) const;
 
@@ -42,7 +42,7 @@ class Charsmap {
   std::string replacements_;
 };
 
-// The bytes that base64 stands for; Error{corrupt_file} when it is none.
+// Decodes base64. Throws Error{corrupt_file} for invalid text.
 std::string decode_base64(std::string_view text, std::string_view name);
 
 }  // namespace fovea

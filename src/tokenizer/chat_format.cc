@@ -18,8 +18,8 @@ namespace {
 constexpr JsonLimits kConfigLimits = {.bytes = 64'000'000, .depth = 32};
 constexpr size_t kMaxTemplateBytes = 1'000'000;
 
-// Formats that people have and nothing here renders, by what only their templates contain. ChatML's
-// own marks occur in some of them, so these come first.
+// Common formats that are not supported, and text that only their templates contain. Some of them
+// contain ChatML's marks, so they are checked first.
 struct OtherFormat {
   std::string_view mark, name;
 };
@@ -47,7 +47,7 @@ bool contains_any(std::string_view text, std::initializer_list<std::string_view>
   return std::ranges::any_of(parts, [&](std::string_view part) { return contains(text, part); });
 }
 
-// Line ends inside of Jinja's strings are written as \n or as themselves.
+// Turns escaped line ends in Jinja strings into line ends.
 std::string with_line_ends(std::string_view source) {
   std::string text;
   for (size_t i = 0; i < source.size(); ++i) {
@@ -58,7 +58,7 @@ std::string with_line_ends(std::string_view source) {
   return text;
 }
 
-// What lies between two marks of the same string of Jinja; nullopt where there is no such string.
+// Returns the text between two marks in the same Jinja string, or nullopt.
 std::optional<std::string> text_between(std::string_view source, std::string_view begin,
                                         std::string_view end) {
   for (size_t at = source.find(begin); at != source.npos; at = source.find(begin, at + 1)) {
@@ -71,8 +71,8 @@ std::optional<std::string> text_between(std::string_view source, std::string_vie
   return std::nullopt;
 }
 
-// Whether the template may hold a system message of its own. The sentence about functions is of
-// tool calls.
+// Returns true if the template may contain its own system message. The sentence about functions
+// belongs to tool calls.
 bool addresses_model(std::string_view source) {
   if (contains_any(source, {"!= 'system'", "!= \"system\""})) return true;
   for (size_t at = source.find("You are "); at != source.npos; at = source.find("You are ", at + 1))
@@ -80,7 +80,7 @@ bool addresses_model(std::string_view source) {
   return false;
 }
 
-// The string of Jinja around the first `mark`.
+// The Jinja string that contains the first `mark`.
 struct Literal {
   size_t begin = 0, end = 0;  // without the quotes
 };
@@ -94,7 +94,7 @@ std::optional<Literal> literal_around(std::string_view source, std::string_view 
   return Literal{open + 1, close};
 }
 
-// White space as Python's str.strip() sees it, which Jinja's trim calls.
+// Removes white space as Python's str.strip() does, which Jinja's trim calls.
 std::string_view trimmed(std::string_view text) {
   constexpr std::array<std::string_view, 29> kSpaces = {" ",
                                                         "\t",
@@ -144,7 +144,7 @@ std::string today() {
       fmt::localtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-// {"content": "<s>"} or "<s>"; anything else is no token.
+// Returns the text of {"content": "<s>"} or "<s>"; anything else is no token.
 std::string token_text(const nlohmann::json& config, const char* key) {
   const auto found = config.find(key);
   if (found == config.end()) return {};
@@ -152,7 +152,7 @@ std::string token_text(const nlohmann::json& config, const char* key) {
   return found->is_object() ? token_text(*found, "content") : std::string();
 }
 
-// The one of a list of templates that is for chats.
+// Returns the chat template from a list of templates.
 std::string template_of(const nlohmann::json& config) {
   const auto found = config.find("chat_template");
   if (found == config.end()) return {};
@@ -262,7 +262,7 @@ void ChatFormat::read_llama3(std::string_view source) {
   before_user_ = "<|start_header_id|>user<|end_header_id|>\n\n";
   after_user_ = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n";
   if (!contains(source, "Today Date: ")) return;
-  // Llama 3.1 to 3.3: a system message in any case.
+  // Llama 3.1 to 3.3 always write a system message.
   if (!contains(source, "Cutting Knowledge Date: December 2023\n") ||
       !contains(source, "26 Jul 2024")) {
     refusal_ = "the template writes dates, not as Llama 3.1 does";

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chat formats of checkpoints: what is written around a user's message so that a model answers
-// it.
+// The chat formats of checkpoints: the text around a user's message that makes a model answer.
 #pragma once
 
 #include <optional>
@@ -11,20 +10,19 @@
 
 namespace fovea {
 
-// A template of Jinja is recognised as one of the formats below by its text, not executed: ChatML,
-// Llama 3, Mistral ("[INST]") and Gemma. A template that may write something else is refused.
+// Recognises a Jinja template as one of these formats by its text, without executing it: ChatML,
+// Llama 3, Mistral ("[INST]") and Gemma. Refuses templates that may produce anything else.
 class ChatFormat {
  public:
-  // Reads chat_template.jinja, else the chat_template of tokenizer_config.json. Throws nothing for
-  // a missing, damaged or unknown one: render() then says why.
+  // Reads chat_template.jinja, or else the chat_template of tokenizer_config.json. Never throws for
+  // a missing, damaged or unknown template; render() reports the reason.
   static ChatFormat open(const std::string& folder);
-  // `bos`: the text of the begin-of-sequence token, empty where there is none. `name` stands for
-  // the template in errors.
+  // `bos` is the text of the begin-of-sequence token, or empty. Errors call the template `name`.
   static ChatFormat parse(std::string_view source, std::string_view bos, std::string_view name);
 
-  // The text of the prompt up to where the answer begins, with every special token that the
-  // template writes. Error{unsupported} where the template is not recognised,
-  // Error{invalid_argument} where it has no place for a system message.
+  // Returns the prompt up to the beginning of the answer, including the special tokens that the
+  // template writes. Throws Error{unsupported} if the template was not recognised, and
+  // Error{invalid_argument} if it does not support a system message.
   std::string render(const ChatPrompt& prompt) const;
 
  private:
@@ -35,9 +33,9 @@ class ChatFormat {
   void read_mistral(std::string_view source);
   void read_gemma(std::string_view source);
 
-  std::string name_;     // of the format
-  std::string refusal_;  // why there is no format; empty: there is one
-  std::string bos_;      // empty: the template writes none
+  std::string name_;     // name of the format
+  std::string refusal_;  // reason why there is no format; otherwise empty
+  std::string bos_;      // empty if the template writes none
   SystemPlace system_place_ = SystemPlace::none;
   std::optional<std::string> default_system_;
   std::string before_system_, after_system_;

@@ -75,7 +75,7 @@ std::string DecoderStream::finish() {
   return out;
 }
 
-// A token, or behind Fuse a piece of one, goes through the steps from `index` on.
+// Passes a token, or after Fuse a piece of one, through the steps from `index` on.
 void DecoderStream::pass(size_t index, std::string token, std::string& out) {
   if (index == states_.size()) {
     out += token;
@@ -108,7 +108,7 @@ void DecoderStream::pass(size_t index, std::string token, std::string& out) {
   pass(index + 1, std::move(token), out);
 }
 
-// The text ends: what the step holds goes on.
+// Ends the text: passes on what the step withholds.
 void DecoderStream::flush(size_t index, std::string& out) {
   State& state = states_[index];
   const DecoderStep& any = decoder_->steps_[index];
@@ -118,7 +118,7 @@ void DecoderStream::flush(size_t index, std::string& out) {
   if (!rest.empty()) pass(index + 1, std::move(rest), out);
 }
 
-// Bytes that are no text become one U+FFFD each.
+// Turns each byte that is no text into one U+FFFD.
 void DecoderStream::flush_bytes(size_t index, std::string& out) {
   const std::string bytes = std::exchange(states_[index].held, {});
   if (bytes.empty()) return;
@@ -128,7 +128,7 @@ void DecoderStream::flush_bytes(size_t index, std::string& out) {
   }
 }
 
-// Strips a text that comes in pieces, and holds what may be cut at its end.
+// Strips a text that arrives in pieces. Withholds characters that may be removed at its end.
 std::string DecoderStream::strip_piece(const StripDecoder& step, State& state,
                                        std::string_view piece) const {
   while (!state.started && state.cut < step.start && piece.starts_with(step.content)) {
@@ -147,7 +147,7 @@ std::string DecoderStream::strip_piece(const StripDecoder& step, State& state,
   return text;
 }
 
-// Replaces in a text that comes in pieces, and holds what may begin a match.
+// Replaces in a text that arrives in pieces. Withholds the possible beginning of a match.
 std::string DecoderStream::replace_piece(const ReplaceDecoder& step, State& state,
                                          std::string_view piece) const {
   const std::string text = std::exchange(state.held, {}).append(piece);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoders of tokenizer.json: steps that turn the texts of tokens into text, token by token.
+// Decoders of tokenizer.json: steps that turn tokens into text, one token at a time.
 #pragma once
 
 #include <cstddef>
@@ -20,51 +20,51 @@ struct ReplaceDecoder {
 };
 struct MetaspaceDecoder {
   std::string replacement;  // becomes a space
-  bool drop_first = true;   // ... and nothing in the first token
+  bool drop_first = true;   // ... except in the first token, which loses it
 };
 struct StripDecoder {
-  std::string content;  // a character
-  size_t start = 0;     // as many are cut at the beginning, at most
-  size_t stop = 0;      // ... at the end
+  std::string content;  // one character
+  size_t start = 0;     // max number to remove at the beginning
+  size_t stop = 0;      // max number to remove at the end
 };
 struct ByteFallbackDecoder {};  // "<0xE2>", "<0x82>", "<0xAC>" become one character
 struct ByteLevelDecoder {};     // letters become bytes
-struct FuseDecoder {};          // what follows sees one token
-struct JoinDecoder {};          // without a decoder: tokens with spaces between them
+struct FuseDecoder {};          // makes the following steps see one token
+struct JoinDecoder {};          // used without a decoder: puts spaces between tokens
 
 using DecoderStep = std::variant<ReplaceDecoder, MetaspaceDecoder, StripDecoder,
                                  ByteFallbackDecoder, ByteLevelDecoder, FuseDecoder, JoinDecoder>;
 
 class Decoder {
  public:
-  // nullopt when the step was added, else why it cannot follow those before it.
+  // Adds a step. Returns nullopt, or the reason why it cannot follow the previous steps.
   std::optional<std::string> add(DecoderStep step);
   size_t steps() const { return steps_.size(); }
 
  private:
   friend class DecoderStream;
   std::vector<DecoderStep> steps_;
-  std::vector<bool> fused_;  // by step: it sees one token, piece by piece
+  std::vector<bool> fused_;  // per step: true if it sees one token in pieces
   bool ends_fused_ = false;
 };
 
-// The text of a sequence of tokens. What the calls return is, joined, the same however many tokens
-// a text has: it is held back until later tokens cannot change it.
+// Decodes a sequence of tokens. Withholds text until later tokens cannot change it, so the
+// concatenated results do not depend on how the sequence is fed in.
 class DecoderStream {
  public:
-  // `decoder` must outlive this.
+  // `decoder` must outlive the stream.
   explicit DecoderStream(const Decoder& decoder)
       : decoder_(&decoder), states_(decoder.steps_.size()) {}
 
-  std::string push(std::string_view token);  // what became certain
-  std::string finish();                      // the rest
+  std::string push(std::string_view token);  // returns text that is final
+  std::string finish();                      // returns the rest
 
  private:
   struct State {
-    Utf8Stream characters;  // of ByteLevel
+    Utf8Stream characters;  // output of ByteLevel
     std::string held;
-    size_t cut = 0;        // characters at the beginning of the text, by Strip
-    bool started = false;  // a token, or a character that stays, was seen
+    size_t cut = 0;        // characters that Strip has removed at the beginning
+    bool started = false;  // true after a token, or a character that is not removed
   };
 
   void pass(size_t index, std::string token, std::string& out);

@@ -11,7 +11,7 @@
 namespace fovea {
 namespace {
 
-// Texts may grow by Replace, and by Charsmap.
+// Bounds the growth of texts by Replace and Charsmap.
 constexpr size_t kMaxBytes = 512 << 20;
 
 // Calls `visit(point, character)` for every character.
@@ -24,7 +24,7 @@ void for_each_character(std::string_view text, const Visit& visit) {
   }
 }
 
-// Drops the characters for which `dropped(point)` holds.
+// Drops all characters for which `dropped(point)` is true.
 template <typename Dropped>
 void drop(NormalizedText& text, const Dropped& dropped) {
   std::string kept;
@@ -41,7 +41,7 @@ void drop(NormalizedText& text, const Dropped& dropped) {
   text.text = std::move(kept);
 }
 
-// What the normalizer of Google's neural translation drops, and what it takes for a space.
+// Characters that the normalizer of Google's neural machine translation drops.
 bool nmt_drops(uint32_t c) {
   return (c >= 0x01 && c <= 0x08) || c == 0x0B || (c >= 0x0E && c <= 0x1F) || c == 0x7F ||
          c == 0x8F || c == 0x9F;
@@ -65,7 +65,7 @@ void apply_step(const ReplaceStep& step, NormalizedText& text) {
   while (const auto match = subject.find(done, scratch)) {
     const std::string_view matched =
         std::string_view(text.text).substr(match->begin, match->end - match->begin);
-    // What replaces several characters stands where the last of them stood.
+    // The replacement of several characters takes the position of the last one.
     const bool several = next_utf8(matched).bytes < matched.size();
     if (match->begin == 0 && (several || step.content.empty())) text.at_start = false;
     out.append(text.text, done, match->begin - done).append(step.content);
@@ -82,7 +82,7 @@ void apply_step(const ReplaceStep& step, NormalizedText& text) {
 
 void apply_step(const StripStep& step, NormalizedText& text) {
   size_t begin = 0;
-  size_t end = 0;  // of the last character that is no white space
+  size_t end = 0;  // end of the last character that is not white space
   bool only_space = true;
   size_t at = 0;
   for_each_character(text.text, [&](uint32_t point, std::string_view character) {
@@ -105,7 +105,7 @@ void apply_step(const SingleSpacesStep&, NormalizedText& text) {
     if (c == ' ' && (out.empty() || out.back() == ' ')) continue;
     out += c;
   }
-  constexpr std::string_view kMark = "\u2581";  // what spaces become later
+  constexpr std::string_view kMark = "\u2581";  // later replaces spaces
   while (out.ends_with(' ') || out.ends_with(kMark)) {
     out.resize(out.size() - (out.ends_with(' ') ? 1 : kMark.size()));
   }

@@ -14,28 +14,28 @@
 
 namespace fovea {
 
-// A text and whether it begins where the whole text does: Metaspace may put a space there only.
+// A text, and whether it is at the start of the whole text: only there may Metaspace add a space.
 struct NormalizedText {
   std::string text;
   bool at_start = false;
 };
 
 struct PrependStep {
-  std::string prefix;  // of texts that are not empty
+  std::string prefix;  // added to texts that are not empty
   bool only_at_start = false;
 };
 struct ReplaceStep {
   Pattern pattern;
   std::string content;
 };
-struct StripStep {  // of white space
+struct StripStep {  // strips white space
   bool left = false;
   bool right = false;
 };
 struct SingleSpacesStep {};  // leaves one space between words, and none around the text
 struct LowercaseStep {};
 struct StripAccentsStep {};  // drops combining marks
-struct NmtStep {};           // drops control characters, and makes white space of some others
+struct NmtStep {};           // drops control characters and turns some others into white space
 struct ByteLettersStep {};   // ByteLevel: bytes become letters
 
 using NormalizerStep =
@@ -47,7 +47,7 @@ class Normalizer {
   void add(NormalizerStep step) { steps_.push_back(std::move(step)); }
   size_t steps() const { return steps_.size(); }
 
-  // Applies every step to valid UTF-8, and the result is valid UTF-8.
+  // Applies all steps to valid UTF-8. The result is valid UTF-8.
   NormalizedText apply(std::string_view text, bool at_start) const;
 
  private:

@@ -17,7 +17,7 @@ namespace fovea {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 10'000;
-// A quarter of a second; a run of 20 MB of spaces needs less.
+// This limit allows a quarter of a second. A run of 20 MB of spaces stays below it.
 constexpr uint32_t kMatchLimit = 40'000'000;
 constexpr size_t kJitStackBytes = 8 << 20;
 
@@ -58,7 +58,7 @@ PatternScratch::PatternScratch() : data_(std::make_unique<Data>()) {
 PatternScratch::~PatternScratch() = default;
 
 struct Pattern::Data {
-  Owned<pcre2_code, pcre2_code_free> code;  // null: the text of `literal`
+  Owned<pcre2_code, pcre2_code_free> code;  // null if the pattern is the text `literal`
   std::string literal;
   bool own_tables = false;
   std::string shown;
@@ -112,7 +112,7 @@ Pattern Pattern::compile(std::string_view pcre, std::string_view shown, std::str
   if (can_be_empty != 0) {
     fail(ErrorCode::unsupported, "{}: the pattern {} matches the empty text", name, data->shown);
   }
-  // Fails where there is no JIT; matching is then interpreted.
+  // If there is no JIT compiler, matching is interpreted.
   pcre2_jit_compile(data->code.get(), PCRE2_JIT_COMPLETE);
   return Pattern(std::move(data));
 }
@@ -135,7 +135,8 @@ std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
   };
   int count = run();
   if (count == PCRE2_ERROR_JIT_STACKLIMIT && scratch.data_->jit_stack == nullptr) {
-    // Rare, and mapping this stack for every text costs more than most texts.
+    // This stack is seldom needed, and mapping it for each text costs more than matching a typical
+    // text.
     scratch.data_->jit_stack.reset(pcre2_jit_stack_create(32 << 10, kJitStackBytes, nullptr));
     pcre2_jit_stack_assign(scratch.data_->context.get(), nullptr, scratch.data_->jit_stack.get());
     count = run();

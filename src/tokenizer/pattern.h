@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regular expressions of tokenizers. They are written for Oniguruma and run on PCRE2.
+// Regular expressions of tokenizers, which are written for Oniguruma and run on PCRE2.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct MatchRange {
   size_t end = 0;
 };
 
-// What matching needs besides the pattern; one per thread.
+// Memory that matching needs; each thread needs its own.
 class PatternScratch {
  public:
   PatternScratch();
@@ -31,24 +31,24 @@ class PatternScratch {
 
 class Pattern {
  public:
-  // Error{unsupported} names the construct, Error{corrupt_file} what is wrong with the syntax;
-  // `name` is the file.
+  // Throws Error{unsupported} naming an unsupported construct, or Error{corrupt_file} describing a
+  // syntax error, for the file `name`.
   static Pattern from_regex(std::string_view regex, std::string_view name);
   static Pattern from_literal(std::string_view literal, std::string_view name);
-  // A pattern of this library, in the syntax of PCRE2. With `own_tables` it knows no younger
-  // characters than PCRE2.
+  // Compiles a pattern of this library in the syntax of PCRE2. With `own_tables` it uses only
+  // PCRE2's Unicode tables.
   static Pattern from_pcre(std::string_view pcre, bool own_tables = false);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
   Pattern& operator=(Pattern&&) noexcept;
 
-  // Whether the pattern is a text, which matches nothing but itself.
+  // Returns true if the pattern is a text that matches only itself.
   bool is_literal() const;
-  std::string_view literal() const;  // that text, or nothing
-  // Whether younger characters must be given as older ones: MatchText does that.
+  std::string_view literal() const;  // returns that text, or an empty one
+  // Returns true if characters newer than PCRE2's tables must be replaced, see MatchText.
   bool needs_old_characters() const;
-  // The first match in valid UTF-8 text at or after byte `from`, never empty. Error{unsupported}
-  // when the pattern backtracks beyond a fixed limit.
+  // Returns the first non-empty match in valid UTF-8 text at or after byte `from`. Throws
+  // Error{unsupported} if the pattern exceeds a limit of backtracking.
   std::optional<MatchRange> find(std::string_view text, size_t from, PatternScratch& scratch) const;
 
  private:
@@ -59,11 +59,11 @@ class Pattern {
   std::unique_ptr<Data> data_;
 };
 
-// A text that a pattern is looked for in. Tokenizers are defined by younger tables of Unicode than
-// those of PCRE2, so a regular expression sees older characters of the same kind.
+// The text in which a pattern searches. Tokenizers use newer Unicode tables than PCRE2, so a
+// regular expression gets older characters of the same kind.
 class MatchText {
  public:
-  // Both must outlive this.
+  // Both arguments must outlive the object.
   MatchText(const Pattern& pattern, std::string_view text);
   MatchText(const MatchText&) = delete;
   MatchText& operator=(const MatchText&) = delete;
@@ -78,7 +78,7 @@ class MatchText {
   std::string_view text_;
 };
 
-// Whether Rust's \w matches the character, which is valid UTF-8.
+// Returns true if Rust's \w matches the character, which must be valid UTF-8.
 bool is_word_character(std::string_view character);
 
 }  // namespace fovea

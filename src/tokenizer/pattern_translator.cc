@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 37> kCategories = {
 constexpr std::array<std::string_view, 7> kGroups = {"(?:",  "(?i:", "(?=", "(?!",
                                                      "(?<=", "(?<!", "(?>"};
 
-// Letters side by side for which a caseless group of Oniguruma also takes one character ("ß").
+// Letter pairs that a caseless group of Oniguruma also matches with one character ("ß").
 constexpr std::array<std::string_view, 5> kFolded = {"ss", "ff", "fi", "fl", "st"};
 
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
@@ -37,7 +37,7 @@ class Translator {
   Translator(std::string_view regex, std::string_view name) : regex_(regex), name_(name) {}
 
   std::string translate() {
-    // At every place in a long run of spaces this would look for the end of the run again.
+    // At every position in a run of spaces, this pattern would search for the end of the run again.
     if (regex_ == "\\s+$") {
       return fmt::format("(?<![{0}])[{0}]+(?m:$)", kWhiteSpaceClass);
     }
@@ -57,7 +57,7 @@ class Translator {
  private:
   struct Group {
     bool caseless = false;
-    size_t begin = 0;  // in out_
+    size_t begin = 0;  // position in out_
   };
 
   [[noreturn]] void refuse(std::string_view construct) const {
@@ -76,16 +76,16 @@ class Translator {
     at_ += bytes;
   }
 
-  // What a quantifier applies to begins here.
+  // Marks the begin of the operand of a quantifier.
   void begin_atom() {
     if (!in_class_) atom_ = out_.size();
     previous_ = '\0';
   }
 
-  // `written`, which stands for several characters, becomes `as`.
+  // Writes `as` for the input `written`, which represents several characters.
   void put_class(std::string_view written, std::string_view as) {
     if (caseless()) refuse(fmt::format("{} inside (?i:)", quote(written)));
-    // "a-\s" is no range, and PCRE2 would read the first character of the replacement as its end.
+    // "a-\s" is no range, but PCRE2 would use the first character of the replacement as its end.
     if (in_class_ && out_.back() == '-') refuse("a class after '-'");
     begin_atom();
     out_ += as;
@@ -145,7 +145,7 @@ class Translator {
     put_class(written, written);
   }
 
-  // \uHHHH
+  // Translates \uHHHH.
   void code_point_escape() {
     const std::string_view digits = regex_.substr(at_ + 2, 4);
     const auto is_digit = [](char d) { return std::isxdigit(static_cast<unsigned char>(d)) != 0; };
@@ -218,7 +218,8 @@ class Translator {
     copy(bytes);
   }
 
-  // {2}, {2,} and {2,3}. "{2}+" is possessive in PCRE2 only: Oniguruma repeats the repetition.
+  // Translates {2}, {2,} and {2,3}. "{2}+" is possessive in PCRE2 only: Oniguruma repeats the
+  // repetition.
   void repetition() {
     const size_t end = std::min(regex_.find('}', at_), regex_.size());
     const std::string_view inside = regex_.substr(at_ + 1, end - at_ - 1);
@@ -238,9 +239,9 @@ class Translator {
   std::string_view name_;
   size_t at_ = 0;
   bool in_class_ = false;
-  std::vector<Group> groups_;  // that are open
-  size_t atom_ = 0;            // in out_: where what a quantifier applies to begins
-  char previous_ = '\0';       // the literal before, in lower case
+  std::vector<Group> groups_;  // open groups
+  size_t atom_ = 0;            // position in out_ of the operand of a quantifier
+  char previous_ = '\0';       // preceding literal in lower case
   std::string out_;
 };
 

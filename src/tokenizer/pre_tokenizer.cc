@@ -9,14 +9,14 @@ namespace {
 
 struct Piece {
   std::string_view text;
-  bool at_start = false;  // begins where the whole text does
+  bool at_start = false;  // at the start of the whole text
 
   Piece part(size_t begin, size_t end) const {
     return {text.substr(begin, end - begin), at_start && begin == 0};
   }
 };
 
-// Joins matches and the texts between them, which come in order, as the behavior says.
+// Joins matches and the texts between them, which arrive in order, according to the behavior.
 template <typename Emit>
 class PartJoiner {
  public:

@@ -16,38 +16,38 @@
 
 namespace fovea {
 
-// What becomes of the matches of a pattern, beside the texts between them.
+// Treatment of a pattern's matches. The texts between matches always become words.
 enum class SplitBehavior : uint8_t {
   removed,
-  isolated,              // each is a word
-  contiguous,            // matches side by side are one word
-  merged_with_previous,  // each is the end of the text before it
-  merged_with_next,      // each is the beginning of the text behind it
+  isolated,              // each match is a word
+  contiguous,            // a run of adjacent matches is one word
+  merged_with_previous,  // each match is appended to the preceding text
+  merged_with_next,      // each match is prepended to the following text
 };
 
 struct SplitStep {
   Pattern pattern;
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;  // the texts between the matches count as matches, and matches as texts
+  bool invert = false;  // exchanges the roles of matches and of the texts between them
 };
 
-// Bytes become letters, after a split by the pattern.
+// Splits by the pattern, then turns bytes into letters.
 struct ByteLevelStep {
-  bool prefix_space = false;  // texts get a leading space when they have none
+  bool prefix_space = false;  // adds a leading space to texts that have none
   std::optional<Pattern> pattern;
 };
 
 enum class PrependScheme : uint8_t { always, never, first };
 
-// Spaces become `replacement`, and `scheme` says which texts get one in front.
+// Turns spaces into `replacement`. `scheme` selects the texts that get one in front.
 struct MetaspaceStep {
-  std::string replacement;  // a character
+  std::string replacement;  // one character
   PrependScheme scheme = PrependScheme::always;
-  bool split = true;  // a word begins at every replacement
+  bool split = true;  // begins a word at every replacement
 };
 
 struct FixedLengthStep {
-  size_t length = 0;  // characters of a word
+  size_t length = 0;  // characters per word
 };
 
 using PreTokenizerStep = std::variant<SplitStep, ByteLevelStep, MetaspaceStep, FixedLengthStep>;
@@ -57,7 +57,7 @@ class PreTokenizer {
   void add(PreTokenizerStep step) { steps_.push_back(std::move(step)); }
   size_t steps() const { return steps_.size(); }
 
-  // Calls `word` for every word of the text, in order. No word is empty.
+  // Calls `word` for every word of the text in order. Words are not empty.
   void split(const NormalizedText& text, const std::function<void(std::string_view)>& word) const;
 
  private:

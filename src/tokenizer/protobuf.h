@@ -10,8 +10,8 @@ namespace fovea {
 
 struct ProtobufField {
   uint32_t number = 0;
-  uint64_t integer = 0;    // of a varint, and the bits of a fixed number
-  std::string_view bytes;  // of a string or a message
+  uint64_t integer = 0;    // value of a varint, or the bits of a fixed number
+  std::string_view bytes;  // contents of a string or a message
 };
 
 class ProtobufReader {
@@ -19,8 +19,8 @@ class ProtobufReader {
   // `name` is the file.
   ProtobufReader(std::string_view message, std::string_view name) : rest_(message), name_(name) {}
 
-  // The next field, or nullopt at the end of the message. Error{corrupt_file} where the bytes are
-  // no field, or one of a kind that nobody writes any more.
+  // Returns the next field, or nullopt at the end of the message. Throws Error{corrupt_file} if the
+  // bytes are no field, or a field of a deprecated kind.
   std::optional<ProtobufField> next();
 
  private:

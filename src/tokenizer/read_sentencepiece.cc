@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ModelProto of sentencepiece (sentencepiece_model.proto).
+// Reads the ModelProto of sentencepiece (sentencepiece_model.proto).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -29,7 +29,7 @@ struct Piece {
 };
 
 struct ModelProto {
-  std::vector<Piece> pieces;  // by id
+  std::vector<Piece> pieces;  // per id
   // Fields of the trainer.
   bool is_unigram = true;
   bool byte_fallback = false;
@@ -138,7 +138,8 @@ class Cuts {
 
   template <typename Pair>
   void for_each(std::string_view text, const Pair& pair) {
-    lefts_.assign(text.size(), ByteTrie::kNone);  // by length: the piece that the text begins with
+    // Per length: the piece that is a prefix of the text.
+    lefts_.assign(text.size(), ByteTrie::kNone);
     int32_t node = ByteTrie::kRoot;
     for (size_t at = 0; at + 1 < text.size(); ++at) {
       node = beginnings_.child(node, text[at]);
@@ -162,7 +163,8 @@ class Cuts {
   std::vector<int32_t> lefts_;
 };
 
-// sentencepiece joins the neighbours whose piece has the best score, the leftmost of equal ones.
+// sentencepiece joins the neighbours whose piece has the best score, and the leftmost of equal
+// ones.
 MergeTable merges_by_score(const std::vector<Piece>& pieces) {
   std::vector<float> scores;
   for (const Piece& piece : pieces) scores.push_back(piece.score);
@@ -202,7 +204,7 @@ TokenizerModel make_model(const ModelProto& proto, std::string_view name) {
     } else {
       vocabulary.add(piece.text, id);
     }
-    // Only normal pieces are met in texts; the others are added tokens or stand for bytes.
+    // Only normal pieces occur in texts; the others are added tokens or represent bytes.
     scores.push_back(piece.type == PieceType::normal ? static_cast<double>(piece.score)
                                                      : -std::numeric_limits<double>::infinity());
   }

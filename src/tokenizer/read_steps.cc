@@ -15,11 +15,11 @@ namespace {
 constexpr size_t kMaxSteps = 64;
 constexpr int64_t kMaxLength = 1 << 20;
 
-// The pattern of GPT-2, which ByteLevel has built in.
+// The pattern of GPT-2, which is built into ByteLevel.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Punctuation of the Unicode that the reference has for it, which is older than that of PCRE2.
+// Punctuation in the reference's Unicode version, which is older than that of PCRE2.
 constexpr std::string_view kPunctuation =
     "[!-/:-@\\[-`{-~\\x{166D}\\x{111C9}]|"
     "(?!["
@@ -36,17 +36,17 @@ constexpr std::string_view kPunctuation =
   fail(ErrorCode::unsupported, "{}: {} is not supported", name, what);
 }
 
-// Calls `read(step)` for every step of nested sequences.
+// Calls `read(step)` for every step in nested sequences.
 template <typename Read>
-void for_each_step(const Config& item, const char* list, const char* what, std::string_view name,
-                   const Read& read) {
+void for_each_step(const JsonObject& item, const char* list, const char* what,
+                   std::string_view name, const Read& read) {
   if (item.text("type") != "Sequence") return read(item);
-  const std::vector<Config> steps = item.objects(list);
+  const std::vector<JsonObject> steps = item.objects(list);
   if (steps.size() > kMaxSteps) {
     fail(ErrorCode::corrupt_file, "{}: {} has {} steps, at most {}", name, what, steps.size(),
          kMaxSteps);
   }
-  for (const Config& step : steps) for_each_step(step, list, what, name, read);
+  for (const JsonObject& step : steps) for_each_step(step, list, what, name, read);
 }
 
 void check_steps(size_t steps, const char* what, std::string_view name) {
@@ -54,20 +54,21 @@ void check_steps(size_t steps, const char* what, std::string_view name) {
   fail(ErrorCode::corrupt_file, "{}: {} has more than {} steps", name, what, kMaxSteps);
 }
 
-Pattern read_pattern(const Config& item, std::string_view name) {
-  const Config pattern = item.object("pattern");
+Pattern read_pattern(const JsonObject& item, std::string_view name) {
+  const JsonObject pattern = item.object("pattern");
   return pattern.has("Regex") ? Pattern::from_regex(pattern.text("Regex"), name)
                               : Pattern::from_literal(pattern.text("String"), name);
 }
 
-// A field that holds one character.
-std::string read_character(const Config& item, const char* field, std::string_view fallback) {
+// Reads a field that contains one character.
+std::string read_character(const JsonObject& item, const char* field, std::string_view fallback) {
   const std::string text = item.text_or(field, fallback);
   if (text.empty() || next_utf8(text).bytes != text.size()) item.refuse(field, "one character");
   return text;
 }
 
-SplitBehavior read_behavior(const Config& item, std::string_view fallback, std::string_view name) {
+SplitBehavior read_behavior(const JsonObject& item, std::string_view fallback,
+                            std::string_view name) {
   const std::string behavior = item.text_or("behavior", fallback);
   if (behavior == "Removed") return SplitBehavior::removed;
   if (behavior == "Isolated") return SplitBehavior::isolated;
@@ -77,7 +78,7 @@ SplitBehavior read_behavior(const Config& item, std::string_view fallback, std::
   refuse(name, "the behavior " + quote(behavior) + " of the pre_tokenizer " + item.text("type"));
 }
 
-PrependScheme read_prepend_scheme(const Config& item, std::string_view name) {
+PrependScheme read_prepend_scheme(const JsonObject& item, std::string_view name) {
   const std::string scheme = item.text_or("prepend_scheme", "always");
   if (!item.boolean_or("add_prefix_space", true)) {
     if (item.has("prepend_scheme") && scheme != "never") {
@@ -93,7 +94,7 @@ PrependScheme read_prepend_scheme(const Config& item, std::string_view name) {
   refuse(name, "the prepend_scheme " + quote(scheme));
 }
 
-NormalizerStep normalizer_step(const Config& item, std::string_view name) {
+NormalizerStep normalizer_step(const JsonObject& item, std::string_view name) {
   const std::string type = item.text("type");
   if (type == "NFC") return UnicodeForm::nfc;
   if (type == "NFD") return UnicodeForm::nfd;
@@ -114,7 +115,7 @@ NormalizerStep normalizer_step(const Config& item, std::string_view name) {
   refuse(name, "normalizer " + quote(type));
 }
 
-PreTokenizerStep pre_tokenizer_step(const Config& item, std::string_view name) {
+PreTokenizerStep pre_tokenizer_step(const JsonObject& item, std::string_view name) {
   const std::string type = item.text("type");
   const auto split = [](std::string_view pcre, SplitBehavior behavior, bool invert = false) {
     return SplitStep{Pattern::from_pcre(pcre), behavior, invert};
@@ -158,7 +159,7 @@ PreTokenizerStep pre_tokenizer_step(const Config& item, std::string_view name) {
   refuse(name, "pre_tokenizer " + quote(type));
 }
 
-DecoderStep decoder_step(const Config& item, std::string_view name) {
+DecoderStep decoder_step(const JsonObject& item, std::string_view name) {
   const std::string type = item.text("type");
   if (type == "ByteLevel") return ByteLevelDecoder();
   if (type == "ByteFallback") return ByteFallbackDecoder();
@@ -179,31 +180,31 @@ DecoderStep decoder_step(const Config& item, std::string_view name) {
 
 }  // namespace
 
-Normalizer read_normalizer(const Config& item, std::string_view name) {
+Normalizer read_normalizer(const JsonObject& item, std::string_view name) {
   Normalizer normalizer;
-  for_each_step(item, "normalizers", "normalizer", name, [&](const Config& step) {
+  for_each_step(item, "normalizers", "normalizer", name, [&](const JsonObject& step) {
     check_steps(normalizer.steps(), "normalizer", name);
     normalizer.add(normalizer_step(step, name));
   });
   return normalizer;
 }
 
-PreTokenizer read_pre_tokenizer(const Config& item, std::string_view name) {
+PreTokenizer read_pre_tokenizer(const JsonObject& item, std::string_view name) {
   PreTokenizer pre_tokenizer;
-  for_each_step(item, "pretokenizers", "pre_tokenizer", name, [&](const Config& step) {
+  for_each_step(item, "pretokenizers", "pre_tokenizer", name, [&](const JsonObject& step) {
     check_steps(pre_tokenizer.steps(), "pre_tokenizer", name);
     pre_tokenizer.add(pre_tokenizer_step(step, name));
   });
   return pre_tokenizer;
 }
 
-Decoder read_decoder(const std::optional<Config>& item, std::string_view name) {
+Decoder read_decoder(const std::optional<JsonObject>& item, std::string_view name) {
   Decoder decoder;
   if (!item) {
     decoder.add(JoinDecoder());
     return decoder;
   }
-  for_each_step(*item, "decoders", "decoder", name, [&](const Config& step) {
+  for_each_step(*item, "decoders", "decoder", name, [&](const JsonObject& step) {
     check_steps(decoder.steps(), "decoder", name);
     if (const auto problem = decoder.add(decoder_step(step, name))) refuse(name, *problem);
   });

@@ -13,7 +13,7 @@
 namespace fovea {
 namespace {
 
-constexpr size_t kMaxTemplateTokens = 1024;  // that a post-processor puts around every text
+constexpr size_t kMaxTemplateTokens = 1024;  // tokens that a post-processor adds to every text
 
 class Reader {
  public:
@@ -30,7 +30,7 @@ class Reader {
     if (root_.has("pre_tokenizer")) {
       parts.pre_tokenizer = read_pre_tokenizer(root_.object("pre_tokenizer"), name_);
     }
-    std::optional<Config> decoder;
+    std::optional<JsonObject> decoder;
     if (root_.has("decoder")) decoder = root_.object("decoder");
     parts.decoder = read_decoder(decoder, name_);
     if (root_.has("post_processor")) read_post_processor(root_.object("post_processor"), parts);
@@ -48,7 +48,7 @@ class Reader {
          fmt::format(format, std::forward<Args>(args)...));
   }
 
-  TokenizerModel read_model(const Config& model) {
+  TokenizerModel read_model(const JsonObject& model) {
     const std::string type = model.text_or("type", document_.is_unigram ? "Unigram" : "BPE");
     if (type != "BPE" && type != "Unigram") refuse("model type " + quote(type));
     if (!document_.has_vocabulary) corrupt("model.vocab is missing");
@@ -59,7 +59,7 @@ class Reader {
     return type == "BPE" ? TokenizerModel(read_bpe(model)) : TokenizerModel(read_unigram(model));
   }
 
-  BpeModel read_bpe(const Config& model) {
+  BpeModel read_bpe(const JsonObject& model) {
     for (const char* field : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (!model.text_or(field, "").empty()) refuse(fmt::format("model.{}", field));
     }
@@ -75,7 +75,7 @@ class Reader {
     return BpeModel(std::move(document_.vocabulary), std::move(merges), std::move(options));
   }
 
-  static bool dropout_is_zero(const Config& model) {
+  static bool dropout_is_zero(const JsonObject& model) {
     const auto& value = model.value("dropout");
     return value.is_number() && value.get<double>() == 0;
   }
@@ -99,7 +99,7 @@ class Reader {
     return table;
   }
 
-  UnigramModel read_unigram(const Config& model) {
+  UnigramModel read_unigram(const JsonObject& model) {
     std::optional<int32_t> unk;
     const auto tokens = static_cast<int64_t>(document_.scores.size());
     if (model.has("unk_id")) {
@@ -110,21 +110,21 @@ class Reader {
                         model.boolean_or("byte_fallback", false));
   }
 
-  void read_post_processor(const Config& item, TokenizerParts& parts) const {
+  void read_post_processor(const JsonObject& item, TokenizerParts& parts) const {
     const std::string type = item.text("type");
     if (type == "Sequence") {
-      for (const Config& step : item.objects("processors")) read_post_processor(step, parts);
+      for (const JsonObject& step : item.objects("processors")) read_post_processor(step, parts);
     } else if (type == "TemplateProcessing") {
       read_template(item, parts);
-    } else if (type != "ByteLevel") {  // that one moves offsets only
+    } else if (type != "ByteLevel") {  // ByteLevel changes offsets only
       refuse("post_processor " + quote(type));
     }
   }
 
-  void read_template(const Config& item, TokenizerParts& parts) const {
+  void read_template(const JsonObject& item, TokenizerParts& parts) const {
     std::vector<int32_t> prefix, suffix;
     bool has_text = false;
-    for (const Config& piece : item.objects("single")) {
+    for (const JsonObject& piece : item.objects("single")) {
       if (piece.has("Sequence")) {
         if (std::exchange(has_text, true) || piece.object("Sequence").text("id") != "A") {
           refuse("a post_processor that does not hold the text once");
@@ -132,7 +132,7 @@ class Reader {
         continue;
       }
       const std::string id = piece.object("SpecialToken").text("id");
-      const Config token = item.object("special_tokens").object(id);
+      const JsonObject token = item.object("special_tokens").object(id);
       auto& side = has_text ? suffix : prefix;
       for (const int64_t value : token.integers("ids", 0, kMaxTokens - 1)) {
         if (!parts.has(static_cast<int32_t>(value))) {
@@ -152,7 +152,7 @@ class Reader {
 
   std::string_view name_;
   TokenizerDocument document_;
-  const Config& root_;
+  const JsonObject& root_;
 };
 
 }  // namespace

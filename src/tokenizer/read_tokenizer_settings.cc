@@ -9,8 +9,8 @@
 
 #include "core/check.h"
 #include "core/quote.h"
-#include "model/config.h"
 #include "model/json.h"
+#include "model/json_object.h"
 #include "tokenizer/tokenizer_document.h"
 #include "tokenizer/tokenizer_files.h"
 
@@ -24,7 +24,7 @@ constexpr JsonLimits kLimits = {.bytes = 64'000'000, .depth = 32};
 constexpr std::array<const char*, 7> kNamed = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 
-AddedToken read_token(const Config& item) {
+AddedToken read_token(const JsonObject& item) {
   AddedToken token;
   token.content = item.text("content");
   token.special = item.boolean_or("special", false);
@@ -38,7 +38,7 @@ AddedToken read_token(const Config& item) {
   return token;
 }
 
-int32_t read_id(const Config& tokens, const std::string& key) {
+int32_t read_id(const JsonObject& tokens, const std::string& key) {
   int32_t id = 0;
   const auto [rest, error] = std::from_chars(key.data(), key.data() + key.size(), id);
   if (error != std::errc{} || rest != key.data() + key.size() || id < 0 || id >= kMaxTokens) {
@@ -50,12 +50,12 @@ int32_t read_id(const Config& tokens, const std::string& key) {
 }  // namespace
 
 TokenizerSettings read_tokenizer_settings(std::string_view text, std::string_view name) {
-  const Config root = Config::parse(text, name, kLimits);
+  const JsonObject root = JsonObject::parse(text, name, kLimits);
   TokenizerSettings settings;
   if (root.has("add_bos_token")) settings.add_bos = root.boolean_or("add_bos_token", false);
   if (root.has("add_eos_token")) settings.add_eos = root.boolean_or("add_eos_token", false);
   if (root.has("added_tokens_decoder")) {
-    const Config tokens = root.object("added_tokens_decoder");
+    const JsonObject tokens = root.object("added_tokens_decoder");
     for (const std::string& key : tokens.fields()) {
       AddedToken token = read_token(tokens.object(key));
       token.id = read_id(tokens, key);

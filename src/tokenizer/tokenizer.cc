@@ -13,7 +13,8 @@
 namespace fovea {
 namespace {
 
-constexpr size_t kMaxTextBytes = 64 << 20;  // merging one word needs up to 28 bytes for each
+// Merging one word takes up to 28 bytes of memory per byte.
+constexpr size_t kMaxTextBytes = 64 << 20;
 
 // Encodes one text.
 class Encoder {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text to token ids and back, as the `tokenizers` package does it with a tokenizer.json of Hugging
-// Face: BPE and unigram models with their normalizers, pre-tokenizers, post-processors and
-// decoders. Reads a tokenizer.model of sentencepiece too. Anything in a file that would change ids
-// and is not implemented is refused by name.
+// Converts text to token ids and back. Equals the `tokenizers` package on a tokenizer.json of
+// Hugging Face, for BPE and unigram models with their normalizers, pre-tokenizers, post-processors
+// and decoders. Also reads a tokenizer.model of sentencepiece. Refuses, by name, everything in a
+// file that would change ids and is not implemented.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +18,32 @@ class TokenStream;
 
 class Tokenizer {
  public:
-  // The tokenizer of a checkpoint: tokenizer.json, or tokenizer.model where there is none, with
-  // what tokenizer_config.json adds. Error{io} and {corrupt_file} name the file and the field,
-  // Error{unsupported} what is refused.
+  // Loads the tokenizer of a checkpoint from tokenizer.json, or else from tokenizer.model, and adds
+  // the settings of tokenizer_config.json. Throws Error{io} and {corrupt_file} naming the file and
+  // the field, and Error{unsupported} naming what is refused.
   static Tokenizer load(const std::string& folder);
-  // A tokenizer.json, or by its name (".model") a tokenizer.model.
+  // Opens a tokenizer.json, or a tokenizer.model if the name ends in ".model".
   static Tokenizer open(const std::string& path);
-  // A tokenizer.json. `settings`, if any, is a tokenizer_config.json.
+  // Parses a tokenizer.json. `settings` is a tokenizer_config.json or null.
   static Tokenizer parse(std::string_view json, std::string_view name,
                          std::string_view settings = {});
-  // A tokenizer.model.
+  // Parses a tokenizer.model.
   static Tokenizer parse_model(std::string_view bytes, std::string_view name);
   ~Tokenizer();
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
 
-  // Ids of the text, up to 64 MiB of it, with what the file's post-processor puts around it (a
-  // begin-of-text token). Added tokens ("<|eos|>") in the text are recognised. Any bytes are
-  // accepted: what is not UTF-8 is first replaced by U+FFFD. Safe to call from several threads.
+  // Returns the ids of a text of up to 64 MiB, including those that the file's post-processor adds
+  // (a begin-of-text token). Recognises added tokens ("<|eos|>") in the text. Accepts any bytes:
+  // invalid UTF-8 becomes U+FFFD first. Thread-safe.
   std::vector<int32_t> encode(std::string_view text) const;
-  // As encode(), without what the post-processor puts around it.
+  // Works as encode() without the post-processor.
   std::vector<int32_t> encode_bare(std::string_view text) const;
-  // Text of the ids, in UTF-8; special tokens and unknown ids are left out.
+  // Returns the UTF-8 text of the ids. Omits special tokens and unknown ids.
   std::string decode(std::span<const int32_t> tokens) const;
-  // The same token by token. The tokenizer must outlive the stream.
+  // Decodes token by token. The tokenizer must outlive the stream.
   TokenStream stream() const;
-  // The text of a special token as it is written, empty for other ids.
+  // Returns the text of a special token, or an empty one for other ids.
   std::string_view special_text(int32_t token) const;
   int32_t size() const;  // largest id + 1
 
@@ -54,16 +54,16 @@ class Tokenizer {
   std::unique_ptr<Data> data_;
 };
 
-// Ids to text, one by one: holds back what later ids could still change, such as the bytes of a
-// character that is not whole. The pieces joined are what decode() gives for all ids.
+// Decodes ids one at a time. Withholds text that later ids could change, such as an incomplete
+// character. The concatenated results equal decode() of all ids.
 class TokenStream {
  public:
   TokenStream(TokenStream&&) noexcept;
   TokenStream& operator=(TokenStream&&) noexcept;
   ~TokenStream();
 
-  std::string push(int32_t token);  // what became certain
-  std::string finish();             // the rest
+  std::string push(int32_t token);  // returns text that is final
+  std::string finish();             // returns the rest
 
  private:
   friend class Tokenizer;

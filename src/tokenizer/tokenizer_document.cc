@@ -19,14 +19,14 @@ using nlohmann::json;
 
 constexpr size_t kMaxDocumentBytes = 256'000'000;
 constexpr int kMaxDepth = 32;
-constexpr size_t kMaxValues = 1 << 18;  // outside of vocabulary, merges and added tokens
+constexpr size_t kMaxValues = 1 << 18;  // applies outside of vocabulary, merges and added tokens
 constexpr int64_t kLastToken = kMaxTokens - 1;
 
 constexpr std::array<std::string_view, 5> kKept = {"normalizer", "pre_tokenizer", "post_processor",
                                                    "decoder", "model"};
 
-// Takes the events of the parser one by one. Each belongs to a section: fields that are skipped, a
-// list of its own, or the JSON that is kept.
+// Handles the parser's events. Each belongs to a section: an ignored field, a list of its own, or
+// the JSON that is kept.
 class Handler : public nlohmann::json_sax<json> {
  public:
   Handler(std::string_view name, TokenizerDocument& document) : name_(name), document_(document) {}
@@ -155,7 +155,7 @@ class Handler : public nlohmann::json_sax<json> {
          fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // How many objects and arrays of the section are open.
+  // Returns the number of open objects and arrays in the section.
   int section_depth() const { return depth_ - section_begin_; }
 
   void begin_section(Section section) {
@@ -190,7 +190,7 @@ class Handler : public nlohmann::json_sax<json> {
     return ended();
   }
 
-  // A value has ended, and with it its section unless it is within another value of it.
+  // Ends a value, and the section unless the value is nested in another value of the section.
   bool ended() {
     if (section_ != Section::kept && depth_ == section_begin_) section_ = Section::kept;
     return true;
@@ -198,7 +198,7 @@ class Handler : public nlohmann::json_sax<json> {
 
   void count_value() {
     if (++values_ > kMaxValues) {
-      corrupt("more than {} values beside vocabulary, merges and added tokens", kMaxValues);
+      corrupt("more than {} values outside of vocabulary, merges and added tokens", kMaxValues);
     }
   }
 
@@ -210,7 +210,7 @@ class Handler : public nlohmann::json_sax<json> {
     return &(parent[key_] = std::move(value));
   }
 
-  // A value that is no string.
+  // Handles a value other than a string.
   bool scalar(json value) {
     switch (section_) {
       case Section::vocabulary:
@@ -287,7 +287,7 @@ class Handler : public nlohmann::json_sax<json> {
     corrupt("model.merges[{}] is {}, must be two tokens", document_.merges->size(), what);
   }
 
-  // "a b", or one of ["a", "b"].
+  // Handles "a b", or one element of ["a", "b"].
   void merge_text(std::string& text) {
     if (section_depth() == 2) {
       if (pair_.size() == 2) wrong_merge("an array of more than 2");
@@ -296,7 +296,7 @@ class Handler : public nlohmann::json_sax<json> {
     }
     const size_t space = text.find(' ');
     if (section_depth() != 1 || space == text.npos || text.find(' ', space + 1) != text.npos) {
-      // Files of older versions begin with a comment.
+      // Older files begin with a comment.
       if (section_depth() == 1 && text.starts_with("#version")) return;
       wrong_merge(quote(text));
     }
@@ -310,7 +310,7 @@ class Handler : public nlohmann::json_sax<json> {
     if (section_depth() < 2) {
       corrupt("added_tokens[{}] is {}, must be an object", index, json_shown(value));
     }
-    if (section_depth() > 2) return;  // inside a field that nobody needs
+    if (section_depth() > 2) return;  // inside an ignored field
     if (key_ == "id") {
       const bool fits = value.is_number_unsigned() && value.get<uint64_t>() <= kLastToken;
       if (!fits) {
@@ -351,12 +351,12 @@ class Handler : public nlohmann::json_sax<json> {
   std::string_view name_;
   TokenizerDocument& document_;
   std::shared_ptr<json> root_ = make_json_document();
-  std::vector<json*> open_values_;           // of root_
-  std::vector<std::set<std::string>> seen_;  // keys of the objects that are open and kept
+  std::vector<json*> open_values_;           // open values of root_
+  std::vector<std::set<std::string>> seen_;  // keys of open objects that are kept
   size_t values_ = 0;
   int depth_ = 0;
   Section section_ = Section::kept;
-  int section_begin_ = 0;  // depth_ where the section began
+  int section_begin_ = 0;  // depth_ at the begin of the section
   std::string top_key_, key_;
   std::optional<std::string> entry_text_;
   std::optional<double> entry_score_;
@@ -373,7 +373,7 @@ TokenizerDocument parse_tokenizer_document(std::string_view text, std::string_vi
   TokenizerDocument document;
   Handler handler(name, document);
   json::sax_parse(text.begin(), text.end(), &handler);
-  document.root = Config::of(handler.document(), name);
+  document.root = JsonObject::of(handler.document(), name);
   return document;
 }
 

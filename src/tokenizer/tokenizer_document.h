@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tokenizer.json as it is read: what may be large (vocabulary, merges, added tokens) in compact
-// arrays, the rest as JSON, and fields that nobody needs not at all.
+// A parsed tokenizer.json. Large parts (vocabulary, merges, added tokens) are in compact arrays,
+// the rest is JSON, and unused fields are dropped.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 #include <string_view>
 #include <vector>
 
-#include "model/config.h"
+#include "model/json_object.h"
 #include "tokenizer/added_tokens.h"
 #include "tokenizer/vocabulary.h"
 
 namespace fovea {
 
-inline constexpr int32_t kMaxTokens = 1 << 21;  // ids are smaller
-inline constexpr size_t kMaxAddedBytes = 1024;  // of an added token
+inline constexpr int32_t kMaxTokens = 1 << 21;  // bound of ids
+inline constexpr size_t kMaxAddedBytes = 1024;  // per added token
 
-// Pairs of token texts, in order.
+// A sequence of pairs of token texts.
 class MergeList {
  public:
   struct Pair {
@@ -43,16 +43,17 @@ class MergeList {
 };
 
 struct TokenizerDocument {
-  std::optional<Config> root;  // normalizer, pre_tokenizer, post_processor, decoder, model
+  std::optional<JsonObject> root;  // normalizer, pre_tokenizer, post_processor, decoder, model
   bool has_vocabulary = false;
   bool is_unigram = false;     // the vocabulary is a list of texts and scores
-  Vocabulary vocabulary;       // of the model
-  std::vector<double> scores;  // by id, when is_unigram
+  Vocabulary vocabulary;       // vocabulary of the model
+  std::vector<double> scores;  // per id, if is_unigram
   std::optional<MergeList> merges;
   std::vector<AddedToken> added;
 };
 
-// Error{corrupt_file} names the field; `name` is the file. Takes memory in proportion to the text.
+// Throws Error{corrupt_file} naming the field and the file `name`. Takes memory in proportion to
+// the text.
 TokenizerDocument parse_tokenizer_document(std::string_view text, std::string_view name);
 
 }  // namespace fovea

@@ -53,7 +53,8 @@ void TokenizerParts::set_added_tokens(std::vector<AddedToken> tokens, std::strin
     }
     std::string text = normalizer.apply(token.content, false).text;
     if (text != token.content) {
-      // The reference decodes to what is looked for, and knows special tokens by their text.
+      // Like the reference, decodes to the text that is searched for, and recognises special tokens
+      // by it.
       added_texts_[token.id] = {text, false};
       token.content = std::move(text);
     }

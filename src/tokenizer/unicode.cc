@@ -18,7 +18,7 @@ struct Range {
   Category category = Cf;
 };
 
-// What Unicode 15, 15.1 and 16 added (UnicodeData.txt, general categories), by code point.
+// Characters added by Unicode 15, 15.1 and 16 (UnicodeData.txt, general categories), by code point.
 constexpr std::array<Range, 126> kYoung = {
     {{0x897, 0x897, Mn},     {0xCF3, 0xCF3, Mc},     {0xECE, 0xECE, Mn},     {0x1B4E, 0x1B4F, Po},
      {0x1B7F, 0x1B7F, Po},   {0x1C89, 0x1C89, Lu},   {0x1C8A, 0x1C8A, Ll},   {0x2427, 0x2429, So},
@@ -53,8 +53,8 @@ constexpr std::array<Range, 126> kYoung = {
      {0x1FAE8, 0x1FAE9, So}, {0x1FAF7, 0x1FAF8, So}, {0x1FBCB, 0x1FBEF, So}, {0x2B739, 0x2B739, Lo},
      {0x2EBF0, 0x2EE5D, Lo}, {0x31350, 0x323AF, Lo}}};
 
-// Old characters of three and of four bytes, by category. Those of three bytes exist where a young
-// character of three bytes needs one.
+// Older characters of three and four bytes, by category. Three-byte ones exist only for categories
+// with a new three-byte character.
 constexpr std::array<std::string_view, 13> kOldOfThree = {
     "", "\u1E01", "", "", "\u1E00", "\u0903", "\u0941", "", "", "", "\u0964", "", "\u2400"};
 constexpr std::array<std::string_view, 13> kOldOfFour = {
@@ -62,7 +62,7 @@ constexpr std::array<std::string_view, 13> kOldOfFour = {
     "\U00011000", "\U00011001", "\U000104A0", "\U00010107", "\U00010EAD",
     "\U00010100", "\U0001D6C1", "\U0001D000"};
 
-// The range that holds the character, or null.
+// Returns the range that contains the character, or null.
 const Range* find_young(std::string_view character) {
   if (character.size() < 3) return nullptr;
   const uint32_t point = code_point(character);
@@ -76,7 +76,7 @@ const Range* find_young(std::string_view character) {
 
 bool has_young_characters(std::string_view text) {
   for (size_t at = 0; at < text.size(); ++at) {
-    // None has fewer than three bytes.
+    // All new characters have at least three bytes.
     if (static_cast<uint8_t>(text[at]) < 0xE0) continue;
     const size_t bytes = next_utf8(text.substr(at)).bytes;
     if (find_young(text.substr(at, bytes)) != nullptr) return true;

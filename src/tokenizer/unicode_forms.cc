@@ -14,9 +14,9 @@
 namespace fovea {
 namespace {
 
-// What Unicode gave a combining class or a composition after 9.0, the version of the normaliser
-// that checkpoints' token ids were made with (the `tokenizers` package): nothing special there. Up
-// to Unicode 15.
+// Characters that got a combining class or a composition after Unicode 9.0, up to 15. The
+// normalizer that made checkpoints' token ids (in the `tokenizers` package) uses 9.0 and leaves
+// them unchanged.
 constexpr std::array<std::array<int32_t, 2>, 38> kNewer = {
     {{0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
      {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
@@ -29,7 +29,7 @@ constexpr std::array<std::array<int32_t, 2>, 38> kNewer = {
      {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE},
      {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}}};
 
-// Compatibility decompositions that came after 9.0.
+// Compatibility decompositions added after 9.0.
 constexpr std::array<std::array<int32_t, 2>, 9> kNewerCompatible = {{{0x32FF, 0x32FF},
                                                                      {0xA7F2, 0xA7F4},
                                                                      {0xAB69, 0xAB69},
@@ -40,7 +40,7 @@ constexpr std::array<std::array<int32_t, 2>, 9> kNewerCompatible = {{{0x32FF, 0x
                                                                      {0x1F16C, 0x1F16C},
                                                                      {0x1FBF0, 0x1FBF9}}};
 
-// Marks (general category M) of 9.0 that are none in 15, and the other way round.
+// Marks (general category M) of 9.0 that are no marks in 15, and vice versa.
 constexpr std::array<std::array<int32_t, 2>, 77> kOtherMarks = {
     {{0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
      {0xAFA, 0xAFF},     {0xB55, 0xB55},     {0xC04, 0xC04},     {0xC3C, 0xC3C},
@@ -63,7 +63,7 @@ constexpr std::array<std::array<int32_t, 2>, 77> kOtherMarks = {
      {0x1E08F, 0x1E08F}, {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF},
      {0x1E4EC, 0x1E4EF}}};
 
-// Lower case that came after Unicode 15: characters [first, last] and the difference.
+// Lower case mappings added after Unicode 15: characters [first, last] and the difference.
 constexpr std::array<std::array<int32_t, 3>, 10> kNewerLower = {{{0x1C89, 0x1C89, 1},
                                                                  {0xA7CB, 0xA7CB, 0x264 - 0xA7CB},
                                                                  {0xA7CC, 0xA7CC, 1},
@@ -75,7 +75,7 @@ constexpr std::array<std::array<int32_t, 3>, 10> kNewerLower = {{{0x1C89, 0x1C89
                                                                  {0x10D50, 0x10D65, 0x20},
                                                                  {0x16EA0, 0x16EB8, 0x1B}}};
 
-// The range of the table that holds `c`, or null. Ranges begin with their first and last character.
+// Returns the table's range that contains `c`, or null. Ranges are [first, last].
 template <typename Table>
 const typename Table::value_type* find_range(const Table& table, int32_t c) {
   const auto range = std::ranges::lower_bound(table, c, {}, [](const auto& r) { return r[1]; });
@@ -88,7 +88,7 @@ bool has_combining_class(int32_t c) {
   return utf8proc_get_property(c)->combining_class != 0 && !is_newer(c);
 }
 
-// The full decomposition, marks not yet in order.
+// Returns the full decomposition, before marks are ordered.
 std::vector<int32_t> decompose(std::string_view text, bool compatible) {
   std::vector<int32_t> points;
   points.reserve(text.size());
@@ -100,7 +100,7 @@ std::vector<int32_t> decompose(std::string_view text, bool compatible) {
       points.push_back(point);
       continue;
     }
-    std::array<int32_t, 32> parts = {};  // no character has more than 18
+    std::array<int32_t, 32> parts = {};  // at most 18 are used
     int boundary = 0;
     int options = UTF8PROC_DECOMPOSE | UTF8PROC_STABLE;
     if (compatible && find_range(kNewerCompatible, point) == nullptr) options |= UTF8PROC_COMPAT;
@@ -112,7 +112,7 @@ std::vector<int32_t> decompose(std::string_view text, bool compatible) {
   return points;
 }
 
-// utf8proc would order marks by insertion, quadratic in the length of a run of them.
+// Sorts marks in O(n log n); utf8proc's insertion sort is quadratic in the length of a run.
 void order_marks(std::vector<int32_t>& points) {
   for (auto begin = points.begin(); begin != points.end();) {
     begin = std::find_if(begin, points.end(), has_combining_class);
@@ -124,7 +124,7 @@ void order_marks(std::vector<int32_t>& points) {
   }
 }
 
-// Nothing is composed across a newer character.
+// Composes, but not across newer characters.
 std::vector<int32_t> compose(std::vector<int32_t> points) {
   std::vector<int32_t> composed;
   composed.reserve(points.size());
@@ -164,7 +164,7 @@ std::string to_lower(std::string_view text) {
     const size_t bytes = next_utf8(text).bytes;
     const auto point = static_cast<int32_t>(code_point(text.substr(0, bytes)));
     text.remove_prefix(bytes);
-    if (point == 0x130) {  // the only character with a lower case of two
+    if (point == 0x130) {  // the only character whose lower case has two characters
       out += "i\u0307";
       continue;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What normalizers do to characters, by the versions of Unicode that the `tokenizers` package has.
+// Character transformations of normalizers, for the Unicode versions in the `tokenizers` package.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace fovea {
 // Normalization forms (Unicode Standard Annex 15).
 enum class UnicodeForm : uint8_t { nfc, nfd, nfkc, nfkd };
 
-// `text` is valid UTF-8. Time is O(n log n) for any text.
+// Normalizes valid UTF-8 in O(n log n) time.
 std::string to_form(UnicodeForm form, std::string_view text);
 
-// Full lower case of every character by itself.
+// Converts each character to its full lower case, independent of context.
 std::string to_lower(std::string_view text);
 
 bool is_combining_mark(uint32_t point);

@@ -12,7 +12,8 @@
 namespace fovea {
 namespace {
 
-constexpr double kUnkPenalty = 10;  // an unknown character scores below the worst token by this
+// Distance between an unknown character's score and the lowest score of a token.
+constexpr double kUnkPenalty = 10;
 
 ByteTrie trie_of(const Vocabulary& vocabulary) {
   std::vector<ByteTrie::Key> keys;
@@ -78,14 +79,14 @@ void UnigramModel::append_unknown(std::string_view text, std::vector<int32_t>& t
 void UnigramModel::encode(std::string_view word, std::vector<int32_t>& tokens) const {
   if (word.empty()) return;
   const std::vector<Step> steps = best_steps(word);
-  std::vector<std::pair<size_t, size_t>> pieces;  // from the last to the first
-  std::vector<bool> unknown;                      // by piece
+  std::vector<std::pair<size_t, size_t>> pieces;  // from last to first
+  std::vector<bool> unknown;                      // per piece
   for (size_t end = word.size(); end > 0;) {
     const Step& step = steps[end];
     const size_t begin = end - static_cast<size_t>(step.bytes);
     const bool is_unknown = step.token == unk_.value_or(Vocabulary::kNone);
     if (is_unknown && !unknown.empty() && unknown.back()) {
-      pieces.back().first = begin;  // unknown characters side by side are one piece
+      pieces.back().first = begin;  // a run of unknown characters is one piece
     } else {
       pieces.emplace_back(begin, end);
       unknown.push_back(is_unknown);

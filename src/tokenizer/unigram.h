@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unigram language model (Kudo 2018, arXiv:1804.10959): the split of a text whose tokens have the
-// largest sum of scores.
+// Unigram language model (Kudo 2018, arXiv:1804.10959). Splits a text such that the sum of the
+// tokens' scores is largest.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +16,23 @@ namespace fovea {
 
 class UnigramModel {
  public:
-  // `scores` are by id. Without `unk` an unknown character is Error{unsupported}.
+  // `scores` are indexed by id. Without `unk`, an unknown character throws Error{unsupported}.
   UnigramModel(Vocabulary vocabulary, std::vector<double> scores, std::optional<int32_t> unk,
                bool byte_fallback);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
-  // Appends the tokens of `word`, valid UTF-8. Time is in proportion to its bytes times those of
-  // the longest token. Of equal sums the split whose last token begins first counts.
+  // Appends the tokens of `word`, which is valid UTF-8. Takes time in proportion to its bytes times
+  // the bytes of the longest token. Among equal sums, prefers the split whose last token begins
+  // first.
   void encode(std::string_view word, std::vector<int32_t>& tokens) const;
 
  private:
-  // A token (or unk) of the best split of the text before a place.
+  // The last token (or unk) of the best split of the text before a position.
   struct Step {
-    double score = 0;  // the sum so far
+    double score = 0;  // sum so far
     int32_t token = Vocabulary::kNone;
-    int32_t bytes = 0;  // 0: no split ends here
+    int32_t bytes = 0;  // 0 if no split ends here
   };
 
   std::vector<Step> best_steps(std::string_view word) const;

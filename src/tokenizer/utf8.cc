@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint8_t byte_at(std::string_view text, size_t i) { return static_cast<uint8_t>(text[i]); }
 
-// Bytes of a character that starts with `lead`, 0 when none does.
+// Returns the bytes of a character that begins with `lead`, or 0 if none does.
 constexpr size_t character_bytes(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead <= 0xDF) return 2;
@@ -17,8 +17,8 @@ constexpr size_t character_bytes(uint8_t lead) {
   return 0;
 }
 
-// What may follow `lead`; narrower than 80..BF where that would be overlong, a surrogate or too
-// large.
+// Returns the range of valid second bytes. It is narrower than 80..BF if other bytes would make the
+// character overlong, a surrogate or too large.
 constexpr std::pair<uint8_t, uint8_t> second_byte_range(uint8_t lead) {
   switch (lead) {
     case 0xE0:
@@ -34,7 +34,8 @@ constexpr std::pair<uint8_t, uint8_t> second_byte_range(uint8_t lead) {
   }
 }
 
-// Appends `text` with replacements; returns the bytes of a cut character at its end, not appended.
+// Appends `text` with replacements. Returns the final bytes of a cut character, which are not
+// appended.
 size_t append_replaced(std::string_view text, std::string& out) {
   while (!text.empty()) {
     const Utf8Unit unit = next_utf8(text);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UTF-8 that may be broken.
+// Decodes UTF-8 that may be invalid.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace fovea {
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
 enum class Utf8Kind : uint8_t {
-  whole,   // a character
-  broken,  // no character can begin with these bytes
-  cut,     // the text ends inside a character
+  whole,   // a complete character
+  broken,  // bytes that no character begins with
+  cut,     // a character that the end of the text cuts
 };
 
 struct Utf8Unit {
@@ -22,26 +22,26 @@ struct Utf8Unit {
   size_t bytes = 0;
 };
 
-// The first character of a non-empty text, or the longest beginning of one (Unicode 15, table 3-8:
-// "substitution of maximal subparts", what Rust and browsers do).
+// Returns the first character of a non-empty text, or the longest prefix of one (Unicode 15, table
+// 3-8, "substitution of maximal subparts", as in Rust and browsers).
 Utf8Unit next_utf8(std::string_view text);
 
-// Every broken or cut unit becomes one U+FFFD.
+// Replaces each broken or cut unit by U+FFFD.
 std::string replace_broken_utf8(std::string_view text);
 
-// The code point of a whole character.
+// Returns the code point of a complete character.
 uint32_t code_point(std::string_view character);
 
 void append_utf8(uint32_t point, std::string& out);
 
-// White_Space of Unicode.
+// Returns true for characters with Unicode's White_Space property.
 bool is_white_space(uint32_t point);
 
-// Bytes to text, piece by piece: holds back the bytes of a character until it is whole.
+// Converts pieces of bytes to text. Withholds the bytes of an incomplete character.
 class Utf8Stream {
  public:
-  std::string push(std::string_view bytes);  // what became certain
-  std::string finish();                      // the rest; incomplete characters become U+FFFD
+  std::string push(std::string_view bytes);  // returns text that is final
+  std::string finish();  // returns the rest; an incomplete character becomes U+FFFD
 
  private:
   std::string pending_;

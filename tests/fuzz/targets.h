@@ -13,7 +13,7 @@
 
 #include "fovea/error.h"
 #include "model/checkpoint_index.h"
-#include "model/config.h"
+#include "model/json_object.h"
 #include "model/safetensors.h"
 #include "tokenizer/tokenizer.h"
 #include "tokenizer/utf8.h"
@@ -38,7 +38,7 @@ inline void read_safetensors(std::span<const uint8_t> data) {
 }
 
 // Every accessor on every field: a value or an Error.
-inline void read_config(const Config& config) {
+inline void read_config(const JsonObject& config) {
   for (const std::string& field : config.fields()) {
     const std::array<std::function<void()>, 10> accessors = {
         [&] { require(std::abs(config.integer(field, -5, 5)) <= 5); },
@@ -51,7 +51,7 @@ inline void read_config(const Config& config) {
         [&] { config.integer_or_list(field, 0, 9); },
         [&] { read_config(config.object(field)); },
         [&] {
-          for (const Config& object : config.objects(field)) read_config(object);
+          for (const JsonObject& object : config.objects(field)) read_config(object);
         }};
     for (const auto& access : accessors) {
       try {
@@ -65,7 +65,7 @@ inline void read_config(const Config& config) {
 
 inline void read_config(std::span<const uint8_t> data) {
   const std::string_view text(reinterpret_cast<const char*>(data.data()), data.size());
-  read_config(Config::parse(text, "fuzz.json"));
+  read_config(JsonObject::parse(text, "fuzz.json"));
 }
 
 // Every entry names a shard of the list, in order.

@@ -10,7 +10,7 @@
 
 #include "fovea/error.h"
 #include "gpu/model_devices.h"
-#include "model/config.h"
+#include "model/json_object.h"
 #include "support/expect_error.h"
 
 namespace fovea {
@@ -223,7 +223,8 @@ TEST_F(ModelDevices, GatherAndCapAlike) {
 // More than one piece on its way to the device, the last one short.
 TEST_F(ModelDevices, PlaceWeightsThatAreMade) {
   constexpr std::array<int64_t, 2> kShape = {4099, 8192};
-  const Checkpoint made = Checkpoint::random("", Config::parse("{}", "config.json"), 7, threads_);
+  const Checkpoint made =
+      Checkpoint::random("", JsonObject::parse("{}", "config.json"), 7, threads_);
   const StoredTensor& tensor = made.tensor("a.weight", kShape);
   const StoredTensor& other = made.tensor("b.weight", kShape);
   const auto bits = [&](Side& side, const std::byte* placed, size_t bytes) {

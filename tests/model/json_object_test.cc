@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/config.h"
+#include "model/json_object.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 namespace fovea {
 namespace {
 
-Config parse(std::string_view text) { return Config::parse(text, "config.json"); }
+JsonObject parse(std::string_view text) { return JsonObject::parse(text, "config.json"); }
 
 void expect_corrupt(const std::function<void()>& action,
                     std::initializer_list<std::string_view> parts) {
@@ -23,8 +23,8 @@ void expect_corrupt(const std::function<void()>& action,
   test::expect_error(ErrorCode::corrupt_file, parts, action);
 }
 
-TEST(Config, ReadsFields) {
-  const Config config =
+TEST(JsonObject, ReadsFields) {
+  const JsonObject config =
       parse(R"({"layers":4,"theta":1e4,"whole":7,"tied":true,"name":"llama","none":null,)"
             R"("kinds":["a","b"],"eos":[1,2],"rope":{"factor":8.5,"deep":{"low":1}}})");
   EXPECT_EQ(config.integer("layers", 1, 4), 4);
@@ -46,14 +46,14 @@ TEST(Config, ReadsFields) {
   EXPECT_EQ(config.object("rope").number("factor", 1, 10), 8.5);
 }
 
-TEST(Config, ObjectsOutliveTheirParent) {
-  const Config low = parse(R"({"rope":{"deep":{"low":1}}})").object("rope").object("deep");
+TEST(JsonObject, ObjectsOutliveTheirParent) {
+  const JsonObject low = parse(R"({"rope":{"deep":{"low":1}}})").object("rope").object("deep");
   EXPECT_EQ(low.integer("low", 0, 1), 1);
   expect_corrupt([&] { low.integer("low", 2, 3); }, {"rope.deep.low is 1", "from 2 to 3"});
 }
 
-TEST(Config, NamesFieldValueAndLimit) {
-  const Config config = parse(
+TEST(JsonObject, NamesFieldValueAndLimit) {
+  const JsonObject config = parse(
       R"({"n":4,"big":18446744073709551615,"f":4.5,"s":"x","list":[1,"two"],"o":{},"none":null})");
   expect_corrupt([&] { config.integer("n", 5, 9); }, {"config.json", "n is 4", "from 5 to 9"});
   expect_corrupt([&] { config.integer_or("n", 6, 5, 9); }, {"n is 4"});
@@ -75,7 +75,7 @@ TEST(Config, NamesFieldValueAndLimit) {
   expect_corrupt([&] { config.number("o", 0, 1); }, {"o is an object"});
 }
 
-TEST(Config, RefusesBrokenText) {
+TEST(JsonObject, RefusesBrokenText) {
   expect_corrupt([] { parse(""); }, {"config.json", "parse error"});
   expect_corrupt([] { parse("[]"); }, {"an array of 0"});
   expect_corrupt([] { parse("{\"a\":1,}"); }, {"line 1, column 8"});
@@ -92,7 +92,7 @@ TEST(Config, RefusesBrokenText) {
 }
 
 // Escapes of a terminal and names of any length stay out of messages.
-TEST(Config, QuotesWhatAFileHolds) {
+TEST(JsonObject, QuotesWhatAFileHolds) {
   const std::string huge(4'000'000, 'n');
   expect_corrupt([&] { parse("{\"" + huge + "\":1,\"" + huge + "\":2}"); },
                  {"'... (4000000 bytes)"});
@@ -100,10 +100,10 @@ TEST(Config, QuotesWhatAFileHolds) {
   expect_corrupt([] { parse("{\"a\":\"\\u001b[2J\"}").integer("a", 0, 1); }, {"\\u001b[2J"});
   expect_corrupt([] { parse("{\"\\u001b\":{\"b\":1}}").object("\x1b").integer("b", 2, 3); },
                  {"\\x1b.b is 1"});
-  expect_corrupt([] { Config::parse("[]", "\x1b[2J/config.json"); }, {"\\x1b[2J/config.json"});
+  expect_corrupt([] { JsonObject::parse("[]", "\x1b[2J/config.json"); }, {"\\x1b[2J/config.json"});
 }
 
-TEST(Config, RefusesANulAndWhatIsBehindIt) {
+TEST(JsonObject, RefusesANulAndWhatIsBehindIt) {
   using namespace std::string_literals;
   expect_corrupt([] { parse("{\"a\":1}\0"s); }, {"byte 7 is NUL"});
   expect_corrupt([] { parse("{\"a\":1}\0{\"a\":2}"s); }, {"byte 7 is NUL"});
@@ -117,7 +117,7 @@ double parsing_time(const std::string& text) {
   return static_cast<double>(std::clock() - begin);
 }
 
-TEST(Config, ParsesInTimeProportionalToTheText) {
+TEST(JsonObject, ParsesInTimeProportionalToTheText) {
   const auto list_of = [](int count, std::string_view part) {
     std::string text = "{\"a\":[" + std::string(part);
     for (int i = 1; i < count; ++i) text.append(",").append(part);
@@ -133,7 +133,7 @@ TEST(Config, ParsesInTimeProportionalToTheText) {
 }
 
 // Memory that ends while a document is read, or while it is destroyed for that.
-TEST(Config, SurvivesTheEndOfMemory) {
+TEST(JsonObject, SurvivesTheEndOfMemory) {
   const std::string text =
       R"({"a":[{"b":[1,2,{"a long enough name for the heap":{"c":[[[]]]}}]}],"d":{"e":[{},{}]}})";
   int failures = 0;
@@ -154,18 +154,18 @@ TEST(Config, SurvivesTheEndOfMemory) {
   EXPECT_GT(failures, 20);
 }
 
-TEST(Config, CutsLongTextsBetweenCharacters) {
+TEST(JsonObject, CutsLongTextsBetweenCharacters) {
   std::string name(199, 'n');
   name += "\u00e9\u00e9";
   expect_corrupt([&] { parse("{\"" + name + "\":1,\"" + name + "\":2}"); },
                  {"'" + name.substr(0, 199) + "'... (203 bytes)"});
 }
 
-TEST(Config, ReadsTheModelsOfTheRepository) {
-  const Config config = Config::open(FOVEA_SOURCE_DIR "/testdata/models/llama/config.json");
+TEST(JsonObject, ReadsTheModelsOfTheRepository) {
+  const JsonObject config = JsonObject::open(FOVEA_SOURCE_DIR "/testdata/models/llama/config.json");
   EXPECT_EQ(config.texts("architectures"), std::vector<std::string>{"LlamaForCausalLM"});
   EXPECT_EQ(config.object("rope_parameters").number("rope_theta", 1, 1e9), 10000.0);
-  EXPECT_THROW(Config::open(FOVEA_SOURCE_DIR "/testdata/none.json"), Error);
+  EXPECT_THROW(JsonObject::open(FOVEA_SOURCE_DIR "/testdata/none.json"), Error);
 }
 
 }  // namespace

@@ -169,8 +169,8 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
 class Perplexity : public Parity {};
 
 TEST_P(Perplexity, OfTheValidationTextIsTheReferences) {
-  const Config validation =
-      Config::open(model_folder(GetParam().model) + "/reference.json").object("validation");
+  const JsonObject validation =
+      JsonObject::open(model_folder(GetParam().model) + "/reference.json").object("validation");
   const auto windows = static_cast<size_t>(validation.integer("windows", 1, 1000));
   const auto length = static_cast<size_t>(validation.integer("tokens_per_window", 2, 1024));
   const std::vector<int32_t> tokens = values_of<int32_t>(reference_, "validation.input_ids");

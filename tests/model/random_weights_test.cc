@@ -21,7 +21,9 @@ constexpr int64_t kElements = kMatrix[0] * kMatrix[1];
 
 class RandomWeightsTest : public testing::Test {
  protected:
-  static Config config(const std::string& text) { return Config::parse(text, "config.json"); }
+  static JsonObject config(const std::string& text) {
+    return JsonObject::parse(text, "config.json");
+  }
 
   Checkpoint checkpoint(uint64_t seed, const std::string& text = "{}") {
     return Checkpoint::random("", config(text), seed, threads_);

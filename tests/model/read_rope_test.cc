@@ -22,7 +22,7 @@ constexpr std::string_view kFullType = "full_attention", kSlidingType = "sliding
 
 kernels::RopeSpec read(std::string_view json, const RopeDefaults& defaults = {},
                        std::string_view layer_type = {}) {
-  return read_rope(Config::parse(json, "config.json"), 64, defaults, layer_type);
+  return read_rope(JsonObject::parse(json, "config.json"), 64, defaults, layer_type);
 }
 
 struct ByLayerType {

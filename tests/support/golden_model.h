@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/float_types.h"
-#include "model/config.h"
+#include "model/json_object.h"
 
 namespace fovea {
 
@@ -62,7 +62,7 @@ class GoldenFolder {
     // An engine reads one; the ids of the goldens are below its own.
     fs::create_symlink(fs::path(FOVEA_SOURCE_DIR) / "testdata/models/llama/tokenizer.json",
                        folder_ / "tokenizer.json");
-    write_weights(Config::open((golden_source(name) / "weights.json").string()));
+    write_weights(JsonObject::open((golden_source(name) / "weights.json").string()));
   }
   ~GoldenFolder() { std::filesystem::remove_all(folder_); }
   GoldenFolder(const GoldenFolder&) = delete;
@@ -71,11 +71,11 @@ class GoldenFolder {
   std::string path() const { return folder_.string(); }
 
  private:
-  void write_weights(const Config& weights) {
+  void write_weights(const JsonObject& weights) {
     std::string header;
     std::vector<uint16_t> values;
     for (const std::string& name : weights.fields()) {
-      const Config entry = weights.object(name);
+      const JsonObject entry = weights.object(name);
       const auto offset = static_cast<float>(entry.number("offset", -1, 1));
       const auto scale = static_cast<float>(entry.number("scale", 0, 16));
       uint64_t size = 1;
