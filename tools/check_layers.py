@@ -12,8 +12,8 @@ ORDER = ["include", "core", "gpu", "kernels", "kvcache", "attention", "model", "
 SURFACES = {"cli", "bench"}
 # Kernel implementations do not include each other.
 KERNEL_KINDS = ["reference", "cpu", "cuda"]
-# What each folder of attention/ may include of the others. Files of attention/ itself include validate/ only, but for
-# two: the registry sees the rows, and a merger of states is made for either device.
+# The folders of attention/ that each folder of it may include. Files directly in attention/ include only validate/,
+# except for the registry, which includes backends/, and merge_states.cc, which serves both devices.
 ATTENTION = {"backends": {"host", "cuda", "validate"}, "host": {"validate"}, "cuda": {"validate"}, "validate": set(),
              "": {"validate"}}
 ATTENTION_TOP = {"registry.cc": {"backends"}, "merge_states.cc": {"host", "cuda"}}
@@ -26,15 +26,15 @@ def layer_of(path):
     return "surface" if top in SURFACES else top
 
 
-def room_of(path):
-    """The folder of attention/ that holds the file, "" for attention/ itself."""
+def folder_of(path):
+    """Returns the folder of attention/ that contains the file, "" for attention/ itself."""
     parts = path.split("/")
     return parts[1] if len(parts) > 2 else ""
 
 
 def check_attention(inside, included):
-    """Whether a file of attention/ may include another one of it."""
-    here, there = room_of(inside), room_of(included)
+    """Returns True if a file of attention/ may include another one."""
+    here, there = folder_of(inside), folder_of(included)
     allowed = ATTENTION[here] | (ATTENTION_TOP.get(inside.split("/")[1], set()) if not here else set())
     return there in ("", here) or there in allowed
 

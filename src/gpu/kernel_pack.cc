@@ -22,11 +22,11 @@
 namespace fovea::gpu {
 namespace {
 
-// File: magic, whose last character is the version; length of the index (8 bytes, little-endian);
-// index (pack_index.h); frames of compressed cubins back to back.
+// A file consists of a magic, whose last character is the version; the length of the index (8
+// bytes, little-endian); the index (pack_index.h); and the compressed cubins, each one frame.
 constexpr std::string_view kMagic = "FOVEAPK3";
 
-// Every field with its length, so that no two fields can imitate each other.
+// Adds a field with its length, so that no two lists of fields give equal input.
 void add_field(Sha256& sha, std::string_view field) {
   const uint64_t size = field.size();
   sha.update(&size, sizeof(size)).update(field.data(), field.size());
@@ -45,8 +45,8 @@ std::vector<std::string> compiler_flags(const KernelVariant& variant) {
   return flags;
 }
 
-// Writes beyond a limit of the size of files end the process by a signal. While this lives, they
-// fail with EFBIG on the calling thread, as they do where the signal is ignored.
+// Writes beyond a file size limit end the process by a signal. While this object lives, they fail
+// with EFBIG on the calling thread instead.
 class FileSizeSignalHeld {
  public:
   FileSizeSignalHeld() {
@@ -80,7 +80,8 @@ bool write_all(int file, std::string_view bytes) {
   return ::fsync(file) == 0;
 }
 
-// A name that no other thread takes, nor a process of another container with the same id.
+// The temporary name is unique across threads, and across containers in which processes have equal
+// ids.
 void replace_file(const std::string& path, std::string_view bytes) {
   std::random_device random;
   const std::string temporary = fmt::format("{}.{:08x}{:08x}", path, random(), random());
@@ -149,7 +150,7 @@ KernelPack KernelPack::open(const std::string& path) {
   const std::string_view frames = bytes.substr(fixed + index_bytes);
   KernelPack pack;
   pack.path_ = path;
-  uint64_t taken = 0;  // entries that share bytes could take any amount of memory
+  uint64_t taken = 0;  // bounds the memory, since entries may share bytes
   for (const PackIndexEntry& item : parse_pack_index(path, bytes.substr(fixed, index_bytes))) {
     if (item.offset > frames.size() || item.frame_bytes > frames.size() - item.offset) {
       fail(ErrorCode::corrupt_file, "{}: {} lies outside the file", path, item.name);
@@ -217,7 +218,7 @@ KernelStore::KernelStore(KernelStoreOptions options) : options_(std::move(option
   if (!options_.pack_path.empty()) pack_ = KernelPack::open(options_.pack_path);
 }
 
-// One pack of one entry per file; the compiler's version is part of the name.
+// Each cache file is a pack with one entry. Its name contains the compiler's version.
 std::string KernelStore::cache_file(const KernelVariant& variant) const {
   return fmt::format("{}/{}-nvrtc{}.pack", options_.cache_path, content_hash(variant),
                      nvrtc_version());

@@ -10,7 +10,8 @@
 namespace fovea::gpu {
 namespace {
 
-constexpr uint64_t kMaxCubinBytes = uint64_t{64} << 20;  // the largest baked one has 0.37 MB
+// The largest kernel in use has less than 1 MB.
+constexpr uint64_t kMaxCubinBytes = uint64_t{64} << 20;
 constexpr uint64_t kMaxResourceBytes = 1 << 24;
 
 std::string replace_all(std::string text, char from, char to) {
@@ -54,7 +55,7 @@ class LineReader {
     return seconds;
   }
 
-  // Returns the value of the last field, which may hold tabs.
+  // Returns the value of the last field, which may contain tabs.
   std::string_view last(std::string_view key) { return value_of(rest_, key); }
 
  private:
