@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU attention kernel by itself, and which part of this machine's ceilings it reaches. Random
-// pages of 16, 32 query heads on 8 kv heads. The best of ten repetitions: the time in the line
-// _min, the rates in the line _max.
+// Measures the CPU attention kernel alone, as a fraction of this machine's ceilings. Uses random
+// pages of 16 tokens, 32 query heads and 8 kv heads. Reports the best of ten repetitions: the time
+// in the line _min, the rates in the line _max.
 //
 //   taskset -c 0 build/bench/attention_bench --benchmark_filter=decode
 #include <algorithm>
@@ -136,7 +136,7 @@ void prefill(benchmark::State& state, DType dtype) {
   measure(state, problem);
 }
 
-// Arguments: requests, keys of each.
+// Arguments: requests, keys per request.
 void decode(benchmark::State& state, DType dtype) {
   Problem problem;
   problem.requests = static_cast<int32_t>(state.range(0));
@@ -146,7 +146,7 @@ void decode(benchmark::State& state, DType dtype) {
   measure(state, problem);
 }
 
-// Arguments: query heads, requests, keys of each.
+// Arguments: query heads, requests, keys per request.
 void mla_decode(benchmark::State& state, DType dtype) {
   Problem problem;
   problem.mla = true;

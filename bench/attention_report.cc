@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of attention_suite.h as Markdown, CSV and JSON.
+// Formats results of attention_suite.h as Markdown, CSV and JSON.
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>

@@ -15,10 +15,10 @@ namespace {
 
 constexpr double kRoundSeconds = 0.01;  // as long as a sample of the ceilings
 constexpr size_t kMinRounds = 5;
-// Far above what rounding the inputs costs (fp8: 2^-4 per element, averaged out), far below a bug.
+// Far above the error from rounding inputs (fp8: 2^-4 per element, averaged), far below any bug.
 constexpr double kWrong = 0.1;
 
-// Rounds of calls between samples of the ceilings.
+// Runs rounds of calls between samples of the ceilings.
 void measure(Workload& workload, CeilingProbe& probe, const AttentionBenchOptions& options,
              AttentionResult& result) {
   std::vector<double> times, flops, read_bytes, compute, memory;
@@ -30,7 +30,8 @@ void measure(Workload& workload, CeilingProbe& probe, const AttentionBenchOption
   Ceilings before = probe.sample();
   int32_t layer = 0;
   while (next_round()) {
-    if (options.wait_for_turn) before = probe.sample();  // others had their turns since the last
+    // Other programs have run since the last sample.
+    if (options.wait_for_turn) before = probe.sample();
     std::vector<double> round;
     for (const double round_end = now() + kRoundSeconds; round.empty() || now() < round_end;) {
       layer = (layer + 1) % workload.layers();
@@ -92,7 +93,7 @@ std::vector<AttentionCase> default_cases(bool quick) {
         decode.batch = batch;
         decode.kv_len = length;
         decode.kv_dtype = kv_dtype;
-        // A bf16 model keeps bf16 activations; fp8 caches serve either.
+        // A bf16 model has bf16 activations; fp8 caches work with either dtype.
         if (kv_dtype == DType::bf16) decode.q_dtype = DType::bf16;
         cases.push_back(decode);
       }

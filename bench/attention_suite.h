@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times attention backends on paged caches: cold data, verified output, fractions of this machine's
-// ceilings.
+// Times attention backends on paged caches with cold data, verifies the output, and relates results
+// to this machine's ceilings.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct AttentionCase {
   int32_t batch = 1;
   int32_t q_heads = 32, kv_heads = 8, head_dim = 128;
   int32_t q_len = 1;   // new tokens of each request
-  int32_t kv_len = 1;  // tokens of each request, new ones included
+  int32_t kv_len = 1;  // tokens of each request, including new ones
   int32_t page_size = 16;
   DType q_dtype = DType::f32;
   DType kv_dtype = DType::f32;
@@ -35,30 +35,30 @@ struct AttentionResult {
   int threads = 1;
   double seconds = 0;  // median of one forward(), which also stores the new keys
   double seconds_min = 0;
-  double plan_seconds = 0;  // one plan(), shared by all layers of a pass
-  // Of the ceiling that binds: max(flops / peak, bytes / bandwidth) / seconds, the median of rounds
-  // that each hold a few calls between two samples of the ceilings.
+  double plan_seconds = 0;  // one plan(), which all layers of a pass share
+  // Fraction of the binding ceiling: max(flops / peak, bytes / bandwidth) / seconds. It is the
+  // median over rounds, each of which runs several calls between two samples of the ceilings.
   double fraction = 0;
   bool compute_bound = false;
   Ceilings ceilings;  // medians of those samples
   double error = 0;   // ||out - reference|| / ||reference|| over sampled rows, fp64 reference
 };
 
-// prefill D 64 and 128, 1k to 8k; decode batch 1 to 32, 1k to 16k, fp32, bf16 and fp8 caches.
-// `quick` keeps one small case of each kind.
+// Returns prefill with D 64 and 128 and 1k to 8k tokens, and decode with batch 1 to 32, 1k to 16k
+// tokens, and fp32, bf16 and fp8 caches. `quick` selects a small case of each kind.
 std::vector<AttentionCase> default_cases(bool quick);
 
 struct AttentionBenchOptions {
   std::string backend = "auto";
   double seconds_per_case = 1;
-  // Set: waits for the turn of a round, false ends the case instead of seconds_per_case.
+  // If set, waits before each round; returning false ends the case, instead of seconds_per_case.
   std::function<bool()> wait_for_turn;
-  std::function<void(double seconds)> end_turn;  // with the round's median
+  std::function<void(double seconds)> end_turn;  // receives the median of each round
   std::function<void(std::string_view)> progress;
 };
 
-// Error{unsupported} with the reasons when the backend refuses the case. Throws when the output is
-// wrong: a wrong result is never timed.
+// Runs a case. Throws Error{unsupported} with the reasons if the backend refuses it. Throws if the
+// output is wrong, so that wrong results are never timed.
 AttentionResult run_attention_case(const AttentionCase& config, CeilingProbe& probe,
                                    ThreadPool& threads, const AttentionBenchOptions& options);
 

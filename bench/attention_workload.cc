@@ -13,13 +13,13 @@
 namespace fovea::bench {
 namespace {
 
-// Caches rotate over at least this much memory, so that no layer is still in a cache when its turn
+// Min size of the memory over which caches rotate, so that no layer is in a CPU cache when its turn
 // comes again.
 constexpr double kColdBytes = 640e6;
 constexpr int32_t kMaxLayers = 64;
 constexpr int kSampledRows = 6;
 
-// Normal values, repeated with a period that shares no factor with any stride.
+// Normal values with a period that has no common factor with any stride.
 class NoiseTable {
  public:
   NoiseTable() : values_((1 << 20) + 7) {
@@ -107,7 +107,7 @@ void Workload::forward(int32_t layer) {
   backend_->forward(tensors);
 }
 
-// Pages in random order, as a pool looks after hours of service.
+// Places pages in random order, as in a pool after hours of service.
 void Workload::place_requests() {
   const int32_t page = config_.page_size;
   const int32_t pages_per_request = (config_.kv_len + page - 1) / page;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A case of `fovea bench attention` on the CPU, ready to be timed and checked.
+// Prepares a case of `fovea bench attention` on the CPU for timing and verification.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,24 @@
 
 namespace fovea::bench {
 
-// One case set up: caches filled, one batch to time.
+// A prepared case: filled caches and a batch to time.
 class Workload {
  public:
-  // `wish`: as parse_backend_wish(). Error{unsupported} when no backend serves the case.
+  // `wish` has the syntax of parse_backend_wish(). Throws Error{unsupported} if no backend supports
+  // the case.
   Workload(const AttentionCase& config, ThreadPool& threads, const std::string& wish);
 
   void plan() { backend_->plan(batch_); }
   void forward(int32_t layer);
-  // ||out - expected|| / ||expected|| over sampled rows, against fp64 over what was stored.
+  // Returns ||out - expected|| / ||expected|| over sampled rows; `expected` is computed in fp64
+  // from the stored values.
   double error() const;
   int32_t layers() const { return layers_; }
   const std::string& backend() const { return name_; }
 
  private:
   size_t row_elements() const { return static_cast<size_t>(config_.kv_heads) * config_.head_dim; }
-  // Rows of k_ and v_: the cached tokens of all requests, then the new ones.
+  // k_ and v_ contain the rows of all cached tokens, then those of the new ones.
   int32_t prefix() const { return config_.kv_len - config_.q_len; }
   size_t new_row(size_t token) const {
     return static_cast<size_t>(config_.batch) * prefix() + token;

@@ -13,19 +13,19 @@
 namespace fovea::bench {
 namespace {
 
-// Larger than any last-level cache of today; a sample reads a part.
+// Larger than all last-level caches. A sample reads a part of it.
 constexpr size_t kStreamBytes = size_t{1} << 30;
 constexpr size_t kParts = 4;
 constexpr int kRounds = 5;
 constexpr int64_t kFmaLoops = 4'000'000;
-constexpr int kChains = 12;  // independent accumulators: latency 4 x 2 ports, with room to spare
+constexpr int kChains = 12;  // independent accumulators: latency 4 x 2 ports, and a reserve
 
 template <int kLanes>
 struct Vector {
   using Type __attribute__((vector_size(kLanes * 4))) = float;
 };
 
-// One body for every width: the caller's target attribute decides the instructions.
+// One body for all widths: the caller's target attribute determines the instructions.
 template <typename V>
 __attribute__((always_inline)) inline double fma_flops(int64_t loops, float& sink) {
   V chains[kChains];
@@ -92,8 +92,7 @@ Probes widest() {
 
 }  // namespace
 
-// In pages of 2 MiB, as KV pools are: with 4 KiB one core of a Zen 5 reads 33 instead of 38 GB/s
-// (2026-11-22).
+// Uses pages of 2 MiB like KV pools, which can be read at a higher bandwidth.
 CeilingProbe::CeilingProbe(ThreadPool& threads)
     : threads_(threads),
       memory_(kStreamBytes, "the memory to read"),
@@ -105,7 +104,7 @@ CeilingProbe::CeilingProbe(ThreadPool& threads)
 
 Ceilings CeilingProbe::sample() {
   const Ceilings sampled = {flops(), read_bytes()};
-  // Keeps the compiler from dropping the loops.
+  // Prevents the compiler from removing the loops.
   volatile float keep = 0;
   for (const float sink : sinks_) keep = keep + sink;
   return sampled;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this machine can do at most, measured here and now: every result is printed as a fraction of
-// it.
+// Measures the limits of this machine at the time of the benchmark. Results are printed as
+// fractions of them.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,12 @@
 namespace fovea::bench {
 
 struct Ceilings {
-  double flops = 0;       // f32 fused multiply-adds per second from registers, counted as 2 each
-  double read_bytes = 0;  // bytes per second streamed from memory, plain loads
+  double flops = 0;       // f32 fused multiply-adds per second from registers, each counted as 2
+  double read_bytes = 0;  // bytes per second streamed from memory by plain loads
 };
 
-// Samples of the ceilings, about 15 ms each, to be taken between those of what is compared with
-// them: a shared host lends 30 GB/s in one second and 60 in another (2026-11-22). All threads of
-// the pool work.
+// Samples the ceilings between samples of the benchmark, since the speed of a shared machine varies
+// over time. Uses all threads of the pool.
 class CeilingProbe {
  public:
   explicit CeilingProbe(ThreadPool& threads);
@@ -34,7 +33,7 @@ class CeilingProbe {
   std::vector<float> sinks_;
 };
 
-// The best of five samples.
+// Returns the best of five samples.
 Ceilings measure_ceilings(ThreadPool& threads);
 
 }  // namespace fovea::bench

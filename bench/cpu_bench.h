@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the micro-benchmarks on the CPU share: the threads, rates as parts of this machine's
+// Common code of the CPU micro-benchmarks: the threads, rates as fractions of this machine's
 // ceilings, and the best of ten repetitions.
 #pragma once
 
@@ -22,7 +22,7 @@ inline const Ceilings& ceilings() {
   return measured;
 }
 
-// Counters that are rates over the time of one iteration, and their share of a ceiling.
+// Sets counters for rates over the time of one iteration, and for their fraction of a ceiling.
 inline void report(benchmark::State& state, double flops, double bytes) {
   const auto rate = benchmark::Counter::kIsIterationInvariantRate;
   state.counters["gflop"] = benchmark::Counter(flops * 1e-9, rate);
@@ -31,7 +31,7 @@ inline void report(benchmark::State& state, double flops, double bytes) {
   state.counters["of_bytes"] = benchmark::Counter(bytes / ceilings().read_bytes, rate);
 }
 
-// The time in the line _min, the rates in the line _max.
+// Reports the time in the line _min and the rates in the line _max.
 inline void best_of_ten(benchmark::internal::Benchmark* bench) {
   bench->Repetitions(10)->ReportAggregatesOnly()->UseRealTime();
   bench->ComputeStatistics("min", [](const std::vector<double>& values) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernels around attention: matrix products, linear layers, cache writes, and which part
-// of this machine's ceilings they reach. The best of ten repetitions: the time in the line _min,
-// the rates in the line _max.
+// Measures the CPU kernels other than attention (matrix products, linear layers, cache writes), as
+// fractions of this machine's ceilings. Reports the best of ten repetitions: the time in the line
+// _min, the rates in the line _max.
 //
 //   taskset -c 0 build/bench/cpu_kernels_bench --benchmark_filter=gemm
 #include <cstdint>
@@ -18,7 +18,8 @@ using kernels::GemmParams;
 using bench::report;
 using bench::threads;
 
-// rows x 2048 x 2048. With few rows the weights come from memory: 40 matrices take turns.
+// Multiplies rows x 2048 x 2048. Products rotate over 40 matrices, so that the weights come from
+// memory.
 void gemm(benchmark::State& state, DType dtype, bool weight_is_kn) {
   constexpr int32_t kSize = 2048;
   const auto rows = static_cast<int32_t>(state.range(0));
@@ -65,7 +66,7 @@ void gated_delta_net(benchmark::State& state) {
   params.key_dim = params.value_dim = kDim;
   params.l2_normalise_qk = true;
   for (auto _ : state) kernels::cpu::gated_delta_net(params, threads());
-  // Per element of the state: a dot product, decay and update, a dot product.
+  // Operations per element of the state: a dot product, decay and update, a dot product.
   report(state, 7.0 * tokens * kValueHeads * kDim * kDim, 4.0 * static_cast<double>(states.size()));
 }
 

@@ -6,10 +6,10 @@
 namespace fovea::bench {
 namespace {
 
-// e4m3 values are noise times this and their scales its inverse, so that keys are normal.
+// Values in e4m3 are noise times this constant, and scales are its inverse, so keys are normal.
 constexpr float kFp8Spread = 100;
 
-// Rows of kernels/mla_row.h, back to back.
+// Fills the memory with adjacent rows of kernels/mla_row.h.
 void make_mla_rows(MeasureKernels& kernels, const gpu::DeviceBuffer& memory, Stream stream) {
   using namespace fovea::kernels;
   constexpr int64_t kScales = kMlaRowLatent / kMlaRowScaleGroup;
@@ -48,7 +48,7 @@ void make_noise(const GpuCase& config, MeasureKernels& kernels, CacheMemory& mem
 LentPool::LentPool(const KvCacheSpec& spec, const CacheMemory& memory, int64_t pages, Device device)
     : spec_(spec), pages_(pages), device_(device) {
   const bool mla = spec.layout != KvLayout::mha;
-  const bool rows = spec.layout == KvLayout::mla_fp8_rows;  // strides count bytes
+  const bool rows = spec.layout == KvLayout::mla_fp8_rows;  // strides in bytes
   const int64_t k_row =
       rows ? static_cast<int64_t>(spec.bytes_per_page()) / spec.layers / spec.page_size
            : int64_t{spec.kv_heads} * spec.head_dim;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caches of the cases: memory full of noise, and pools that lie in it.
+// Caches of the cases: memory filled with noise, and pools over it.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace fovea::bench {
 
-// Device memory the cases take turns to use as caches. Its noise is never written by a case: the
-// timed calls attend to what is there (save_kv is false), as the peers' do.
+// Device memory that all cases use as caches, one after another. Cases never overwrite its noise:
+// like the peers, timed calls attend to existing keys (save_kv is false).
 struct CacheMemory {
-  gpu::DeviceBuffer values;  // bf16 or e4m3 noise, whatever the last case needed
+  gpu::DeviceBuffer values;  // bf16 or e4m3 noise, as required by the last case
   gpu::DeviceBuffer scales;  // f32, positive
-  DType dtype = DType::f32;  // of the noise; f32: none yet
+  DType dtype = DType::f32;  // dtype of the noise; f32 before the first case
   bool mla_fp8_rows = false;
 };
 
-// Enqueues the noise that the case's cache needs, if another lies there.
+// Enqueues the noise that the case needs, unless the memory contains it already.
 void make_noise(const GpuCase& config, MeasureKernels& kernels, CacheMemory& memory, Stream stream);
 
-// Caches over memory somebody else owns: every layer has an equal part.
+// Caches over memory that another object owns. All layers have equal shares.
 class LentPool : public KvPool {
  public:
   LentPool(const KvCacheSpec& spec, const CacheMemory& memory, int64_t pages, Device device);

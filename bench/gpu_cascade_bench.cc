@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests with a prefix in common: a decode that reads it for each of them beside cascades, one
-// that attends to it once whatever that saves, and one by the default of
-// BatchLimits::min_prefix_savings. What that default is judged by. Arguments: kv dtype (bf16,
-// e4m3), q heads, kv heads, page size.
+// Compares three ways to decode requests that share a prefix: reading it for each request, reading
+// it once regardless of savings, and the default of BatchLimits::min_prefix_savings. The default is
+// chosen by these results. Arguments: kv dtype (bf16, e4m3), q heads, kv heads, page size.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -20,7 +19,7 @@ constexpr double kWindow = 2e-3;
 
 struct Shape {
   int32_t requests, shared, own;
-  int32_t sharers = 0;  // of a group; 0: all
+  int32_t sharers = 0;  // requests per group; 0 for all
 };
 
 std::vector<Shape> shapes() {
@@ -38,7 +37,7 @@ std::vector<Shape> shapes() {
   return all;
 }
 
-// Seconds of one forward() in a graph of calls that rotate over cold caches.
+// Returns seconds of one forward() in a graph of calls that rotate over cold caches.
 double seconds_of(GpuWorkload& workload, Stream stream) {
   const auto graph_of = [&](int32_t calls) {
     return gpu::Graph::capture(stream, [&](Stream captured) {
@@ -64,7 +63,7 @@ double seconds_of(GpuWorkload& workload, Stream stream) {
   return seconds[seconds.size() / 2];
 }
 
-// Microseconds; negative: the output is wrong.
+// Returns microseconds, or a negative value if the output is wrong.
 double run(const GpuCase& config, MeasureKernels& kernels, CacheMemory& memory, Stream stream) {
   GpuWorkload workload(config, {}, kernels, memory, stream);
   workload.plan(stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a case of the grid is called and how much work it is.
+// Names a case and counts its work.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ KvCacheSpec GpuCase::cache(int32_t layers) const {
   const bool mla = spec.kind == AttentionKind::mla;
   cache.layout = mla_fp8_rows ? KvLayout::mla_fp8_rows : mla ? KvLayout::mla : KvLayout::mha;
   cache.dtype = kv_dtype;
-  // One scale of the layer where products run in fp8, as models that quantise queries have it.
+  // If products run in fp8, a layer has one scale, as models with quantised queries do.
   cache.scale = !is_fp8(kv_dtype) || mla_fp8_rows ? KvScale::none
                 : fp8_products()                  ? KvScale::per_tensor
                                                   : KvScale::per_token_head;
@@ -99,7 +99,7 @@ double GpuCase::bytes() const {
 }
 
 double GpuCase::flops() const {
-  double sum = 0;  // multiply-adds of a head
+  double sum = 0;  // multiply-adds per head
   for (const RequestLengths& request : requests) {
     double pairs = 0;
     for (int32_t token = 0; token < request.q_len; ++token) {

@@ -65,7 +65,7 @@ GpuCase extend(int32_t page_size) {
   return config;
 }
 
-// Drafts to verify and turns of a chat: few row tiles over many keys.
+// Drafts to verify, and turns of a chat: few row tiles over many keys.
 std::vector<GpuCase> few_new_tokens() {
   std::vector<GpuCase> cases;
   for (const auto& [batch, tokens, context] : {std::tuple{1, 8, 16},
@@ -83,17 +83,17 @@ std::vector<GpuCase> few_new_tokens() {
   }
   cases.push_back(extend(8, 8, 4 * kKilo, kWide));
   cases.push_back(extend(8, 32, 4 * kKilo, kEqual));
-  GpuCase beside_decodes = extend(1, 128, 32 * kKilo);
-  beside_decodes.phase = "mixed";
-  beside_decodes.work += "+64x4k";
-  beside_decodes.requests.insert(beside_decodes.requests.end(), 64, {1, 4 * kKilo});
-  cases.push_back(beside_decodes);
+  GpuCase with_decodes = extend(1, 128, 32 * kKilo);
+  with_decodes.phase = "mixed";
+  with_decodes.work += "+64x4k";
+  with_decodes.requests.insert(with_decodes.requests.end(), 64, {1, 4 * kKilo});
+  cases.push_back(with_decodes);
   return cases;
 }
 
-// Layers of gemma2 (soft cap 50, every second with a window of 4096), gpt-oss (sinks and a window
-// of 128, heads of 64), mistral (window), llama4 (chunk of 8192), of models with ALiBi, and drafts
-// to verify.
+// Layers of gemma2 (soft cap 50, a window of 4096 on every second), gpt-oss (sinks, a window of
+// 128, heads of 64), mistral (window), llama4 (chunk of 8192), layers with ALiBi, and drafts to
+// verify.
 std::vector<GpuCase> feature_cases() {
   std::vector<GpuCase> cases;
   const auto add = [&](const char* feature, GpuCase config, auto&& change) {
@@ -120,7 +120,7 @@ std::vector<GpuCase> feature_cases() {
     add("alibi", config, alibi);
   }
   add("cap", prefill(1, 16 * kKilo), cap);
-  // Scores of deviation 20, of which many are near the cap.
+  // Scores with a standard deviation of 20, many of which are near the cap.
   add("cap-steep", prefill(4, 4 * kKilo), [](AttentionSpec& spec) {
     spec.logit_cap = 50;
     spec.softmax_scale = 20 / std::sqrt(128.0F);
@@ -156,8 +156,8 @@ GpuCase decode(int32_t batch, int32_t length, Heads heads = kGrouped, int32_t pa
   return config;
 }
 
-// The same with 64 requests of log-uniform length in 128 ... 32k. The seed gives a mean of 4391
-// tokens, that of the peers' table.
+// Gives 64 requests log-uniform lengths in 128 ... 32k. The seed gives a mean of 4391 tokens, as in
+// the peers' table.
 GpuCase log_uniform(GpuCase config) {
   config.phase += "-varlen";
   config.work = "64xlog-uniform";
@@ -171,7 +171,7 @@ GpuCase log_uniform(GpuCase config) {
   return config;
 }
 
-// Requests with a prompt in common, each read on its own and as a cascade.
+// Requests with a shared prompt, which is read for each request or once.
 std::vector<GpuCase> shared(int32_t batch, int32_t prefix, int32_t own) {
   GpuCase apart = mha("decode-shared", kGrouped, 128);
   apart.work = fmt::format("{}x{}+{}", batch, length_name(prefix), length_name(own));
@@ -189,7 +189,7 @@ GpuCase with_decodes(GpuCase config, int32_t decodes, int32_t length) {
   return config;
 }
 
-// In one launch, and each kind alone, whose times one launch is held against.
+// Prompts and decodes in one launch, and each kind alone for comparison.
 std::vector<GpuCase> mixed() {
   const GpuCase prompts = prefill(2, 4 * kKilo);
   return {with_decodes(prompts, 64, 8 * kKilo), prompts, decode(64, 8 * kKilo)};
@@ -200,7 +200,7 @@ GpuCase invariant(GpuCase config) {
   return config;
 }
 
-// DeepSeek's absorbed form: keys of 576 whose first 512 columns are the values.
+// DeepSeek's absorbed form: keys of 576 dims, the first 512 of which are the values.
 GpuCase mla_decode(int32_t q_heads, int32_t q_len, int32_t batch, int32_t length,
                    int32_t page_size = 64) {
   GpuCase config = mha("mla-decode", {q_heads, 1}, 576);
@@ -215,7 +215,7 @@ GpuCase mla_decode(int32_t q_heads, int32_t q_len, int32_t batch, int32_t length
   return config;
 }
 
-// DeepSeek's heads of 192 and 128 over keys and values of every head.
+// DeepSeek's heads of 192 and 128 dims with keys and values per head.
 GpuCase mla_prefill(int32_t heads, int32_t batch, int32_t tokens) {
   GpuCase config = prefill(batch, tokens, {heads, heads}, 192);
   config.phase = "mla-prefill-causal";
@@ -223,7 +223,7 @@ GpuCase mla_prefill(int32_t heads, int32_t batch, int32_t tokens) {
   return config;
 }
 
-// The same with their projections from and to the latents.
+// The same with projections from and to the latents.
 GpuCase mla_extend(int32_t q_heads, int32_t batch, int32_t q_len, int32_t context) {
   GpuCase config = mla_decode(q_heads, q_len, batch, q_len + context);
   config.phase = context > 0 ? "mla-extend" : "mla-prefill";
@@ -234,7 +234,7 @@ GpuCase mla_extend(int32_t q_heads, int32_t batch, int32_t q_len, int32_t contex
   return config;
 }
 
-// A decode step with its projections.
+// A decode step with projections.
 GpuCase projected_decode(int32_t q_heads, int32_t batch, int32_t length) {
   GpuCase config = mla_extend(q_heads, batch, 1, length - 1);
   config.phase = "mla-decode-projected";
@@ -287,7 +287,8 @@ std::vector<GpuCase> prefill_table() {
   return cases;
 }
 
-// Of one group size and page size. 64k only where the cache stays below half of an H200.
+// Decode cases of one group size and page size. Includes 64k only if the cache takes less than half
+// of an H200's memory.
 std::vector<GpuCase> decode_grid(Heads heads, int32_t page_size) {
   std::vector<GpuCase> cases;
   for (const int32_t batch : {1, 8, 32, 128}) {
@@ -357,7 +358,7 @@ std::vector<GpuCase> gpu_cases(GpuSuite suite) {
   for (const auto& [batch, length] : {std::pair{8, 16}, {32, 4}, {32, 16}, {128, 1}, {128, 4}}) {
     cases.push_back(decode(batch, length * kKilo, kGrouped, 64, DType::f8e4m3));
   }
-  cases.push_back(decode(256, 4 * kKilo));  // what planning many requests costs
+  cases.push_back(decode(256, 4 * kKilo));  // shows the cost of planning many requests
   for (const int32_t page_size : {1, 16, 64})
     cases.push_back(log_uniform(decode(1, kKilo, kGrouped, page_size)));
   append(cases, mixed());

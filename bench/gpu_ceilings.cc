@@ -14,9 +14,8 @@ namespace {
 using namespace kernels::cuda;
 
 constexpr int64_t kMatmulSize = 8192;
-constexpr int64_t kMatmulSets = 3;  // 400 MB of bf16 operands each: never in L2
-// A chip that was busy a second before may miss its burst clocks: 730 instead of 790 TFLOP/s on an
-// H200 (2026-11-21).
+constexpr int64_t kMatmulSets = 3;  // 400 MB of bf16 operands each, more than the L2 cache
+// A GPU that was busy a second before may not reach its burst clocks.
 constexpr int kBurstTries = 4;
 constexpr double kMinSeconds = 1e-6;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What plan() and forward() of the GPU backends cost around the attention kernels: time the host
-// spends in them, with an empty stream before every 32 calls, so that no call waits for the GPU;
-// time of a plan on the GPU, alone in a graph of 64 (`gpu`) and as what it adds to the forward
-// behind it (`gpu_in_pass`); and of calls of forward enqueued one by one (`gpu_eager`).
+// Measures the cost of plan() and forward() of GPU backends outside of the attention kernels: their
+// host time, with an empty stream before every 32 calls, so that no call waits for the GPU; the GPU
+// time of a plan, alone in a graph of 64 (`gpu`) and as the increase of a following forward's time
+// (`gpu_in_pass`); and calls of forward enqueued one by one (`gpu_eager`).
 #include <benchmark/benchmark.h>
 
 #include <numeric>
@@ -26,7 +26,7 @@ namespace {
 constexpr int32_t kMaxKvLen = 4096, kPage = 64, kPages = 1024, kLayers = 4;
 constexpr int kCalls = 32, kRounds = 100;
 
-// Requests of up to 4096 keys, whose pages repeat. Calls of forward go round the layers.
+// Requests of up to 4096 keys with repeated pages. Calls of forward rotate over the layers.
 struct Setting {
   std::string name;
   int32_t requests = 64;
@@ -36,7 +36,7 @@ struct Setting {
   int32_t page_size = kPage;
   int32_t q_len = 1;
   bool by_pages = false;  // the batch has a page table instead of slots
-  int32_t decodes = 0;    // more requests, of one new token: a mixed batch
+  int32_t decodes = 0;    // additional requests with one new token, for a mixed batch
 
   AttentionSpec spec() const {
     AttentionSpec spec{.q_heads = 32, .kv_heads = 8, .head_dim = 128, .head_dim_v = 128};
@@ -49,7 +49,7 @@ struct Setting {
       spec.head_dim = 576;
       spec.head_dim_v = spec.kv_lora_rank = 512;
       spec.rope_dim = 64;
-      spec.softmax_scale = 0.07f;  // queries in the latent space do not tell it
+      spec.softmax_scale = 0.07f;  // cannot be derived from absorbed queries
     }
     return spec;
   }
@@ -183,7 +183,7 @@ void time_calls(benchmark::State& state, Stream stream, Call&& call) {
   gpu::synchronize(stream);
 }
 
-// What the driver takes for one launch: the floor of all calls here.
+// Measures the driver's time for one launch, a lower bound for all calls here.
 void time_launches(benchmark::State& state) {
   namespace cuda = kernels::cuda;
   const gpu::Context context(0);
@@ -240,7 +240,7 @@ void add_gpu(const std::string& name, const BackendEntry& entry, const Setting& 
       ->Iterations(3);
 }
 
-// Calls of forward one after the other, between two events.
+// Measures consecutive calls of forward between two events.
 void add_eager(const std::string& name, const BackendEntry& entry, const Setting& setting) {
   benchmark::RegisterBenchmark(
       name.c_str(),

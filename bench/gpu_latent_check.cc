@@ -13,7 +13,7 @@ namespace {
 using kernels::cuda::RowError;
 using kernels::cuda::SampledRow;
 
-// `count` 16-bit values from element `at` on.
+// Reads `count` 16-bit values from element `at` on.
 std::vector<double> read_values(const void* device, int64_t at, int64_t count, DType dtype,
                                 Stream stream) {
   std::vector<uint16_t> bits(static_cast<size_t>(count));
@@ -27,7 +27,7 @@ std::vector<double> read_values(const void* device, int64_t at, int64_t count, D
   return values;
 }
 
-// Rows of the cache of one request, in its order.
+// Reads a request's cache rows in order.
 std::vector<double> read_latents(const GpuCase& config, const CallOutput& call, int32_t request,
                                  Stream stream) {
   const KvLayerView& keys = call.keys;
@@ -53,7 +53,7 @@ double dot(const double* a, const double* b, int32_t count) {
   return sum;
 }
 
-// Absorbed: the keys of a head are never formed.
+// Computes the absorbed form, without the keys of a head.
 std::vector<double> expected_row(const AttentionSpec& spec, const std::vector<double>& q,
                                  const std::vector<double>& latents, int32_t keys,
                                  const std::vector<double>& w_uk, const std::vector<double>& w_uv) {

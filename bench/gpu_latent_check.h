@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampled rows of MLA with its projections against fp64 on the host.
+// Compares sampled rows of MLA with projections against fp64 on the host.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace fovea::bench {
 
-// Of a 16-bit cache of layout mla. One error for each row.
+// Returns one error per row. Requires a 16-bit cache of layout mla.
 std::vector<kernels::cuda::RowError> latent_row_errors(
     const GpuCase& config, const CallOutput& call, std::span<const kernels::cuda::SampledRow> rows,
     Stream stream);

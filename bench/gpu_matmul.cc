@@ -18,7 +18,7 @@ constexpr size_t kWorkspace = size_t{32} << 20;
 
 }  // namespace
 
-// Descriptors live as long as the process: there is one of each dtype.
+// Descriptors live as long as the process; there is one per dtype.
 struct SquareMatmul::Plan {
   Handle handle = nullptr;
   Descriptor desc = nullptr;

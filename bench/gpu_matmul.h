@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One large matrix product by cuBLASLt, found at run time: the peak that attention is held against.
+// One large matrix product by cuBLASLt, loaded at run time: the peak rate that attention is
+// compared with.
 #pragma once
 
 #include <memory>
@@ -9,10 +10,11 @@
 
 namespace fovea::bench {
 
-// c = a^T b for square matrices, f32 sums, c in bf16. `dtype` of a and b: bf16 or f8e4m3.
+// Computes c = a^T b for square matrices, with f32 sums and bf16 c. `dtype` of a and b is bf16 or
+// f8e4m3.
 class SquareMatmul {
  public:
-  // Error{unsupported} without cuBLASLt or with its status.
+  // Throws Error{unsupported} if cuBLASLt is missing or fails, with its status.
   SquareMatmul(DType dtype, int64_t size);
   ~SquareMatmul();
   void run(const void* a, const void* b, void* c, Stream stream) const;

@@ -18,12 +18,12 @@ namespace {
 using namespace kernels::cuda;
 
 constexpr uint32_t kSampledRows = 128;
-constexpr uint32_t kSampledLatentRows = 16;  // the host computes them
-// Far above what rounding costs, far below a bug. Products of e4m3 round the weights to 2^-4.
+constexpr uint32_t kSampledLatentRows = 16;  // the host computes these
+// Far above rounding errors, far below any bug. Products of e4m3 round the weights to 2^-4.
 constexpr double kWrong = 0.02, kWrongFp8 = 0.1;
 constexpr double kWorstRow = 4;
 
-// First and last tokens, any request's and any token's.
+// Samples first and last tokens, and random tokens of random requests.
 std::vector<SampledRow> sample_rows(const GpuCase& config, std::span<const int32_t> q_indptr) {
   std::mt19937 random(11);
   const auto below = [&](int32_t bound) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is the output of a call right? Wrong output is never timed.
+// Verifies the output of a call. Wrong output is never timed.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace fovea::bench {
 
-// A finished call: what it read and what it wrote, on the device but for q_indptr.
+// The inputs and outputs of a finished call. All are on the device except q_indptr.
 struct CallOutput {
   KvLayerView keys;
   const void* q = nullptr;    // [tokens, q_heads, q_width], dense
@@ -27,11 +27,11 @@ struct CallOutput {
 
 struct OutputError {
   double relative = 0;   // ||out - fp64|| / ||fp64|| over the sampled rows
-  double worst_row = 0;  // the same of the worst row
-  std::string problem;   // why the output is wrong; empty: it is right
+  double worst_row = 0;  // error of the worst row
+  std::string problem;   // reason why the output is wrong; otherwise empty
 };
 
-// A problem is an element that was not written or sampled rows that are too far off.
+// Reports a problem if an element was not written or sampled rows have large errors.
 OutputError check_output(const GpuCase& config, const CallOutput& call, MeasureKernels& kernels,
                          Stream stream);
 

@@ -41,11 +41,12 @@ std::vector<std::string> split(const std::string& line) {
     cells.push_back(cell);
   }
   std::string note;
-  if (std::getline(stream, note)) cells.push_back(note);  // may hold commas
+  if (std::getline(stream, note)) cells.push_back(note);  // may contain commas
   return cells;
 }
 
-// What a case is called in the table; all requests are of one length but for decode-varlen.
+// Returns the name of a case in the table. All requests have equal lengths, except in
+// decode-varlen.
 std::string key_of(const GpuCase& config, PowerState state) {
   const RequestLengths& first = config.requests.front();
   std::string phase = config.phase;
@@ -132,7 +133,7 @@ std::map<std::string, std::vector<PeerTime>> run_peers(
     const bool uniform = std::ranges::all_of(config.requests, [&](const RequestLengths& request) {
       return request.q_len == first.q_len && request.kv_len == first.kv_len;
     });
-    // What scaled_dot_product_attention has: one length, heads of one width, bf16, no features.
+    // scaled_dot_product_attention supports one length, heads of one width, bf16, and no features.
     if (!uniform || config.spec.kind != AttentionKind::mha || is_fp8(config.kv_dtype) ||
         config.has_features()) {
       continue;

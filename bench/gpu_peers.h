@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of other libraries on the cases of gpu_cases.h: measured in the same run through PyTorch,
-// or read from a table of figures taken on the same kind of GPU.
+// Times of other libraries on the cases of gpu_cases.h, either measured in the same run through
+// PyTorch, or read from a table measured on the same kind of GPU.
 #pragma once
 
 #include <functional>
@@ -18,21 +18,22 @@ namespace fovea::bench {
 struct PeerTime {
   std::string name;  // "FA3", "cuDNN (torch)"
   double seconds = 0;
-  int32_t page_size = 0;  // 0: contiguous keys
-  bool measured = false;  // in this run; otherwise from the table, scaled by the ceilings
+  int32_t page_size = 0;  // 0 for contiguous keys
+  // True if measured in this run; otherwise scaled by the ceilings from the table.
+  bool measured = false;
 };
 
-// Figures of a table, CSV with the columns peer, case, dtype, B, Hq, Hkv, D, Sq, Skv, page, us,
-// tflops, gbps, note. Cases are named by phase, with "-sustained" behind it for that power state;
-// rows of a first run ("run1" in the note) are left out. Rows of case ceiling-* say what the
-// machine reached.
+// A CSV table with the columns peer, case, dtype, B, Hq, Hkv, D, Sq, Skv, page, us, tflops, gbps,
+// note. Cases are named by phase, with the suffix "-sustained" for that power state. Rows of a
+// first run ("run1" in the note) are ignored. Rows of cases named ceiling-* give the ceilings of
+// the machine.
 class PeerTable {
  public:
-  // Error{io} or Error{corrupt_file} naming the line.
+  // Throws Error{io}, or Error{corrupt_file} naming the line.
   static PeerTable open(const std::string& path);
 
-  // Every figure of this work, at any page size, as it would be under the ceilings of this run:
-  // scaled by the ratio of bandwidths or of matrix products, whichever binds.
+  // Returns the times of this work at all page sizes, scaled by the ratio of this run's bandwidth
+  // or matrix product rate to the table's, whichever binds.
   std::vector<PeerTime> find(const GpuCase& config, PowerState state,
                              const GpuCeilings& ceilings) const;
 
@@ -47,15 +48,15 @@ class PeerTable {
   std::map<std::string, double> matmul_flops_;  // by power state, and "fp8"
 };
 
-// Runs the script with the cases on its standard input; every peer's times by case name. `kinds`:
-// which of its peers, comma-separated.
-// Error{unsupported} when it fails, for instance without torch.
+// Runs the script with the cases on its standard input and returns all peers' times by case name.
+// `kinds` selects its peers, comma-separated. Throws Error{unsupported} if the script fails, for
+// example without torch.
 std::map<std::string, std::vector<PeerTime>> run_peers(
     const std::string& script, const std::string& kinds, const std::vector<GpuCase>& cases,
     PowerState state, const std::function<void(std::string_view)>& progress);
 
-// The fastest; nullopt when empty. same_page: of those whose page size is `page_size`, or whose
-// keys are contiguous.
+// Returns the fastest peer, or nullopt if there is none. With same_page, considers only peers with
+// that page size or with contiguous keys.
 std::optional<PeerTime> best_peer(const std::vector<PeerTime>& peers);
 std::optional<PeerTime> best_peer_with_page(const std::vector<PeerTime>& peers, int32_t page_size);
 

@@ -19,7 +19,8 @@ std::string microseconds(double seconds) {
   return seconds > 0 ? fmt::format("{:.1f}", seconds * 1e6) : "";
 }
 
-// "FA3 12.6 us 1.05": above 1 this library is faster.
+// Returns the peer's name, time and ratio, for example "FA3 12.6 1.05" with a unit. Above 1, Fovea
+// is faster.
 std::string versus(const GpuResult& r, const std::optional<PeerTime>& peer) {
   if (!peer) return "";
   return fmt::format("{:.2f} {} {:.1f}{}", peer->seconds / r.forward.seconds, peer->name,
@@ -34,7 +35,7 @@ const GpuResult* timed_result(const std::vector<GpuResult>& results, const std::
   return nullptr;
 }
 
-// One launch of prompts and decodes against a launch of each.
+// Compares one launch of prompts and decodes with a launch of each.
 std::string mixed_line(const std::vector<GpuResult>& results) {
   const GpuResult* both = timed_result(results, "mixed 2x4k+64x8k h32/8 d128 p64");
   const GpuResult* prompts = timed_result(results, "prefill-causal 2x4k h32/8 d128 p64");
@@ -47,7 +48,7 @@ std::string mixed_line(const std::vector<GpuResult>& results) {
       both->forward.seconds * 1e6, apart * 1e6, apart / both->forward.seconds);
 }
 
-// Times of the cases with `suffix` in their name over those of the same cases without it.
+// Returns times of the cases with `suffix` in their name, relative to the same cases without it.
 std::string suffix_line(const std::vector<GpuResult>& results, std::string_view suffix,
                         std::string_view label) {
   std::string text;
@@ -63,7 +64,7 @@ std::string suffix_line(const std::vector<GpuResult>& results, std::string_view 
   return text.empty() ? "" : fmt::format("{}: {}.\n", label, text);
 }
 
-// The same work at several page sizes: slowest over fastest.
+// Compares page sizes for the same work: slowest over fastest.
 std::string pages_line(const std::vector<GpuResult>& results) {
   // Shortest and longest time by the name without the page size.
   std::map<std::string, std::pair<double, double>> spread;
@@ -86,7 +87,7 @@ std::string pages_line(const std::vector<GpuResult>& results) {
   return text.empty() ? "" : fmt::format("Slowest over fastest page size: {}.\n", text);
 }
 
-// "a; b" of the lines a and b.
+// Turns lines a and b into "a; b".
 std::string joined_lines(const std::string& lines) {
   std::istringstream in(lines);
   std::string text;
@@ -94,9 +95,9 @@ std::string joined_lines(const std::string& lines) {
   return text;
 }
 
-// What did not run, a line for each reason.
+// Returns a line for each reason for which cases did not run.
 std::string refused_lines(const std::vector<GpuResult>& results) {
-  std::map<std::string, std::vector<std::string>> cases;  // by reason
+  std::map<std::string, std::vector<std::string>> cases;  // cases by reason
   for (const GpuResult& r : results) {
     if (!r.refused.empty()) cases[joined_lines(r.refused)].push_back(r.config.name());
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of gpu_suite.h as Markdown, CSV, JSON and a roofline drawing.
+// Formats results of gpu_suite.h as Markdown, CSV, JSON and a roofline drawing.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 
 namespace fovea::bench {
 
-// All results of one power state.
+// All results for one power state.
 struct GpuReport {
   DeviceInfo device;
   PowerState state = PowerState::burst;
@@ -21,13 +21,13 @@ struct GpuReport {
 
 std::string ceilings_markdown(const GpuReport& report);
 std::string to_markdown(const GpuReport& report);
-// One table; the state is a column.
+// Returns one table, in which the state is a column.
 std::string to_csv(std::span<const GpuReport> reports);
-// One document: an object for one report, an array of them for several.
+// Returns one document: an object for one report, an array for several.
 std::string to_json(std::span<const GpuReport> reports);
 
-// Achieved operations per second over operations per byte, on logarithmic axes, beneath the two
-// ceilings. A dot is a case, its colour the phase; the best peer is a ring.
+// Draws operations per second over operations per byte on logarithmic axes, below the two ceilings.
+// Each case is a dot coloured by phase; the best peer is a ring.
 std::string to_svg(const GpuReport& report);
 
 }  // namespace fovea::bench

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kWidth = 860, kHeight = 560;
 constexpr double kLeft = 70, kRight = 170, kTop = 40, kBottom = 50;
-// Operations per byte and per second at the ends of the axes.
+// Operations per byte at the ends of the axis.
 constexpr double kMinIntensity = 1, kMaxIntensity = 16384;
 constexpr double kMinRate = 1e11, kMaxRate = 2e15;
 
@@ -52,7 +52,7 @@ std::string axes() {
   return svg;
 }
 
-// The bandwidth slope up to the peak, then the peak.
+// Draws the bandwidth slope up to the peak, then the peak.
 std::string roof(double read_bytes, double peak, std::string_view dash) {
   const double ridge = peak / read_bytes;
   const double first = std::max(kMinIntensity, kMinRate / read_bytes);

@@ -21,7 +21,7 @@ struct GpuBench::Setup {
     kernels::cuda::kernel_store();
     pack_seconds = now() - start;
     memory.values = gpu::DeviceBuffer(std::min(kMaxPoolBytes, gpu::free_bytes() / 2));
-    // Two f32 scales for each 2 * 64 values of a byte.
+    // Two f32 scales for each 2 * 64 one-byte values.
     memory.scales = gpu::DeviceBuffer(memory.values.bytes() / 16);
   }
   double start;
@@ -77,7 +77,7 @@ GpuResult GpuBench::run(const GpuCase& config, const BackendWish& wish, PowerSta
     if (!result.error.problem.empty()) return result;
     result.forward = time_on_gpu(forward, workload.sets(), state, stream);
     result.ceiling_fraction = std::max(memory, compute) / result.forward.seconds;
-    // What was timed last is still right.
+    // Verifies the output of the last timed call.
     result.error.problem = workload.check(workload.sets() - 1, stream).problem;
     result.plan_seconds = graph_seconds(plan, stream);
     result.host_plan_seconds = host_seconds(plan, stream);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times attention backends on a GPU: cold caches, verified output, fractions of the GPU's ceilings.
+// Times attention backends on a GPU with cold caches, verifies the output, and relates results to
+// the GPU's ceilings.
 #pragma once
 
 #include <memory>
@@ -18,44 +19,47 @@ namespace fovea::bench {
 struct GpuResult {
   GpuCase config;
   PowerState state = PowerState::burst;
-  std::string refused;  // why nothing ran: no backend serves it, or it does not fit
-  OutputError error;    // wrong output (error.problem) has no times
+  // Reason why nothing ran: no backend supports the case, or memory does not suffice.
+  std::string refused;
+  OutputError error;  // no times are measured if error.problem is set
   std::string backend;
-  GpuTime forward;           // one layer of a pass, keys already stored
-  double eager_seconds = 0;  // the same enqueued call by call; 0: not taken, forward is long
-  double host_seconds = 0;   // host time of one forward(), which only enqueues; 0 likewise
-  double plan_seconds = 0;   // of plan() on the device
+  GpuTime forward;  // one layer of a pass, with keys already stored
+  // The same, enqueued call by call; 0 if not measured because forward is long.
+  double eager_seconds = 0;
+  double host_seconds = 0;  // host time of one forward(), which only enqueues; 0 if not measured
+  double plan_seconds = 0;  // device time of plan()
   double host_plan_seconds = 0;
   bool compute_bound = false;
-  double ceiling_fraction = 0;  // of the ceiling that binds
+  double ceiling_fraction = 0;  // fraction of the binding ceiling
   double floor_seconds = 0;
   std::vector<PeerTime> peers;
 
   bool timed() const { return refused.empty() && error.problem.empty(); }
 };
 
-// How long a process waits before its first result.
+// The time until a process gets its first result.
 struct FirstCall {
   std::string config;
   double context_seconds = 0;  // driver start and the device's context
-  double pack_seconds = 0;     // opening the kernel pack
-  double create_seconds = 0;   // selection, backend, its kernels loaded, reserve
-  double forward_seconds = 0;  // first plan and forward, finished
+  double pack_seconds = 0;     // opens the kernel pack
+  double create_seconds = 0;   // selects and creates the backend, loads kernels, reserves
+  double forward_seconds = 0;  // runs the first plan and forward to completion
 };
 
-// One GPU set up to be measured: half of its free memory, at most 40 GB, is filled with noise and
-// lent to the cases as caches.
+// A GPU prepared for measurements. Half of its free memory, at most 40 GB, is filled with noise and
+// serves as caches of the cases.
 class GpuBench {
  public:
-  // Error{unsupported} without a GPU, Error{invalid_argument} when there is no such device.
+  // Throws Error{unsupported} without a GPU, and Error{invalid_argument} if there is no such
+  // device.
   explicit GpuBench(int device);
   ~GpuBench();
 
   const DeviceInfo& device() const;
   GpuCeilings ceilings(PowerState state);
-  // Call it before run(), with nothing loaded yet.
+  // Must be called before run(), while no kernels are loaded.
   FirstCall first_call(const GpuCase& config, const BackendWish& wish);
-  // What cannot be served is a result that says why. Peers are left to the caller.
+  // An unsupported case gives a result with the reason. The caller adds peers.
   GpuResult run(const GpuCase& config, const BackendWish& wish, PowerState state,
                 const GpuCeilings& ceilings);
 

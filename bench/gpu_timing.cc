@@ -17,13 +17,13 @@ namespace {
 
 constexpr double kGraphBelow = 400e-6;
 constexpr auto kIdle = std::chrono::milliseconds(300);
-constexpr double kWarmUp = 4e-3;  // clocks have risen from idle
-// An H200 holds its burst clocks for 40 to 60 ms of matrix products, then drops: warm-up and window
-// together must stay inside (2026-11-21).
+constexpr double kWarmUp = 4e-3;  // until clocks have risen from idle
+// A GPU holds its burst clocks only for tens of milliseconds of matrix products. Warm-up and
+// measurement must fit.
 constexpr double kBurst = 30e-3;
 constexpr double kSustained = 1.5;
 constexpr size_t kMinSamples = 7;
-// Calls of one graph: enough that its launch does not weigh, few enough to instantiate at once.
+// Calls per graph: enough to hide its launch, and few enough to instantiate the graph quickly.
 constexpr int32_t kMinCalls = 8;
 constexpr int32_t kMaxCalls = 256;
 
@@ -32,13 +32,13 @@ struct Interval {
   double seconds() const { return end.milliseconds_since(begin) * 1e-3; }
 };
 
-// As many samples of `each` seconds as fill `window`.
+// Returns the number of samples of `each` seconds that fill `window`.
 size_t samples_in(double window, double each, size_t min_samples) {
   return std::max(min_samples, static_cast<size_t>(std::ceil(window / each)));
 }
 
-// Runs `sample` so many times; seconds of each on the GPU. The queue never runs dry: several
-// samples are in flight.
+// Runs `sample` repeatedly and returns the GPU time of each. Several samples are in flight, so that
+// the GPU's queue never becomes empty.
 template <typename Sample>
 std::vector<double> repeat(Sample&& sample, size_t count, Stream stream) {
   std::array<Interval, 8> flights;
@@ -113,8 +113,7 @@ GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream 
   GpuTime time;
   time.graph = call < kGraphBelow;
   const bool burst = state == PowerState::burst;
-  // All samples within the burst: seven graphs of 30 calls of 240 us were not, and their median
-  // was that of either clock (H200, 2026-11-23).
+  // All samples must fit into the burst. Otherwise the median mixes times at two clocks.
   const double fitting = burst ? kBurst / (kMinSamples * call) : kMaxCalls;
   const double wanted = std::min<double>(sets, fitting);
   const int32_t calls =

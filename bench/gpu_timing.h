@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long GPU work takes: medians of CUDA events around work of 400 us and more, of graph replays
-// below, where events and launches would weigh.
+// Times GPU work. Long work is timed as medians of CUDA events around it. Short work is timed in
+// graph replays, so that events and launches do not add to it.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace fovea::bench {
 
-// A GPU that has idled for a moment runs matrix work 10 to 17 % faster than one that has computed
-// for a second. Compare like with like.
+// A GPU that was idle for a moment runs at higher clocks than one that has computed for a second.
+// Only times of the same state are comparable.
 enum class PowerState {
-  burst,      // 0.3 s idle before, then 30 ms of work
-  sustained,  // 1.5 s of work without a gap
+  burst,      // short idle gap, then a short window of work
+  sustained,  // long work without gaps
 };
 std::string_view power_state_name(PowerState state);
 
@@ -23,24 +23,24 @@ std::string_view power_state_name(PowerState state);
 using GpuWork = std::function<void(int32_t turn, Stream stream)>;
 
 struct GpuTime {
-  double seconds = 0;  // of one call, median
+  double seconds = 0;  // median of one call
   double seconds_min = 0;
   int samples = 0;
-  bool graph = false;  // timed as replays of a graph of many calls
+  bool graph = false;  // timed in replays of a graph with many calls
 };
 
-// `sets` is how many turns pass until the same buffers come again. The work must be legal in a
-// capture. Runs it a few times before it measures.
+// `sets` is the number of turns until buffers repeat. The work must be legal in a capture. Runs the
+// work several times before measuring.
 GpuTime time_on_gpu(const GpuWork& work, int32_t sets, PowerState state, Stream stream);
 
-// Seconds of one call in a graph of many, as the GPU is found and for a few milliseconds: for small
-// work whose time does not hang on the power state.
+// Returns seconds of one call in a graph of many. Takes only milliseconds and leaves the power
+// state unchanged, so it suits small work that the state does not affect.
 double graph_seconds(const GpuWork& work, Stream stream);
 
-// The same between two events around many calls enqueued one by one.
+// Returns seconds of one call, between two events around many calls enqueued one by one.
 double eager_seconds(const GpuWork& work, Stream stream);
 
-// Host time of one call while the GPU has room in its queue, median.
+// Returns the median host time of one call while the GPU's queue has room.
 double host_seconds(const GpuWork& work, Stream stream);
 
 }  // namespace fovea::bench

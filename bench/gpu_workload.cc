@@ -13,7 +13,8 @@
 namespace fovea::bench {
 namespace {
 
-// Layers rotate over this much cache and queries over this much, several times an L2 of 60 MB.
+// Min size of the caches, and of the queries, over which layers rotate. Several times the size of
+// the L2 cache.
 constexpr double kColdCacheBytes = 2e9;
 constexpr double kColdQueryBytes = 256e6;
 constexpr double kMaxSets = 256;
@@ -42,7 +43,7 @@ struct GpuWorkload::Setup {
   std::vector<int32_t> q_indptr{0}, q_lens, lengths;
   gpu::DeviceBuffer q, out;
   gpu::DeviceBuffer w_uk, w_uv;  // [q_heads, nope_dim or v_dim, kv_lora_rank] with MLA's weights
-  // Of features that the layers have.
+  // Inputs of features that the layers have.
   gpu::DeviceBuffer sinks, alibi_slopes, tree_mask, custom_mask, custom_mask_indptr, positions;
   gpu::DeviceBuffer slots, slot_rows, q_indptr_device, kv_lens, out_slots, shared_prefix;
   KvLayerView packed;  // prefill-full: keys and values of the batch, [tokens, kv_heads, dim]
@@ -61,7 +62,7 @@ struct GpuWorkload::Setup {
     return int64_t{config.tokens()} * config.spec.q_heads * config.out_width();
   }
   DType out_dtype() const { return config.fp8_products() ? DType::bf16 : config.spec.q_dtype; }
-  // A layer's queries and results are where they were the last time, as in an engine.
+  // Queries and results of a layer keep their addresses, as in an engine.
   char* q_of(int32_t turn) const {
     return q.data<char>() + turn % cache_sets % query_sets * query_elements() *
                                 static_cast<int64_t>(dtype_bytes(config.spec.q_dtype));
@@ -69,7 +70,7 @@ struct GpuWorkload::Setup {
   char* out_of(int32_t turn) const {
     return out.data<char>() + turn % cache_sets % query_sets * out_elements() * 2;
   }
-  // Keys and values as the turn's call reads them.
+  // Returns keys and values as read by the turn's call.
   KvLayerView keys_of(int32_t turn) const;
   LayerTensors tensors(int32_t turn) const;
 };
@@ -86,7 +87,7 @@ KvLayerView GpuWorkload::Setup::keys_of(int32_t turn) const {
 void GpuWorkload::Setup::place_cache(CacheMemory& memory) {
   const auto whole = static_cast<double>(memory.values.bytes());
   const double wanted = std::ceil(kColdCacheBytes / config.kv_bytes());
-  // A half more than the requests' pages at least, so that they lie scattered.
+  // Uses at least half as many pages again as the requests need, so that theirs are scattered.
   const double fitting = std::floor(whole / (config.kv_bytes() * 1.1));
   if (fitting < 1) {
     fail(ErrorCode::out_of_memory, "the caches need {:.1f} GB, {:.1f} GB are lent",
@@ -106,12 +107,13 @@ void GpuWorkload::Setup::place_cache(CacheMemory& memory) {
     return;
   }
   const KvCacheSpec spec = config.cache(cache_sets);
-  // bytes_per_page counts all layers, and scales, which lie elsewhere: a little less is used.
+  // bytes_per_page includes all layers, and scales that lie elsewhere, so this uses slightly less
+  // memory.
   const auto pages = static_cast<int64_t>(memory.values.bytes() / spec.bytes_per_page());
   pool = std::make_unique<LentPool>(spec, memory, pages, kernels.context().info().device());
 }
 
-// Pages in random order over the whole pool, as it looks after hours of service.
+// Places pages in random order over the whole pool, as after hours of service.
 void GpuWorkload::Setup::place_batch(Stream stream) {
   const int32_t page = config.page_size;
   const auto stride = static_cast<size_t>(config.longest_kv());
@@ -129,8 +131,8 @@ void GpuWorkload::Setup::place_batch(Stream stream) {
   std::vector<int32_t> rows;
   std::vector<int64_t> new_slots;
   const auto shared_pages = static_cast<size_t>(config.shared_prefix / page);
-  size_t group_page = 0;  // the first of the pages that a group shares
-  size_t next_page = 0;   // of a request's own
+  size_t group_page = 0;  // first page of the current group's shared pages
+  size_t next_page = 0;   // next page for a request alone
   std::vector<int32_t> shared;
   for (const RequestLengths& request : config.requests) {
     const bool begins = config.begins_group(rows.size());
@@ -193,7 +195,7 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
   out = gpu::DeviceBuffer(static_cast<size_t>(out_elements() * query_sets) * 2);
   kernels.fill_noise(q.data(), config.spec.q_dtype, query_elements() * query_sets, 3, 1, 0, stream);
   if (!config.has_mla_weights()) return;
-  // Keys and values of unit variance, as the latents have it.
+  // Keys and values of unit variance, like the latents.
   const float spread = 1 / std::sqrt(static_cast<float>(config.spec.kv_lora_rank));
   const auto fill = [&](gpu::DeviceBuffer& weights, int32_t width, uint32_t seed) {
     const int64_t elements = int64_t{config.spec.q_heads} * width * config.spec.kv_lora_rank;
@@ -204,7 +206,7 @@ void GpuWorkload::Setup::place_queries(Stream stream) {
   fill(w_uv, config.spec.v_dim, 6);
 }
 
-// Slopes as ALiBi's models have them; a tree of drafts is a chain.
+// Sets slopes as in ALiBi's models. A tree of drafts is a chain.
 void GpuWorkload::Setup::place_features(Stream stream) {
   const auto heads = static_cast<size_t>(config.spec.q_heads);
   std::vector<float> slopes(heads);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case set up on a GPU: caches, batch, backend, and the check of its output.
+// A case prepared on a GPU: caches, batch, backend, and the verification of its output.
 #pragma once
 
 #include <memory>
@@ -16,19 +16,19 @@ namespace fovea::bench {
 
 class GpuWorkload {
  public:
-  // Error{unsupported} with the reasons when the backend refuses the case, Error{out_of_memory}
-  // when the caches do not fit.
+  // Throws Error{unsupported} with the reasons if the backend refuses the case, and
+  // Error{out_of_memory} if the caches do not fit.
   GpuWorkload(const GpuCase& config, const BackendWish& wish, MeasureKernels& kernels,
               CacheMemory& memory, Stream stream);
   ~GpuWorkload();
 
   void plan(Stream stream);
-  // One layer of a pass. Turns rotate over sets() caches, queries and outputs.
+  // Runs one layer of a pass. Turns rotate over sets() caches, queries and outputs.
   void forward(int32_t turn, Stream stream);
   int32_t sets() const;
   const std::string& backend() const;
-  double create_seconds() const;  // selection, kernels, reserve
-  // Runs forward(turn) on an output filled with NaN and judges it.
+  double create_seconds() const;  // time for selection, kernels and reserve
+  // Runs forward(turn) on an output filled with NaN and verifies it.
   OutputError check(int32_t turn, Stream stream);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend of one's own, registered without touching the library: plain attention for fp32 decoder
-// layers. AUTO prefers it where it fits, and explain() says why where it does not.
+// Registers a custom backend without changes to the library: simple attention for fp32 decoder
+// layers. AUTO selects it where it applies; elsewhere, explain() reports why not.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -43,7 +43,7 @@ class PlainAttention final : public AttentionBackend {
   void forward(const LayerTensors& layer, Stream) override {
     const KvLayerView cache = pool_.layer(layer.layer);
     if (layer.save_kv && layer.k) store(layer, cache);
-    if (!layer.q) return;  // it was called to store only
+    if (!layer.q) return;  // the call only stores keys and values
     for (int32_t request = 0; request < batch_.requests; ++request) {
       for (int32_t row = batch_.q_indptr[request]; row < batch_.q_indptr[request + 1]; ++row) {
         const int32_t keys =
@@ -104,7 +104,7 @@ class PlainAttention final : public AttentionBackend {
   float* scores_ = nullptr;
 };
 
-// What it cannot do, each with its code: selection passes it over and says so.
+// Returns the reasons, each with a code, why selection must not choose this backend.
 std::vector<Reason> reject(const BackendRequest& request) {
   std::vector<Reason> reasons;
   const auto unless = [&](bool fits, RejectCode code, const char* text) {
@@ -145,8 +145,8 @@ BackendEntry plain_backend() {
   return entry;
 }
 
-// A decode step of one request of 20 tokens, whose place is given by pages, as engines with block
-// tables have it; every new value is 1.
+// Runs a decode step for one request of 20 tokens. A page table gives its slots, as in engines with
+// block tables. All new values are 1.
 float decode(const Selection& selection, const BackendRequest& request, ThreadPool& threads) {
   const auto pool = make_kv_pool(request.cache, /*pages=*/8);
   const auto backend =

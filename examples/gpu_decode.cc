@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode steps of two requests on a GPU, as an engine runs them: one pass over all layers is
-// captured once and replayed while the requests grow. Built where the CUDA runtime is found; Fovea
-// itself needs the driver only. Ends with 77 where there is no GPU.
+// Decode steps of two requests on a GPU, as in an engine: one pass over all layers is captured once
+// and replayed while the requests grow. Built if the CUDA runtime is available, although Fovea
+// itself needs only the driver. Exits with 77 if there is no GPU.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void check(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-// An array of the host and its twin in device memory, which never moves.
+// A host array and its copy in device memory, whose address never changes.
 template <typename T>
 struct Mirrored {
   std::vector<T> host;
@@ -55,7 +55,8 @@ using Bf16 = uint16_t;  // the upper half of an f32
 Bf16 to_bf16(float value) { return static_cast<Bf16>(std::bit_cast<uint32_t>(value) >> 16); }
 float to_float(Bf16 value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 
-// What a model would hand over: equal keys weigh alike, so out is the mean of the values so far.
+// The tensors that a model would provide. Equal keys have equal weights, so out is the mean of the
+// values so far.
 struct Tensors {
   Mirrored<Bf16> q{kRequests * kQHeads * kHeadDim, to_bf16(1)};
   Mirrored<Bf16> k{kRequests * kKvHeads * kHeadDim, to_bf16(1)};
@@ -71,7 +72,7 @@ struct Tensors {
   }
 };
 
-// The arrays of a decode step. Requests and slots are kept on the host, by the library's tables.
+// The arrays of a decode step. The library's tables keep requests and slots on the host.
 class DecodeBatch {
  public:
   DecodeBatch(const KvPool& pool, int32_t max_context)
@@ -86,7 +87,7 @@ class DecodeBatch {
     q_indptr_.upload(nullptr);
   }
 
-  // Each request gets one token more; its slot is where the next pass stores k and v.
+  // Adds a token to each request. Its slot is where the next pass stores k and v.
   void grow(cudaStream_t stream) {
     for (int32_t i = 0; i < kRequests; ++i) {
       int32_t& length = kv_lens_.host[i];
@@ -125,7 +126,7 @@ class DecodeBatch {
   Mirrored<int64_t> out_slots_{kRequests};
 };
 
-// Everything a pass enqueues. The graph may be replayed with whatever the arrays then hold.
+// Captures all work of a pass. Replays of the graph read the current contents of the arrays.
 cudaGraphExec_t capture_pass(AttentionBackend& backend, const DecodeBatch& batch,
                              const Tensors& tensors, cudaStream_t stream) {
   cudaGraph_t graph = nullptr;

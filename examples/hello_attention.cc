@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One decode step of one request of 20 tokens through a paged cache.
+// Runs one decode step for one request of 20 tokens over a paged cache.
 #include <iostream>
 #include <vector>
 
@@ -21,7 +21,7 @@ int main() {
       selection.chosen->create({.spec = spec, .kv = pool.get(), .threads = &threads});
   backend->reserve(limits);
 
-  // The tokens are in pages 5 and 9; the last one is new.
+  // The tokens lie in pages 5 and 9. The last one is new.
   const int32_t row = 0, page_table[] = {5, 9}, q_indptr[] = {0, 1}, kv_len = 20;
   BatchView batch{.mode = ForwardMode::decode, .requests = 1, .tokens = 1, .q_indptr = q_indptr};
   batch.kv_lens = &kv_len;

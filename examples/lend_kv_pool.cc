@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine that has its own KV memory and block tables, laid out as vLLM's are: Fovea attends over
-// them where they lie. Two prompts of different length in one pass, then a decode step of both,
-// beside the same over a pool of the library.
+// An engine with its own KV memory and block tables in the layout of vLLM. Fovea attends over them
+// in place: two prompts of different length in one pass, then a decode step of both. The results
+// are compared with those over a pool of the library.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -15,9 +15,9 @@ namespace {
 using namespace fovea;
 
 constexpr int32_t kQHeads = 8, kKvHeads = 2, kHeadDim = 64, kPageSize = 16;
-constexpr int64_t kPages = 12;  // page 0 is nobody's
+constexpr int64_t kPages = 12;  // page 0 is reserved
 
-// The engine's memory of each layer: [2 (K, V), pages, page_size, kv_heads, head_dim].
+// The engine's memory for each layer: [2 (K, V), pages, page_size, kv_heads, head_dim].
 class LentPool final : public KvPool {
  public:
   LentPool(const KvCacheSpec& spec, std::vector<float*> layers)
@@ -44,7 +44,7 @@ class LentPool final : public KvPool {
   std::vector<float*> layers_;
 };
 
-// The engine's block table [requests, 4]; where each token goes it reads from there as well.
+// The engine's block table [requests, 4], which also determines where new tokens are stored.
 const std::vector<int32_t> kBlockTable = {7, 3, 11, 0, 5, 9, 0, 0};
 int64_t slot_of(int32_t request, int32_t token) {
   return int64_t{kBlockTable[request * 4 + token / kPageSize]} * kPageSize + token % kPageSize;
@@ -52,7 +52,7 @@ int64_t slot_of(int32_t request, int32_t token) {
 
 struct Pass {
   ForwardMode mode;
-  std::vector<int32_t> new_tokens, lengths;  // of each request; lengths count the new ones
+  std::vector<int32_t> new_tokens, lengths;  // per request; lengths include the new tokens
 };
 
 std::vector<float> random_values(size_t count, uint32_t seed) {

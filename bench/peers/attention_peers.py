@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fovea's CPU attention beside PyTorch's scaled_dot_product_attention and onnxruntime's
-GroupQueryAttention, or beside itself with one thread: same machine, threads, dtype and shapes.
+"""Compares Fovea's CPU attention with PyTorch's scaled_dot_product_attention and onnxruntime's
+GroupQueryAttention, or with itself on one thread: same machine, threads, dtype and shapes.
 
-All take turns of 10 ms of calls (one call at least), so that a machine that slows down slows all. A
-turn begins when the threads of the one before have stopped spinning, and counts by its median call.
-Fovea samples the machine's ceilings on both sides of each of its turns.
+The libraries alternate in short turns of calls (at least one call each), so that a change of the machine's
+speed affects all. A turn begins when the previous library's threads have stopped spinning. Its result is its
+median call. Fovea samples the machine's ceilings before and after each of its turns.
 
-Peers are PyPI packages, which the build does not need: numpy with torch or with onnxruntime and onnx.
-Those installed are measured. They read one contiguous cache; Fovea reads pages of 16 in random order.
-Caches rotate so that none is warm.
+Peers are PyPI packages, which the build does not need: numpy with torch, or with onnxruntime and onnx. The
+script measures those that are installed. They read one contiguous cache; Fovea reads pages of 16 in random
+order. Caches rotate so that none is warm.
 
 Usage: attention_peers.py [--fovea build/fovea] [--threads 2] [--seconds 5] [--quick] [--scaling]
                           [--phase decode|prefill] [--dtype fp32|bf16] [--filter SUBSTRING] [--csv FILE]
@@ -23,14 +23,14 @@ import sys
 import time
 
 COLD_BYTES = 640e6
-EXPANDED_BYTES = 6e9  # caches of one key and value for each query head are measured up to this size
+EXPANDED_BYTES = 6e9  # max size of caches with one key and value for each query head
 TURN_SECONDS = 0.01
 MIN_TURNS = 5
 MODULES_OF = {"torch": ("torch", "numpy"), "onnxruntime": ("onnxruntime", "onnx", "numpy")}
 
 
 def installed_peers():
-    """Says on stderr, in one line, which peers lack which module."""
+    """Returns the installed peers. Prints a line on stderr with the missing modules of the others."""
     missing = {peer: [module for module in modules if importlib.util.find_spec(module) is None]
                for peer, modules in MODULES_OF.items()}
     absent = [f"{peer} (no module {', '.join(modules)})" for peer, modules in missing.items() if modules]
@@ -44,7 +44,7 @@ def median(values):
 
 
 class Fovea:
-    """A `fovea bench attention --turns` of one case."""
+    """A process `fovea bench attention --turns` for one case."""
 
     def __init__(self, binary, case, threads):
         command = [binary, "bench", "attention", "--turns", "-o", "json", "--threads", str(threads)]
@@ -71,7 +71,7 @@ class Peer:
     def __init__(self, call, variants):
         self.call, self.variants, self.next = call, variants, 0
         self.turns, self.calls = [], []
-        self.take_turn()  # allocates what later calls find
+        self.take_turn()  # makes the allocations for later calls
         self.turns, self.calls = [], []
 
     def take_turn(self):
@@ -89,7 +89,7 @@ class Peer:
 
 
 def make_caches(case, kv_heads):
-    """Keys and values of fp32, as many as keep any of them from being warm. Noise, repeated."""
+    """Returns enough fp32 keys and values that none stays warm. Their noise repeats."""
     import numpy
     shape = (case["batch"], kv_heads, case["kv_len"], case["head_dim"])
     noise = numpy.random.default_rng(0).standard_normal((1 << 20) + 7, dtype=numpy.float32)
@@ -114,7 +114,7 @@ def torch_peer(case, caches, enable_gqa):
 
 
 def onnx_peer(case, caches, threads):
-    """fp32 only: the CPU provider has no bf16. The new tokens are part of kv_len."""
+    """Supports fp32 only, because the CPU provider lacks bf16. kv_len includes the new tokens."""
     import numpy
     import onnx
     import onnxruntime
@@ -160,7 +160,7 @@ def onnx_peer(case, caches, threads):
         binding = session.io_binding()
         for name, tensor_of_name in inputs.items():
             binding.bind_ortvalue_input(name, tensor_of_name)
-        # One buffer is both past and present, as generation loops use it.
+        # One buffer serves as past and present, as in generation loops.
         for name, array in zip(("key", "value"), pair):
             buffer = ort_value(array)
             binding.bind_ortvalue_input("past_" + name, buffer)
@@ -184,8 +184,8 @@ def make_peers(case, flags):
 
 
 def rest():
-    """Threads of a peer spin after their last call (torch 8 ms, onnxruntime 30). The time of a thread that
-    runs on is booked at its core's next tick, up to 10 ms later: a shorter look misses it."""
+    """Waits until no threads spin. Peers' threads spin after their last call. A running thread's time is
+    accounted at its core's next tick, so the check must last longer than a tick."""
     while True:
         used = time.process_time()
         time.sleep(0.02)
@@ -194,10 +194,10 @@ def rest():
 
 
 def measure(case, flags):
-    """Fovea and those beside it by name, each with seconds, best call and the medians of its turns."""
+    """Returns Fovea and the other libraries by name, each with seconds, best call and the medians of its turns."""
     ours = Fovea(flags.fovea, case, flags.threads)
     others = {"1 thread": Fovea(flags.fovea, case, 1)} if flags.scaling else make_peers(case, flags)
-    ours.take_turn()  # waits until it is set up
+    ours.take_turn()  # waits for its setup
     ours.turns, end = [], time.perf_counter() + flags.seconds
     while time.perf_counter() < end or len(ours.turns) < MIN_TURNS:
         for library in (ours, *others.values()):
@@ -209,8 +209,8 @@ def measure(case, flags):
 
 
 def ratios(ours, others, flags):
-    """The best of the others' times over ours by medians, by best calls and by the median turn, or how
-    linear the scaling is from one thread to all."""
+    """Returns the best time of the others relative to ours: of medians, of best calls, and the median over
+    turns. With --scaling, divides by the threads, so that 1 is linear scaling."""
     unit = flags.threads if flags.scaling else 1
     return [min(other.seconds for other in others) / ours.seconds / unit,
             min(other.best for other in others) / ours.best / unit,
@@ -243,13 +243,13 @@ def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fovea", default="build/fovea")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of turns, per case")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of turns per case")
     parser.add_argument("--dtype", choices=("fp32", "bf16"))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--scaling", action="store_true", help="beside Fovea with one thread, no peers")
+    parser.add_argument("--scaling", action="store_true", help="compare with Fovea on one thread instead of peers")
     parser.add_argument("--phase", choices=("prefill", "decode"))
-    parser.add_argument("--filter", default="", help="part of the case's name, as in the first column")
-    parser.add_argument("--csv", help="also write the rows here")
+    parser.add_argument("--filter", default="", help="substring of the case's name in the first column")
+    parser.add_argument("--csv", help="also write the rows to this file")
     return parser.parse_args()
 
 
@@ -263,7 +263,7 @@ def main():
     versions = [f"{peer} {importlib.import_module(peer).__version__}" for peer in flags.peers]
     what = "of linear" if flags.scaling else "vs best peer"
     print(", ".join([*versions, f"{flags.threads} threads"]) + "; ms: median and best call\n")
-    print(f"| case | turns | fovea ms | of ceiling | beside it ms | {what}: medians | best calls | turns |")
+    print(f"| case | turns | fovea ms | of ceiling | others ms | {what}: medians | best calls | turns |")
     print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |")
     rows = []
     for case in all_cases(flags.quick, flags.phase, flags.dtype):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's attention on a GPU, for the cases `fovea bench attention --device cuda --peers` runs: cuDNN and
+"""Times PyTorch's attention on a GPU for the cases of `fovea bench attention --device cuda --peers`: cuDNN and
 FlashAttention through scaled_dot_product_attention, and Flex attention (Triton).
 
-Reads a JSON list of cases from standard input and writes one JSON object a line as results come:
-{"case", "peer", "seconds", "seconds_min", "error"} or {"case", "peer", "skipped"}. Same shapes, distribution, seeds,
-idle gaps and medians as Fovea's: events from 400 us on, graph replays below. Peers read contiguous caches, several in
-turn, so that the L2 holds none. `error` is relative to fp64 on sampled rows.
+Reads a JSON list of cases from standard input and writes one JSON object per line for each result:
+{"case", "peer", "seconds", "seconds_min", "error"} or {"case", "peer", "skipped"}. Shapes, distribution, seeds, idle
+gaps and medians equal Fovea's: events time long calls, graph replays short ones. Peers rotate over several contiguous
+caches, so that none is in the L2 cache. `error` is relative to fp64 on sampled rows.
 
 Needs torch with CUDA, which the build does not. Usage: cuda_attention_peers.py [--state burst|sustained] [--peers cudnn,flash,flex]
 """
@@ -16,7 +16,7 @@ import sys
 import time
 
 COLD_BYTES = 2e9
-MOST_BYTES = 40e9
+MAX_BYTES = 40e9
 GRAPH_BELOW = 400e-6
 
 
@@ -26,17 +26,17 @@ def normal(torch, shape, seed):
 
 
 class Case:
-    """Inputs of one case: q and `sets` caches, laid out [batch, tokens, heads, dim]."""
+    """Inputs of one case: q and `sets` caches in the layout [batch, tokens, heads, dim]."""
 
     def __init__(self, torch, case):
         self.torch, self.case = torch, case
         batch, q_len, kv_len = case["batch"], case["q_len"], case["kv_len"]
         dim = case["head_dim"]
         kv_bytes = 4 * batch * kv_len * case["kv_heads"] * dim
-        self.sets = max(1, min(256, int(COLD_BYTES / kv_bytes), int(MOST_BYTES / kv_bytes)))
+        self.sets = max(1, min(256, int(COLD_BYTES / kv_bytes), int(MAX_BYTES / kv_bytes)))
         q_bytes = 2 * batch * q_len * case["q_heads"] * dim
         self.q_sets = max(1, min(self.sets, int(-(-128e6 // q_bytes))))
-        # scaled_dot_product_attention takes [batch, heads, tokens, dim]: strided views.
+        # scaled_dot_product_attention takes [batch, heads, tokens, dim], so these are strided views.
         self.q = [normal(torch, (batch, q_len, case["q_heads"], dim), 3 + i).transpose(1, 2)
                   for i in range(self.q_sets)]
         self.k = [normal(torch, (batch, kv_len, case["kv_heads"], dim), 1000 + i).transpose(1, 2)
@@ -48,7 +48,7 @@ class Case:
         return self.q[turn % self.q_sets], self.k[turn % self.sets], self.v[turn % self.sets]
 
     def error(self, out):
-        """||out - fp64|| / ||fp64|| over a row of each of some (request, head, token)."""
+        """Returns ||out - fp64|| / ||fp64|| over the rows of sampled (request, head, token)."""
         torch, case = self.torch, self.case
         q, k, v = self.of(0)
         group = case["q_heads"] // case["kv_heads"]
@@ -66,7 +66,7 @@ class Case:
 
 
 def sdpa(torch, case, backend):
-    """A call of scaled_dot_product_attention by one of its backends, or None where it cannot serve."""
+    """Returns a call of scaled_dot_product_attention by one of its backends, or None if it does not support the case."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.bias import causal_lower_right
     chosen = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}[backend]
@@ -99,7 +99,7 @@ def flex(torch, case):
 
 
 def measure(torch, inputs, call, state):
-    """Seconds of a call: median and best."""
+    """Returns the median and the best seconds of a call."""
     for turn in range(3):
         call(*inputs.of(turn))
     torch.cuda.synchronize()
@@ -170,7 +170,7 @@ def main():
                     continue
                 row["error"] = inputs.error(call(*inputs.of(0)))
                 row["seconds"], row["seconds_min"] = measure(torch, inputs, call, flags.state)
-            except Exception as error:  # a peer that refuses a case is a result
+            except Exception as error:  # a refused case is a result
                 row["skipped"] = str(error).splitlines()[0][:200]
             print(json.dumps(row), flush=True)
         del inputs
