@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routed experts on a GPU: group the choices, two grouped products around the activation, combine.
-// The host knows no counts, so a captured pass serves any routing.
+// Routed experts on a GPU: groups the choices by expert, runs two grouped products with the
+// activation between them, and combines the results. The host does not know the counts, so one
+// captured pass serves any routing.
 
 #include "core/check.h"
 #include "model/cuda_layer_kernels.h"
@@ -94,7 +95,7 @@ class CudaExperts final : public Experts {
     kernels_.expert_gemm.run(gemm, count_, shape.is_kn, stream_);
   }
 
-  MlpParts parts_;  // of the first; all have its shape
+  MlpParts parts_;  // parts of the first expert; all have the same shape
   int32_t count_;
   bool weights_scale_input_;
   const CudaLayerKernels& kernels_;
