@@ -38,8 +38,7 @@ std::atomic<int> forks{0};
 int count_forks() {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-  check_argument(registered == 0, "the system cannot tell the library of forks (error {})",
-                 registered);
+  check_argument(registered == 0, "pthread_atfork failed (error {})", registered);
   return forks.load(std::memory_order_relaxed);
 }
 
@@ -165,8 +164,7 @@ int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) +
 void ThreadPool::run(int64_t tasks, const std::function<void(int64_t, int)>& task) {
   if (tasks <= 0) return;
   State& state = *state_;
-  check_argument(!in_task, "parallel_for() of {} tasks inside a task: it would wait for itself",
-                 tasks);
+  check_argument(!in_task, "parallel_for() of {} tasks inside a task would deadlock", tasks);
   check_argument(state.workers.empty() || !state.is_forked(),
                  "parallel_for() of {} tasks in a forked process, which has none of the pool's {} "
                  "threads: make a pool after fork()",

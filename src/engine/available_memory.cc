@@ -59,7 +59,8 @@ constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"}
 size_t available_memory(const std::string& root) {
   const std::string path = root + "/proc/meminfo";
   const std::optional<size_t> kilobytes = read_entry(path, "MemAvailable:");
-  if (!kilobytes) fail(ErrorCode::io, "{} has no MemAvailable: cannot tell the free memory", path);
+  if (!kilobytes)
+    fail(ErrorCode::io, "{} has no MemAvailable, so the free memory is unknown", path);
   size_t available = *kilobytes * 1024;
   for (const CgroupFolder& folder : cgroup_folders("memory", root)) {
     const CgroupFiles& files = folder.version == 1 ? kVersion1 : kVersion2;

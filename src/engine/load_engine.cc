@@ -93,8 +93,7 @@ std::unique_ptr<Engine> Engine::load(const EngineOptions& options) {
   try {
     return load_checked(options);
   } catch (const std::bad_alloc&) {
-    fail(ErrorCode::out_of_memory, "memory ended while {} was loaded",
-         printable(options.model_path));
+    fail(ErrorCode::out_of_memory, "out of memory while loading {}", printable(options.model_path));
   }
 }
 

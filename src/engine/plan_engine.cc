@@ -151,8 +151,8 @@ SizedEngine size_engine(const EngineOptions& options, const ModelInfo& model,
 EnginePlan Engine::plan(const EngineOptions& given, const std::optional<DeviceInfo>& wanted) {
   check_engine_options(given);
   check_argument(!wanted || given.kv_memory_bytes > 0,
-                 "kv_memory_bytes is 0, must be given for {}, which is not here: caches take half "
-                 "of a device's free memory",
+                 "kv_memory_bytes is 0, must be given for {}: the default is half of the device's "
+                 "free memory, which is unknown",
                  wanted->name);
   EngineOptions options = given;
   EnginePlan plan;
@@ -216,7 +216,7 @@ std::string EnginePlan::explain() const {
   for (const GroupSelection& selection : selections) text += fovea::explain(selection);
   text += memory.explain();
   if (max_context < wanted_context) {
-    text += fmt::format("the context ends at {} of the {} tokens that were wanted\n", max_context,
+    text += fmt::format("the context is limited to {} of {} requested tokens\n", max_context,
                         wanted_context);
   }
   return text;

@@ -77,7 +77,7 @@ DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
     size_t free = 0;
     size_t total = 0;
     driver().memory_info(&free, &total);
-    fail(ErrorCode::out_of_memory, "{} bytes of GPU memory asked for, {} of {} are free", bytes,
+    fail(ErrorCode::out_of_memory, "{} bytes of GPU memory requested, {} of {} are free", bytes,
          free, total);
   }
   check(result, "cuMemAlloc");

@@ -242,8 +242,8 @@ void DecoderModel::logits(int64_t first_row, std::span<float> logits) {
   check_argument(count % width == 0, "logits holds {} floats, must hold rows of {}", count, width);
   const int64_t rows = count / width;
   check_argument(first_row >= 0 && first_row <= logit_rows_ && rows <= logit_rows_ - first_row,
-                 "logits are wanted of rows [{}, {}), the pass has {}", first_row, first_row + rows,
-                 logit_rows_);
+                 "logits of rows [{}, {}) were requested, the pass has {}", first_row,
+                 first_row + rows, logit_rows_);
   if (rows == 0) return;
   ModelDevice& device = *parts_.device;
   device.linear(parts_.head, from_row(stream_.normed, first_row),

@@ -101,7 +101,7 @@ const StoredTensor& RandomWeights::tensor(std::string_view name, std::span<const
   const auto found = tensors_.find(name);
   if (found != tensors_.end()) {
     check_argument(std::ranges::equal(found->second.shape, shape),
-                   "tensor '{}' was made with shape {}, now it is asked for with {}", name,
+                   "tensor '{}' was generated with shape {}, but requested with {}", name,
                    found->second.shape, shape);
     return found->second;
   }

@@ -200,8 +200,8 @@ ChatFormat ChatFormat::parse(std::string_view given, std::string_view bos, std::
   const auto other = std::ranges::find_if(
       kOthers, [&](const OtherFormat& known) { return contains(source, known.mark); });
   if (source.size() > kMaxTemplateBytes) {
-    format.refusal_ = fmt::format("the template has {} bytes, at most {} are read", given.size(),
-                                  kMaxTemplateBytes);
+    format.refusal_ =
+        fmt::format("the template has {} bytes, the limit is {}", given.size(), kMaxTemplateBytes);
   } else if (other != std::end(kOthers)) {
     format.refusal_ = fmt::format("the format is {}", other->name);
   } else if (contains(source, "<|im_start|>")) {
@@ -241,7 +241,7 @@ void ChatFormat::read_chatml(std::string_view source) {
   }
   default_system_ = text_between(source, "<|im_start|>system\n", "<|im_end|>");
   if (!default_system_ && addresses_model(source))
-    refusal_ = "the template has a system message of its own that is not understood";
+    refusal_ = "the template has an unknown default system message";
   system_place_ = SystemPlace::own_turn;
   before_system_ = "<|im_start|>system\n";
   after_system_ = "<|im_end|>\n";
@@ -265,7 +265,7 @@ void ChatFormat::read_llama3(std::string_view source) {
   // Llama 3.1 to 3.3 always write a system message.
   if (!contains(source, "Cutting Knowledge Date: December 2023\n") ||
       !contains(source, "26 Jul 2024")) {
-    refusal_ = "the template writes dates, not as Llama 3.1 does";
+    refusal_ = "the template writes dates differently from Llama 3.1";
   }
   default_system_ = "";
   before_system_ += fmt::format("Cutting Knowledge Date: December 2023\nToday Date: {}\n\n",

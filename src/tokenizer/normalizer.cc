@@ -71,7 +71,7 @@ void apply_step(const ReplaceStep& step, NormalizedText& text) {
     out.append(text.text, done, match->begin - done).append(step.content);
     done = match->end;
     if (out.size() > kMaxBytes) {
-      fail(ErrorCode::unsupported, "the normalizer makes more than {} bytes of the text",
+      fail(ErrorCode::unsupported, "the normalizer produces more than {} bytes from the text",
            kMaxBytes);
     }
   }
