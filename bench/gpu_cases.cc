@@ -91,9 +91,8 @@ std::vector<GpuCase> few_new_tokens() {
   return cases;
 }
 
-// Layers of gemma2 (soft cap 50, a window of 4096 on every second), gpt-oss (sinks, a window of
-// 128, heads of 64), mistral (window), llama4 (chunk of 8192), layers with ALiBi, and drafts to
-// verify.
+// Layers like those of gemma2 (soft cap, window), gpt-oss (sinks, window of 128, heads of 64),
+// mistral (window), llama4 (chunk), layers with ALiBi, and drafts to verify.
 std::vector<GpuCase> feature_cases() {
   std::vector<GpuCase> cases;
   const auto add = [&](const char* feature, GpuCase config, auto&& change) {
@@ -287,8 +286,7 @@ std::vector<GpuCase> prefill_table() {
   return cases;
 }
 
-// Decode cases of one group size and page size. Includes 64k only if the cache takes less than half
-// of an H200's memory.
+// Decode cases of one group size and page size. The cache takes at most half of an H200's memory.
 std::vector<GpuCase> decode_grid(Heads heads, int32_t page_size) {
   std::vector<GpuCase> cases;
   for (const int32_t batch : {1, 8, 32, 128}) {
