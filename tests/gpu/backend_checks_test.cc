@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of backends on a GPU that the contract of all backends cannot make: many random steps
-// through one graph, warps that fall behind, entries of the request table that lead nowhere, caches
+// Checks of GPU backends that the contract of all backends cannot make: many random steps through
+// one graph, warps that run at different speeds, invalid entries of the request table, and caches
 // beyond 2^31 elements.
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 
 namespace fovea {
 
-// How failures show an entry.
+// Prints an entry in failure messages.
 static void PrintTo(const BackendEntry& entry, std::ostream* to) { *to << entry.name; }
 
 namespace {
@@ -32,7 +32,8 @@ using test::to_device;
 
 class BackendChecks : public ::testing::TestWithParam<BackendEntry> {};
 
-// One token of some of the requests, at random places of caches of 1 to 6000 tokens.
+// Returns a step of one token for some of the requests, at random positions in caches of 1 to 6000
+// tokens.
 std::vector<test::Piece> random_step(const AttentionCase& test, std::mt19937& random) {
   std::vector<test::Piece> pieces = whole_case(test);
   for (test::Piece& piece : pieces) {
@@ -44,7 +45,7 @@ std::vector<test::Piece> random_step(const AttentionCase& test, std::mt19937& ra
   return pieces;
 }
 
-// Every step runs through the graph of the first, enqueued, and through the graph again.
+// Every step runs in the graph of the first step, then enqueued, then in the graph again.
 TEST_P(BackendChecks, RandomDecodeStepsRepeatBitForBit) {
   AttentionCase test =
       serves(GetParam(), "mixed") ? test::mha_case("steps", 8, 2, 128) : test::mla_case("steps", 8);
@@ -61,7 +62,7 @@ TEST_P(BackendChecks, RandomDecodeStepsRepeatBitForBit) {
   std::mt19937 random(17);
   std::vector<std::vector<test::Piece>> steps(static_cast<size_t>(500 * test::test_scale()));
   for (auto& step : steps) step = random_step(test, random);
-  steps.front() = whole_case(test);  // no later one has more tokens or keys
+  steps.front() = whole_case(test);  // no later step has more tokens or keys
   for (test::Piece& piece : steps.front()) piece.begin = piece.end - 1;
   const auto batches = [&] {
     std::vector<test::PackedBatch> list;
@@ -90,9 +91,9 @@ TEST_P(BackendChecks, RandomDecodeStepsRepeatBitForBit) {
   EXPECT_TRUE(under_test.guards_intact());
 }
 
-// Warps that share a ring of key tiles may be steps apart, and none may give back what another
-// still reads. A span holds the query and all keys but the first 16, on which one warp is left
-// behind by looking through the other spans; a kernel that gets it wrong may never end.
+// Warps that share a ring of key tiles may be several steps apart, and a warp must not release a
+// tile that another warp still reads. A span holds the query and all keys but the first 16; at
+// these one warp falls behind, as it searches the other spans. A faulty kernel may hang.
 TEST_P(BackendChecks, WarpsThatFallBehindKeepTheirKeys) {
   if (!serves(GetParam(), "prefix_spans")) GTEST_SKIP() << "has no spans";
   constexpr int32_t kSlowKeys = 16;
@@ -116,7 +117,7 @@ TEST_P(BackendChecks, WarpsThatFallBehindKeepTheirKeys) {
   }
 }
 
-// A pool over device memory whose pages lie `stride` elements apart.
+// A pool in device memory whose pages are `stride` elements apart.
 class StridedPool final : public KvPool {
  public:
   StridedPool(const KvCacheSpec& spec, int64_t pages, int64_t stride, Device device)
@@ -147,11 +148,11 @@ class StridedPool final : public KvPool {
   KvLayerView view_;
 };
 
-// Prompts whose keys are stored and read back, then one token more for each, with tables as given.
+// Prompts whose keys are stored and read back, then one more token for each, with given tables.
 class SmallRun {
  public:
   static constexpr int32_t kHeads = 4, kKvHeads = 2, kDim = 64, kPage = 16;
-  static constexpr int32_t kLength = 4 * kPage;  // tokens of each request
+  static constexpr int32_t kLength = 4 * kPage;  // tokens per request
 
   static AttentionSpec spec() {
     AttentionSpec spec;
@@ -171,8 +172,8 @@ class SmallRun {
     return cache;
   }
 
-  // table: [requests, kLength] slots, or with entry_tokens kPage [requests, kLength / kPage] pages.
-  // The output of the prompts, then of the decodes.
+  // Returns the output of the prompts, then of the decodes. `table` holds [requests, kLength]
+  // slots, or pages [requests, kLength / kPage] if entry_tokens is kPage.
   static std::vector<uint16_t> run(const BackendEntry& entry, KvPool& pool,
                                    const std::vector<int32_t>& table, int32_t entry_tokens = 1) {
     const auto requests = static_cast<int32_t>(table.size()) * entry_tokens / kLength;
@@ -185,7 +186,7 @@ class SmallRun {
     std::mt19937 random(5);
     const auto noise = [&](int32_t heads) {
       std::vector<uint16_t> values(static_cast<size_t>(tokens) * heads * kDim);
-      // Halves in [-2, 2): finite bit patterns of bf16.
+      // Bit patterns in [-2, 2) that are finite in bf16.
       for (uint16_t& value : values) {
         value = static_cast<uint16_t>((random() & 1) << 15 | 0x3f00 | (random() & 0xff));
       }
@@ -245,7 +246,7 @@ class SmallRun {
     return values;
   }
 
-  // Request i has the pages first + i * step, each after the other.
+  // Returns the pages of each request: request i has consecutive pages from first + i * step on.
   static std::vector<int32_t> table(int32_t requests, int32_t first) {
     std::vector<int32_t> slots;
     for (int32_t n = 0; n < requests * kLength; ++n) slots.push_back(first * kPage + n);
@@ -272,7 +273,7 @@ TEST_P(BackendChecks, PagesBeyondTwoBillionElementsAreReached) {
   EXPECT_EQ(SmallRun::run(GetParam(), far, table), want);
 }
 
-// The host does not see a GPU's tables: entries that name no slot are followed nowhere, and the
+// The host does not see a GPU's tables. Entries that name no slot must not be dereferenced, and the
 // other requests keep their bits.
 TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
   if (!serves(GetParam(), "mixed")) GTEST_SKIP() << "tests/gpu/mla_backend_test.cc has it";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of more new tokens than keys: the host does not see lengths on a GPU, so no plan refuses
-// them. Skipped where there is no GPU.
+// Requests with more new tokens than keys. On a GPU the host does not see lengths, so plan() cannot
+// refuse them. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kHeads = 4, kKvHeads = 2;
-constexpr int32_t kMost = 320;  // tokens and keys of a request
+constexpr int32_t kMost = 320;  // tokens and keys per request
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 using Requests = std::vector<std::pair<int32_t, int32_t>>;  // new tokens, keys
@@ -42,12 +42,12 @@ struct Shape {
   DType cache = DType::bf16;
 };
 
-// Of a request: [tokens, heads, head_dim] and [tokens, heads].
+// The rows of a request: [tokens, heads, head_dim] and [tokens, heads].
 struct Rows {
   std::vector<float> out, lse;
 };
 
-// Requests over a cache that has kMost keys of each.
+// Requests over a cache that holds kMost keys for each.
 class EarlyRun {
  public:
   EarlyRun(const BackendEntry& entry, const Shape& shape, Requests requests)
@@ -74,12 +74,12 @@ class EarlyRun {
     out_slots_ = to_device(std::vector<int64_t>(slots.begin(), slots.end()));
     std::mt19937 random(3);
     noise_.resize(slots.size() * width_);
-    // Of magnitudes from 0.5 to 2.
+    // Magnitudes from 0.5 to 2.
     for (uint16_t& bits : noise_) bits = static_cast<uint16_t>(0x3f00 | (random() & 0x80ff));
     store_keys();
   }
 
-  // Requests [first, end), each a pass's row; or with `seeing` only their tokens that have a key.
+  // Attends with requests [first, end), or, if `seeing`, only with their tokens that have a key.
   std::vector<Rows> attend(size_t first, size_t end, bool seeing) {
     std::vector<int32_t> indptr{0}, lens, rows;
     std::vector<uint16_t> q;
@@ -169,7 +169,7 @@ struct EarlyCase {
   BackendEntry entry;
   Shape shape;
 };
-// How failures show a case.
+// Prints a case in failure messages.
 void PrintTo(const EarlyCase& test, std::ostream* to) {
   *to << test.entry.name << ", " << test.shape.name;
 }
@@ -197,8 +197,8 @@ std::vector<EarlyCase> cases() {
 
 class EarlyTokens : public ::testing::TestWithParam<EarlyCase> {};
 
-// Tokens that stand before the first key see none; the others get what they get without them,
-// whatever requests are beside.
+// Tokens before the first key see none. The other tokens get the results that they get alone, and
+// other requests of the batch do not matter.
 TEST_P(EarlyTokens, SeeNoKey) {
   const Requests requests = {{64, 51}, {20, 1}, {4, 2},   {1, 0},     {64, 0},  {1, 40}, {90, 90},
                              {2, 1},   {3, 0},  {9, 300}, {320, 140}, {300, 7}, {200, 0}};

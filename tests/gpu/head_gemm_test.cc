@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of heads alone: right by fp64, and nothing written for rows that are to be skipped or
-// not alive. portable/head_gemm gives the same bits in every tile.
+// Products per head by themselves: correct by fp64, and nothing written for skipped or unused rows.
+// portable/head_gemm gives the same bits in every tile.
 #include "kernels/cuda/head_gemm.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ struct Shape {
   int32_t heads, n, k, tokens;
 };
 
-// Gemm: HeadGemm or HopperHeadGemm, for which kSm is 90.
+// Gemm is HeadGemm or, with kSm = 90, HopperHeadGemm.
 template <typename Gemm, int kSm = 0>
 class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>, kSm> {
  protected:
@@ -53,13 +53,13 @@ class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>,
     weights_device_ = to_device(weights_);
   }
 
-  // Elements of `rows` rows of each head.
+  // Returns the number of elements in `rows` rows of each head.
   static size_t size(int32_t rows, int32_t width) {
     return static_cast<size_t>(rows) * static_cast<size_t>(GetParam().heads) *
            static_cast<size_t>(width);
   }
 
-  // Tokens [first, first + count), of which `live` are alive.
+  // Computes tokens [first, first + count), of which `live` are in use.
   std::vector<uint16_t> run(int32_t first, int32_t count, int32_t live,
                             const std::vector<uint8_t>& skip = {}) {
     const Shape& shape = GetParam();
@@ -110,7 +110,7 @@ class ProductsTest : public test::GpuKernelTest<::testing::TestWithParam<Shape>,
     return std::vector<uint16_t>(size(1, GetParam().n), kUntouched);
   }
 
-  // Some elements of all heads' products of a token.
+  // Checks some elements of a token's products for all heads.
   void expect_right(const std::vector<uint16_t>& row, int32_t token) const {
     const Shape& shape = GetParam();
     for (const int32_t head : {0, shape.heads - 1}) {
@@ -160,7 +160,7 @@ class HopperHeadGemmTest : public ProductsTest<HopperHeadGemm, 90> {
 TEST_P(HeadGemmTest, AnyTileGivesTheSameBits) {
   const Shape& shape = GetParam();
   const int32_t live = shape.tokens - 15;
-  // Requests of 37 tokens, of which every third is to be skipped, and a stretch of whole tiles.
+  // Requests of 37 tokens: every third is skipped, and a range of whole tiles.
   std::vector<uint8_t> skip(static_cast<size_t>(shape.tokens));
   for (int32_t t = 0; t < shape.tokens; ++t) {
     skip[static_cast<size_t>(t)] = t / 37 % 3 == 1 || (t >= 256 && t < 640);
@@ -182,7 +182,7 @@ TEST_P(HeadGemmTest, AnyTileGivesTheSameBits) {
   EXPECT_EQ(row(run(3, 10, 0), 0), untouched());
 }
 
-// Without rows to skip; with some of most tiles, and a whole one.
+// First without skipped rows, then with skipped rows in several tiles and one whole tile skipped.
 TEST_P(HopperHeadGemmTest, LiveRows) {
   const Shape& shape = GetParam();
   for (const int32_t live : {shape.tokens, shape.tokens - 15, 1, 0}) {
@@ -195,7 +195,7 @@ TEST_P(HopperHeadGemmTest, LiveRows) {
   }
 }
 
-// The first two take several tiles a CTA where rows are to be skipped.
+// The first two shapes take several tiles per CTA when rows are skipped.
 INSTANTIATE_TEST_SUITE_P(Shapes, HeadGemmTest,
                          ::testing::Values(Shape{WeightOrder::kn, 64, 512, 128, 900},
                                            Shape{WeightOrder::nk, 64, 128, 512, 2200},
@@ -207,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HeadGemmTest,
                                            Shape{WeightOrder::nk, 2, 136, 72, 100}),
                          name_of);
 
-// More tiles than multiprocessors, tiles that end outside, stages that come round.
+// More tiles than multiprocessors, tiles that extend past the end, reused stages.
 INSTANTIATE_TEST_SUITE_P(Shapes, HopperHeadGemmTest,
                          ::testing::Values(Shape{WeightOrder::kn, 128, 512, 128, 130},
                                            Shape{WeightOrder::nk, 128, 128, 512, 257},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pools in GPU memory: zeroed, scales 1, slot maps published in stream order. Skipped without a
-// GPU.
+// Pools in GPU memory: they start with zeros and scales of 1, and publish slot maps in stream
+// order. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -77,7 +77,7 @@ TEST_F(GpuPool, TooLargeNamesTheBytes) {
   const int64_t pages = int64_t{1} << 22;
   test::expect_error(ErrorCode::out_of_memory, std::to_string(kv_pool_bytes(spec, pages)),
                      [&] { make_kv_pool(spec, pages, kGpu); });
-  // The device is as good as before.
+  // The failed allocation left the device usable.
   EXPECT_NO_THROW(make_kv_pool(spec, 2, kGpu));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of launches that go to the GPU as one graph. Skipped where there is no GPU.
+// Groups of launches that go to the GPU as one graph. Skipped without a GPU.
 #include "gpu/launch.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,8 @@ using test::to_host;
 
 constexpr int64_t kCount = 1 << 20;
 
-// Counts what is not finite in noise that the kernel before makes: it must come behind it.
+// Counts the elements that are not finite in noise that the preceding kernel writes, so the order
+// of the two shows.
 class LaunchGroups : public test::GpuKernelTest<::testing::Test> {
  protected:
   void SetUp() override {
@@ -33,7 +34,7 @@ class LaunchGroups : public test::GpuKernelTest<::testing::Test> {
     found = to_device(std::vector<uint64_t>{0});
     owned = std::make_unique<gpu::OwnedStream>();
   }
-  // The first `bad` of `count` values become NaN, then they are counted.
+  // Sets the first `bad` of `count` values to NaN, then counts them.
   void enqueue(int64_t bad, int64_t count, Stream to) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
     noise.launch({8}, NoiseParams{values.data(), count, count, count, 1, 0, 1}, to);
@@ -65,7 +66,7 @@ TEST_F(LaunchGroups, RunInOrderWithTheParametersOfEachCall) {
       }
     }
   }
-  // Many in flight, each with its own parameters.
+  // Many groups in flight, each with parameters of its own.
   for (int64_t bad = 0; bad < 200; ++bad) {
     group.submit(stream(), [&] { enqueue(bad, kCount, stream()); });
   }
@@ -89,7 +90,7 @@ TEST_F(LaunchGroups, TakeGridsOfEachCall) {
   enqueue(kCount, kCount, stream());  // all are NaN
   gpu::synchronize(stream());
   before = to_host<uint64_t>(found, 1)[0];
-  // Two kernels that count the same values, then one.
+  // Two kernels that count the same values, then one kernel.
   for (const uint32_t blocks : {1u, 40u, 40u, 3u}) {
     for (const int64_t count : {kCount, int64_t{1000}, int64_t{1000}}) {
       for (const int kernels : {2, 1}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode passes by the thousand, replayed in graphs of 100: whatever the lengths are their results
-// are finite, and of equal lengths they have equal bits. Skipped where there is no GPU.
+// Thousands of decode passes, replayed in graphs of 100. Their results are finite for any lengths,
+// and equal lengths give equal bits. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace fovea {
 
-// How failures show an entry.
+// Prints an entry in failure messages.
 static void PrintTo(const BackendEntry& entry, std::ostream* to) { *to << entry.name; }
 
 namespace {
@@ -32,11 +32,10 @@ using test::serves;
 using test::to_device;
 using test::to_host;
 
-constexpr int32_t kSteps = 100;  // of a graph
+constexpr int32_t kSteps = 100;  // per graph
 constexpr int32_t kRequests = 16, kMaxKeys = 4096, kPage = 64;
 
-// One graph of decode passes over the same queries and keys, each with lengths and results of its
-// own.
+// One graph of decode passes over the same queries and keys, each with its own lengths and results.
 class DecodeSteps {
  public:
   explicit DecodeSteps(const BackendEntry& entry)
@@ -64,14 +63,14 @@ class DecodeSteps {
     graph_ = gpu::Graph::capture(stream_.get(), [&](Stream stream) { enqueue_steps(stream); });
   }
 
-  // lens: [kSteps, kRequests], up to kMaxKeys. Results hold NaN before.
+  // Runs the graph. `lens` is [kSteps, kRequests], up to kMaxKeys. Results hold NaN before.
   void run(const std::vector<int32_t>& lens) {
     gpu::copy_to_device(lens_.data(), lens.data(), lens.size() * sizeof(int32_t), stream_.get());
     gpu::fill_bytes(out_.data(), 0xff, out_.bytes(), stream_.get());
     graph_.launch(stream_.get());
     gpu::synchronize(stream_.get());
   }
-  // Of the results as they are.
+  // Returns the number of results that are not finite.
   uint64_t count_not_finite() {
     const gpu::DeviceBuffer found = to_device(std::vector<uint64_t>{0});
     gpu::synchronize(nullptr);
@@ -86,7 +85,7 @@ class DecodeSteps {
   }
   int64_t all() const { return kSteps * elements_; }
 
-  // Fills memory beside whatever runs next.
+  // Writes memory on another stream while the next kernels run.
   void disturb() {
     if (other_memory_.bytes() == 0) other_memory_ = gpu::DeviceBuffer(size_t{1} << 30);
     const auto count = static_cast<int64_t>(other_memory_.bytes() / sizeof(uint16_t));
@@ -115,7 +114,7 @@ class DecodeSteps {
             .request_slots_stride = kMaxKeys};
   }
 
-  // Request by request, by a backend of its own.
+  // Stores the keys of one request at a time, with a backend of its own.
   void store_keys(const BackendEntry& entry) {
     const AttentionSpec& spec = test_.spec;
     const bool mla = spec.kind == AttentionKind::mla;
@@ -174,13 +173,13 @@ class DecodeSteps {
   gpu::OwnedStream stream_, other_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<AttentionBackend> backend_;
-  int64_t elements_ = 0;  // of a step's results
+  int64_t elements_ = 0;  // results of a step
   gpu::DeviceBuffer q_, out_, slots_, numbers_, other_memory_;
   const gpu::DeviceBuffer lens_{size_t{kSteps} * kRequests * sizeof(int32_t)};
   gpu::Graph graph_;
 };
 
-// None, few and many keys in about the same numbers.
+// Returns zero, few or many keys with about equal probability.
 int32_t random_length(std::mt19937& random) {
   const double most = std::log(kMaxKeys + 1.0);
   return static_cast<int32_t>(std::exp(std::uniform_real_distribution<>(0, most)(random))) - 1;
@@ -201,7 +200,7 @@ TEST_P(ManySteps, AnyLengthsGiveFiniteResults) {
   }
 }
 
-// Beside another stream that writes memory now and then.
+// Meanwhile another stream writes memory now and then.
 TEST_P(ManySteps, EqualLengthsGiveEqualBits) {
   DecodeSteps steps(GetParam());
   std::mt19937 random(29);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of the shapes that models of real size have, and operands at every kind of address.
+// Products with the shapes of real models, and operands at every kind of address.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr size_t k4GiB = size_t{1} << 32;
 constexpr int32_t kMaxRows = 16384;
 
-// The sizes of a model that decide its products; `q_rank` and `kv_rank` are MLA's.
+// The sizes of a model that determine its products. `q_rank` and `kv_rank` are for MLA.
 struct Model {
   const char* name;
   int32_t hidden, q_heads, kv_heads, head_dim, width, vocabulary;
@@ -28,7 +28,7 @@ struct Model {
   int32_t q_rank = 0, kv_rank = 0, dense_width = 0;
 };
 
-// "/8" is a model's part on one of eight GPUs.
+// "/8" is a model's share on one of eight GPUs.
 constexpr Model kModels[] = {
     {"Llama-3.2-1B", 2048, 32, 8, 64, 8192, 128256},
     {"Llama-3.1-8B", 4096, 32, 8, 128, 14336, 128256},
@@ -50,7 +50,7 @@ struct Product {
   bool bias = false;
 };
 
-// The products of a layer, and the vocabulary head.
+// Returns the products of a layer, and the vocabulary head.
 std::vector<Product> products_of(const Model& m) {
   const int32_t q = m.q_heads * m.head_dim, kv = m.kv_heads * m.head_dim;
   const bool bias = std::string_view(m.name).starts_with("gpt-oss");
@@ -84,7 +84,7 @@ class MatrixProductsTest : public test::GpuKernelTest<::testing::Test> {
   using Base = test::GpuKernelTest<::testing::Test>;
 };
 
-// What one output value is, in fp64, of bf16 operands on the host.
+// Returns one output value in fp64, from bf16 operands on the host.
 double dot(const uint16_t* x, const uint16_t* weight, int32_t k) {
   double sum = 0;
   for (int32_t i = 0; i < k; ++i) {
@@ -106,7 +106,7 @@ float read_value(const std::byte* out, DType dtype, int64_t index) {
   return bf16_to_float(code);
 }
 
-// Random bf16 values on the device that repeat after a prime number of them, so that rows differ.
+// Random bf16 values on the device. They repeat with a prime period, so that rows differ.
 class Noise {
  public:
   Noise(size_t count, uint32_t seed)
@@ -118,7 +118,7 @@ class Noise {
     synchronize(nullptr);
   }
   const void* data() const { return buffer_.data(); }
-  // Values [first, first + count).
+  // Returns values [first, first + count).
   std::vector<uint16_t> values(size_t first, size_t count) const {
     std::vector<uint16_t> result(count);
     for (size_t i = 0; i < count; ++i) result[i] = period_[(first + i) % kPeriod];
@@ -131,7 +131,7 @@ class Noise {
   std::vector<uint16_t> period_;
 };
 
-// The largest operands of all products under test; each product takes the front of them.
+// The largest operands of all tested products. Each product uses the front of them.
 struct Operands {
   Operands(size_t x_count, size_t weight_count) : x(x_count, 11), weight(weight_count, 12) {}
   Noise x, weight;
@@ -148,7 +148,7 @@ MatmulParams params_of(const Product& p, int32_t rows) {
   return params;
 }
 
-// Holds the first and the last value of the result against fp64.
+// Compares the first and the last value of the result with fp64.
 void expect_corners(const Operands& operands, const std::byte* out, const Product& p, int32_t rows,
                     const std::string& what) {
   for (const bool last : {false, true}) {
@@ -168,13 +168,13 @@ void expect_corners(const Operands& operands, const std::byte* out, const Produc
   }
 }
 
-// Every product of every model with every number of rows has an algorithm, whichever handle asks.
+// Every product of every model has an algorithm for every number of rows, with every handle.
 TEST_F(MatrixProductsTest, EveryShapeOfRealModelsRuns) {
   constexpr int kStarts = 20;
   std::vector<int32_t> row_counts;
   for (int32_t rows = 1; rows <= 64; ++rows) row_counts.push_back(rows);
   for (int32_t rows = 128; rows <= kMaxRows; rows *= 2) row_counts.push_back(rows);
-  // Logits are computed for sampled rows only.
+  // The engine computes logits for sampled rows only.
   constexpr int32_t kMaxLogitRows = 1024;
   size_t x_count = 0, weight_count = 0, out_bytes = 0;
   const auto rows_fit = [](const Product& p, int32_t rows) {
@@ -216,7 +216,7 @@ TEST_F(MatrixProductsTest, EveryShapeOfRealModelsRuns) {
   }
 }
 
-// An operand at a multiple of 4 GiB is aligned to all that cuBLASLt asks about.
+// An operand at a multiple of 4 GiB has every alignment that cuBLASLt asks about.
 TEST_F(MatrixProductsTest, OperandsLieAtMultiplesOf4GiB) {
   const Product p = {6144, 4096, DType::bf16};
   constexpr int32_t kRows = 3;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels `fovea bench` judges others with. Skipped where there is no GPU.
+// The kernels that `fovea bench` compares others with. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +46,7 @@ TEST_F(MeasureKernelsTest, NoiseIsNormal) {
   // Five standard errors of a million draws.
   EXPECT_NEAR(sum / count, 0, 0.005);
   EXPECT_NEAR(squares / count, 1, 0.007);
-  EXPECT_NEAR(beyond_two / count, 0.0443, 0.001);  // twelve bytes; 0.0455 of a normal variable
+  EXPECT_NEAR(beyond_two / count, 0.0443, 0.001);  // twelve bytes; a normal variable has 0.0455
 }
 
 TEST_F(MeasureKernelsTest, NoiseOfEveryTypeIsTheSame) {
@@ -61,7 +61,7 @@ TEST_F(MeasureKernelsTest, NoiseOfEveryTypeIsTheSame) {
   }
 }
 
-// A row that sees two keys, in pages of two, and a result that is off by a known amount.
+// A row that sees two keys, in pages of two, and a result with a known error.
 TEST_F(MeasureKernelsTest, RowErrorIsTheDistanceFromAttention) {
   constexpr int kDim = 64;
   std::vector<uint16_t> k(4 * kDim, 0xffff), v(4 * kDim, 0xffff), q(kDim), out(kDim);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining partial attention on a GPU: any split of the keys is the whole, and the algebra that
-// follows from it. Skipped where there is no GPU.
+// Joining partial attention on a GPU: any split of the keys gives the result of all keys, and the
+// algebraic laws that follow. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,13 +25,13 @@ constexpr int32_t kHeads = 4, kDim = 80, kKeys = 200;
 constexpr float kEmpty = -std::numeric_limits<float>::infinity();
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
 
-// Softmax over some keys of every row.
+// The softmax attention of every row over some keys.
 struct State {
   std::vector<float> out = std::vector<float>(kRows * kDim, 0);
   std::vector<float> lse = std::vector<float>(kRows, kEmpty);
 };
 
-// Random scores and values, |value| <= 1; states of any of the keys come from fp64.
+// Random scores and values, |value| <= 1. The states of any subset of the keys come from fp64.
 class Keys {
  public:
   explicit Keys(uint32_t seed) : random_(seed) {
@@ -57,7 +57,7 @@ class Keys {
     }
     return state;
   }
-  // So many parts of all keys, cut anywhere: some are empty.
+  // Returns `parts` parts of all keys, cut at random positions: some are empty.
   std::vector<State> split(int32_t parts) {
     std::vector<int32_t> cuts{0, kKeys};
     std::uniform_int_distribution<int32_t> place(0, kKeys);
@@ -109,8 +109,8 @@ class GpuMergeStates : public test::GpuKernelTest<::testing::Test> {
     return joined;
   }
 
-  // Values are at most 1 and weights sum to 1: a term rounds a few times, and the fast exponential
-  // is off by 2 ulp and one more for each unit of a score, which its smallness outweighs.
+  // Values are at most 1 and weights sum to 1. A term is rounded a few times. The fast exponential
+  // is off by 2 ulp and one more per unit of a score, but such weights are small.
   static void expect_near(const State& actual, const State& expected, int32_t parts) {
     const double error = (8 + 2 * std::sqrt(parts)) * kEpsilon;
     for (size_t i = 0; i < actual.out.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backends `mla` and `portable_mla` where the shared cases cannot go: caches of several gigabytes,
-// contexts beyond 100000 tokens, batches without requests. Skipped where there is no GPU for them.
+// Backends `mla` and `portable_mla` beyond the shared cases: caches of several gigabytes, contexts
+// of more than 100000 tokens, batches without requests. Skipped without a GPU that runs them.
 #include "attention/cuda/mla_backend.h"
 
 #include <gtest/gtest.h>
@@ -134,8 +134,8 @@ class MlaBackend : public ::testing::TestWithParam<const MlaKernels*> {
   KvCacheSpec cache_;
 };
 
-// The same tokens at the front of the pool and behind 2^31 elements of it; more than 100000 of
-// them.
+// The same tokens at the front of the pool and after 2^31 of its elements, and more than 100000
+// tokens.
 TEST_P(MlaBackend, AddressesBeyondTwoToThe31Elements) {
   constexpr int32_t kLength = 131'000;
   constexpr int64_t kFar = (int64_t{1} << 31) / kRow / 64 * 64 + 64;
@@ -146,7 +146,7 @@ TEST_P(MlaBackend, AddressesBeyondTwoToThe31Elements) {
   for (const float lse : near.lse) EXPECT_NEAR(lse, std::log(kLength), 1.0f);
 }
 
-// A pool of any number of pages, and batches without requests or tokens: nothing is touched.
+// A pool with any number of pages, and batches without requests or tokens: nothing is written.
 TEST_P(MlaBackend, EmptyBatchesDoNothing) {
   const auto pool = make_kv_pool(cache_, 3, context_->info().device());
   const auto backend = create(*pool, {.max_requests = 4, .max_tokens = 4, .max_kv_len = 64});
@@ -158,7 +158,7 @@ TEST_P(MlaBackend, EmptyBatchesDoNothing) {
   gpu::synchronize(nullptr);
 }
 
-// Entries of the request table that name no slot of the pool spoil their own request at most.
+// Entries of the request table that name no slot of the pool affect at most their own request.
 TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
   constexpr int32_t kLength = 200, kPages = 16;
   const auto pool = make_kv_pool(cache_, kPages, context_->info().device());
@@ -169,7 +169,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
   const auto rows = to_device(std::vector<int32_t>{0, 1});
   const auto q = to_device(bf16_noise(size_t{2} * kHeads * kRow, 5));
   const gpu::DeviceBuffer out(size_t{2} * kHeads * kRank * 2);
-  // The first request's results beside one with a table of `entries`.
+  // Returns the first request's results in a batch with a request whose table has `entries`.
   const auto beside = [&](const std::vector<int32_t>& entries) {
     std::vector<int32_t> table(2 * kLength);
     for (int32_t i = 0; i < kLength; ++i) {
@@ -199,7 +199,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
   EXPECT_EQ(beside({kMost}), wanted);
 }
 
-// What a caller can get wrong is named before anything is enqueued.
+// The error names wrong arguments before anything is enqueued.
 TEST_P(MlaBackend, WrongTensorsAreNamed) {
   spec_.nope_dim = spec_.v_dim = 128;
   const auto pool = make_kv_pool(cache_, 3, context_->info().device());
@@ -236,7 +236,7 @@ TEST_P(MlaBackend, WrongTensorsAreNamed) {
   names("layer is 1, the pool has 1", [](LayerTensors& t) { t.layer = 1; });
 }
 
-// The choice of forms on the device is the host's, and rows beyond the limit stay absorbed.
+// The device and the host choose the same forms, and rows beyond the limit stay absorbed.
 TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   namespace cuda = kernels::cuda;
   spec_.nope_dim = spec_.v_dim = 128;
@@ -260,7 +260,7 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   struct Setting {
     int32_t most;
     bool at_once;
-    int32_t by_q_len = 0;  // from so many new tokens on; 0: by cost
+    int32_t by_q_len = 0;  // up-projected from this many new tokens on; 0: by cost
   };
   for (const auto& [most, at_once, by_q_len] : {Setting{0, false},
                                                 {20'000, false},
@@ -333,9 +333,9 @@ TEST_P(MlaBackend, FormsAreThoseOfTheCostModel) {
   }
 }
 
-// Contexts in many chunks, with the ends of several requests in one of them; in one; and with the
-// new tokens; for all three heads together, and for each by itself;
-// some of each over fp8 rows too.
+// Contexts in many chunks, with the ends of several requests in one of them; in one chunk; and
+// together with the new tokens. For all three heads together and for each by itself; some of them
+// over fp8 rows too.
 TEST_P(MlaBackend, ChunksOfContextAddUp) {
   struct Split {
     bool split;
@@ -371,7 +371,7 @@ TEST_P(MlaBackend, ChunksOfContextAddUp) {
     entry.create = [room](const BackendContext& context) {
       return make_mla_backend(*GetParam(), context, room);
     };
-    // All that the batch can have.
+    // The maximum that the batch can have.
     const MlaPrefillRoom usual = mla_prefill_room(*GetParam(), test.spec, test.cache.dtype,
                                                   context_->info(), test::limits_of(test));
     EXPECT_EQ(usual.rows, 8400);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes of MLA that would take more workspace than they may. Skipped without a GPU.
+// MLA passes that would need more workspace than allowed. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -19,7 +19,7 @@
 namespace fovea {
 namespace {
 
-// The backend with so much room for what is up-projected.
+// Returns the backend with this much room for up-projected keys and values.
 BackendEntry with_room(const MlaKernels& kernels, const std::optional<MlaPrefillRoom>& room) {
   BackendEntry entry = *BackendRegistry::builtin().find(kernels.name);
   entry.workspace_bytes = [&kernels, room](const BackendRequest& request) {
@@ -45,7 +45,8 @@ class MlaBudget : public ::testing::TestWithParam<const MlaKernels*> {
   std::unique_ptr<gpu::Context> context_;
 };
 
-// One head after the other, and two: absorbed, up-projected at once and in chunks, captured too.
+// One head after another, and two at a time: absorbed, up-projected at once and in chunks, and
+// captured.
 TEST_P(MlaBudget, PassesBeyondTheBudgetAreCut) {
   for (const auto& room : {std::optional<MlaPrefillRoom>(), {MlaPrefillRoom{504, 504}}}) {
     for (const bool split : {false, true}) {

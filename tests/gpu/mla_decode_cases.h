@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What mla_decode_test.cc runs: batches, shapes, caches, masks, for both kernels.
+// The cases of mla_decode_test.cc: batches, shapes, caches and masks, for both kernels.
 #pragma once
 
 #include <string>
@@ -17,14 +17,14 @@ struct MlaDecodeCase {
   MlaRequests requests;
   int32_t heads = 128, rank = 512, rope = 64, page_size = 64;
   bool tree = false, batch_invariant = false;
-  int32_t window = 0;  // kernels of portable_mla
-  float spread = 1;    // of the keys: large ones move the maxima of the softmax
+  int32_t window = 0;  // kernels of portable_mla only
+  float spread = 1;    // scale of the keys: large ones move the maxima of the softmax
   DType dtype = DType::bf16;
   MlaCache cache = MlaCache::as_queries;
   bool scale_per_token = false;
   const MlaFamily* family = &hopper_mla();
-  int32_t max_kv_len = 1 << 20;  // what the host says
-  int64_t distinct_pages = 0;    // > 0: requests have these in common, for lengths beyond memory
+  int32_t max_kv_len = 1 << 20;  // the bound that the host knows
+  int64_t distinct_pages = 0;    // > 0: requests share these pages, for lengths beyond memory
   int32_t join_patience = MlaDecodeSetup{}.join_patience;
 };
 
@@ -40,7 +40,7 @@ inline MlaRequests many_requests() {
   return many;
 }
 
-// Lengths, numbers of requests, drafts, maxima that move.
+// Lengths, numbers of requests, drafts, moving maxima.
 inline void add_batches(MlaDecodeCases& list) {
   list.push_back({.name = "lengths",
                   .requests = {{1, 0},
@@ -85,7 +85,7 @@ inline void add_shapes(MlaDecodeCases& list) {
   list.push_back({.name = "f16", .requests = mixed_requests(), .dtype = DType::f16});
 }
 
-// Two workers a request: pairs of parts, one request with more of them, and some whole.
+// Two workers per request: pairs of parts, one request with more parts, and some whole.
 inline void add_pairs(MlaDecodeCases& list) {
   const auto pairs = [](int32_t length) {
     MlaRequests requests = {{1, 6000}, {1, 0}};
@@ -101,7 +101,7 @@ inline void add_pairs(MlaDecodeCases& list) {
   list.push_back({.name = "pairs_no_rope", .requests = pairs(300), .rope = 0});
   list.push_back(
       {.name = "pairs_tree", .requests = MlaRequests(28, {3, 500}), .heads = 40, .tree = true});
-  // No more row tiles than workers, but equal pieces would leave many of these idle.
+  // No more row tiles than workers, but equal pieces would leave many workers idle.
   MlaRequests uneven_pairs(3, {1, 3000});
   uneven_pairs.resize(33, {1, 1000});
   list.push_back({.name = "uneven_pairs", .requests = uneven_pairs, .heads = 72});
@@ -115,7 +115,7 @@ inline void add_pairs(MlaDecodeCases& list) {
                   .requests = {uneven_many.begin() + 10, uneven_many.begin() + 65}});
 }
 
-// Parts that are joined by the blocks that have them, or merged.
+// Parts that the blocks themselves join, and parts that the merge kernel joins.
 inline void add_joined(MlaDecodeCases& list) {
   // Too many requests for clusters of blocks that join parts.
   MlaRequests merged = {{1, 9000}, {1, 0}, {1, 3000}};
@@ -124,7 +124,7 @@ inline void add_joined(MlaDecodeCases& list) {
     list.push_back(
         {.name = "merged_heads_" + std::to_string(heads), .requests = merged, .heads = heads});
   }
-  // Blocks that join parts: of 132 blocks, and where they wait for others' not at all or only for
+  // Blocks that join parts: 132 of them, and lists in which they do not wait for others or only for
   // some.
   list.push_back({.name = "joined_one", .requests = {{1, 8400}}, .heads = 16, .page_size = 1});
   for (const int32_t cycles : {0, 2000}) {
@@ -147,8 +147,8 @@ inline void add_joined(MlaDecodeCases& list) {
   }
 }
 
-// Clusters of blocks that join parts: row tiles of one part, in a cluster with others, of a whole
-// one, of several.
+// Clusters of blocks that join parts: row tiles of one part next to others in a cluster, whole
+// tiles, tiles of several parts.
 inline void add_clusters(MlaDecodeCases& list) {
   const MlaRequests short_ones = {{1, 1000}, {1, 0}, {1, 1}, {1, 64}, {1, 65}, {1, 513}, {1, 300}};
   const MlaRequests uneven = {{1, 9000}, {1, 0}, {1, 1500}, {1, 300}};
@@ -163,7 +163,7 @@ inline void add_clusters(MlaDecodeCases& list) {
     const std::string of = "_heads_" + std::to_string(heads);
     list.push_back(
         {.name = "cluster_one" + of, .requests = {{1, 1000}}, .heads = heads, .max_kv_len = 1024});
-    // Longer than the host says: correct all the same.
+    // Longer than the host says: the result is still correct.
     list.push_back({.name = "cluster_longer" + of,
                     .requests = {{1, 3000}},
                     .heads = heads,
@@ -198,7 +198,7 @@ inline void add_clusters(MlaDecodeCases& list) {
                   .max_kv_len = 1000});
 }
 
-// Some hundred pages over and over, for the row index goes beyond what fits memory.
+// A few hundred pages repeated, as the row index exceeds what fits in memory.
 inline void add_beyond_memory(MlaDecodeCases& list) {
   list.push_back({.name = "million", .requests = {{1, 999963}}, .heads = 5, .distinct_pages = 333});
   list.push_back({.name = "beyond_65536",
@@ -272,7 +272,7 @@ inline void add_small(MlaDecodeCases& list) {
   list.push_back({.name = "small_moving_maxima", .requests = {{1, 300}}, .heads = 8, .spread = 12});
 }
 
-// All of the above through the kernels of portable_mla, e4m3 also with a scale for each token.
+// All cases above with the kernels of portable_mla; e4m3 also with a scale per token.
 inline void add_portable_twins(MlaDecodeCases& list) {
   const size_t count = list.size();
   for (size_t i = 0; i < count; ++i) {
@@ -287,7 +287,7 @@ inline void add_portable_twins(MlaDecodeCases& list) {
   }
 }
 
-// For tests/emulation with 16 multiprocessors: what only the kernels of Hopper do.
+// For tests/emulation with 16 multiprocessors: behaviour of the Hopper kernels only.
 inline void add_hopper_only(MlaDecodeCases& list) {
   const auto add_hopper = [&](std::string name, MlaDecodeCase test) {
     test.name = "hopper_" + name;
@@ -297,14 +297,15 @@ inline void add_hopper_only(MlaDecodeCases& list) {
   for (int32_t i = 0; i < 11; ++i) line.emplace_back(1, 60 + i * 37 % 190);
   add_hopper("wide", {.requests = line});
   add_hopper("converting_pair", {.requests = line, .page_size = 16, .cache = MlaCache::fp8_rows});
-  // Two workers a request, and parts longer than what a block has room for; of 72 heads the second
+  // Two workers per request, and parts longer than a block has room for. With 72 heads the second
   // block of each has 8 rows.
   add_hopper("pairs", {.requests = {{1, 700}, {1, 0}, {1, 610}, {1, 580}}});
   add_hopper("pairs_heads_72",
              {.requests = {{1, 300}, {1, 0}, {1, 129}, {1, 65}}, .heads = 72, .page_size = 16});
   // As many requests, but of several row tiles, which are whole.
   add_hopper("no_pairs", {.requests = {{2, 130}, {2, 70}, {2, 64}, {1, 200}}});
-  // Joined in one cluster; in two, for the host says too little; by blocks that wait or do not.
+  // Joined in one cluster; in two, as the host's bound is too low; by blocks that wait, and that do
+  // not.
   add_hopper("cluster", {.requests = {{1, 700}}, .heads = 16, .max_kv_len = 1000});
   add_hopper("two_clusters", {.requests = {{1, 1100}}, .heads = 12, .max_kv_len = 500});
   const MlaRequests cut = {{1, 1100}, {1, 60}, {1, 300}};
@@ -313,7 +314,7 @@ inline void add_hopper_only(MlaDecodeCases& list) {
   add_hopper("impatient", {.requests = cut, .heads = 16, .join_patience = 0});
 }
 
-// Windows, which only the kernels of portable_mla take.
+// Windows, which only the kernels of portable_mla support.
 inline void add_portable_windows(MlaDecodeCases& list) {
   const auto add_window = [&](std::string name, MlaDecodeCase test, int32_t window) {
     test.name = "portable_" + name;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absorbed MLA decode on a GPU against fp64, both kernels: ranks, heads, pages, lengths, masks,
-// splits. Every byte that no request owns is NaN. Skipped elsewhere; tests/emulation runs the small
-// cases of the portable kernel on the CPU.
+// Absorbed MLA decode on a GPU against fp64, for both kernels: ranks, heads, pages, lengths, masks,
+// splits. Every byte that no request owns is NaN. Skipped without a GPU; tests/emulation runs the
+// small cases of the portable kernel on the CPU.
 #include "kernels/cuda/mla_decode.h"
 
 #include <fmt/core.h>
@@ -50,7 +50,7 @@ std::vector<uint16_t> noise(DType dtype, size_t count, float spread, std::mt1993
   return values;
 }
 
-// The batch on the host; pages of the cache in random order, its other bytes poison.
+// The batch on the host. Cache pages are in random order, and unowned bytes are poisoned.
 struct Problem {
   explicit Problem(const Case& test);
   int32_t columns() const { return test.rank + test.rope; }
@@ -59,12 +59,12 @@ struct Problem {
            : test.cache == MlaCache::e4m3   ? columns()
                                             : 2 * columns();
   }
-  // Makes up one row of the cache: its bytes and what they mean.
+  // Fills one row of the cache: its bytes and their values.
   void write_row(int64_t slot, std::mt19937& random);
-  // The cache before its requests' new tokens.
+  // Returns the cache before the new tokens of the requests.
   std::vector<uint8_t> earlier_cache() const;
   bool visible(size_t request, int32_t token, int32_t key) const;
-  // fp64 output and natural LSE of one row.
+  // Returns output and natural LSE of one row in fp64.
   std::vector<double> expected(size_t request, int32_t token, int32_t head, double& lse) const;
 
   const Case& test;
@@ -81,7 +81,7 @@ struct Problem {
 
 constexpr float kCacheScale = 0.03f;  // of e4m3 caches
 
-// e4m3 of value / scale, and what it means.
+// Returns e4m3 of value / scale and stores its value in `meaning`.
 uint8_t quantise(float value, float scale, float& meaning) {
   const uint8_t code = float_to_f8e4m3(value / scale);
   meaning = f8e4m3_to_float(code) * scale;
@@ -107,13 +107,13 @@ void Problem::write_row(int64_t slot, std::mt19937& random) {
     for (int32_t group = 0; group < kMlaRowLatent / kMlaRowScaleGroup; ++group) {
       float* of = meaning + group * kMlaRowScaleGroup;
       float most = 0;
-      // Groups of very different size, subnormal codes too.
+      // Groups of very different magnitude, including subnormal codes.
       for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
         of[d] *= std::ldexp(1.0f, -3 * group - (d % 16 == 0 ? 12 : 0));
         most = std::max(most, std::fabs(of[d]));
       }
       const float scale = most / largest_finite(DType::f8e4m3);
-      // Values as the kernels read them, which round scales and products to f16.
+      // The values as the kernels read them: they round scales and products to f16.
       const float factor = f16_to_float(float_to_f16(16 * scale));
       for (int32_t d = 0; d < kMlaRowScaleGroup; ++d) {
         const uint8_t code = to[group * kMlaRowScaleGroup + d] = quantise(of[d], scale, of[d]);
@@ -235,7 +235,7 @@ MlaDecodeSetup setup_of(const Case& c, const Problem& problem, const DeviceInfo&
           .multiprocessors = device.cores};
 }
 
-// One row of the result, [rank], and its LSE.
+// Checks one row of the result, [rank], and its LSE.
 void expect_row(const Problem& problem, const Case& c, size_t request, int32_t token, int32_t head,
                 const uint16_t* got, float got_lse) {
   const test::ErrorBudget& budget = test::error_budget(c.dtype);
@@ -256,7 +256,7 @@ void expect_row(const Problem& problem, const Case& c, size_t request, int32_t t
   if (norm_want > 0) {
     ASSERT_LE(1 - dot / std::sqrt(norm_got * norm_want), budget.cosine_distance);
   }
-  // Scores of several hundred columns in fp32, and their sum over the keys.
+  // Scores are fp32 sums over several hundred columns, and they are summed over the keys.
   const double terms = static_cast<double>(problem.columns()) + std::sqrt(problem.kv_lens[request]);
   ASSERT_TRUE(test::is_near(got_lse, want_lse,
                             (test::kLseBudget.units + terms) * test::kLseBudget.unit *
@@ -273,8 +273,8 @@ class MlaDecodeTest : public test::GpuKernelTest<::testing::TestWithParam<Case>>
     if (sm < 80) GTEST_SKIP() << "a GPU before Ampere";
   }
 
-  // The new tokens' rows become NaN until a kernel that has let the next one start stores them.
-  // Keep what is returned until it has.
+  // Sets the rows of the new tokens to NaN until a kernel stores them that has already let the next
+  // one start. Keep the returned buffer until it has.
   gpu::DeviceBuffer store_late(const Problem& problem, const gpu::DeviceBuffer& cache) {
     gpu::DeviceBuffer stored = to_device(problem.cache);
     if (context->info().sm < 90) return stored;  // kernels do not overlap
@@ -352,7 +352,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
     const auto first = to_host<uint16_t>(out, rows * c.rank);
     if (!settled) got = first;
     EXPECT_EQ(first, got) << "planned again, other bits";
-    // Five launches of a case: in emulation late keys then meet other orders in the next one.
+    // In emulation, five launches of a case give late keys other execution orders.
     if (settled) decode.decode(tensors, nullptr);
     const gpu::DeviceBuffer stored = store_late(problem, cache);
     decode.decode(tensors, nullptr);
@@ -363,7 +363,7 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
 
   for (size_t r = 0; r < c.requests.size(); ++r) {
     for (int32_t t = 0; t < c.requests[r].first; ++t) {
-      for (int32_t h = t % 5; h < c.heads; h += 5) {  // fp64 on one core: every fifth head
+      for (int32_t h = t % 5; h < c.heads; h += 5) {  // fp64 on one core: check every fifth head
         SCOPED_TRACE(fmt::format("request {} token {} head {}", r, t, h));
         const size_t row = static_cast<size_t>(problem.q_indptr[r] + t) * c.heads + h;
         expect_row(problem, c, r, t, h, got.data() + row * c.rank, got_lse[row]);

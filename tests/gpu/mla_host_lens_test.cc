@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchView::host_q_lens and host_kv_lens over `mla` and `portable_mla`. Skipped where there is no
-// GPU for them.
+// BatchView::host_q_lens and host_kv_lens in `mla` and `portable_mla`. Skipped without a GPU that
+// runs them.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -28,15 +28,15 @@ class MlaHostLens : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// What the host knows of each request may be far above what it brings.
+// The lengths that the host gives may be far above the true ones.
 TEST_P(MlaHostLens, MayBeLoose) {
   test::AttentionCase test = test::mla_case("loose", 3);
   test.spec.nope_dim = test.spec.v_dim = 128;
   test.spec.softmax_scale = 0;
   test.cache.page_size = 64;
   const BackendEntry entry = *BackendRegistry::builtin().find(GetParam());
-  // Decodes beside prompts; prompts alone, one of which brings as few tokens as a decode; extends
-  // of more tokens than a prompt, which the host cannot tell apart.
+  // Decodes together with prompts; prompts alone, one of which has as few tokens as a decode;
+  // extends of more tokens than a prompt, which the host cannot distinguish from it.
   for (const std::vector<test::RequestShape>& requests :
        {std::vector<test::RequestShape>{{1, 300}, {170, 1800}, {20, 30}, {1, 1}, {64, 64}},
         {{20, 20}, {175, 175}, {64, 70}},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What portable/mla_plan writes: every key of every row tile once, parts where who joins them looks
-// for them, and no worker with much more than its share.
+// The work lists of portable/mla_plan: they contain every key of every row tile once, the joining
+// kernel finds all parts, and no worker has much more than its share.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kKeys = 64;  // of a block
+constexpr int32_t kKeys = 64;  // per block
 
 struct Part {
   MlaItem item;
@@ -40,7 +40,7 @@ std::string name_of(const PlanCase& test) {
 
 class MlaPlanners : public Planners {
  protected:
-  // Behind the last key that the row tile from `row` on sees.
+  // Returns the end of the keys that the row tile from `row` on sees.
   int32_t key_end(size_t request, int32_t row, const PlanCase& test) const {
     const auto [q_len, kv_len] = batch().requests[request];
     const int32_t last = std::min(row + test.row_tile, q_len * test.heads) - 1;
@@ -53,19 +53,20 @@ class MlaPlanners : public Planners {
                    std::vector<MlaMerge>& merges);
 };
 
-// Every range says its first item, and only its ends are parts; no worker has more than `most`.
+// Reads the lists. Every range names its first item, and only its ends may be parts. No worker has
+// more than `most`.
 Tiles MlaPlanners::listed(const PlanCase& test, const std::vector<MlaItem>& items,
                           const std::vector<MlaRange>& ranges, int64_t most) {
   Tiles tiles;
   const bool of_blocks = test.joins == MlaJoins::pairs;
   for (size_t r = 0; r < ranges.size(); ++r) {
     const MlaRange& range = ranges[r];
-    // Of two blocks of the same items the one with the first rows stands for both.
+    // Two blocks with the same items: the one with the first rows represents both.
     if (range.begin >= range.end || (of_blocks && range.rank != 0)) continue;
     EXPECT_EQ(std::memcmp(&range.first, &items[static_cast<size_t>(range.begin)], sizeof(MlaItem)),
               0);
     const auto number = static_cast<int32_t>(r);
-    // Pairs of workers are interleaved, so that blocks of the same rows are neighbours.
+    // Pairs of workers are interleaved, so that blocks of the same rows are adjacent.
     const bool paired =
         of_blocks && (ranges[r ^ 1].rank == 0 || ranges[r ^ 1].begin == ranges[r ^ 1].end);
     const int32_t worker = !of_blocks ? number : paired ? number / 4 * 2 + number % 2 : number / 2;
@@ -82,7 +83,8 @@ Tiles MlaPlanners::listed(const PlanCase& test, const std::vector<MlaItem>& item
   return tiles;
 }
 
-// Parts in ascending order of keys and of workers; `merges` loses the tile's.
+// Checks that the parts are in ascending order of keys and of workers, and removes the tile's from
+// `merges`.
 void MlaPlanners::expect_tile(const PlanCase& test, const std::vector<Part>& parts,
                               std::vector<MlaMerge>& merges) {
   const auto count = static_cast<int32_t>(parts.size());
@@ -145,7 +147,7 @@ void MlaPlanners::expect_plan(const PlanCase& test) {
 
   const int64_t share = ceil_div(cost, int64_t{test.workers});
   const bool any_balance = test.whole_tiles || test.cluster > 1;
-  // An item that a range begins inside has what comes behind it, too.
+  // A range that begins inside an item also takes the following items.
   const int64_t most = any_balance ? cost : share + std::max<int64_t>(4, share / 4) + 2;
   Tiles found = listed(test, items.read(), ranges.read(), most);
   std::vector<MlaMerge> left = merges.read();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90/mla_project alone: keys and values of every head by fp64, copies of rotary keys, and nothing
-// else written.
+// sm90/mla_project by itself: keys and values of every head against fp64, copied rotary keys, and
+// nothing else written.
 #include "kernels/cuda/mla_project.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ using test::to_device;
 using test::to_host;
 
 constexpr uint16_t kUntouched = 0xABCD;
-constexpr int32_t kRope = 72;        // columns behind a head's keys that are another kernel's
-constexpr int32_t kStoredRows = 64;  // up to a multiple of these rows are written
+constexpr int32_t kRope = 72;        // columns after a head's keys that another kernel writes
+constexpr int32_t kStoredRows = 64;  // rows are written up to a multiple of this
 
 struct Shape {
   int32_t heads, rank, nope_dim, v_dim, rows, live;
@@ -48,7 +48,7 @@ TEST_P(MlaProjectTest, KeysAndValuesOfEveryHead) {
   const auto keys = to_device(std::vector<uint16_t>(rows * heads * width, kUntouched));
   const auto values = to_device(std::vector<uint16_t>(rows * heads * v_dim, kUntouched));
   const auto live = to_device(std::vector<int32_t>{shape.live});
-  // Gathered: the rows from the last to the first, and some of zeros.
+  // Gathered: the rows in reverse order, and some zeros.
   const auto place = [&](size_t row) { return gathers ? rows - 1 - row : row; };
   const auto is_zero = [&](size_t row) { return gathers && row % 37 == 34; };
   std::vector<int64_t> offsets;
@@ -132,8 +132,8 @@ std::string name_of(const ::testing::TestParamInfo<Case>& test) {
          (few_blocks ? "_in_turns" : "");
 }
 
-// By few blocks all but the last take tiles of both sides, by pairs; by many the small ones take
-// those of one side.
+// With few blocks, all blocks but the last take tiles of both sides in pairs. With many blocks, the
+// small ones take tiles of one side.
 INSTANTIATE_TEST_SUITE_P(Shapes, MlaProjectTest,
                          ::testing::Combine(::testing::Values(Shape{3, 512, 128, 128, 300, 170},
                                                               Shape{2, 192, 72, 24, 130, 130},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing to experts and their products on a GPU against the CPU's.
+// Routing to experts, and their products, on a GPU against the CPU.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -74,7 +74,7 @@ TEST_F(ModelDevices, RunExpertsAlike) {
     const std::vector<float> weights = random(static_cast<size_t>(rows) * top_k);
     std::vector<int32_t> ids;
     for (int32_t row = 0; row < rows; ++row) {
-      // Expert 1 gets nothing, so that an empty one is met.
+      // Expert 1 gets no rows: an empty expert must work.
       const int32_t first = random_ints(1, kExperts)[0];
       ids.push_back(first == 1 ? 2 : first);
       if (top_k == 2) ids.push_back(ids.back() == 4 ? 0 : 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every operation of a model's layers but its experts on a GPU against the CPU's.
+// Every operation of a model's layers except its experts, on a GPU against the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -126,7 +126,7 @@ TEST_F(ModelDevices, PrepareHeadsAlike) {
   }
 }
 
-// Rows of all heads together are longer than what a warp keeps.
+// The rows of all heads together exceed what a warp holds.
 TEST_F(ModelDevices, NormLongRowsAlike) {
   constexpr int32_t kRows = 5;
   for (const int32_t dim : {2048, 2056, 5120}) {
@@ -220,7 +220,7 @@ TEST_F(ModelDevices, GatherAndCapAlike) {
   }
 }
 
-// More than one piece on its way to the device, the last one short.
+// More than one piece is in flight to the device; the last piece is short.
 TEST_F(ModelDevices, PlaceWeightsThatAreMade) {
   constexpr std::array<int64_t, 2> kShape = {4099, 8192};
   const Checkpoint made =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of a model's layers on a GPU and on the CPU, on the same inputs, all of which bf16
-// can hold. Skipped where there is no GPU.
+// The operations of a model's layers on a GPU and on the CPU, with the same inputs, all
+// representable in bf16. Skipped without a GPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ namespace fovea {
 
 constexpr int32_t kMaxRows = 256;
 
-// The same memory on one device, with what a test needs to fill and read it.
+// Memory with the same contents on one device, and access to it.
 class Side {
  public:
   explicit Side(std::shared_ptr<ModelDevice> device) : device_(std::move(device)) {}
@@ -130,7 +130,7 @@ class ModelDevices : public testing::Test {
     return values;
   }
 
-  // body(side) computes on one device and returns its rows.
+  // Runs body(side), which computes on one device and returns its rows.
   template <typename Body>
   void expect_same(DType out, size_t width, const Body& body, const std::string& what) {
     expect_same(out == DType::f32 ? test::kLayerOpF32Budget : test::kLayerOpBf16Budget, width, body,

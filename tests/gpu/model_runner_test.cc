@@ -21,7 +21,7 @@ namespace {
 constexpr BatchLimits kLimits = {
     .max_requests = 4, .max_tokens = 32, .max_q_len = 32, .max_kv_len = 64};
 
-// What Engine::load puts together, with the parts at hand.
+// The objects that Engine::load connects, built directly.
 struct Parts {
   explicit Parts(const BatchLimits& wanted = kLimits, bool cuda_graphs = true) : limits(wanted) {
     registry = BackendRegistry::builtin();
@@ -46,7 +46,7 @@ struct Parts {
     return wanted;
   }
 
-  // One token of a new request.
+  // Returns the logits of one token of a new request.
   std::vector<float> decode(int32_t token) {
     CacheLease lease = caches->admit({{&token, 1}, {}}, false, 0).value();
     EXPECT_TRUE(caches->extend(lease, 0, 1));
@@ -59,7 +59,7 @@ struct Parts {
     return logits;
   }
 
-  // Logits of the last of these tokens, which each of the leases gets at `begin`.
+  // Returns the logits of the last of these tokens, which each of the leases gets at `begin`.
   std::vector<float> append(std::span<CacheLease> leases, int32_t begin,
                             std::span<const int32_t> tokens) {
     std::vector<PassPart> parts;
@@ -89,7 +89,7 @@ class GpuModelRunner : public ::testing::Test {
   }
 };
 
-// What is captured or warmed up runs before any batch was filled.
+// Captures and warm-ups run before any batch was filled.
 TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
   constexpr int32_t kVocabulary = 100;
   const gpu::Context context(0);
@@ -112,8 +112,8 @@ TEST_F(GpuModelRunner, TheFirstBatchIsEmptyAndDrawsNothing) {
   }
 }
 
-// The next pass writes over the staging memory of this one, so run() waits for passes that compute
-// no logits too. Work ahead of each pass keeps the GPU behind the host.
+// The next pass overwrites this pass's staging memory, so run() waits for passes that compute no
+// logits too. Work before each pass keeps the GPU behind the host.
 TEST_F(GpuModelRunner, PassesWithoutLogitsHaveEndedWhenRunReturns) {
   constexpr BatchLimits kPrompts = {
       .max_requests = 1, .max_tokens = 32, .max_q_len = 32, .max_kv_len = 256};
@@ -147,7 +147,7 @@ TEST_F(GpuModelRunner, PassesWithoutLogitsHaveEndedWhenRunReturns) {
   EXPECT_EQ(last_logits(0), want);
 }
 
-// Steps on both sides of the bounds that graphs of few requests are captured for.
+// Steps on both sides of the limits that graphs of few requests are captured for.
 TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
   constexpr BatchLimits kLong = {
       .max_requests = 3, .max_tokens = 600, .max_q_len = 200, .max_kv_len = 4200};
@@ -185,7 +185,7 @@ TEST_F(GpuModelRunner, StepsOfShortContextsHaveTheBitsOfEnqueuedOnes) {
 }
 
 #ifndef NDEBUG
-// Other pools in the place of those a graph was captured with.
+// The pools differ from those that the graph was captured with.
 TEST_F(GpuModelRunner, RefusesToReplayOverPoolsThatMoved) {
   Parts parts;
   const std::vector<float> logits = parts.decode(5);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models wholly on a GPU, through the engine: against the reference outputs of each checkpoint,
-// cold, with prefix hits and batched, and with replayed and enqueued decode steps. Skipped where
-// there is no GPU.
+// Whole models on a GPU, through the engine: against the reference outputs of each checkpoint,
+// cold, with prefix hits and in batches, with replayed and enqueued decode steps. Skipped without a
+// GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class GpuModels : public ::testing::TestWithParam<const char*> {
   }
   std::string model() const { return GetParam(); }
 
-  // Logits of the last token of a text by the fp32 engine.
+  // Returns the logits of a text's last token from the fp32 engine.
   std::vector<float> exact_logits(const std::vector<int32_t>& text) {
     if (!exact_) {
       EngineOptions options = options_for(model());
@@ -55,8 +55,8 @@ class GpuModels : public ::testing::TestWithParam<const char*> {
     return {all.end() - exact_->vocabulary(), all.end()};
   }
 
-  // Equal to the reference, or different for the first time where the exact logits of both tokens
-  // are closer than what rounding to bf16 may move them. What follows depends on that token.
+  // Expects the reference's tokens, or a first difference where the exact logits of both tokens are
+  // closer than rounding to bf16 may move them. The tokens after it depend on that token.
   void expect_greedy(const ReferencePrompt& prompt, const std::vector<int32_t>& tokens,
                      const std::string& what) {
     ASSERT_EQ(tokens.size(), prompt.greedy.size()) << what;
@@ -116,7 +116,7 @@ TEST_P(GpuModels, ContinueTheReferencePromptsColdWarmAndBatched) {
   EXPECT_EQ(engine->stats().kv_pages_free, engine->stats().kv_pages);
 }
 
-// Pages that divide nothing, passes smaller than a page or a window.
+// Page sizes that divide nothing, and passes smaller than a page or a window.
 TEST_P(GpuModels, DoNotDependOnPagesAndChunks) {
   const ReferencePrompt prompt = read_reference(model())[3];
   const GenerateRequest request = greedy_request(prompt);
@@ -132,8 +132,8 @@ TEST_P(GpuModels, DoNotDependOnPagesAndChunks) {
   }
 }
 
-// The log-probabilities of every token and of its alternatives, bit by bit: one prompt after the
-// other and all together, so that batches shrink through several buckets.
+// Compares the log-probabilities of every token and its alternatives bit by bit: one prompt after
+// another, and all together, so that batches shrink through several graph sizes.
 TEST_P(GpuModels, ReplayedAndEnqueuedStepsAreBitwiseEqual) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());
   std::vector<GenerateRequest> requests;
@@ -170,8 +170,8 @@ bool sees_all_keys(const GroupSelection& group) {
   return spec.kind == AttentionKind::mha && spec.window == 0 && spec.chunk == 0;
 }
 
-// Requests that the prefix cache gave the same pages: steps that read them once, of every number of
-// requests and with others between them.
+// Requests to which the prefix cache gave the same pages. Steps read these pages once, for every
+// number of requests and with other requests between them.
 TEST_P(GpuModels, ReadSharedPrefixesOnce) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());
   for (const bool graphs : {true, false}) {
@@ -187,7 +187,7 @@ TEST_P(GpuModels, ReadSharedPrefixesOnce) {
     std::vector<GenerateRequest> requests;
     for (int i = 0; i < 20; ++i) {
       requests.push_back(greedy_request(prompts[i % 3 == 0 ? 2 : 3 + i % 2]));
-      // The batch shrinks step by step, never below 20 tokens of each.
+      // The batch shrinks step by step, but each size lasts at least 20 tokens.
       requests.back().sampling.max_new_tokens = 64 - 2 * i;
     }
     (void)engine->generate(std::span(requests).first(5));
@@ -202,11 +202,12 @@ TEST_P(GpuModels, ReadSharedPrefixesOnce) {
   }
 }
 
-// A request that wants log-probabilities is drawn for on the CPU, from the same logits.
+// The engine draws tokens on the CPU for requests that want log-probabilities, from the same
+// logits.
 TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
   const std::vector<ReferencePrompt> prompts = read_reference(model());
   EngineOptions options = options_for(model());
-  options.prefix_cache = false;  // the second time the passes would be others
+  options.prefix_cache = false;  // with it, the passes of the second run would differ
   const std::unique_ptr<Engine> engine = Engine::load(options);
   std::vector<GenerateRequest> requests;
   for (const ReferencePrompt& prompt : prompts) {
@@ -224,8 +225,9 @@ TEST_P(GpuModels, DrawTheTokensThatTheCpuDraws) {
   for (size_t i = 0; i < drawn.size(); ++i) EXPECT_EQ(drawn[i].tokens, wanted[i].tokens) << i;
 }
 
-// With batch_invariant the log-probabilities of a text have the same bits alone and in company,
-// cold and after prefix hits: its prompt is cut otherwise there, and its steps run in other graphs.
+// With batch_invariant the log-probabilities of a text have the same bits alone and with other
+// requests, cold and after prefix hits. Its prompt is cut differently there, and its steps run in
+// other graphs.
 TEST_P(GpuModels, BatchInvariantBits) {
   std::vector<GenerateRequest> requests;
   for (const ReferencePrompt& prompt : read_reference(model())) {
@@ -286,8 +288,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuModels,
                                            "llama4_text"),
                          [](const auto& test) { return std::string(test.param); });
 
-// The tiny checkpoints of testdata/goldens. Their networks are random, so that each has a meter of
-// its own: what the reference loses where it rounds to bf16.
+// The tiny checkpoints of testdata/goldens. Their networks are random, so each has its own error
+// limit: what the reference loses by rounding to bf16.
 class GpuGoldens : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GpuGoldens, LogitsAreWithinTwiceTheLossOfBf16) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Part of every test of this folder: the backends under test are a GPU's, however it is started.
-// Without it a test of all GPU backends that is not started by ctest has no cases, and passes.
+// Linked into every test of this folder: makes a GPU's backends the backends under test. Without
+// it, a test of all GPU backends has no cases and passes unless ctest starts it.
 #include <cstdlib>
 
 namespace {

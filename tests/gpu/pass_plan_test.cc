@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of a pass in one launch are those that each planner writes alone.
+// Plans of a pass in one launch equal the plans that each planner writes by itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ bool same_bytes(const Guarded<T>& a, const Guarded<T>& b) {
   return std::memcmp(left.data(), right.data(), left.size() * sizeof(T)) == 0;
 }
 
-// What decode's plan writes.
+// The output of the plan of decode.
 struct DecodeList {
   DecodeList(const Batch& batch, int32_t row_tile) {
     size_t tiles = 0;
@@ -54,7 +54,7 @@ struct DecodeList {
   Guarded<int32_t> tickets{size_t{2 * kCtas}};
 };
 
-// What prefill's writes.
+// The output of the plan of prefill.
 struct OrderList {
   explicit OrderList(size_t tokens) : tiles(tokens) {}
   PrefillOrderParams params(const BatchParams& batch) const {
@@ -72,7 +72,7 @@ struct OrderList {
   Guarded<PrefillTile> tiles;
 };
 
-// What portable/plan writes for the groups of each level.
+// The output of portable/plan for the groups of each level.
 struct GroupLists {
   GroupLists(const Batch& batch, int32_t levels)
       : requests(batch.requests.size()),
@@ -84,7 +84,7 @@ struct GroupLists {
                        (requests + 1) * sizeof(int32_t);
     return (all + 63) / 64 * 64;
   }
-  // Of level 0.
+  // The list of level 0.
   WorkList list(GroupParts*& parts) const {
     char* at = bytes.data();
     const auto take = [&]<typename T>(T*& to, size_t count) {
@@ -142,7 +142,7 @@ struct Prefixes {
   PrefixGroupsParams found{};
 };
 
-// Where nothing is beside it.
+// For kernels that run alone.
 constexpr float kNoPairs = 1e30f;
 
 TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
@@ -175,7 +175,7 @@ TEST_P(Planners, MixedBatchesAreThoseOfTwoLaunches) {
     const PrefillOrder one = order_alone.order.read()[0], other = order_joint.order.read()[0];
     EXPECT_EQ(one.tile_count, other.tile_count);
     EXPECT_EQ(one.section_heads, other.section_heads);
-    // The order among tiles of one length is left to chance.
+    // The order of tiles of equal length may vary.
     const auto sorted = [](const OrderList& list) {
       std::vector<std::pair<int32_t, int32_t>> tiles;
       for (const PrefillTile& tile : list.tiles.read()) {
@@ -227,7 +227,7 @@ TEST_P(Planners, CascadesAreThoseOfTwoLaunches) {
   }
 }
 
-// Where the parts of a pair are: as those say who merge them.
+// The kernel that merges must find the parts of a pair.
 TEST_P(Planners, PartsOfGroupsAreFoundByTheirPair) {
   if (batch().most_q_len > 0 || batch().window > 0) GTEST_SKIP() << "not where prefixes are shared";
   const std::vector<int32_t> shared(batch().requests.size(), 700);
@@ -259,7 +259,7 @@ TEST_P(Planners, PartsOfGroupsAreFoundByTheirPair) {
   }
 }
 
-// Groups keep the tensor cores of the others busy meanwhile.
+// Groups keep the tensor cores of the other multiprocessors busy meanwhile.
 TEST_P(Planners, DecodeLeavesMultiprocessorsToLongGroups) {
   if (batch().requests.size() != 64) GTEST_SKIP() << "a batch of some requests";
   const Guarded<int32_t> lens(std::vector<int32_t>(64, 20000));
@@ -291,7 +291,7 @@ TEST_P(Planners, DecodeLeavesMultiprocessorsToLongGroups) {
   const auto fewest = busy_with(1e-6f);
   EXPECT_GE(fewest, kCtas / 2 * 3 / 4);
   EXPECT_LE(fewest, kCtas / 2);
-  // None for groups of little work.
+  // Groups with little work get none.
   for (float pairs_per_unit = 1e5f; pairs_per_unit > 10; pairs_per_unit *= 0.9f) {
     const auto busy = busy_with(pairs_per_unit);
     EXPECT_TRUE(busy == all || busy <= kCtas * 7 / 8) << busy << " with " << pairs_per_unit;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of a planner write beside its work list: page tables, and the groups of requests
+// The further output of a planner besides its work list: page tables, and the groups of requests
 // that share a prefix.
 #include <gtest/gtest.h>
 
@@ -21,9 +21,9 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-// Blocks behind those that order write the page table, whatever their number: from slots or pages,
-// through a slot map, page 0 for what names nothing of the pool, zeros up to the key tile, nothing
-// behind.
+// Blocks after the ordering blocks write the page table, in any number: from slots or pages,
+// through a slot map, with page 0 for entries that name nothing of the pool, zeros up to the key
+// tile, and nothing after it.
 TEST_P(Planners, PageTableIsThatOfTheTokens) {
   constexpr int32_t kSlots = 4008, kUntouched = 0x5a5a5a5a;
   const auto requests = static_cast<size_t>(params.requests);
@@ -89,7 +89,7 @@ TEST_P(Planners, PageTableIsThatOfTheTokens) {
   }
 }
 
-// What find_prefix_levels() makes of a batch.
+// The result of find_prefix_levels() for a batch.
 struct HostGroups {
   HostGroups(const BatchView& batch, const PrefixRule& rule) : q_indptr(batch.q_indptr) {
     const auto requests = static_cast<size_t>(batch.requests);
@@ -104,7 +104,8 @@ struct HostGroups {
     used = static_cast<size_t>(find_prefix_levels(batch, rule, levels, first_keys));
   }
 
-  // The first request of each request's group: the tokens of a group are those of its first.
+  // Returns the first request of each request's group. The tokens of a group are those of its first
+  // request.
   std::vector<int32_t> begins(size_t level) const {
     const std::vector<int32_t>& indptr = arrays[3 * level];
     std::vector<int32_t> all;
@@ -116,7 +117,7 @@ struct HostGroups {
   }
 
   const int32_t* q_indptr;
-  std::vector<std::vector<int32_t>> arrays;  // three of each level, then the first keys
+  std::vector<std::vector<int32_t>> arrays;  // three per level, then the first keys
   size_t used = 0;                           // levels
 };
 
@@ -138,7 +139,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
 
   const HostGroups host(view, {kMaxQLen, kMinSaved});
   const Guarded<int32_t> shared_device(shared);
-  // Plans of no request of their own, with other numbers of threads.
+  // Plans without requests of their own, with other numbers of threads.
   const auto finds = [&](auto launch) {
     PrefixGroupsParams prefixes{.q_indptr = params.q_indptr,
                                 .kv_lens = params.kv_lens,
@@ -179,7 +180,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
         .launch({}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
   });
   finds([&](PlanCompany company) {
-    company.level_bytes = 64;  // a block a level, each of which writes its own
+    company.level_bytes = 64;  // a block per level, each writes its own
     load("portable/plan", {"128"})
         .launch({kPrefixLevels}, PlanLaunch<PlanParams>{{.batch = nobody}, company, 0}, nullptr);
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches for the kernels that plan from device-side lengths, and device memory with guards.
-// Skipped where there is no Hopper GPU; tests/emulation runs them on the CPU.
+// Batches for the kernels that plan from lengths on the device, and device memory with guards.
+// Skipped without a Hopper GPU; tests/emulation runs them on the CPU.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,14 +26,14 @@ struct Batch {
   int32_t q_heads = 8, kv_heads = 2;
   int32_t window = 0;
   int32_t least_q_len = 0, most_q_len = 0;  // of the plan
-  bool alike = false;                       // all requests
+  bool alike = false;                       // all requests are equal
 
   bool planned(size_t i) const {
     const int32_t q_len = requests[i].first;
     return most_q_len == 0 || (q_len >= least_q_len && q_len <= most_q_len);
   }
   int32_t group() const { return q_heads / kv_heads; }
-  // Keys that tokens [first, last] see: causal, window.
+  // Returns the keys that tokens [first, last] see: causal, window.
   std::pair<int32_t, int32_t> keys(size_t i, int32_t first, int32_t last) const {
     const auto [q_len, kv_len] = requests[i];
     const int32_t prefix = kv_len - q_len;
@@ -78,7 +78,7 @@ inline std::vector<Batch> batches() {
   return all;
 }
 
-// Device memory of `count` elements before a guard that must stay.
+// Device memory of `count` elements, followed by a guard that must not change.
 template <typename T>
 class Guarded {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work lists that the Hopper planners write: everything once, in the promised order, evenly,
-// and inside the promised bounds.
+// The work lists of the Hopper planners: all work once, in the promised order, evenly split, and
+// within the promised bounds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,16 +27,17 @@ struct DecodePart {
   int32_t range;
 };
 
-// What the ranges of a decode plan list.
+// The parts in the ranges of a decode plan.
 struct DecodeParts {
   // By request, kv head and first row.
   std::map<std::tuple<int32_t, int32_t, int32_t>, std::vector<DecodePart>> tiles;
-  std::set<int32_t> slots;     // of partial results
+  std::set<int32_t> slots;     // slots of partial results
   std::vector<int64_t> loads;  // grains of keys of each range that is not empty
-  int32_t heads = 1;           // of an item
+  int32_t heads = 1;           // per item
 };
 
-// Every range says its first item; every partial result has a slot of its own, of its range.
+// Reads the lists. Every range names its first item, and every partial result has a slot of its
+// own, within its range.
 DecodeParts listed_parts(const std::vector<DecodeItem>& items,
                          const std::vector<DecodeRange>& ranges) {
   DecodeParts found;
@@ -61,7 +62,7 @@ DecodeParts listed_parts(const std::vector<DecodeItem>& items,
   return found;
 }
 
-// The parts cover the keys of their tile once, in order, and know one another's slots.
+// Checks that the parts cover the keys of their tile once, in order, and name each other's slots.
 void expect_whole_tile(const std::vector<DecodePart>& parts, int32_t begin, int32_t end) {
   int32_t key = begin;
   for (size_t part = 0; part < parts.size(); ++part) {
@@ -81,7 +82,7 @@ void expect_whole_tile(const std::vector<DecodePart>& parts, int32_t begin, int3
 TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   constexpr int32_t kRowTile = 8;
   const int32_t group = batch().group();
-  int64_t all_tiles = 0;  // also of requests that are not the plan's: the bound holds for any batch
+  int64_t all_tiles = 0;  // of all requests, as the bound holds for any batch
   for (const auto& [q_len, kv_len] : batch().requests) {
     all_tiles += (q_len * group + kRowTile - 1) / kRowTile;
   }
@@ -134,8 +135,8 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
     if (want == 0) continue;
     line *= batch().kv_heads / found.heads;
     const auto live = static_cast<int64_t>(found.loads.size());
-    // Equal cuts. A CTA may lie in the overhead of an item, and the plan may use fewer CTAs than
-    // there are for the sake of whole tiles, or to leave SMs to the kernel beside.
+    // The cuts are equal. A CTA may fall into the overhead of an item, and the plan may use fewer
+    // CTAs than there are, to keep tiles whole or to leave SMs to the concurrent kernel.
     EXPECT_LE(std::ranges::max(found.loads), (line + live - 1) / live);
     const int32_t expected = batch().most_q_len > 0 ? list.least_ctas : ctas;
     EXPECT_GE(2 * (kOverhead + 1) * live, std::min<int64_t>(expected, line / 8));
@@ -143,8 +144,8 @@ TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   }
 }
 
-// Parts of a tile are those of one cluster or of none: equal ones, the first where the tile's CTAs
-// begin.
+// The parts of a tile belong to one cluster or to none. They are equal, and the first one is where
+// the tile's CTAs begin.
 TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
   constexpr int32_t kPartUnits = 20, kLeastUnits = 8;
   if (batch().most_q_len > 0) return;
@@ -194,7 +195,7 @@ TEST_P(Planners, DecodePutsThePartsOfSimilarTilesIntoClusters) {
     const int32_t tiles = static_cast<int32_t>(all_tiles) * batch().kv_heads;
     const int32_t units = (batch().requests.front().second + kGrain - 1) / kGrain;
     if (!batch().alike || units < kLeastUnits * cluster) continue;
-    int32_t parts = cluster;  // several tiles may be one cluster's
+    int32_t parts = cluster;  // several tiles may share a cluster
     while (parts > 1 && (parts * tiles > ctas || cluster % parts != 0)) --parts;
     const bool fill = 4 * parts * tiles >= 3 * (ctas / tiles * tiles);
     const bool are_short = units + kOverhead <= (kPartUnits + 1) * parts;
@@ -237,9 +238,9 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   EXPECT_EQ(found.tile_count, static_cast<int32_t>(want.size()));
   EXPECT_EQ(found.taken, 0);
   EXPECT_EQ(found.finished, 0);
-  EXPECT_GE(found.section_heads, 1);  // of kv heads, each with a block of q heads at least
+  EXPECT_GE(found.section_heads, 1);  // of kv heads, each with at least one block of q heads
   const auto list = tiles.read();
-  // Sections of requests whose keys take 16 MB, with all heads and two tiles a block.
+  // Sections of requests whose keys take 16 MB, with all heads and two tiles per block.
   const int64_t request_bytes = int64_t{longest} * kTokenBytes * batch().kv_heads;
   int32_t each = params.requests;
   if (request_bytes > 0) each = std::min(each, static_cast<int32_t>((16 << 20) / request_bytes));
@@ -251,7 +252,7 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   if (sections > 1) {
     EXPECT_EQ(found.section_heads, batch().q_heads >> kHeadsShift);
   }
-  // Their tiles are sorted by keys up to the width of one of 1024 buckets in all.
+  // Their tiles are sorted by keys, up to the width of one of 1024 buckets.
   const auto buckets = static_cast<int32_t>(1024 / std::bit_ceil(uint32_t(sections)));
   const int32_t width = std::max(1, 2 * longest / buckets);
   int32_t before = longest, section = 0;
@@ -272,7 +273,8 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   EXPECT_TRUE(want.empty());
 }
 
-// Pieces of cut tiles have every segment of keys once, and room of their own for partial results.
+// The pieces of cut tiles have every segment of keys once, and room of their own for partial
+// results.
 TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
   constexpr int32_t kTokens = 64, kSegment = 512, kRoom = 256;
   const auto requests = static_cast<size_t>(params.requests);
@@ -302,7 +304,7 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
               nullptr);
   std::set<std::pair<int32_t, int32_t>> whole;     // request, first token
   std::set<std::pair<int32_t, int32_t>> segments;  // request, segment
-  std::map<int32_t, int32_t> room;                 // request, where its partial results begin
+  std::map<int32_t, int32_t> room;                 // request, start of its partial results
   const auto list = tiles.read();
   const auto segment_list = tile_segments.read();
   for (int32_t n = 0; n < order.read().front().tile_count; ++n) {
@@ -320,7 +322,7 @@ TEST_P(Planners, PrefillCutsTilesOfFewRowsIntoSegments) {
           << "request " << tile.request << " segment " << segment;
     }
   }
-  std::set<int32_t> taken;  // places for partial results
+  std::set<int32_t> taken;  // slots of partial results
   for (size_t i = 0; i < batch().requests.size(); ++i) {
     const auto request = static_cast<int32_t>(i);
     const int32_t q_len = batch().planned(i) ? batch().requests[i].first : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batches for the portable kernels: made on the host, with their results by fp64 loops.
+// Batches for the portable kernels, made on the host, with their results from fp64 loops.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ struct PortableCase {
   int32_t window = 0, chunk = 0;
   float logit_cap = 0;
   bool sinks = false, alibi = false, tree = false;
-  bool v_by_heads = false;  // pages of V hold head after head, those of K token after token
+  bool v_by_heads = false;  // pages of V lie head by head, pages of K token by token
 };
 
 inline std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
@@ -38,7 +38,8 @@ inline std::vector<uint16_t> random_bf16(size_t count, std::mt19937& random) {
 // A case as data.
 struct HostBatch {
   explicit HostBatch(const PortableCase& test);
-  // Element (row of new token t of all, head) of a dense [tokens, heads, dim] array.
+  // Returns an element of a dense [tokens, heads, dim] array; `row` counts the new tokens of all
+  // requests.
   float q_at(int64_t row, int32_t head, int32_t d) const {
     const int64_t at = row * test.q_heads + head;
     const auto element = static_cast<size_t>(at * test.head_dim + d);
@@ -46,7 +47,7 @@ struct HostBatch {
     return f8e4m3_to_float(q_codes[element]) * q_scale[static_cast<size_t>(at)];
   }
   bool visible(int32_t request, int32_t token, int32_t key) const;
-  // fp64 attention of one row from the cache as `cached` reads it.
+  // Returns the fp64 attention of one row over the cache as `cached` reads it.
   std::vector<double> expected(int32_t request, int32_t token, int32_t head, double& lse) const;
 
   const PortableCase& test;
@@ -55,9 +56,9 @@ struct HostBatch {
   std::vector<int64_t> all_slots;  // of every key of every request, in order
   std::vector<uint64_t> tree;
   std::vector<uint16_t> q, k, v;      // k and v: [all_keys, kv_heads, dim]
-  std::vector<uint8_t> q_codes;       // instead of q where queries are fp8
-  std::vector<float> q_scale;         // theirs: [tokens, q_heads]
-  std::vector<float> k_read, v_read;  // what the cache gives back
+  std::vector<uint8_t> q_codes;       // replaces q where queries are fp8
+  std::vector<float> q_scale;         // scales of q_codes: [tokens, q_heads]
+  std::vector<float> k_read, v_read;  // values read back from the cache
   std::vector<float> sinks, slopes;
 };
 
@@ -103,7 +104,7 @@ inline HostBatch::HostBatch(const PortableCase& c) : test(c) {
     }
   }
   for (int32_t h = 0; h < c.q_heads; ++h) {
-    sinks.push_back(0.9f * static_cast<float>(h) - 1);  // up to a fifth of 700 keys
+    sinks.push_back(0.9f * static_cast<float>(h) - 1);  // up to a fifth of the weight of 700 keys
     slopes.push_back(std::exp2(-static_cast<float>(h + 1) / 2));
   }
   const auto read_back = [&](const std::vector<uint16_t>& from, int32_t dim,
@@ -222,7 +223,7 @@ inline std::vector<PortableCase> portable_cases() {
   list.push_back({.name = "small_alibi", .requests = small, .alibi = true});
   list.push_back({.name = "small_v_by_heads", .requests = small, .v_by_heads = true});
   list.push_back({.name = "small_without_keys", .requests = {{9, 4}, {3, 3}, {2, 0}}});
-  // A row more than two tiles of 16 have.
+  // One row more than two tiles of 16 hold.
   list.push_back(
       {.name = "small_one_row_more", .requests = {{11, 40}}, .q_heads = 3, .kv_heads = 1});
   list.push_back({.name = "small_tree", .requests = {{15, 70}, {15, 15}}, .tree = true});

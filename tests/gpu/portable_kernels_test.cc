@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable kernels on a GPU: cache write, page table, plan, attention, merge, against fp64
-// loops. Skipped where there is no GPU; tests/emulation runs the small cases on the CPU.
+// loops. Skipped without a GPU; tests/emulation runs the small cases on the CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,12 +26,12 @@ namespace {
 using test::to_device;
 using test::to_host;
 
-// A case, and whether its rows go to the tiles of decode.
+// A case, and whether its rows use the tiles of decode.
 using PortableKernels =
     test::GpuKernelTest<::testing::TestWithParam<std::tuple<PortableCase, bool>>>;
 
-// A case on the device, and the parameters of the kernels over it. Every byte of caches and results
-// that nobody writes is NaN.
+// A case on the device, and the kernels' parameters for it. Bytes of caches and results that no
+// kernel writes are NaN.
 class DeviceBatch {
  public:
   DeviceBatch(const HostBatch& batch, int32_t ctas, int32_t row_tile)
@@ -150,7 +150,7 @@ class DeviceBatch {
     return keys;
   }
   size_t rows() const { return static_cast<size_t>(batch_.tokens) * c_.q_heads; }
-  // Bytes of [slots, kv_heads, dim].
+  // Returns the bytes of [slots, kv_heads, dim].
   size_t cache_bytes(int32_t dim) const {
     return static_cast<size_t>(slots_) * c_.kv_heads * dim * (fp8_ ? 1 : 2);
   }
@@ -161,7 +161,7 @@ class DeviceBatch {
     }
     return static_cast<size_t>(tiles * c_.kv_heads + ctas_);
   }
-  // Of results, of which there is one at least, so that there is memory.
+  // Returns at least 1, so that there is memory even without results.
   size_t some(size_t count) const { return std::max<size_t>(count, 1); }
 
   const HostBatch& batch_;

@@ -96,7 +96,8 @@ TEST_F(Runtime, GraphsReplayWhatWasCaptured) {
   }
 }
 
-// What does not fit is an error that says how much, and the next allocation works.
+// An allocation that does not fit is an error that says how much was wanted, and the next one
+// works.
 TEST_F(Runtime, MoreMemoryThanThereIsIsNamed) {
   const size_t bytes = 2 * context_->info().memory_bytes;
   const auto expect_named = [&](const char* what, const std::function<void()>& allocate) {
@@ -115,7 +116,7 @@ TEST_F(Runtime, MoreMemoryThanThereIsIsNamed) {
   EXPECT_NE(DeviceBuffer(1 << 20).data(), nullptr);
 }
 
-// What throws inside a capture ends it: the stream is as good as before.
+// An exception inside a capture ends the capture, and the stream stays usable.
 TEST_F(Runtime, AbandonedCapturesLeaveTheStreamUsable) {
   const OwnedStream stream;
   const DeviceBuffer buffer(4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens drawn on a GPU against those of Sampler, from the same logits and numbers. Skipped without
-// a GPU.
+// Tokens drawn on a GPU against those of Sampler, from the same logits and random numbers. Skipped
+// without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 namespace cuda = kernels::cuda;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows of one vocabulary, and how each is to be drawn from.
+// Rows of one vocabulary, and how to draw from each.
 struct Rows {
   int32_t vocabulary = 0;
   std::vector<float> logits;
@@ -127,7 +127,7 @@ TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
   expect_equal(random_rows(151936, 2, many_params().size() / 4 + 1, 9), "vocabulary 151936");
 }
 
-// Ranks among equals go by id; so do draws where nothing is sorted.
+// Equal logits rank by id, and so do draws where nothing is sorted.
 TEST_F(GpuSampling, BreaksTiesById) {
   Rows rows = random_rows(3000, 1, 4 * many_params().size(), 5);
   for (float& logit : rows.logits) logit = std::round(logit);
@@ -144,7 +144,7 @@ TEST_F(GpuSampling, NeverDrawsMinusInfinity) {
   expect_equal(rows, "two thirds at -inf");
 }
 
-// Weights of equal logits sum up exactly, so what lies at a limit is known: as on the CPU.
+// Weights of equal logits sum exactly, so the outcome at a limit is known and equals the CPU's.
 TEST_F(GpuSampling, LimitsEndAtTheirBounds) {
   for (const int32_t vocabulary : {4, 600}) {
     Rows rows{.vocabulary = vocabulary};

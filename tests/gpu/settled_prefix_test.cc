@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchView::prefix_settled: a decode that reads earlier keys ahead of time still sees the keys
-// that its own pass stores, and so does a prompt. Skipped where there is no GPU.
+// BatchView::prefix_settled: a decode that reads earlier keys before the preceding kernel ends
+// still sees the keys that its own pass stores, and so does a prompt. Skipped without a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kHeads = 8, kKvHeads = 2, kDim = 128;
-constexpr int32_t kLatent = 512, kRow = 576;  // of MLA, with its RoPE columns
+constexpr int32_t kLatent = 512, kRow = 576;  // MLA, with its RoPE columns
 constexpr int32_t kLayers = 6;
 constexpr int32_t kMaxKeys = 1300;
 
@@ -39,13 +39,13 @@ struct Shape {
   std::string backend;
   DType cache;
   int32_t page_size;
-  int32_t new_tokens;  // of a request
+  int32_t new_tokens;  // per request
   std::vector<int32_t> lens;
   bool batch_invariant = false;
-  int32_t latent_heads = 0;  // > 0: MLA with so many
+  int32_t latent_heads = 0;  // > 0: MLA with this many heads
 };
 
-// How failures show a shape.
+// Prints a shape in failure messages.
 void PrintTo(const Shape& shape, std::ostream* to) {
   *to << shape.backend << ", " << dtype_name(shape.cache) << ", pages of " << shape.page_size
       << ", " << shape.new_tokens << " new tokens, " << shape.lens.size() << " requests"
@@ -53,8 +53,8 @@ void PrintTo(const Shape& shape, std::ostream* to) {
   if (shape.latent_heads > 0) *to << ", " << shape.latent_heads << " latent heads";
 }
 
-// A graph of one pass over all layers whose new tokens held NaN before it; each layer stores its
-// own, then attends; in the end all attend again.
+// A graph of one pass over all layers. The rows of new tokens hold NaN before it; each layer stores
+// its own, then attends; at the end all layers attend again.
 class Passes {
  public:
   Passes(const BackendEntry& entry, const Shape& shape) : shape_(shape) {
@@ -110,7 +110,7 @@ class Passes {
     gpu::synchronize(nullptr);
   }
 
-  // Keeps the cache with the new keys, for run() to have a kernel copy them there that ends long
+  // Stores the new keys and keeps a copy of the caches. In run() a kernel copies it back, long
   // after it has let the next one start.
   void store_late() {
     store(tokens_, fresh_, new_slots_, false, nullptr);
@@ -148,7 +148,7 @@ class Passes {
         }
         backend_->forward(layer, stream);
       }
-      // Once more with nothing between their launches.
+      // Again, with nothing between the launches.
       for (int32_t number = 0; number < kLayers; ++number) {
         LayerTensors layer = tensors(number);
         layer.save_kv = false;
@@ -175,7 +175,7 @@ class Passes {
 
  private:
   bool latent() const { return shape_.latent_heads > 0; }
-  // Of a token: of K, of Q, of the output.
+  // Elements per token: of K, of Q, of the output.
   int64_t kv_values() const { return latent() ? kRow : int64_t{kKvHeads} * kDim; }
   int64_t q_values() const {
     return latent() ? int64_t{shape_.latent_heads} * kRow : int64_t{kHeads} * kDim;
@@ -211,7 +211,7 @@ class Passes {
     batch.out_slots = slots.data<int64_t>();
     return batch;
   }
-  // Of every layer, without attending.
+  // Stores the new keys of every layer, without attending.
   void store(int32_t tokens, const gpu::DeviceBuffer& indptr, const gpu::DeviceBuffer& slots,
              bool poison, Stream stream) {
     backend_->plan(view(tokens, indptr, slots), stream);
@@ -222,13 +222,13 @@ class Passes {
       backend_->forward(layer, stream);
     }
   }
-  // Of a layer, K and V.
+  // The bytes of a layer's K and V.
   struct CacheBytes {
     char* begin;
     int64_t count;
   };
   CacheBytes cache_bytes(int32_t number) const {
-    const KvLayerView layer = pool_->layer(number);  // V behind K
+    const KvLayerView layer = pool_->layer(number);  // V follows K
     const char* end = latent() ? k_address(layer, layer.slots - 1, 0)
                                : v_address(layer, layer.slots - 1, kKvHeads);
     return {layer.k, end - layer.k};
@@ -236,7 +236,7 @@ class Passes {
   LayerTensors tensors(int32_t number) {
     LayerTensors layer;
     layer.layer = number;
-    // Other rows for each layer; those of earlier tokens overlap.
+    // Each layer has other rows; those of earlier tokens overlap.
     const int64_t before = int64_t{number} * tokens_;
     uint16_t* k = k_.data<uint16_t>() + before * kv_values();
     uint16_t* q = q_.data<uint16_t>() + before * q_values();
@@ -271,7 +271,7 @@ std::vector<Shape> shapes() {
   for (const BackendEntry& entry : test::gpu_backends()) {
     if (!test::serves(entry, "mixed")) continue;
     const std::vector<int32_t> many(40, 257);
-    // Prompts of more row tiles than blocks: these share counters with those of the layer before.
+    // Prompts with more row tiles than blocks: they share counters with the layer before.
     const std::vector<int32_t> prompts = {1090, 1000, 1024, 1025};
     all.push_back({entry.name, DType::bf16, 64, 1000, prompts});
     all.push_back({entry.name, DType::bf16, 64, 1000, prompts, true});
@@ -284,13 +284,13 @@ std::vector<Shape> shapes() {
           for (const int32_t tokens : {1, 3})
             all.push_back({entry.name, cache, page, tokens, lens});
         }
-        // Up to 8 rows: a kernel of their own.
+        // Up to 8 rows use a kernel of their own.
         for (const int32_t tokens : {1, 2}) {
           all.push_back({entry.name, DType::bf16, page, tokens, lens, true});
         }
       }
     }
-    // Parts in clusters of two and three, with the promise and without, that do not fit the rings.
+    // Parts in clusters of two and three, with and without the promise, that do not fit the rings.
     for (const std::vector<int32_t>& lens :
          {std::vector<int32_t>(25, 1000), std::vector<int32_t>(17, 1250)}) {
       for (const int32_t page : {1, 64}) {
@@ -299,13 +299,13 @@ std::vector<Shape> shapes() {
         }
       }
     }
-    // So many row tiles that clusters share segments only where all requests are known to be short.
+    // So many row tiles that clusters share segments only if all requests are known to be short.
     const std::vector<int32_t> some(30, 257);
     all.push_back({entry.name, DType::bf16, 16, 1, some, true});
     all.push_back({entry.name, DType::bf16, 64, 2, some, true});
   }
-  // MLA of one to four blocks of rows, joined in clusters, by blocks, in pairs and by the merge. Of
-  // three new tokens of 1025, two are in a key tile of earlier ones.
+  // MLA with one to four blocks of rows, joined in clusters, by blocks, in pairs and by the merge.
+  // Of three new tokens of 1025, two are in a key tile of earlier ones.
   for (const BackendEntry& entry : test::gpu_backends()) {
     if (!test::serves(entry, "mla_page_16")) continue;
     for (const std::vector<int32_t>& lens : {std::vector<int32_t>{1090},
@@ -333,7 +333,7 @@ TEST_P(SettledPrefix, NewKeysAreSeenAsTheyAreStored) {
     const std::vector<uint16_t> want = passes.run(false, 2);
     for (const uint16_t value : want) ASSERT_LT(value & 0x7fff, 0x7f80) << "not finite";
     EXPECT_EQ(passes.run(true, 20), want);
-    if (is_fp8(shape.cache)) continue;  // scales lie elsewhere
+    if (is_fp8(shape.cache)) continue;  // their scales lie elsewhere
     passes.store_late();
     EXPECT_EQ(passes.run(true, 2), want) << "stored late";
   }

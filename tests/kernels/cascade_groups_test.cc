@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernels attend to keys that many requests share, which needs no GPU.
+// Selection of the kernels that attend to keys that several requests share. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -19,7 +19,7 @@ DType dtype_of(const std::string& type) {
   return DType::f32;
 }
 
-// A pack without a compiler serves shared prefixes wherever it serves the layer.
+// A pack without a compiler serves shared prefixes for every layer that it serves.
 TEST(CascadeGroups, TakeBakedKernelsWherePrefillDoes) {
   std::set<std::string> baked;
   for (const Family& each : families()) {

@@ -86,7 +86,7 @@ class Fp8Attention : public ::testing::TestWithParam<std::tuple<Isa, DType, int3
   }
 };
 
-// One element of all keys is the number, the query is 1 or -1 there: the score is its magnitude.
+// One element of all keys is the number. The query is 1 or -1 there, so the score is the magnitude.
 TEST_P(Fp8Attention, ReadsEveryKey) {
   std::vector<uint8_t> k(kCodes * kPageElements), v(k.size());
   std::vector<float> q(static_cast<size_t>(kCodes * q_len()) * kDim);
@@ -113,7 +113,7 @@ TEST_P(Fp8Attention, ReadsEveryKey) {
   }
 }
 
-// All scores are 0, so that the mean of 64 equal values is exact.
+// All scores are 0, so the mean of 64 equal values is exact.
 TEST_P(Fp8Attention, ReadsEveryValue) {
   std::vector<uint8_t> k(kCodes * kPageElements), v;
   std::vector<float> q(static_cast<size_t>(kCodes * q_len()) * kDim);

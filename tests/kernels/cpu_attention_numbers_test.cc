@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NaN and scores of any size through the attention of every instruction set, held against the fp64
+// NaN and scores of any size in the attention of every instruction set, compared with the fp64
 // loops over the same cache.
 #include <gtest/gtest.h>
 
@@ -41,8 +41,8 @@ class CpuNumbers : public ::testing::TestWithParam<std::tuple<Isa, AttentionCase
   }
 };
 
-// One to three new tokens behind many keys, a row tile of them, and whole prompts; so many keys
-// that a request has parts that are merged.
+// One to three new tokens after many keys, a row tile of them, and whole prompts, with so many keys
+// that the parts of a request are merged.
 AttentionCase shaped(AttentionCase test) {
   test.requests = {{1, 1}, {1, 1300}, {3, 90}, {40, 90}, {70, 70}};
   return test;
@@ -87,8 +87,9 @@ std::vector<AttentionCase> cases() {
 
 constexpr uint32_t kNans[] = {0x7fc00000, 0xffc00000, 0x7fffffff, 0xffffffff, 0x7f800001};
 
-// NaN where NaN is wanted, and what else is right, but for rows that do not see a value that is NaN
-// (`values`), which its weight of 0 may spoil. Adds the NaNs that were wanted.
+// Expects NaN where `want` has NaN, and correct numbers elsewhere. With NaN among the `values` it
+// skips numbers: a row that does not see the NaN may still get it, multiplied by a weight of 0.
+// Adds the number of expected NaNs to `nans`.
 void expect_like(const Output& want, const Output& got, bool values, size_t& nans) {
   ASSERT_EQ(want.out.size(), got.out.size());
   for (size_t i = 0; i < want.out.size(); ++i) {
@@ -103,7 +104,7 @@ void expect_like(const Output& want, const Output& got, bool values, size_t& nan
   }
 }
 
-// The first, a middle and the last number of a tensor of a request.
+// Returns the first, a middle and the last index of a request's tensor.
 std::vector<size_t> places(const std::vector<float>& numbers) {
   return {0, numbers.size() / 2 + 1, numbers.size() - 1};
 }
@@ -138,7 +139,7 @@ TEST_P(CpuNumbers, NanStaysNan) {
   EXPECT_GT(wanted, 1000u);
 }
 
-// Every key NaN: no maximum is ever found.
+// Every key is NaN, so no maximum exists.
 TEST_P(CpuNumbers, NothingButNanIsNan) {
   for (const uint32_t bits : kNans) {
     CaseData data = make_data(test());
@@ -180,8 +181,8 @@ std::vector<AttentionCase> large_cases() {
   return list;
 }
 
-// Scores of all keys that are one number, which is large: weights are equal however the number is
-// rounded when the softmax takes it times log2(e).
+// All scores are one large number. Their weights are equal, however the softmax rounds the number
+// times log2(e).
 TEST_P(CpuLargeScores, EqualScoresWeighTheSame) {
   CaseData data = make_data(test());
   const double scale = test::softmax_scale(test().spec);
@@ -215,7 +216,7 @@ TEST_P(CpuLargeScores, EqualScoresWeighTheSame) {
   }
 }
 
-// Maxima that grow from tile to tile, past the size from which scores are rounded by themselves.
+// The maxima grow from tile to tile, past the size from which on scores are rounded separately.
 TEST_P(CpuLargeScores, GrowingScoresTakeTheLargest) {
   if (test().spec.logit_cap > 0) GTEST_SKIP() << "the cap makes them equal";
   CaseData data = make_data(test());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD attention of every instruction set this processor has, over the whole case list.
+// The SIMD attention of every instruction set of this processor, for all cases of the list.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -54,8 +54,8 @@ TEST_P(CpuAttention, MatchesTheOracleWhateverIsAroundAndForAnyThreads) {
   }
 }
 
-// Those of queries that the CPU backend takes. Cases that cut a GPU's tiles took half of the time;
-// the contract has them.
+// Returns the cases whose queries the CPU backend accepts. Cases that test the tiles of GPUs took
+// half of the time, and the contract tests have them.
 std::vector<AttentionCase> cpu_cases() {
   std::vector<AttentionCase> cases = test::kernel_cases();
   std::erase_if(cases, [](const AttentionCase& test) {
@@ -70,11 +70,11 @@ INSTANTIATE_TEST_SUITE_P(Cases, CpuAttention, ::testing::ValuesIn(cpu_cases()),
 struct StoredHeads {
   DType dtype;
   KvOrder order = KvOrder::nhd;
-  int32_t group = 3;  // q heads of a kv head
+  int32_t group = 3;  // q heads per kv head
   int32_t dim = 64;
 };
 
-// One sequence whose keys are stored, attended to by any of its tokens in any batch.
+// One sequence of stored keys. Any of its tokens can attend to them, in any batch.
 class Sequence {
  public:
   static constexpr int32_t kTokens = 1301, kKvHeads = 2, kPage = 16;
@@ -96,12 +96,12 @@ class Sequence {
     for (int32_t page = 0; page < kPages; ++page) table_[page] = (page * 37) % kPages + 1;
   }
 
-  // Tokens [begin, end) of the sequence, once per request.
+  // Tokens [begin, end) of the sequence, as one request.
   struct Part {
     int32_t begin, end;
   };
 
-  // Outputs and LSE of all rows, in order.
+  // Returns outputs and LSE of all rows, in order.
   std::vector<float> run(const std::vector<Part>& parts, const kernels::AttentionMask& mask,
                          Isa isa, int thread_count) {
     const auto requests = static_cast<int32_t>(parts.size());
@@ -150,7 +150,7 @@ class Sequence {
     return result;
   }
 
-  // Row `row` of `rows` of a result.
+  // Returns row `row` of `rows` of a result.
   std::vector<float> row(const std::vector<float>& result, int32_t rows, int32_t row) const {
     const auto* out = result.data() + static_cast<size_t>(row) * q_heads_ * dim_;
     const auto* lse = result.data() + (static_cast<size_t>(rows) * dim_ + row) * q_heads_;
@@ -196,7 +196,7 @@ class CpuAttentionInvariance : public ::testing::TestWithParam<std::tuple<Isa, S
   }
 };
 
-// DT-2 to DT-4: a row's bits are those of its own tokens, whatever brings it.
+// DT-2 to DT-4: the bits of a row depend on its own tokens only.
 TEST_P(CpuAttentionInvariance, NoBitDependsOnTheBatch) {
   const auto [isa, heads] = GetParam();
   if (!has_isa(isa)) GTEST_SKIP() << "this processor lacks " << isa_name(isa);
@@ -210,7 +210,7 @@ TEST_P(CpuAttentionInvariance, NoBitDependsOnTheBatch) {
   check(sequence, mask, isa);
 }
 
-// Each storage type, then what decode of bf16 reads by pairs of pages.
+// Each storage type, then bf16 caches whose decode reads pages in pairs.
 constexpr StoredHeads kStoredHeads[] = {
     {DType::f32},
     {DType::bf16},

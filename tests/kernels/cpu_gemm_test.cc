@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast matrix product against fp64, and the property its users build on: the bits of a row
+// The fast matrix product against fp64, and the property that its users rely on: the bits of a row
 // depend neither on the other rows nor on the threads.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -28,8 +28,8 @@ using test::isas;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// One product with its operands. Weights lie at an odd address, like in a mapped file, and end at
-// the end of their allocation; whatever strides leave free is NaN.
+// One product with its operands. Weights start at an odd address, as in a mapped file, and end with
+// their allocation. Gaps between rows hold NaN.
 struct Problem {
   GemmParams params;
   std::vector<float> x, bias, out;
@@ -84,7 +84,7 @@ Problem make_problem(const Shape& shape, uint32_t seed) {
   return problem;
 }
 
-// The largest error of a plain f32 loop: what any f32 product may be allowed, twice.
+// Returns the largest error of a plain f32 loop. An f32 product may have twice that error.
 double error_of_plain_loop(const Problem& problem, const std::vector<float>& exact) {
   const GemmParams& params = problem.params;
   double largest = 0;
@@ -108,8 +108,8 @@ void expect_matches_reference(const Shape& shape) {
   ThreadPool threads(2);
   Problem expected = make_problem(shape, 1);
   reference::gemm(expected.params, threads);
-  // Running sums of values in [-1, 1] are of the order of sqrt(k); a few of their ulp on top, since
-  // a small product may have been lucky.
+  // Running sums of values in [-1, 1] grow as sqrt(k). A few of their ulp are added, as the loop's
+  // error may be small by chance.
   const double ulps = 4 * std::numeric_limits<float>::epsilon() * std::sqrt(shape.k + 1.0);
   const double error = 2 * error_of_plain_loop(expected, expected.out) + ulps;
   for (const cpu::Isa isa : isas()) {
@@ -166,7 +166,7 @@ TEST_P(GemmWeights, RowsHaveTheSameBitsAloneAndInAnyBatch) {
   }
 }
 
-// The same for shapes, batches and teams nobody thought of.
+// The same for random shapes, batches and teams of threads.
 TEST(Gemm, BitsOfARowDependOnThatRowAlone) {
   const bool holds = rc::check("row alone == row in a batch", [] {
     const Shape shape = {
@@ -187,7 +187,7 @@ TEST(Gemm, BitsOfARowDependOnThatRowAlone) {
   EXPECT_TRUE(holds);
 }
 
-// Columns too: a weight cut in two (as over devices) gives the bits of the whole.
+// Columns too: a weight that is cut in two, as across devices, gives the bits of the whole.
 TEST_P(GemmWeights, ColumnsHaveTheSameBitsWhereverTheyAreCut) {
   const auto [dtype, is_kn] = GetParam();
   ThreadPool threads(2);
@@ -218,7 +218,7 @@ TEST(Gemm, LargeProductMatchesReference) {
   expect_matches_reference({65, 259, 2050, DType::bf16, true});
 }
 
-// A weight whose last element ends a mapping: reading on would fault.
+// The last element of the weight ends a mapping, so that reading past it would fault.
 TEST(Gemm, ReadsNothingBeyondTheWeight) {
   ThreadPool threads(1);
   constexpr size_t kPage = 4096;

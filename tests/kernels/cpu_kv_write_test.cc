@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast cache write leaves the same bytes as the reference, whatever the layout, and touches
-// nothing else.
+// The fast cache write stores the same bytes as the reference for every layout, and changes nothing
+// else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ Cache make_cache(const Format& format) {
   view.dtype = format.dtype;
   view.page_size = format.page_size;
   view.slots = kSlots;
-  // Widths of a row with a gap of one element behind it.
+  // The width of a row includes a gap of one element after it.
   int64_t k_row = format.dim + 1, v_row = format.dim_v + 1;
   int32_t heads = format.kv_heads;
   if (format.layout != KvLayout::mha) {
@@ -102,7 +102,7 @@ Cache make_cache(const Format& format) {
   return cache;
 }
 
-// Values of every magnitude: around the limits of fp8 and f16, tiny, and not finite.
+// Returns values of every magnitude: near the limits of fp8 and f16, tiny, and not finite.
 float any_value(std::mt19937& generator, bool finite) {
   std::uniform_int_distribution<int> kind(0, finite ? 13 : 15);
   std::uniform_real_distribution<float> unit(-1, 1);
@@ -150,7 +150,7 @@ void expect_same_bytes(const Format& format, bool with_map) {
   const int32_t heads = format.layout == KvLayout::mha ? format.kv_heads : 1;
   Rows k = make_rows(kTokens, heads, format.dim, format.source, generator);
   Rows v = make_rows(kTokens, heads, format.dim_v, format.source, generator);
-  // Distinct slots in a random order, page 0 among them; some tokens are skipped.
+  // Distinct slots in random order, including page 0. Some tokens are skipped.
   std::vector<int64_t> slots(kSlots);
   for (int64_t i = 0; i < kSlots; ++i) slots[static_cast<size_t>(i)] = i;
   std::shuffle(slots.begin(), slots.end(), generator);
@@ -212,8 +212,8 @@ TEST(CpuKvWrite, LatentRowsMatchReferenceByteForByte) {
   }
 }
 
-// Every f32 whose rounding could go wrong: all bit patterns of the upper 20 bits, and the
-// neighbours of each.
+// Every f32 whose rounding could fail: all bit patterns of the upper 20 bits, and the neighbours of
+// each.
 TEST(CpuKvWrite, Fp8RoundsLikeTheScalarConversion) {
   constexpr int32_t kDim = 1 << 12;
   ThreadPool threads(1);
@@ -247,7 +247,7 @@ TEST(CpuKvWrite, Fp8RoundsLikeTheScalarConversion) {
   }
 }
 
-// NaN of any bits, from and to every dtype, in whole vectors and beside them.
+// NaN of any bits, from and to every dtype, in whole vectors and in the rest.
 TEST(CpuKvWrite, NanStaysNan) {
   constexpr int32_t kDim = 37;
   ThreadPool threads(1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row operations of the model layer against fp64 formulas written out here, and the rules that hold
-// for all of them: rows do not see each other, threads do not change bits.
+// Row operations of the model layer against fp64 formulas in this file, and two rules for all of
+// them: rows do not affect each other, threads do not change bits.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ using test::random_values;
 double silu(double x) { return x / (1 + std::exp(-x)); }
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// f32 evaluation of a short formula against fp64.
+// Compares the f32 result of a short formula with fp64.
 void expect_close(float actual, double expected, const char* what, size_t index) {
   EXPECT_TRUE(test::is_near(actual, expected, 2e-6 * (1 + std::fabs(expected))))
       << what << " at " << index;
@@ -241,7 +241,7 @@ TEST(ExpertRows, GatherThenScatterAddsWeightedRows) {
   }
 }
 
-// Any operation over rows: alone, in a batch, with any number of threads, the bits are the same.
+// Every operation gives the same bits for a row alone and in a batch, with any number of threads.
 TEST(LayerOps, RowsAreIndependentOfBatchAndThreads) {
   constexpr int32_t kRows = 300, kDim = 129;
   const std::vector<float> x = random_values(kRows * kDim, 12);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fast recurrences against fp64, and bit for bit against themselves: in chunks, token by token,
-// alone, and on several threads.
+// alone, and with several threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,12 +53,12 @@ struct Batch {
 
 constexpr int32_t kSlots = 7;
 
-// New requests, continued ones, one without tokens, padding, and slots nobody has.
+// New and continued requests, a request without tokens, padding, and slots without a request.
 Batch mixed_batch() {
   return Batch({{40, 0, 3}, {1, 9, 1}, {0, 5, 5}, {3, 0, -1}, {67, 2, 6}, {1, 0, 2}});
 }
 
-// States of requests that start now, and of nobody, are NaN: they must not be read.
+// The states of new requests and of unused slots are NaN: the operations must not read them.
 std::vector<float> make_states(const Batch& batch, int64_t size, int64_t stride) {
   std::vector<float> states = random_values(static_cast<size_t>(kSlots * stride), 3, -1, 1);
   for (int32_t slot = 0; slot < kSlots; ++slot) {
@@ -90,8 +90,8 @@ void expect_close(const std::vector<float>& actual, const std::vector<float>& ex
   }
 }
 
-// One operation under test: computes tokens [begin, end) of request `index` of the batch, or all of
-// it, from given states.
+// One operation under test. Computes tokens [begin, end) of request `index` of the batch, or the
+// whole batch, from given states.
 class Operation {
  public:
   virtual ~Operation() = default;
@@ -99,7 +99,7 @@ class Operation {
   virtual int64_t state_size() const = 0;
   virtual int64_t out_size() const = 0;
   virtual std::vector<std::vector<float>*> inputs() = 0;
-  // `first` is the row of the inputs where the batch begins.
+  // `first` is the row of the inputs at which the batch begins.
   virtual void run_reference(const Batch& batch, int64_t first, float* states,
                              float* out) const = 0;
   virtual void run(const Batch& batch, int64_t first, float* states, float* out, int team,
@@ -295,14 +295,14 @@ TEST(CpuLinearAttention, MatchesReference) {
     for (const cpu::Isa isa : isas()) {
       const Result actual = run_batch(*operation, batch, 2, isa);
       const std::string what = operation->name() + " on " + std::string(cpu::isa_name(isa));
-      // f32 sums over up to 128 keys, and a state that carries earlier roundings on.
+      // f32 sums over up to 128 keys, and a state that carries earlier roundings forward.
       expect_close(actual.out, expected.out, 4e-6, what);
       expect_close(actual.states, expected.states, 4e-6, what + ", state");
     }
   }
 }
 
-// A NaN of any bits in any input leaves NaN where it does in the reference, and nowhere else.
+// A NaN of any bits in any input gives NaN where the reference has NaN, and nowhere else.
 TEST(CpuLinearAttention, NanStaysNan) {
   constexpr uint32_t kNans[] = {0x7fc00000, 0xffffffff, 0x7f800001};
   const Batch batch = mixed_batch();
@@ -346,7 +346,7 @@ TEST(CpuLinearAttention, ThreadsDoNotChangeBits) {
   }
 }
 
-// A prompt in pieces of any size leaves the outputs and the state of the whole.
+// A prompt in pieces of any size gives the outputs and the state of the whole prompt.
 TEST(CpuLinearAttention, ChunkingDoesNotChangeBits) {
   constexpr int32_t kPrompt = 75;
   for (const auto& operation : operations()) {
@@ -368,7 +368,7 @@ TEST(CpuLinearAttention, ChunkingDoesNotChangeBits) {
   }
 }
 
-// Every request of a batch computes what it computes alone.
+// Every request of a batch gives the results that it gives alone.
 TEST(CpuLinearAttention, OtherRequestsDoNotChangeBits) {
   const Batch batch = mixed_batch();
   for (const auto& operation : operations()) {

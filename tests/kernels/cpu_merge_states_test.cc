@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging partial attention: against fp64, and the algebra it has to obey.
+// Merging of partial attention: against fp64, and the algebraic laws it must obey.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Problem {
   MergeStatesParams params;
 };
 
-// Every third part is empty: its o is NaN.
+// Every third part is empty, with NaN as its o.
 Problem make_problem(int32_t parts, int64_t rows, int32_t heads, int32_t dim) {
   std::mt19937 generator(static_cast<uint32_t>(parts * 1000 + dim));
   std::uniform_real_distribution<float> uniform(-1, 1);
@@ -72,7 +72,7 @@ TEST(CpuMergeStates, MatchesReference) {
         ThreadPool threads(2);
         Problem actual = make_problem(parts, 5, 3, dim);
         cpu::merge_states(actual.params, threads, isa);
-        // The terms are at most 1: each rounds once, as does its weight.
+        // The terms are at most 1. Each is rounded once, and so is its weight.
         const double error = (4 + std::sqrt(parts)) * kEpsilon;
         for (size_t i = 0; i < actual.out.size(); ++i) {
           ASSERT_TRUE(test::is_near(actual.out[i], expected.out[i], error))
@@ -105,7 +105,7 @@ TEST(CpuMergeStates, OnePartIsItselfAndNoPartsAreEmpty) {
   EXPECT_EQ(none.out_lse, std::vector<float>(none.out_lse.size(), kEmpty));
 }
 
-// A NaN of any bits in the LSE or the values of a part that is not empty.
+// A NaN of any bits in the LSE or in the values of a part that is not empty.
 TEST(CpuMergeStates, NanStaysNan) {
   ThreadPool threads(2);
   for (const cpu::Isa isa : isas()) {
@@ -145,7 +145,7 @@ TEST(CpuMergeStates, InPlaceAndThreadsGiveTheSameBits) {
   }
 }
 
-// Merging in steps, however grouped, is merging at once.
+// Merging in steps, grouped in any way, gives the result of merging at once.
 TEST(CpuMergeStates, IsAssociative) {
   ThreadPool threads(1);
   constexpr int32_t kParts = 9;
@@ -157,7 +157,7 @@ TEST(CpuMergeStates, IsAssociative) {
     tail.o += cut * tail.o_part_stride;
     tail.lse += cut * tail.lse_part_stride;
     tail.parts = kParts - cut;
-    // In place of the tail's first part, which the second step then takes as its last.
+    // Overwrites the tail's first part, which the second step takes as its last part.
     tail.out = parts.o.data() + cut * tail.o_part_stride;
     tail.out_lse = parts.lse.data() + cut * tail.lse_part_stride;
     cpu::merge_states(tail, threads);

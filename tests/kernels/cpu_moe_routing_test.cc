@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which experts the router of a mixture chooses, and with what weights.
+// The experts that the router of a mixture selects, and their weights.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -78,7 +78,7 @@ TEST(MoeRouting, GroupsChooseWithBiasAndWeighWithout) {
   params.top_groups = 1;
   params.normalise = true;
   params.factor = 2.5f;
-  // Group 0 holds the best single expert, group 1 the best pair, the bias lifts group 2.
+  // Group 0 has the best single expert, group 1 the best pair; the bias raises group 2.
   const std::vector<float> logits = {4, -4, 2, 2, 0, -1};
   const std::vector<float> none(6, 0), lift = {0, 0, 0, 0, 1, 1};
   params.bias = none.data();
@@ -103,7 +103,7 @@ TEST(MoeRouting, SoftmaxInsideTheGroupsOfTheBestExperts) {
   params.groups = 3;
   params.top_groups = 1;
   params.factor = 2.5f;
-  // Group 0 holds the best single expert, group 1 the best pair.
+  // Group 0 has the best single expert, group 1 the best pair.
   const std::vector<float> logits = {4, -4, 2, 2, 0, -1};
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit);

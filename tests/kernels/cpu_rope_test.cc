@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary positions: tables of every scaling against their formulas, and the rotation itself.
+// Rotary positions: the tables of every scaling against their formulas, and the rotation itself.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 using test::random_values;
 
 // Hugging Face's frequencies of gpt-oss: dim 64, theta 150000, factor 32 over 4096, betas 32 and 1,
-// not truncated; written in the form of the paper (rotations over the original context).
+// not truncated. Written in the form of the paper: rotations over the original context.
 TEST(Rope, YarnBlendsBetweenTheBetas) {
   RopeSpec spec;
   spec.rotary_dim = 64;
@@ -49,7 +49,7 @@ TEST(Rope, YarnTruncationAndMscale) {
   spec.mscale = 1;
   spec.mscale_all_dim = 1;
   const RopeTable table = make_rope_table(spec, 2);
-  // DeepSeek-V3: bounds 10.47 and 22.51 become 10 and 23; both mscales cancel.
+  // DeepSeek-V3: the bounds 10.47 and 22.51 become 10 and 23; the two mscales cancel.
   EXPECT_NEAR(table.sin[32 + 10], std::sin(std::pow(10000.0, -10 / 32.0)), 1e-7);
   EXPECT_NEAR(table.sin[32 + 23], std::sin(std::pow(10000.0, -23 / 32.0) / 40), 1e-9);
   const double half = 1 - 3 / 13.0;
@@ -76,7 +76,7 @@ TEST(Rope, LinearAndLlama3) {
   EXPECT_NEAR(table.sin[64], std::sin(1.0), 1e-7);  // short wavelength: unchanged
   const double slowest = std::pow(500000.0, -126 / 128.0);
   EXPECT_NEAR(table.sin[64 + 63], slowest / 8, 1e-12);
-  // Between 1 and 4 turns over 8192 positions the two blend.
+  // Between 1 and 4 rotations over 8192 positions the two frequencies blend.
   const double middle = std::pow(500000.0, -64 / 128.0);
   const double turns = 8192 * middle / (2 * M_PI);
   ASSERT_GT(turns, 1);

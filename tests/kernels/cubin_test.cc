@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variables read from machine code, whole and damaged.
+// Reading variables from machine code, intact and damaged.
 #include "gpu/cubin.h"
 
 #include <elf.h>
@@ -11,7 +11,7 @@
 namespace fovea::gpu {
 namespace {
 
-// An ELF64 file of one section with one variable.
+// Returns an ELF64 file of one section with one variable.
 std::string elf_with(const std::string& symbol, const std::string& content) {
   const std::string names = '\0' + symbol + '\0';
   Elf64_Sym variable{};

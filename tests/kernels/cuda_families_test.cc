@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiler's report and the families of kernels, on machines without a GPU or NVRTC.
+// The compiler's report and the kernel families, on machines without a GPU or NVRTC.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -31,14 +31,14 @@ class KernelPackFile : public ::testing::Test {
     std::ifstream file(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // The message says `what` beside the file: whole packs fail when they are opened, entries that
-  // do not decompress when they are asked for.
+  // Expects an error that says `what` and names the file. Errors in the file as a whole appear when
+  // it is opened; entries that do not decompress appear when they are requested.
   void expect_corrupt(const std::string& bytes, const std::string& what = "") const {
     write(bytes);
     test::expect_error(ErrorCode::corrupt_file, {path_, what},
                        [&] { KernelPack::open(path_).find(one_); });
   }
-  // `pack` with `from` in its index replaced.
+  // Returns `pack` with `from` in its index replaced.
   static std::string edited(std::string pack, const std::string& from, const std::string& to) {
     EXPECT_NE(pack.find(from), std::string::npos) << from;
     pack.replace(pack.find(from), from.size(), to);
@@ -80,7 +80,7 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
   EXPECT_EQ(again.find(two_)->resources.losses, "(C7510) serialized\n(C7511) again");
 }
 
-// As threads do, and processes of containers that share a cache and have the same ids.
+// As threads do, and processes of containers that share a cache and have the same process ids.
 TEST_F(KernelPackFile, IsWholeWhoeverSavesAtOnce) {
   KernelPack pack;
   pack.set(one_, {.cubin = std::string(1 << 20, 'x'), .resources = {}, .seconds = 0});
@@ -220,7 +220,7 @@ TEST_F(KernelPackFile, TraitsHaveLimits) {
   expect("key_tile is 65537", &Traits::key_tile, 65537);
 }
 
-// A limit of the size of files fails the write, by no signal, and the old pack stays.
+// A limit on file sizes fails the write, without a signal, and the old pack remains.
 TEST_F(KernelPackFile, ALimitOfFileSizesKeepsTheOldPack) {
   KernelPack pack;
   pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
@@ -249,7 +249,7 @@ TEST_F(KernelPackFile, CodeIsCompressed) {
   EXPECT_EQ(KernelPack::open(path_).find(one_)->cubin, code);
 }
 
-// Nothing may be taken for machine code that is not, byte for byte, what was compiled.
+// Damaged machine code must never be loaded: it has to match byte for byte what was compiled.
 TEST_F(KernelPackFile, DamagedCodeIsAnErrorThatNamesIt) {
   std::string code;
   for (int i = 0; i < 64; ++i) code += "machine code " + std::to_string(i * i);
@@ -292,7 +292,7 @@ TEST_F(KernelPackFile, AMissingPackIsNamed) {
   });
 }
 
-// What the disk cache of compiled kernels can be; the folder is path_.
+// States of the disk cache of compiled kernels. The folder is path_.
 class KernelCache : public KernelPackFile {
  protected:
   ~KernelCache() override { std::filesystem::remove_all(path_); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What absorbed MLA decode takes and how much workspace it asks for, which needs no GPU.
+// The requirements of absorbed MLA decode, and its workspace size. Needs no GPU.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -35,7 +35,7 @@ TEST(MlaDecodeSetup, RefusesWhatTheKernelsDoNotTake) {
   refuses("page_size is 0", [](MlaDecodeSetup& s) { s.page_size = 0; });
 }
 
-// Items and ranges are bounded by the limits, so the workspace grows with them and never shrinks.
+// The limits bound items and ranges, so the workspace grows with the limits and never shrinks.
 TEST(MlaDecodeSetup, WorkspaceGrowsWithTheLimits) {
   size_t before = 0;
   for (const int32_t requests : {1, 7, 64, 512}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no backend hands to the reference; all else of it is in the contract, which runs it over
-// every case.
+// Inputs that no backend passes to the reference. The contract tests cover the rest: they run the
+// reference on every case.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -31,7 +31,7 @@ TEST(ReferenceAttentionEdges, QueriesBeforeTheFirstKeyAreEmpty) {
   EXPECT_EQ(lse[0], -std::numeric_limits<float>::infinity());
   EXPECT_EQ(out[1], 3);
   EXPECT_EQ(lse[1], 0.5f);
-  // Weights e^0.5 and e^1.
+  // The weights are e^0.5 and e^1.
   const double weight = 1 / (1 + std::exp(-0.5));
   EXPECT_FLOAT_EQ(out[2], static_cast<float>(3 * (1 - weight) + 5 * weight));
   EXPECT_FLOAT_EQ(lse[2], static_cast<float>(std::log(std::exp(0.5) + std::exp(1.0))));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The corners of storing keys and values. That whole caches come out right, format by format, is
-// part of reference_attention_test.
+// Edge cases of storing keys and values. reference_attention_test checks whole caches in every
+// format.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -107,7 +107,7 @@ TEST(ReferenceKvWrite, RowsOfNothingHaveScaleOne) {
   }
 }
 
-// Padding is written to page 0 and read by padded rows: whatever it is, it must stay finite.
+// Padding is written to page 0 and read by padded rows, so everything in page 0 must stay finite.
 TEST(ReferenceKvWrite, PageZeroStaysFinite) {
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
     for (KvScale scale : {KvScale::none, KvScale::per_token_head}) {
@@ -126,7 +126,8 @@ TEST(ReferenceKvWrite, PageZeroStaysFinite) {
   }
 }
 
-// 512 codes, four scales, 64 rotary values in bf16: 656 bytes, the rotary part never quantised.
+// A row has 512 codes, four scales and 64 rotary values in bf16: 656 bytes. The rotary part is
+// never quantized.
 TEST(ReferenceKvWrite, MlaFp8RowsAreLaidOutAsDocumented) {
   Cache cache(KvLayout::mla_fp8_rows, DType::f8e4m3, KvScale::none, 656);
   std::vector<float> latent(512), rope(64);

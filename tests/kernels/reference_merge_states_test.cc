@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algebra of partial attention: splitting keys anywhere and merging gives the whole back.
+// The algebra of partial attention: splitting the keys anywhere and merging the parts gives the
+// result of all keys.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
@@ -61,7 +62,7 @@ Keys random_keys(uint32_t seed, size_t count) {
   return keys;
 }
 
-// Softmax over keys [begin, end).
+// Returns the softmax attention over keys [begin, end).
 State attend(const Keys& keys, size_t begin, size_t end) {
   State state;
   if (begin == end) return state;
@@ -78,7 +79,7 @@ State attend(const Keys& keys, size_t begin, size_t end) {
   return state;
 }
 
-// Two ulp of the largest value that went in, and of the lse itself.
+// Allows two ulp of the largest input and of the lse itself.
 bool near(const State& a, const State& b) {
   if (a.lse == kEmpty || b.lse == kEmpty) return a.lse == b.lse && a.o == b.o;
   const float ulp = std::numeric_limits<float>::epsilon();
@@ -93,7 +94,7 @@ bool near(const State& a, const State& b) {
   return true;
 }
 
-// Cuts of [0, count) in ascending order, some of them equal: empty parts are legal.
+// Returns cuts of [0, count) in ascending order. Some are equal: empty parts are legal.
 std::vector<size_t> cuts(size_t count, size_t parts) {
   std::vector<size_t> cuts = {0, count};
   for (size_t i = 1; i < parts; ++i) cuts.push_back(*rc::gen::inRange<size_t>(0, count + 1));
@@ -143,7 +144,7 @@ TEST(MergeStates, NothingAndNothingIsNothing) {
   EXPECT_EQ(kept.lse, one.lse);
 }
 
-// Result and part 0 may share memory, for several rows and heads.
+// The result and part 0 may share memory, for several rows and heads.
 TEST(MergeStates, WorksInPlace) {
   constexpr int64_t kRows = 5;
   constexpr int32_t kHeads = 2;

@@ -41,7 +41,7 @@ TEST(SourceTokens, DirectivesKeepTheirLine) {
   EXPECT_EQ(source_tokens("#include \"a//b.h\"\n"), "#include \"a//b.h\"\n");
 }
 
-// A comment or a line break in a header leaves the kernels of packs and caches current.
+// A changed comment or line break in a header does not make packs and caches stale.
 TEST(SourceTokens, DecideTheHashOfHeaders) {
   const Headers before(Headers::Texts{{"a.cuh", "int f();  // once\n#define X 1\n"}});
   const Headers formatted(Headers::Texts{{"a.cuh", "// A header.\nint\nf();\n#define X 1\n"}});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of single rows in fp64, as plain as can be, and how far a result is from it. A block
-// takes a row: scores by warps over keys, then weights, then columns by threads.
+// Attention of single rows in fp64, in plain loops, and the distance of a result from it. A block
+// computes a row: the warps score the keys, then come the weights, then the threads sum the
+// columns.
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"
@@ -24,8 +25,8 @@ __device__ inline float element(const void* data, int64_t index) {
   }
 }
 
-// Column d of the cached row at `at`. Rows of MLA in fp8: 512 e4m3 values, 4 f32 scales, 64 bf16
-// values.
+// Returns column d of the cached row at `at`. A row of MLA in fp8 has 512 e4m3 values, 4 f32 scales
+// and 64 bf16 values.
 template <Type kCache>
 __device__ inline float cached(const void* data, int64_t at, int d, bool mla_fp8_rows) {
   if constexpr (kCache == f8e4m3) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nothing: what a launch costs.
+// Does nothing: measures the cost of a launch.
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"

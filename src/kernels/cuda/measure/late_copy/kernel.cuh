@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies long after it has let the next kernel start: whoever does not wait sees what was there
-// before. For tests of kernels that read ahead of their wait.
+// Copies long after it has let the next kernel start. A kernel that does not wait sees the old
+// contents. For tests of kernels that start before their predecessor ends.
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"

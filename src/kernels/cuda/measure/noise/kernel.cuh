@@ -44,7 +44,8 @@ struct Config {
       if constexpr (kType == f32) {
         static_cast<float*>(params.data)[at] = value;
       } else if constexpr (kType == f8e4m3) {
-        // 2^-8 moves the exponent to where dropping 7 bits of an f16 leaves e4m3, cut off.
+        // The factor 2^-8 moves the exponent such that an f16 without its low 7 bits is the
+        // truncated e4m3.
         const uint32_t half = pack<f16>(fminf(fabsf(value), 448.0f) * 0x1p-8f, 0);
         static_cast<uint8_t*>(params.data)[at] = half >> 7 & 0x7f | (value < 0 ? 0x80 : 0);
       } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the 16-bit elements that are infinite or NaN: outputs nobody wrote, when they were filled
-// with NaN before.
+// Counts the 16-bit elements that are infinite or NaN. If the outputs held NaN before, it finds
+// elements that a kernel did not write.
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"

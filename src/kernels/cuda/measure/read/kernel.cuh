@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads memory with plain 16-byte loads, the read bandwidth ceiling. kUnroll loads are in flight
-// before the first is used; 2 blocks of 512 threads on an SM with 8 loads each read at 4.54 TB/s on
-// an H200 (2026-11-21).
+// Reads memory with plain 16-byte loads: the ceiling of the read bandwidth. kUnroll loads are in
+// flight before the first is used.
 #pragma once
 
 #include "kernels/cuda/common/measure_params.h"

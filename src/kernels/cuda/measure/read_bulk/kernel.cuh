@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads memory with bulk copies into a ring of shared-memory tiles that nobody looks at: the read
-// bandwidth ceiling of a kernel that loads by the copy engine. One thread of one block per SM.
+// Reads memory with bulk copies into a ring of shared-memory tiles that nothing reads: the ceiling
+// of the read bandwidth of kernels that load by bulk copies. Uses one thread of one block per SM.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
