@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/rounding.h"
 #include "engine/sampler.h"
 #include "kernels/cuda/store.h"
@@ -83,41 +82,23 @@ CudaBatch::CudaBatch(const BatchLimits& limits, const RequestTable& table, int s
 }
 
 PassSize CudaBatch::fill(std::span<const PassPart> parts, RequestTable& table) {
-  check_argument(parts.size() <= static_cast<size_t>(limits_.max_requests),
-                 "a pass has {} requests, the limit is {}", parts.size(), limits_.max_requests);
-  PassSize size;
-  int32_t decodes = 0;
-  host<int32_t>(at_.q_indptr)[0] = 0;
-  for (const PassPart& part : parts) {
+  PassSize size = fill_arrays(
+      parts, limits_, table,
+      {host<int32_t>(at_.tokens), host<int32_t>(at_.positions), host<int32_t>(at_.logit_rows),
+       host<int64_t>(at_.out_slots), host<int32_t>(at_.q_indptr), host<int32_t>(at_.kv_lens),
+       host<int32_t>(at_.rows)});
+  int32_t* token_rows = host<int32_t>(at_.token_rows);
+  int32_t logit_rows = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const PassPart& part = parts[i];
     const auto count = static_cast<int32_t>(part.tokens.size());
-    check_argument(size.tokens + count <= limits_.max_tokens,
-                   "a pass has {} tokens and more, the limit is {}", size.tokens + count,
-                   limits_.max_tokens);
-    const std::span<const int32_t> slots = table.row(part.lease->row);
-    std::copy(part.tokens.begin(), part.tokens.end(), host<int32_t>(at_.tokens) + size.tokens);
-    for (int32_t i = 0; i < count; ++i) {
-      host<int32_t>(at_.positions)[size.tokens + i] = part.begin + i;
-      host<int32_t>(at_.token_rows)[size.tokens + i] = part.lease->row;
-      host<int64_t>(at_.out_slots)[size.tokens + i] = slots[static_cast<size_t>(part.begin + i)];
-    }
-    size.tokens += count;
-    for (int32_t row = size.tokens - part.logit_rows; row < size.tokens; ++row) {
-      host<int32_t>(at_.logit_rows)[size.logit_rows++] = row;
-    }
-    host<cuda::Draw>(at_.draws)[size.requests] = draw_of(part, size.logit_rows - 1);
-    drawn_.data<int32_t>()[size.requests] = -1;
+    token_rows = std::fill_n(token_rows, count, part.lease->row);
+    q_lens_[i] = count;
+    logit_rows += part.logit_rows;
+    host<cuda::Draw>(at_.draws)[i] = draw_of(part, logit_rows - 1);
+    drawn_.data<int32_t>()[i] = -1;
     size.draws |= part.sampling != nullptr;
-    q_lens_[static_cast<size_t>(size.requests)] = count;
-    host<int32_t>(at_.kv_lens)[size.requests] = part.begin + count;
-    host<int32_t>(at_.rows)[size.requests] = part.lease->row;
-    host<int32_t>(at_.q_indptr)[++size.requests] = size.tokens;
-    size.max_q_len = std::max(size.max_q_len, count);
-    size.max_kv_len = std::max(size.max_kv_len, part.begin + count);
-    decodes += count == 1;
   }
-  size.mode = decodes == size.requests ? ForwardMode::decode
-              : decodes == 0           ? ForwardMode::extend
-                                       : ForwardMode::mixed;
   return size;
 }
 

@@ -9,22 +9,13 @@
 
 #include "engine/cache_set.h"
 #include "engine/model_runner.h"
+#include "engine/pass_arrays.h"
 #include "fovea/batch.h"
 #include "gpu/gpu.h"
 #include "kernels/cuda/portable/layer_ops/launch.h"
 #include "kernels/cuda/portable/sampling/launch.h"
 
 namespace fovea {
-
-// The sizes of a pass: requests, new tokens, and rows of logits. For a captured pass these are the
-// sizes of its graph.
-struct PassSize {
-  int32_t requests = 0, tokens = 0, logit_rows = 0;
-  int32_t max_q_len = 0, max_kv_len = 0;
-  bool draws = false;            // tokens are drawn from up to `requests` rows
-  bool shares_prefixes = false;  // the batch names its shared prefixes
-  ForwardMode mode = ForwardMode::extend;
-};
 
 class CudaBatch {
  public:

@@ -5,6 +5,8 @@
 // Other passes are enqueued eagerly. Decode steps without graphs are enqueued exactly as they would
 // be captured, so that their bits are the same. One copy uploads the arrays. Tokens are drawn on
 // the GPU and written to host memory; logits are copied to the host only on request.
+#include "engine/cuda_model_runner.h"
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -14,7 +16,6 @@
 #include "core/check.h"
 #include "engine/cuda_batch.h"
 #include "engine/graph_sizes.h"
-#include "engine/shared_prefixes.h"
 #include "fovea/pass_addresses.h"
 
 namespace fovea {

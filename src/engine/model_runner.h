@@ -60,31 +60,7 @@ std::unique_ptr<ModelRunner> make_model_runner(Model& model, CacheSet& caches, T
                                                const std::vector<GroupSelection>& selections,
                                                const ModelRunnerOptions& options);
 
-// The model and the backends of all groups, reserved for batches within the limits.
-class ReservedModel {
- public:
-  ReservedModel(Model& model, CacheSet& caches, ThreadPool& threads,
-                const std::vector<GroupSelection>& selections, const BatchLimits& limits);
-
-  // Plans the batch and runs the model up to its last hidden states; logits are separate.
-  void forward(const BatchView& batch, const ModelInputs& inputs);
-  // Bytes for activations, attention and products.
-  const EngineMemory& memory() const { return memory_; }
-  Model& model() const { return model_; }
-
- private:
-  Model& model_;
-  std::vector<std::unique_ptr<AttentionBackend>> backends_;
-  std::vector<AttentionBackend*> backend_pointers_;
-  EngineMemory memory_;
-};
-
 // Returns the bytes of the batch's arrays and of the request table on the CPU.
 size_t host_batch_bytes(const BatchLimits& limits);
-
-class SharedPrefixes;
-std::unique_ptr<ModelRunner> make_cuda_model_runner(ReservedModel model, CacheSet& caches,
-                                                    const SharedPrefixes& prefixes,
-                                                    const ModelRunnerOptions& options);
 
 }  // namespace fovea

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrays of a batch, as every runner fills them from the parts of a pass.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "engine/model_runner.h"
+#include "fovea/batch.h"
+#include "fovea/kv_cache.h"
+
+namespace fovea {
+
+// The sizes of a pass: requests, new tokens, and rows of logits. For a captured pass these are the
+// sizes of its graph.
+struct PassSize {
+  int32_t requests = 0, tokens = 0, logit_rows = 0;
+  int32_t max_q_len = 0, max_kv_len = 0;
+  bool draws = false;            // tokens are drawn from up to `requests` rows
+  bool shares_prefixes = false;  // the batch names its shared prefixes
+  ForwardMode mode = ForwardMode::extend;
+};
+
+// Host memory of a runner, with room for its BatchLimits. The names are those of ModelInputs and
+// BatchView.
+struct PassArrays {
+  int32_t *tokens, *positions, *logit_rows;  // [max_tokens]
+  int64_t* out_slots;                        // [max_tokens]
+  int32_t* q_indptr;                         // [max_requests + 1]
+  int32_t *kv_lens, *request_rows;           // [max_requests]
+};
+
+// Fills the arrays, one request per part, and returns all sizes but `draws` and `shares_prefixes`.
+// Throws Error{invalid_argument} if the parts exceed the limits.
+PassSize fill_arrays(std::span<const PassPart> parts, const BatchLimits& limits,
+                     RequestTable& table, const PassArrays& arrays);
+
+}  // namespace fovea
