@@ -53,7 +53,7 @@ Pattern pattern_of(const StridedRows& rows) {
 
 // Returns true if b, which begins `offset` bytes after a, overlaps a. A dimension that both have
 // counts as endless.
-bool meet(const Pattern& a, const Pattern& b, Wide offset) {
+bool overlap(const Pattern& a, const Pattern& b, Wide offset) {
   if (offset >= a.extent() || offset + b.extent() <= 0) return false;
   if (a.is_row() && b.is_row()) return true;
   const int64_t step_a = a.is_row() ? 0 : a.outer().stride;
@@ -63,8 +63,8 @@ bool meet(const Pattern& a, const Pattern& b, Wide offset) {
   const Pattern inner_b = step_b == step ? b.inner() : b;
   // Larger patterns would need a comparison of b with more than the two nearest steps.
   if (inner_a.extent() > step || inner_b.extent() > step) return true;
-  const Wide behind = ((offset % step) + step) % step;
-  return meet(inner_a, inner_b, behind) || meet(inner_a, inner_b, behind - step);
+  const Wide distance = ((offset % step) + step) % step;
+  return overlap(inner_a, inner_b, distance) || overlap(inner_a, inner_b, distance - step);
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ void check_reach(const StridedRows& rows, std::string_view name) {
        strides);
 }
 
-bool are_apart(const StridedRows& rows) {
+bool are_disjoint(const StridedRows& rows) {
   std::array<StridedRows::Dimension, 3> dimensions = rows.dimensions;
   std::sort(dimensions.begin(), dimensions.end(),
             [](const auto& x, const auto& y) { return x.stride < y.stride; });
@@ -102,7 +102,7 @@ bool are_apart(const StridedRows& rows) {
 
 bool share_memory(const StridedRows& a, const StridedRows& b) {
   const Pattern first = pattern_of(a), second = pattern_of(b);
-  return meet(first, second, second.begin - first.begin);
+  return overlap(first, second, second.begin - first.begin);
 }
 
 }  // namespace fovea

@@ -31,7 +31,7 @@ void check_reach(const StridedRows& rows, std::string_view name);
 // everything that smaller strides reach.
 
 // Returns true if no two rows share memory. Requires positive, nested strides.
-bool are_apart(const StridedRows& rows);
+bool are_disjoint(const StridedRows& rows);
 
 // Returns true if a row of `a` shares memory with a row of `b`. Rows may interleave, for example
 // values that follow the keys of each page or token. If the strides do not prove that the rows are

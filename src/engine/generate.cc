@@ -48,7 +48,7 @@ std::vector<GenerateResult> TextEngine::generate(
   std::unordered_map<int64_t, size_t> index_of;
   const auto is_own = [&](const TokenEvent& event) { return index_of.contains(event.request); };
   std::vector<TokenEvent> other_events;  // events of requests that add() queued
-  const auto hand_on = [&] {
+  const auto return_other_events = [&] {
     events_.insert(events_.begin(), std::make_move_iterator(other_events.begin()),
                    std::make_move_iterator(other_events.end()));
   };
@@ -79,10 +79,10 @@ std::vector<GenerateResult> TextEngine::generate(
   } catch (...) {
     for (const auto& [id, index] : index_of) cancel(id);
     std::erase_if(events_, is_own);
-    hand_on();
+    return_other_events();
     throw;
   }
-  hand_on();
+  return_other_events();
   return results;
 }
 

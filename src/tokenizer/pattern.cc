@@ -118,7 +118,7 @@ Pattern Pattern::compile(std::string_view pcre, std::string_view shown, std::str
 }
 
 bool Pattern::is_literal() const { return data_->code == nullptr; }
-bool Pattern::needs_old_characters() const { return !is_literal() && !data_->own_tables; }
+bool Pattern::needs_older_characters() const { return !is_literal() && !data_->own_tables; }
 std::string_view Pattern::literal() const { return data_->literal; }
 
 std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
@@ -152,8 +152,8 @@ std::optional<MatchRange> Pattern::find(std::string_view text, size_t from,
 
 MatchText::MatchText(const Pattern& pattern, std::string_view text)
     : pattern_(pattern), text_(text) {
-  if (!pattern.needs_old_characters() || !has_young_characters(text)) return;
-  older_ = with_old_characters(text);
+  if (!pattern.needs_older_characters() || !has_new_characters(text)) return;
+  older_ = with_older_characters(text);
   text_ = older_;
 }
 
@@ -161,7 +161,7 @@ bool is_word_character(std::string_view character) {
   static const Pattern word =
       Pattern::from_pcre(fmt::format("[{}\\x{{200C}}\\x{{200D}}]", kWordClass));
   PatternScratch scratch;
-  const std::string old = with_old_characters(character);
+  const std::string old = with_older_characters(character);
   return word.find(old, 0, scratch).has_value();
 }
 

@@ -46,7 +46,7 @@ class Pattern {
   bool is_literal() const;
   std::string_view literal() const;  // returns that text, or an empty one
   // Returns true if characters newer than PCRE2's tables must be replaced, see MatchText.
-  bool needs_old_characters() const;
+  bool needs_older_characters() const;
   // Returns the first non-empty match in valid UTF-8 text at or after byte `from`. Throws
   // Error{unsupported} if the pattern exceeds a limit of backtracking.
   std::optional<MatchRange> find(std::string_view text, size_t from, PatternScratch& scratch) const;

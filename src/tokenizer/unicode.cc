@@ -19,7 +19,7 @@ struct Range {
 };
 
 // Characters added by Unicode 15, 15.1 and 16 (UnicodeData.txt, general categories), by code point.
-constexpr std::array<Range, 126> kYoung = {
+constexpr std::array<Range, 126> kNewCharacters = {
     {{0x897, 0x897, Mn},     {0xCF3, 0xCF3, Mc},     {0xECE, 0xECE, Mn},     {0x1B4E, 0x1B4F, Po},
      {0x1B7F, 0x1B7F, Po},   {0x1C89, 0x1C89, Lu},   {0x1C8A, 0x1C8A, Ll},   {0x2427, 0x2429, So},
      {0x2FFC, 0x2FFF, So},   {0x31E4, 0x31E5, So},   {0x31EF, 0x31EF, So},   {0xA7CB, 0xA7CC, Lu},
@@ -55,43 +55,43 @@ constexpr std::array<Range, 126> kYoung = {
 
 // Older characters of three and four bytes, by category. Three-byte ones exist only for categories
 // with a new three-byte character.
-constexpr std::array<std::string_view, 13> kOldOfThree = {
+constexpr std::array<std::string_view, 13> kOlderOfThree = {
     "", "\u1E01", "", "", "\u1E00", "\u0903", "\u0941", "", "", "", "\u0964", "", "\u2400"};
-constexpr std::array<std::string_view, 13> kOldOfFour = {
+constexpr std::array<std::string_view, 13> kOlderOfFour = {
     "\U000110BD", "\U00010428", "\U00016B40", "\U00010000", "\U00010400",
     "\U00011000", "\U00011001", "\U000104A0", "\U00010107", "\U00010EAD",
     "\U00010100", "\U0001D6C1", "\U0001D000"};
 
 // Returns the range that contains the character, or null.
-const Range* find_young(std::string_view character) {
+const Range* find_new(std::string_view character) {
   if (character.size() < 3) return nullptr;
   const uint32_t point = code_point(character);
   const auto* range = std::lower_bound(
-      kYoung.begin(), kYoung.end(), point,
+      kNewCharacters.begin(), kNewCharacters.end(), point,
       [](const Range& candidate, uint32_t value) { return candidate.last < value; });
-  return range != kYoung.end() && range->first <= point ? range : nullptr;
+  return range != kNewCharacters.end() && range->first <= point ? range : nullptr;
 }
 
 }  // namespace
 
-bool has_young_characters(std::string_view text) {
+bool has_new_characters(std::string_view text) {
   for (size_t at = 0; at < text.size(); ++at) {
     // All new characters have at least three bytes.
     if (static_cast<uint8_t>(text[at]) < 0xE0) continue;
     const size_t bytes = next_utf8(text.substr(at)).bytes;
-    if (find_young(text.substr(at, bytes)) != nullptr) return true;
+    if (find_new(text.substr(at, bytes)) != nullptr) return true;
     at += bytes - 1;
   }
   return false;
 }
 
-std::string with_old_characters(std::string_view text) {
+std::string with_older_characters(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   while (!text.empty()) {
     const std::string_view character = text.substr(0, next_utf8(text).bytes);
-    if (const Range* range = find_young(character)) {
-      out += (character.size() == 3 ? kOldOfThree : kOldOfFour)[range->category];
+    if (const Range* range = find_new(character)) {
+      out += (character.size() == 3 ? kOlderOfThree : kOlderOfFour)[range->category];
     } else {
       out += character;
     }

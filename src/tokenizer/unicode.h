@@ -9,11 +9,11 @@
 namespace fovea {
 
 // Returns true if the valid UTF-8 text contains a character newer than Unicode 14.
-bool has_young_characters(std::string_view text);
+bool has_new_characters(std::string_view text);
 
 // Replaces each such character by an older one of the same general category and the same number of
 // bytes, so that patterns match at the same positions. Correct for patterns that mention neither of
 // the two characters explicitly.
-std::string with_old_characters(std::string_view text);
+std::string with_older_characters(std::string_view text);
 
 }  // namespace fovea

@@ -46,7 +46,7 @@ TEST(StridedRows, WhatCountsAsApartIs) {
   int apart = 0;
   RC_ASSERT(rc::check([&apart] {
     const StridedRows rows = any_rows();
-    if (!are_apart(rows)) return;
+    if (!are_disjoint(rows)) return;
     ++apart;
     for (const auto& [byte, owners] : bytes_of(rows)) RC_ASSERT(owners == 1);
   }));
@@ -90,7 +90,7 @@ TEST(StridedRows, LayoutsOfEnginesAreApart) {
           .dimensions = {{{kPages, layout.page}, {kTokens, layout.token}, {kHeads, layout.head}}}};
     };
     const StridedRows k = rows(0), v = rows(layout.v);
-    EXPECT_TRUE(are_apart(k));
+    EXPECT_TRUE(are_disjoint(k));
     EXPECT_FALSE(share_memory(k, v));
     EXPECT_FALSE(share_memory(v, k));
     EXPECT_TRUE(share_memory(k, k));

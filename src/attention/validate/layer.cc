@@ -43,7 +43,7 @@ void check_optional(const void* given, bool wanted, std::string_view name, std::
 // Rows that are written share no memory.
 void check_apart(const HeadRows& rows, int64_t tokens, int64_t heads, int64_t dim,
                  std::string_view name) {
-  check_argument(are_apart(strided(rows, tokens, heads, dim)),
+  check_argument(are_disjoint(strided(rows, tokens, heads, dim)),
                  "{} has strides of {} a token and {} a head: rows of {} values overlap", name,
                  rows.token_stride, rows.head_stride, dim);
 }

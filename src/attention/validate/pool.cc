@@ -72,7 +72,7 @@ StridedRows scales_of(const float* scales, const KvLayerView& view, const KvPool
 void check_rows(const StridedRows& rows, std::string_view name, int32_t layer) {
   check_reach(rows, fmt::format("layer {} of the pool: {}", layer, name));
   const auto& [pages, tokens, heads] = rows.dimensions;
-  check_argument(are_apart(rows),
+  check_argument(are_disjoint(rows),
                  "layer {} of the pool: {}_page_stride is {} for {} pages, {}_token_stride {} for "
                  "{} tokens, {}_head_stride {} for {} heads: rows of {} elements overlap",
                  layer, name, pages.stride, pages.count, name, tokens.stride, tokens.count, name,
@@ -181,7 +181,7 @@ void check_states(const StridedRows& rows, std::string_view name, int32_t layer)
   check_argument(rows.data != nullptr, "{} is null", whole);
   check_aligned(static_cast<const float*>(rows.data), whole);
   check_reach(rows, whole);
-  check_argument(are_apart(rows), "{}_slot_stride is {}, a slot has {} values: slots overlap",
+  check_argument(are_disjoint(rows), "{}_slot_stride is {}, a slot has {} values: slots overlap",
                  whole, rows.dimensions[0].stride, rows.row);
 }
 

@@ -40,7 +40,7 @@ void check_state(const AttentionState& state, const StateShape& shape, int64_t t
 void check_apart(const AttentionState& into, const AttentionState& part, const StateShape& shape,
                  int64_t tokens) {
   const StridedRows out = out_of(into, shape, tokens), lse = lse_of(into, shape, tokens);
-  check_argument(are_apart(out),
+  check_argument(are_disjoint(out),
                  "into.out has strides of {} a token and {} a head: rows of {} values overlap",
                  into.out.token_stride, into.out.head_stride, shape.dim);
   const std::pair<const char*, StridedRows> written[] = {{"into.out", out}, {"into.lse", lse}};
