@@ -6,7 +6,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Position in the ring; full barriers are waited on with `phase`, empty ones with the other.
+// Position in the ring. Full barriers are waited on with `phase`, empty ones with the other phase.
 template <int kStages>
 struct Ring {
   int stage = 0;
@@ -16,6 +16,13 @@ struct Ring {
       stage = 0;
       phase ^= 1;
     }
+  }
+  __device__ __forceinline__ Ring previous() const {
+    return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};
+  }
+  // Returns the position of the n-th item that passes through the ring.
+  __device__ __forceinline__ static Ring at(uint32_t n) {
+    return {static_cast<int>(n % kStages), n / kStages % 2};
   }
 };
 

@@ -24,38 +24,11 @@ enum Scores : int { plain, exponents, masked, sloped, general };
 
 // segments: the keys of a row are summed segment by segment, so that a row tile's segments may be
 // computed anywhere and the bits of its rows are the same. few_rows: those bits, for requests with
-// up to 64 rows, of which a second consumer would have none. eight_rows: for up to eight, by
-// another kernel; eight_shared: by pairs of blocks, where there are few; of a single request of one
-// segment by four (eight_quarters), or of up to four, which a cluster has (eight_joined). parts:
-// row tiles and their keys are items of portable/plan's list: parts.cuh. few_parts: of up to 64
-// rows. few_whole: as whole, of row tiles of 64 rows, where there is a multiprocessor for each.
-enum Sums : int {
-  whole,
-  segments,
-  few_rows,
-  eight_rows,
-  eight_shared,
-  eight_joined,
-  eight_quarters,
-  parts,
-  few_parts,
-  few_whole
-};
-
-template <bool kFirst, class First, class Second>
-struct EitherOf {
-  using Type = First;
-};
-template <class First, class Second>
-struct EitherOf<false, First, Second> {
-  using Type = Second;
-};
-template <bool kFirst, class First, class Second>
-using Either = typename EitherOf<kFirst, First, Second>::Type;
-
-// MLA's heads: their keys may be packed, and the last columns of K one row for all heads.
-template <int kDim, int kDimV>
-constexpr bool kLatentHeads = kDim == 192 && kDimV == 128;
+// up to 64 rows, of which a second consumer would have none; sm90/few_rows has those with up to
+// eight. parts: row tiles and their keys are items of portable/plan's list: parts.cuh. few_parts:
+// of up to 64 rows. few_whole: as whole, of row tiles of 64 rows, where there is a multiprocessor
+// for each.
+enum Sums : int { whole, segments, few_rows, parts, few_parts, few_whole };
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
 struct PrefillConfig {
@@ -241,17 +214,18 @@ struct PrefillConfig {
                                                                         : 1;
   static constexpr bool kOwnOut = kStageOut && !kPasses;
 
-  using Slot =
-      Either<kSegments, CutSlot,
-             Either<kParts, PartSlot,
-                    Either<kPasses, PassSlot,
-                           Either<kSkips, SkipSlot, Either<kFindsKeys, KeysSlot, TileSlot>>>>>;
+  using Slot = Conditional<
+      kSegments, CutSlot,
+      Conditional<
+          kParts, PartSlot,
+          Conditional<kPasses, PassSlot,
+                      Conditional<kSkips, SkipSlot, Conditional<kFindsKeys, KeysSlot, TileSlot>>>>>;
   // Blocks of 64 columns, swizzled rows of 128 bytes.
   using Queries = uint16_t[kDimBlocks][kGroupRows][kSwizzledColumns];  // of a consumer
   struct QueryStages {
     alignas(1024) Queries q[kQueryStages][kConsumers];
   };
-  struct Operands : Either<kQueryRing, Nothing, QueryStages> {
+  struct Operands : Conditional<kQueryRing, Nothing, QueryStages> {
     alignas(1024) uint16_t k[kKeyStages][kDimBlocks][kKeys][kSwizzledColumns];
     alignas(1024) uint16_t
         v[kStages][kNarrow ? kKeyBlocks : kDimVBlocks][kNarrow ? kDimV : kKeys][kSwizzledColumns];
@@ -262,7 +236,7 @@ struct PrefillConfig {
         uint16_t raw_v[kNarrow ? kStages : 1][kDimVBlocks][kNarrow ? kKeys : 1][kSwizzledColumns];
   };
   // Sums of segments and masks leave no room for what they do not use.
-  struct SharedMemory : Either<kSegments || (kMasked && !kNarrow), Operands, OperandsAndRaw> {
+  struct SharedMemory : Conditional<kSegments || (kMasked && !kNarrow), Operands, OperandsAndRaw> {
     // Where segments are summed, their sum lies here before out is staged: `sum` below.
     alignas(1024) uint16_t out[kOwnOut ? kConsumers : 1][kOutBlocks * (kSegments ? 2 : 1)]
                               [kOwnOut ? kGroupRows : 1][kSwizzledColumns];
@@ -278,7 +252,7 @@ struct PrefillConfig {
     const char* k_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
     const char* v_places[kFindsRows ? kPlaceSlots : 1][kFindsRows ? kKeys : 1];
     int begun[kPlaceSlots];  // what each of these key tiles begins
-    [[no_unique_address]] Either<kFindsRows, WholeTiles<kPlaceSlots>, Nothing> whole;
+    [[no_unique_address]] Conditional<kFindsRows, WholeTiles<kPlaceSlots>, Nothing> whole;
     Slot tiles[kTileSlots];
     TransactionBarrier q_full[kQueryStages][kConsumers], q_empty[kQueryStages][kConsumers];
     TransactionBarrier k_full[kKeyStages], k_empty[kKeyStages];
@@ -286,12 +260,13 @@ struct PrefillConfig {
     TransactionBarrier raw_full[kPieceBarriers], raw_empty[kPieceBarriers];
     TransactionBarrier places_full[kPlaceSlots], places_empty[kPlaceSlots];
     TransactionBarrier tile_full[kTileSlots], tile_empty[kTileSlots];
-    [[no_unique_address]] Either<kMasked, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing> masks;
-    [[no_unique_address]] Either<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
-    [[no_unique_address]] Either<kTokens, TokenMemory<kKeys>, Nothing>
+    [[no_unique_address]] Conditional<kMasked, MaskMemory<kConsumers, (kKeys + 31) / 32>, Nothing>
+        masks;
+    [[no_unique_address]] Conditional<kStoresApart, StoreMemory<kConsumers>, Nothing> stores;
+    [[no_unique_address]] Conditional<kTokens, TokenMemory<kKeys>, Nothing>
         tokens;  // last: empty ones move what follows
-    Either<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
-    Either<kPairs, PairMemory, Nothing> pair;
+    Conditional<kSegments, SegmentMemory<kConsumers>, Nothing> segments;
+    Conditional<kPairs, PairMemory, Nothing> pair;
   };
 
   // Those of a consumer, in a stage of their own or of the keys.
@@ -352,25 +327,5 @@ __device__ __forceinline__ int pass_hidden(const TileSlot& slot, int block) {
   }
   return block;
 }
-
-// Position in a ring of stages: full barriers are waited on with phase, empty ones with the other.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  // Of what comes as the n-th.
-  __device__ __forceinline__ static Ring at(uint32_t n) {
-    return {static_cast<int>(n % kStages), n / kStages % 2};
-  }
-  __device__ __forceinline__ Ring previous() const {
-    return stage == 0 ? Ring{kStages - 1, phase ^ 1} : Ring{stage - 1, phase};
-  }
-};
 
 }  // namespace fovea::kernels::cuda

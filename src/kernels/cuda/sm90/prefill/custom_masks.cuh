@@ -3,7 +3,7 @@
 // producer warp.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/key_ranges.cuh"
+#include "kernels/cuda/sm90/common/key_ranges.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -3,6 +3,7 @@
 // consumers: for the key tiles that some rows see and others do not.
 #pragma once
 
+#include "kernels/cuda/sm90/prefill/config.cuh"
 #include "kernels/cuda/sm90/prefill/custom_masks.cuh"
 
 namespace fovea::kernels::cuda {

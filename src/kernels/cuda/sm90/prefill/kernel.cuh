@@ -17,7 +17,6 @@
 #pragma once
 
 #include "kernels/cuda/sm90/prefill/consume.cuh"
-#include "kernels/cuda/sm90/prefill/eight_rows.cuh"
 #include "kernels/cuda/sm90/prefill/load.cuh"
 #include "kernels/cuda/sm90/prefill/load_fp8.cuh"
 #include "kernels/cuda/sm90/prefill/load_rows.cuh"
@@ -151,12 +150,6 @@ __device__ __forceinline__ void PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad
 }
 
 template <int kDim, int kDimV, Type kQuery, Type kCache, Loader kLoad, Scores kScores, Sums kSums>
-using Config = Either<(kSums >= eight_rows && kSums <= eight_quarters),
-                      EightRowsConfig<kDim, kQuery,
-                                      kSums == eight_rows       ? 1
-                                      : kSums == eight_quarters ? 4
-                                                                : 2,
-                                      kSums == eight_joined ? 4 : 1>,
-                      PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>>;
+using Config = PrefillConfig<kDim, kDimV, kQuery, kCache, kLoad, kScores, kSums>;
 
 }  // namespace fovea::kernels::cuda

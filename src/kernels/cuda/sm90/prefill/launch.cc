@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order once per pass, prefill once per layer.
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "core/rounding.h"
+#include "kernels/cuda/sm90/few_rows/few_rows.h"
 #include "kernels/cuda/sm90/prefill/split_keys.h"
 
 namespace fovea::kernels::cuda {
@@ -15,10 +15,6 @@ namespace {
 using namespace prefill;
 
 constexpr int32_t kMinRowTile = 128;
-constexpr int32_t kEightRows = 8;  // as columns of a product of one warp
-// Of so few rows pairs of blocks share segments of any length for so many row tiles: where a pair
-// goes alone, 8 requests of 4096 take 36.5 us instead of 35.8 (H200, 2026-11-22).
-constexpr int32_t kMaxSharedTiles = 32;
 constexpr int32_t kMinSegmentKeys = kSegmentKeys - 128;  // key tiles have up to 128 keys
 // Blocks of a cluster, which take neighbouring row tiles as one and read their keys once.
 constexpr int32_t kPair = 2;
@@ -80,7 +76,7 @@ class HopperPrefill final : public AttentionKernel {
  public:
   HopperPrefill(const AttentionSetup& setup, const Variants& variants, gpu::KernelStore& store)
       : setup_(setup), order_(variants.order, store) {
-    const auto load = [&](std::optional<Prefill>& to, const auto& variant, int32_t row_tile) {
+    const auto load = [&](std::optional<PrefillKernel>& to, const auto& variant, int32_t row_tile) {
       if (variant) to.emplace(setup, *variant, row_tile, store);
     };
     load(plain_, variants.plain, kMinRowTile);
@@ -89,16 +85,8 @@ class HopperPrefill final : public AttentionKernel {
     load(few_plain_, variants.few_plain, kGroupRows);
     load(few_general_, variants.few_general, kGroupRows);
     load(few_whole_, variants.few_whole, kGroupRows);
-    load(eight_plain_, variants.eight_plain, kGroupRows);
+    if (!variants.few_rows.empty()) few_rows_.emplace(setup, store);
     if (!SplitKeys::variants(setup).empty()) split_.emplace(setup, store);
-    load(sharing_[0].kernel, variants.eight_quarters, kGroupRows);
-    load(sharing_[1].kernel, variants.eight_joined, kGroupRows);
-    load(sharing_[2].kernel, variants.eight_shared, kGroupRows);
-    for (Sharing& sharing : sharing_) {
-      if (!sharing.kernel) continue;
-      sharing.clusters = std::min(sharing.kernel->kernel().active_clusters(sharing.blocks),
-                                  setup.multiprocessors / sharing.blocks);
-    }
     for (const auto& [pairs, variant] : {std::pair(&pairs_, &variants.pairs),
                                          std::pair(&general_pairs_, &variants.general_pairs)}) {
       load(*pairs, *variant, kPair * kMinRowTile);
@@ -148,20 +136,25 @@ class HopperPrefill final : public AttentionKernel {
     if (splits_) return;
     const bool plain = plain_ && batch.mask.positions == nullptr;
     active_ = plain ? &*plain_ : &*general_;
-    active_sharing_ = nullptr;
     if (sums_segments(setup_) && batch.max_q_len > 0 &&
         batch.max_q_len <= kGroupRows >> params_.heads_shift) {
       active_ = plain ? &*few_plain_ : &*few_general_;
-      if (plain && batch.max_q_len << params_.heads_shift <= kEightRows) {
-        active_sharing_ = find_sharing(batch);
-        active_ = active_sharing_ ? &*active_sharing_->kernel : &*eight_plain_;
-      }
     }
     if (few_whole_ && plain && half_tiles(batch) <= setup_.multiprocessors) {
       active_ = &*few_whole_;
     }
-    const std::optional<Prefill>& pairs = plain ? pairs_ : general_pairs_;
-    if (in_pairs(pairs, batch)) active_ = &*pairs;
+    launch_ = {active_, 1, setup_.multiprocessors};
+    const bool has_few_rows =
+        batch.max_q_len > 0 && batch.max_q_len << params_.heads_shift <= few_rows::kMaxRows;
+    if (few_rows_ && plain && has_few_rows) {
+      launch_ = few_rows_->choose(batch.requests, batch.q_heads >> params_.heads_shift, longest_);
+      active_ = launch_.kernel;
+    }
+    const std::optional<PrefillKernel>& pairs = plain ? pairs_ : general_pairs_;
+    if (in_pairs(pairs, batch)) {
+      active_ = &*pairs;
+      launch_ = {active_, kPair, setup_.multiprocessors / kPair * kPair};
+    }
     pass.add(order_, PrefillOrderParams{
                          .batch = batch,
                          .order = buffers_.order,
@@ -173,7 +166,7 @@ class HopperPrefill final : public AttentionKernel {
                          .segments = buffers_.segments,
                          .segment_keys = active_->segment_keys(),
                          .most_partials = in_use(pairs_) ? 0 : most_partials_,
-                         .blocks = blocks()});
+                         .blocks = launch_.blocks});
   }
 
   void attend(const AttentionParams& given, int32_t layer, Stream stream) override {
@@ -197,10 +190,9 @@ class HopperPrefill final : public AttentionKernel {
     } else {
       packed_.encode(setup_, shared_keys_, tokens_, params_);
     }
-    const GridSize grid{static_cast<uint32_t>(blocks())};
-    const auto cluster_size = static_cast<uint32_t>(cluster());
-    // They wait for the kernel before themselves: 0.5 to 1 % (16x1k to 4x4k, H200, 2026-11-23).
-    active_->kernel().launch_overlapped(grid, params_, stream, cluster_size);
+    const GridSize grid{static_cast<uint32_t>(launch_.blocks)};
+    active_->kernel().launch_overlapped(grid, params_, stream,
+                                        static_cast<uint32_t>(launch_.cluster));
     params_.list_settled = 1;
     params_.keys_settled = prefix_settled_;
   }
@@ -215,50 +207,16 @@ class HopperPrefill final : public AttentionKernel {
   }
 
   // Of the planned pass.
-  bool in_use(const std::optional<Prefill>& kernel) const { return kernel && active_ == &*kernel; }
-  int32_t cluster() const {
-    if (in_use(pairs_) || in_use(general_pairs_)) return kPair;
-    return active_sharing_ ? active_sharing_->blocks : 1;
+  bool in_use(const std::optional<PrefillKernel>& kernel) const {
+    return kernel && active_ == &*kernel;
   }
-  int32_t blocks() const {
-    if (active_sharing_) return active_sharing_->clusters * active_sharing_->blocks;
-    return setup_.multiprocessors / cluster() * cluster();
-  }
-
-  // Of requests of up to eight rows: clusters whose blocks share segments.
-  struct Sharing {
-    std::optional<Prefill> kernel;
-    int32_t blocks;         // of a cluster
-    int32_t most_segments;  // of the only request it serves; 0: it serves several
-    int32_t clusters = 0;   // that run at the same time
-  };
-  // Of three segments, the last nearly whole, as yet unexplained: 2816, 2944, 3072, 3200 keys take
-  // 7.24, 7.60, 7.74, 7.18 us in one cluster, 7.31, 7.38, 7.52, 7.67 in pairs (H200, 2026-11-23).
-  bool joins_slowly(int32_t segment) const {
-    return 4 * int64_t{longest_} > 11 * segment && longest_ <= 3 * segment;
-  }
-  const Sharing* find_sharing(const BatchParams& batch) const {
-    const int32_t tiles = batch.requests * (batch.q_heads >> params_.heads_shift);
-    for (const Sharing& sharing : sharing_) {
-      if (!sharing.kernel || tiles > sharing.clusters) continue;
-      const int32_t segment = sharing.kernel->segment_keys();
-      const int64_t segments = (longest_ - 1) / segment + 1;
-      if (sharing.most_segments > 0
-              ? batch.requests == 1 && segments <= sharing.most_segments && !joins_slowly(segment)
-              : tiles <= kMaxSharedTiles || tiles * segments <= sharing.clusters) {
-        return &sharing;
-      }
-    }
-    return nullptr;
-  }
-
   // Pairs are 3 to 4 % faster where q heads share keys. Else their rows are 256 tokens: 32/32 heads
   // at 16x1k, 8x2k, 4x4k reach 516, 621, 678 TFLOP/s in single blocks, 496, 617, 688 in pairs, 528,
   // 641, 702 in those that pass, but 8/8 at 1x4k, a row tile for each block, 446 instead of 459
   // (head dim 128, H200, 2026-11-22); head dim 256 16x1k, 8x2k 542, 647 in single blocks, 551, 671
   // in pairs; 192/128 with 16 heads 4x4k, 2x8k, 1x16k 710, 770, 797 and 691, 763, 828 (2026-11-23).
   // Beside another kernel blocks begin as single SMs fall free.
-  bool in_pairs(const std::optional<Prefill>& pairs, const BatchParams& batch) const {
+  bool in_pairs(const std::optional<PrefillKernel>& pairs, const BatchParams& batch) const {
     if (!pairs || params_.beside) return false;
     if (sums_segments(setup_) && tokens_ / kMinPairedTokens < batch.requests) return false;
     const int32_t longest = this->longest(batch);
@@ -288,17 +246,17 @@ class HopperPrefill final : public AttentionKernel {
 
   AttentionSetup setup_;
   Kernel order_;
-  std::optional<Prefill> plain_, general_, few_plain_, few_general_, few_whole_, eight_plain_,
-      pairs_, general_pairs_;
-  std::array<Sharing, 3> sharing_ = {Sharing{{}, 4, 1}, Sharing{{}, 8, 4}, Sharing{{}, 2, 0}};
+  std::optional<PrefillKernel> plain_, general_, few_plain_, few_general_, few_whole_, pairs_,
+      general_pairs_;
+  std::optional<few_rows::FewRows> few_rows_;
   std::optional<SplitKeys> split_;
   Buffers buffers_{};
   SharedKeys shared_keys_;
   PackedKeys packed_;
-  bool splits_ = false;                      // the planned one
-  const Prefill* active_ = nullptr;          // of the planned pass
-  const Sharing* active_sharing_ = nullptr;  // which has it, or none
-  int32_t tokens_ = 0;                       // of the planned pass at most
+  bool splits_ = false;                    // the planned one
+  const PrefillKernel* active_ = nullptr;  // of the planned pass
+  Launch launch_;                          // its launch
+  int32_t tokens_ = 0;                     // of the planned pass at most
   int32_t most_partials_ = 0;
   bool prefix_settled_ = false;
   int32_t max_kv_len_ = 1;

@@ -3,14 +3,10 @@
 #pragma once
 
 #include "kernels/cuda/common/log2.cuh"
+#include "kernels/cuda/sm90/common/rows.cuh"
 #include "kernels/cuda/sm90/prefill/config.cuh"
 
 namespace fovea::kernels::cuda {
-
-// The compiler serialises products whose control flow may diverge within a warp: say that it does
-// not.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
-__device__ __forceinline__ bool uniform(bool value) { return __any_sync(~0u, value); }
 
 // A slot of shared memory. Of a pointer that is kept the compiler does not know where it points to:
 // it takes two registers and slower loads.
@@ -132,35 +128,6 @@ __device__ __forceinline__ int next_block(const PrefillParams& params, const Row
   return skips ? uniform(pass_hidden<Config>(*tile.slot, block - 1)) : block - 1;
 }
 
-// Row of the warpgroup's 64: lane / 4 and lane / 4 + 8 of its warp's 16.
-__device__ __forceinline__ int thread_row(int half, uint32_t thread = threadIdx.x) {
-  return thread % kWarpgroupThreads / 32 * 16 + thread % 32 / 4 + half * 8;
-}
-
-// Token within the request of a row of a consumer; may lie past the request's end.
-__device__ __forceinline__ int row_token(const PrefillParams& params, const WorkTile& work,
-                                         int consumer, int row) {
-  return work.first_token + ((consumer * kGroupRows + row) >> params.heads_shift);
-}
-__device__ __forceinline__ int row_head(const PrefillParams& params, const WorkTile& work,
-                                        int row) {
-  return work.q_head + (row & ((1 << params.heads_shift) - 1));
-}
-
-// The keys that a row sees, if no predicate is needed. Rows behind the request's end repeat its
-// last. Without a branch: behind one the compiler does not see that a warp's threads go through the
-// same key tiles.
-__device__ __forceinline__ Interval row_keys(const PrefillParams& params, const WorkTile& work,
-                                             const RequestView& view, int consumer, int row) {
-  const MaskParams& all = params.attention.batch.mask;
-  MaskParams mask = {};
-  mask.causal = all.causal;
-  mask.first_keys = all.first_keys;
-  mask.window = all.window;
-  mask.chunk = all.chunk > 0 ? all.chunk : 0x7fffffff;
-  const int token = min(row_token(params, work, consumer, row), work.q_len - 1);
-  return visible_keys(mask, view, token, token);
-}
 // Of those of the slot's work.
 template <class Config>
 __device__ __forceinline__ Interval row_keys(const PrefillParams& params, const TileSlot& slot,

@@ -4,59 +4,9 @@
 // same operations on the same numbers, so with the same bits.
 #pragma once
 
-#include "kernels/cuda/common/counters.cuh"
 #include "kernels/cuda/sm90/prefill/softmax.cuh"
 
 namespace fovea::kernels::cuda {
-
-// Adds an earlier segment to the sum of the later ones. A sum of nothing changes no bit of the
-// other.
-__device__ __forceinline__ Join join_rows(RowSums& later, RowSums earlier) {
-  const float base = fmaxf(later.base, earlier.base);
-  const Join join = {exp2_fast(later.base - base), exp2_fast(earlier.base - base)};
-  later = {base, __fmaf_rn(later.total, join.later, __fmul_rn(earlier.total, join.earlier))};
-  return join;
-}
-__device__ __forceinline__ float join_values(Join join, float later, float earlier) {
-  return __fmaf_rn(later, join.later, __fmul_rn(earlier, join.earlier));
-}
-__device__ __forceinline__ float4 join_values(Join join, float4 later, float4 earlier) {
-  return {join_values(join, later.x, earlier.x), join_values(join, later.y, earlier.y),
-          join_values(join, later.z, earlier.z), join_values(join, later.w, earlier.w)};
-}
-// What the last segment is to be joined with.
-constexpr Join kNoneLater = {0, 1};
-
-// Without -0, which a sum over more segments would not keep.
-__device__ __forceinline__ float mean(float sum, float factor) {
-  return __fmaf_rn(sum, factor, 0.0f);
-}
-
-// As finish_rows, of one row. The thread of the row that `writes` stores lse.
-__device__ __forceinline__ float finish_row(const PrefillParams& params, const WorkTile& work,
-                                            int consumer, int row, RowSums sums, bool writes) {
-  const AttentionParams& attention = params.attention;
-  const bool empty = sums.total == 0;
-  const float factor = empty ? 0.0f : __fdividef(1.0f, sums.total);
-  if (!attention.lse && !attention.sinks) return factor;
-  const float lse = empty ? -infinity() : (sums.base + log2f(sums.total)) * kLn2;
-  const int head = row_head(params, work, row);
-  const int token = row_token(params, work, consumer, row);
-  if (token >= work.q_len) return factor;
-  if (attention.lse && writes) {
-    attention.lse[static_cast<int64_t>(work.q_begin + token) * attention.lse_token_stride + head] =
-        lse;
-  }
-  return attention.sinks && !empty ? factor / (1.0f + __expf(attention.sinks[head] - lse)) : factor;
-}
-
-__device__ __forceinline__ bool is_cut(const CutSlot& slot) { return slot.cut.count > 0; }
-
-// Where the partial result of a cut tile's segment begins, counted from the tile's first.
-__device__ __forceinline__ int partial_row(const PrefillParams& params, const CutSlot& slot,
-                                           int segment) {
-  return slot.cut.partial_row + segment * slot.work.q_len * params.attention.batch.q_heads;
-}
 
 // Adds up a cut tile's segments. A warp, of which some lanes have a row, each of them some columns.
 template <class Config>
@@ -107,20 +57,6 @@ __device__ __forceinline__ void join_partials(const PrefillParams& params, const
       *reinterpret_cast<uint2*>(to + 4 * j) = {low, high};
     }
   }
-}
-
-// Whether these were the last missing segments of the row tile, all of whose partial results may be
-// read then. One thread, behind the block's stores. `sharers`: blocks that each store a part of
-// every segment.
-__device__ __forceinline__ bool last_stored(const PrefillParams& params, const CutSlot& slot,
-                                            int sharers = 1) {
-  const int head_blocks = params.attention.batch.q_heads >> params.heads_shift;
-  int32_t* stored = params.segments.stored + slot.work.request * head_blocks +
-                    (slot.work.q_head >> params.heads_shift);
-  const bool last =
-      add_acquire_release(stored, slot.cut.own) + slot.cut.own == slot.cut.count * sharers;
-  if (last) *stored = 0;
-  return last;
 }
 
 // The joining warp: sums of the cut tiles whose last missing segments this block has stored.

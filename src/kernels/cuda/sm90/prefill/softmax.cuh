@@ -23,10 +23,6 @@ __device__ __forceinline__ float largest_base(int half, float before, float fact
   return fmaxf(before, most * factor - Config::kBias);
 }
 
-// The base of a row that has seen nothing: finite, so that hidden keys weigh 0 and the first seen
-// one outgrows it.
-constexpr float kNothing = -0x1p127f;
-
 template <class Config>
 __device__ __forceinline__ float first_base(const RowTile& tile, int half,
                                             const Accumulators<Config>& acc) {

@@ -58,18 +58,18 @@ void Parts::attend(const AttentionParams& given, int32_t tokens, bool beside, bo
   q_map_.encode(row_map(given.batch.q_heads, params.heads_shift, tokens, given.q, spec.q_dtype,
                         spec.head_dim, given.q_head_stride, given.q_token_stride),
                 &params.q);
-  params.box_keys = prefill_.box_keys();
+  params.box_keys = kernel_.box_keys();
   if (gathers(setup_)) {
     // Rows are found through given.keys.
   } else if (cached(spec)) {
-    params.k = prefill_.k(layer);
-    params.v = prefill_.v(layer);
+    params.k = kernel_.k(layer);
+    params.v = kernel_.v(layer);
   } else {
     packed_.encode(setup_, shared_keys_, tokens, params);
   }
   params.beside = beside;
   params.list_settled = list_settled;
-  prefill_.kernel().launch_overlapped({static_cast<uint32_t>(given.work.ctas)}, params, stream);
+  kernel_.kernel().launch_overlapped({static_cast<uint32_t>(given.work.ctas)}, params, stream);
 }
 
 std::vector<gpu::KernelVariant> SplitKeys::variants(const AttentionSetup& setup) {

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "kernels/cuda/portable/merge/launch.h"
-#include "kernels/cuda/sm90/prefill/loaded.h"
+#include "kernels/cuda/sm90/common/prefill_kernel.h"
+#include "kernels/cuda/sm90/prefill/variants.h"
 
 namespace fovea::kernels::cuda::prefill {
 
@@ -16,7 +17,7 @@ class Parts {
  public:
   Parts(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t rows,
         gpu::KernelStore& store)
-      : setup_(setup), prefill_(setup, variant, rows, store) {}
+      : setup_(setup), kernel_(setup, variant, rows, store) {}
   void share_keys(const SharedKeys& keys) { shared_keys_ = keys; }
   // With the list in given.work. `tokens`: of the planned pass at most. beside, list_settled: as
   // PrefillParams.
@@ -25,7 +26,7 @@ class Parts {
 
  private:
   AttentionSetup setup_;
-  Prefill prefill_;
+  PrefillKernel kernel_;
   gpu::RepeatedTensorMap q_map_;
   SharedKeys shared_keys_;
   PackedKeys packed_;

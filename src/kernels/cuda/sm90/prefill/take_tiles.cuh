@@ -2,69 +2,11 @@
 // Row tiles: taken from the list by a producer warp, with what their rows see of the keys.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/key_ranges.cuh"
+#include "kernels/cuda/sm90/common/work_list.cuh"
 #include "kernels/cuda/sm90/prefill/pair.cuh"
 #include "kernels/cuda/sm90/prefill/parts.cuh"
 
 namespace fovea::kernels::cuda {
-
-// Leaves of a cut row tile's key tiles those of its segments.
-template <class Config>
-__device__ TileCut cut_work(const BatchParams& batch, const TileSegments& tile, WorkTile& work) {
-  constexpr int kBlocks = Config::kSegmentBlocks;
-  if (tile.partial < 0) return {};
-  const int first = work.block_begin / kBlocks;
-  const int count = (work.block_end - 1) / kBlocks + 1 - first;
-  work.block_begin = max(work.block_begin, tile.begin * kBlocks);
-  work.block_end = min(work.block_end, tile.end * kBlocks);
-  return {first, count, tile.end - tile.begin,
-          tile.partial * batch.q_heads + work.q_head * work.q_len};
-}
-
-// Work n of the launch: sections of head blocks, in a section every tile from the heaviest, and of
-// a tile the section's heads side by side.
-template <class Config>
-__device__ WorkTile work_at(const PrefillParams& params, const PrefillOrder& order, int n,
-                            TileCut& cut) {
-  const int tiles = order.tile_count;
-  WorkTile work = {};
-  const BatchParams& batch = params.attention.batch;
-  const int head_blocks = batch.q_heads >> params.heads_shift;
-  work.request = -1;
-  if (n >= tiles * head_blocks) return work;
-  const int section = n / (tiles * order.section_heads);
-  const int first_head = section * order.section_heads;
-  const int heads = min(order.section_heads, head_blocks - first_head);
-  const int within = n - tiles * first_head;
-  const PrefillTile tile = order.tiles[within / heads];
-  TileSegments segments = {};
-  if constexpr (Config::kSegments) segments = params.segments.tiles[within / heads];
-  const RequestView view = Config::kSegments ? RequestView{tile.request, segments.q_begin,
-                                                           segments.q_len, segments.kv_len}
-                                             : request_view(batch, tile.request);
-  work.request = tile.request;
-  work.q_begin = view.q_begin;
-  work.q_len = view.q_len;
-  work.kv_len = view.kv_len;
-  work.first_token = tile.first_token;
-  work.q_head = (first_head + within % heads) << params.heads_shift;
-  work.kv_head = work.q_head / (batch.q_heads / batch.kv_heads);
-  if (!params.attention.keys.page_table) {
-    work.first_key = params.attention.keys.kv_indptr[tile.request];
-  }
-  const int tokens = (kGroupRows >> params.heads_shift) * Config::kConsumers;
-  const int last = min(tile.first_token + Config::kBlocks * tokens, view.q_len) - 1;
-  // Cuts of a row tile are those that prefill_order sees.
-  const Interval keys = Config::kMasked && !Config::kSegments
-                            ? tile_keys(batch.mask, view, tile.first_token, last)
-                            : visible_keys(batch.mask, view, tile.first_token, last);
-  if constexpr (Config::kPairs) work.first_token += cluster_rank() * tokens;
-  work.key_begin = keys.begin;
-  work.block_begin = keys.begin / Config::kKeys;
-  work.block_end = max((keys.end + Config::kKeys - 1) / Config::kKeys, work.block_begin + 1);
-  if constexpr (Config::kSegments) cut = cut_work<Config>(batch, segments, work);
-  return work;
-}
 
 // Leaves the block's rows and key tiles of a pair's; returns how many of the last pass it by. The
 // blocks have the later rows in turn, so that both have as much to do.

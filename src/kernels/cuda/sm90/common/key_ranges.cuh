@@ -4,7 +4,7 @@
 // read positions together.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/config.cuh"
+#include "kernels/cuda/sm90/common/work_tile.cuh"
 
 namespace fovea::kernels::cuda {
 

@@ -1,40 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of up to eight rows: from a segment's keys to weights and their sums, in the order of
-// prefill.
+// From a segment's keys to weights and their sums, added in the order of sm90/prefill.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
+#include "kernels/cuda/sm90/few_rows/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// The barrier of the warps that compute, and whether any thread says so.
+// Waits for all computing warps; the second function returns whether any thread passes true.
 template <class Config>
-__device__ __forceinline__ void computing_meet() {
-  named_barrier_wait(1, Config::kComputing);
+__device__ __forceinline__ void meet_computing() {
+  named_barrier_wait(kComputingBarrier, Config::kComputing);
 }
 template <class Config>
 __device__ __forceinline__ bool any_computing(bool value) {
-  return named_barrier_any(1, Config::kComputing, value);
+  return named_barrier_any(kComputingBarrier, Config::kComputing, value);
 }
 
-// Of a warp that computes. Lane l has rows 2 (l % 4) and the next; of 16 keys or columns l / 4 and
-// l / 4 + 8.
+// The part of a computing warp that finds weights. Lane l has the rows 2 (l % 4) and 2 (l % 4) + 1,
+// and keys or columns l / 4 and l / 4 + 8 of each 16.
 template <class Config>
-class EightRowsWeights {
+class SegmentWeights {
  protected:
   using SharedMemory = typename Config::SharedMemory;
   static constexpr int kSteps = Config::kHeadDim / 16;
 
-  __device__ EightRowsWeights(const PrefillParams& params, SharedMemory& shared)
+  __device__ SegmentWeights(const PrefillParams& params, SharedMemory& shared)
       : params_(params), shared_(shared), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
 
   __device__ int row_of(int i) const { return lane_ % 4 * 2 + i; }
-  __device__ int place_of(int i) const {
-    return warp_ * 16 + lane_ / 4 + i * 8;
-  }  // of the key tile's keys
+  // Returns the place of the thread's key i within a key tile.
+  __device__ int place_of(int i) const { return warp_ * 16 + lane_ / 4 + i * 8; }
   __device__ int rows(const WorkTile& work) const { return work.q_len << params_.heads_shift; }
 
-  // As right operands: lane l has row l / 4.
+  // Reads the queries as right operands: lane l has row l / 4.
   __device__ void read_queries(const WorkTile& work) {
     const AttentionParams& attention = params_.attention;
     const int row = lane_ / 4;
@@ -76,7 +74,7 @@ class EightRowsWeights {
     }
   }
 
-  // Hides what rows do not see, and keeps the others' raw scores.
+  // Hides keys that rows do not see and stores the raw scores of key tile i of the segment.
   __device__ void keep_scores(int block, int i, float (&scores)[4]) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
@@ -87,7 +85,8 @@ class EightRowsWeights {
     }
   }
 
-  // Weights of these scores. A thread of prefill adds up 32 of a key tile.
+  // Stores the weights of these scores, and returns whether a row may have outgrown its base: in
+  // sm90/prefill a thread adds up 32 weights of a key tile.
   __device__ bool put_weights(int i, const float (&scores)[4], float factor,
                               const float (&base)[2]) {
     float weights[4];
@@ -95,7 +94,7 @@ class EightRowsWeights {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       weights[x] = exp2_fast(__fmaf_rn(scores[x], factor, -base[x % 2]));
-      grown = grown || !(weights[x] <= Config::kMostSum / (Config::kKeys / 4));
+      grown = grown || !(weights[x] <= Config::kMaxSum / (Config::kKeys / 4));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -105,19 +104,19 @@ class EightRowsWeights {
     return grown;
   }
 
-  // Bases of rows rise within the segment: weights of all its key tiles but the first once more.
+  // Finds the weights of all key tiles but the first again, with bases that rise within the
+  // segment.
   __device__ void weigh_raised(int count, float factor) {
     if (warp_ < Config::kRows) raise_row(warp_, count, factor);
-    computing_meet<Config>();
+    meet_computing<Config>();
 #pragma unroll 1
     for (int i = 1; i < count; ++i) {
       weigh_kept(i, factor, {shared_.base[i][row_of(0)], shared_.base[i][row_of(1)]});
     }
-    computing_meet<Config>();
+    meet_computing<Config>();
   }
 
-  // Weights of the warp's kept scores of a key tile. Whether any is so large that its row may
-  // outgrow the base.
+  // Stores the weights of the warp's kept scores of a key tile; returns as put_weights().
   __device__ bool weigh_kept(int i, float factor, const float (&base)[2]) {
     float scores[4];
     read_kept(i, scores);
@@ -129,8 +128,8 @@ class EightRowsWeights {
       scores[x] = shared_.scores[i][row_of(x % 2) * Config::kRowPitch + place_of(x / 2)];
   }
 
-  // The sum that thread lane % 8 / 2 of a row has of a key tile's weights in prefill: of 16 even
-  // and 16 odd keys.
+  // Returns the sum of a key tile's weights that thread lane % 8 / 2 of a row has in sm90/prefill:
+  // that of 16 even and 16 odd keys.
   __device__ float sum_tile(int row, int i, float factor, float base) const {
     const float* scores = shared_.scores[i] + row * Config::kRowPitch + lane_ % 8;
     float total = 0;
@@ -141,31 +140,32 @@ class EightRowsWeights {
     return __fadd_rn(total, __shfl_xor_sync(~0u, total, 1));
   }
 
-  // The bases of a row, which rise where a key tile's weights have outgrown them. A warp.
+  // Finds the bases of a row, which rise at each key tile whose weights outgrow them. A warp calls
+  // it.
   __device__ void raise_row(int row, int count, float factor) {
     float base = shared_.base[0][row];
 #pragma unroll 1
     for (int i = 1; i < count; ++i) {
-      if (__any_sync(~0u, !(sum_tile(row, i, factor, base) <= Config::kMostSum))) {
-        float most = -infinity();
+      if (__any_sync(~0u, !(sum_tile(row, i, factor, base) <= Config::kMaxSum))) {
+        float max_score = -infinity();
         for (int key = lane_; key < Config::kKeys; key += 32) {
-          most = fmaxf(most, shared_.scores[i][row * Config::kRowPitch + key]);
+          max_score = fmaxf(max_score, shared_.scores[i][row * Config::kRowPitch + key]);
         }
         for (int step = 1; step <= 16; step *= 2)
-          most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        base = fmaxf(base, most * factor);
+          max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, step));
+        base = fmaxf(base, max_score * factor);
       }
       if (lane_ == 0) shared_.base[i][row] = base;
     }
     __syncwarp();
   }
 
-  // What weights of the key tile before shrink by; 1 if the base stayed.
+  // Returns the factor of the sums before key tile i: 1 if the base stayed.
   __device__ float rescale(int i, int row) const {
     return exp2_fast(shared_.base[i - 1][row] - shared_.base[i][row]);
   }
 
-  // The sum of a row's weights. A warp, of which eight lanes have a key tile.
+  // Finds the sum of a row's weights. A warp calls it, and eight lanes have a key tile.
   __device__ void sum_row(int row, int count, float factor) {
     float totals[2];
 #pragma unroll

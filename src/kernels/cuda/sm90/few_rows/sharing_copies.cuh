@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where blocks share a segment: what of it lies where in a block, and the warps that copy it.
+// Copies of blocks that share a segment: where its keys and values lie, and the warps that copy
+// them.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/eight_rows_load.cuh"
+#include "kernels/cuda/sm90/few_rows/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// The block's key tiles of K are in the first stages, those of V, half of its columns, behind them
-// and then, as these are read, in their place.
+// The first stages hold the block's key tiles of K. The block's half of the columns of V follows
+// them, then takes the places of K as K has been read.
 template <class Config>
-struct SharedLayout {
-  static constexpr int kShare = Config::kShare, kTiles = Config::kSegmentBlocks;
-  static constexpr int kOwnTiles = kTiles / kShare;  // of K
+struct SharingLayout {
+  static constexpr int kSharing = Config::kSharing, kTiles = Config::kSegmentBlocks;
+  static constexpr int kOwnTiles = kTiles / kSharing;  // key tiles of K
   static constexpr int kColumns = Config::kHeadDimV / Config::kMultiplying;
   static_assert(kColumns == kSwizzledColumns && kOwnTiles % Config::kCopiers == 0 &&
                 Config::kCopiers == 2);
-  using Values = uint16_t[Config::kKeys][kSwizzledColumns];  // of a key tile, swizzled
+  using Values = uint16_t[Config::kKeys][kSwizzledColumns];  // swizzled
 
-  // Half stages; both count key tiles from the segment's last.
+  // Returns a half stage. Key tiles count from the segment's last one here and in values().
   __device__ static int place_of_values(int i) {
     return (2 * kOwnTiles + i) % (2 * Config::kStages);
   }
@@ -26,31 +27,32 @@ struct SharedLayout {
     return shared.stages[place / 2][place % 2];
   }
   __device__ static int own_tiles(int rank, int count) {
-    return (count - rank + kShare - 1) / kShare;
+    return (count - rank + kSharing - 1) / kSharing;
   }
 };
 
 // Phases of the barriers of a block.
 template <class Config>
-struct SharedPhases {
+struct SharingPhases {
   uint32_t scores = 0;
-  uint32_t bits = 0;  // of values, then of keys
+  uint32_t bits = 0;  // values, then keys
   __device__ uint32_t values(int i) const { return bits >> i & 1; }
   __device__ uint32_t keys(int stage) const { return bits >> (Config::kSegmentBlocks + stage) & 1; }
-  // Behind a segment of so many key tiles, of which the block has scored `own`.
+  // Ends a segment of `count` key tiles, of which the block has scored `own`.
   __device__ void pass(int count, int own) {
     scores ^= 1;
     bits ^= ((1u << count) - 1) ^ (((1u << own) - 1) << Config::kSegmentBlocks);
   }
 };
 
-// A warp that copies every second own key tile of K, then of V; any other warp does nothing.
+// Copies every second one of the block's key tiles of K, then of V. All warps may call it; only the
+// copying warps do anything.
 template <class Config>
-class SharedCopier {
+class SharingCopier {
  public:
   using SharedMemory = typename Config::SharedMemory;
-  __device__ SharedCopier(const PrefillParams& params, SharedMemory& shared, const WorkTile& work,
-                          int rank)
+  __device__ SharingCopier(const PrefillParams& params, SharedMemory& shared, const WorkTile& work,
+                           int rank)
       : params_(params),
         shared_(shared),
         work_(work),
@@ -59,7 +61,7 @@ class SharedCopier {
         lane_(threadIdx.x % 32),
         boxes_shift_(31 - __clz(Config::kKeys / params.box_keys)) {}
 
-  // All boxes of a segment at once: a page id from the L2 takes as long as a copy.
+  // Finds all boxes of a segment at once: a page id from the L2 takes as long as a copy.
   __device__ void find(const SegmentWalk<Config>& segment) {
     if (!copies()) return;
 #pragma unroll
@@ -72,8 +74,8 @@ class SharedCopier {
     }
   }
 
-  // Before the wait: settled keys of the first segment whose place is free, and the others as far
-  // as the L2.
+  // Called before the wait for the previous kernel: copies the keys of the first segment that were
+  // written before this pass and whose place is free, and prefetches the others into the L2.
   __device__ void begin(const SegmentWalk<Config>& segment) {
     find(segment);
     if (!copies()) return;
@@ -83,15 +85,15 @@ class SharedCopier {
       if (!has(to, segment)) continue;
       const BoxPlace from = place_of(segment, to);
       if (!to.reused) expect(to);
-      if (!to.reused && is_settled(segment, to)) {
+      if (!to.reused && is_written(segment, to)) {
         copy_box(to, from);
       } else {
         fetch(to, from);
       }
     }
   }
-  // The rest of the first segment, or all of a later one.
-  __device__ void copy(const SegmentWalk<Config>& segment, const SharedPhases<Config>& phases,
+  // Copies the rest of the first segment, or all of a later one.
+  __device__ void copy(const SegmentWalk<Config>& segment, const SharingPhases<Config>& phases,
                        bool later) const {
     if (!copies()) return;
 #pragma unroll
@@ -99,30 +101,30 @@ class SharedCopier {
       const Target to = target(n, segment);
       if (!has(to, segment)) continue;
       const BoxPlace from = place_of(segment, to);
-      if (to.reused) shared_.share.keys_read[to.stage].wait(phases.keys(to.stage));
+      if (to.reused) shared_.sharing.keys_read[to.stage].wait(phases.keys(to.stage));
       if (to.reused || later) expect(to);
-      if (to.reused || later || !is_settled(segment, to)) copy_box(to, from);
+      if (to.reused || later || !is_written(segment, to)) copy_box(to, from);
     }
   }
 
  private:
-  using Layout = SharedLayout<Config>;
+  using Layout = SharingLayout<Config>;
   static constexpr int kOwnTiles = Layout::kOwnTiles;
   static constexpr int kCopies = kOwnTiles / 2 + Layout::kTiles / 2;
-  static constexpr int kHeld =
-      Layout::kTiles * Config::kKeys / 16 / 32;  // boxes of a segment that a lane has, at most
-  static_assert(Config::kKeys / 16 <= 32);       // boxes of a key tile, each a lane's
+  // Maximum number of boxes of a segment that a lane has.
+  static constexpr int kHeld = Layout::kTiles * Config::kKeys / 16 / 32;
+  static_assert(Config::kKeys / 16 <= 32);  // each box of a key tile has a lane
 
-  // Where the n-th copy goes, of key tile i, counted from the segment's last.
+  // Place of the n-th copy, that of key tile i counted from the segment's last one.
   struct Target {
     int i;
     bool of_keys;
     int stage;
-    bool reused;  // keys lie there until they are read
+    bool reused;  // K lies there until it has been read
   };
   __device__ Target target(int n, const SegmentWalk<Config>& segment) const {
     const int own = 2 * n + copier_;
-    if (n < kOwnTiles / 2) return {rank_ + own * Config::kShare, true, own, false};
+    if (n < kOwnTiles / 2) return {rank_ + own * Config::kSharing, true, own, false};
     const int i = own - kOwnTiles;
     const int stage = Layout::place_of_values(i) / 2;
     return {i, false, stage, stage < Layout::own_tiles(rank_, segment.count())};
@@ -130,7 +132,7 @@ class SharedCopier {
   __device__ bool has(const Target& to, const SegmentWalk<Config>& segment) const {
     return to.i < segment.count() && (to.of_keys || rank_ < Config::kMultiplying);
   }
-  // That of the lane's box, whichever lane has found it.
+  // Returns the place of the lane's box, which any lane may have found.
   __device__ BoxPlace place_of(const SegmentWalk<Config>& segment, const Target& to) const {
     const int box = ((segment.last - to.i - segment.first) << boxes_shift_) + lane_;
     BoxPlace found;
@@ -144,8 +146,8 @@ class SharedCopier {
   }
   __device__ bool copies() const { return copier_ >= 0 && copier_ < Config::kCopiers; }
   __device__ bool has_box() const { return lane_ * params_.box_keys < Config::kKeys; }
-  // Whether all keys of the lane's box were there before the pass.
-  __device__ bool is_settled(const SegmentWalk<Config>& segment, const Target& to) const {
+  // Returns whether all keys of the lane's box were written before this pass.
+  __device__ bool is_written(const SegmentWalk<Config>& segment, const Target& to) const {
     const int end = (segment.last - to.i) * Config::kKeys + (lane_ + 1) * params_.box_keys;
     return params_.keys_settled && end <= work_.kv_len - work_.q_len;
   }
@@ -153,9 +155,9 @@ class SharedCopier {
   __device__ void expect(const Target& to) const {
     if (lane_ == 0) {
       if (to.of_keys) {
-        shared_.share.keys[to.stage].arrive_expecting(sizeof(shared_.stages[0]));
+        shared_.sharing.keys[to.stage].arrive_expecting(sizeof(shared_.stages[0]));
       } else {
-        shared_.share.values[to.i].arrive_expecting(sizeof(typename Layout::Values));
+        shared_.sharing.values[to.i].arrive_expecting(sizeof(typename Layout::Values));
       }
     }
     __syncwarp();
@@ -166,11 +168,11 @@ class SharedCopier {
     if (to.of_keys) {
 #pragma unroll
       for (int c = 0; c < Config::kDimBlocks; ++c) {
-        load_box(&shared_.stages[to.stage][c][row], params_.k, shared_.share.keys[to.stage],
+        load_box(&shared_.stages[to.stage][c][row], params_.k, shared_.sharing.keys[to.stage],
                  kEvictNormal, c * kSwizzledColumns, work_.kv_head, from.place, from.page);
       }
     } else {
-      load_box(&Layout::values(shared_, to.i)[row], params_.v, shared_.share.values[to.i],
+      load_box(&Layout::values(shared_, to.i)[row], params_.v, shared_.sharing.values[to.i],
                kEvictNormal, rank_ * Layout::kColumns, work_.kv_head, from.place, from.page);
     }
   }
@@ -190,7 +192,7 @@ class SharedCopier {
   SharedMemory& shared_;
   const WorkTile& work_;
   const int rank_, copier_, lane_;
-  const int boxes_shift_;  // of a key tile; a power of two
+  const int boxes_shift_;  // log2 of the boxes of a key tile
   BoxPlace places_[kHeld];
 };
 

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests of up to eight rows: from the sums of a segment to out and lse.
+// From the sums of a segment to out and lse.
 #pragma once
 
-#include "kernels/cuda/sm90/prefill/eight_rows_weights.cuh"
+#include "kernels/cuda/sm90/few_rows/weights.cuh"
 
 namespace fovea::kernels::cuda {
 
 template <class Config>
-class EightRowsOut : protected EightRowsWeights<Config> {
+class RowResults : protected SegmentWeights<Config> {
  protected:
-  using Base = EightRowsWeights<Config>;
+  using Base = SegmentWeights<Config>;
   using Base::lane_, Base::params_, Base::row_of, Base::rows, Base::shared_;
   using typename Base::SharedMemory;
 
-  // `column`: the first of the warp's 16, from head_dim_v on none.
-  __device__ EightRowsOut(const PrefillParams& params, SharedMemory& shared, int column)
+  // `column`: first of the warp's 16 columns; with head_dim_v or more the warp has none.
+  __device__ RowResults(const PrefillParams& params, SharedMemory& shared, int column)
       : Base(params, shared), column_(column) {}
 
-  // Joins the segment with the later ones, or leaves it to whoever joins the cut tile's.
+  // Adds the segment to the later ones, or stores it for the block that joins the cut tile.
   __device__ void end_segment(const CutSlot& slot, const SegmentWalk<Config>& segment,
                               const float (&values)[4], bool later, float4& sum,
                               RowSums (&sums)[2]) {
@@ -73,27 +73,27 @@ class EightRowsOut : protected EightRowsWeights<Config> {
     }
   }
 
-  // The block that stores the last missing segments of a cut tile adds them all up. `sharers`:
+  // Adds up all segments of a cut tile if this block has stored the last missing ones. `sharers`:
   // blocks that each store some columns of a segment.
   __device__ void join_cut(const CutSlot& slot, int sharers) {
-    computing_meet<Config>();  // all have stored
+    meet_computing<Config>();  // all warps have stored
     if (threadIdx.x == 0) shared_.joins = last_stored(params_, slot, sharers);
-    computing_meet<Config>();
+    meet_computing<Config>();
     if (!shared_.joins) return;
     const WorkTile& work = slot.work;
-    constexpr int kLanes = Config::kHeadDimV / 4;  // of a row
-    constexpr int kAhead = 8;                      // segments on their way
+    constexpr int kLanes = Config::kHeadDimV / 4;  // lanes of a row
+    constexpr int kPrefetched = 8;                 // segments loaded at a time
     const int row = threadIdx.x / kLanes;
     const int column = threadIdx.x % kLanes * 4;
     if (row >= rows(work)) return;
     RowSums sums = {kNothing, 0};
     float4 values = {};
 #pragma unroll 1
-    for (int last = slot.cut.count - 1; last >= 0; last -= kAhead) {
-      RowSums own_sums[kAhead];
-      float4 own[kAhead];
+    for (int last = slot.cut.count - 1; last >= 0; last -= kPrefetched) {
+      RowSums own_sums[kPrefetched];
+      float4 own[kPrefetched];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kPrefetched; ++i) {
         const int64_t at = partial_row(params_, slot, max(last - i, 0)) + row;
         const float2 found = __ldcg(reinterpret_cast<const float2*>(params_.segments.sums + at));
         own_sums[i] = last - i < 0 ? RowSums{kNothing, 0} : RowSums{found.x, found.y};
@@ -101,7 +101,7 @@ class EightRowsOut : protected EightRowsWeights<Config> {
                                                         at * Config::kHeadDimV + column));
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kPrefetched; ++i) {
         const Join join = join_rows(sums, own_sums[i]);
         values = join_values(join, values, own[i]);
       }

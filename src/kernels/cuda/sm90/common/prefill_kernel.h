@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loaded variants of Hopper prefill and the tensor maps that they take.
+// A loaded variant of a Hopper prefill kernel and the tensor maps that it takes.
 #pragma once
 
 #include <numeric>
@@ -9,11 +9,11 @@
 #include "gpu/tensor_map.h"
 #include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/common/prefill_params.h"
-#include "kernels/cuda/sm90/prefill/variants.h"
+#include "kernels/cuda/sm90/common/prefill_setup.h"
 
 namespace fovea::kernels::cuda::prefill {
 
-inline constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words, of which fp8 packs two
+inline constexpr uint64_t kWordBytes = 2;  // maps count in 16-bit words: two fp8 elements each
 inline constexpr uint32_t kBoxColumns = kColumnBlock;
 
 inline uint64_t bytes_of(int64_t elements, DType dtype) {
@@ -45,7 +45,8 @@ inline TensorMap encoded(const gpu::TensorMapSpec& spec) {
   return map;
 }
 
-// Rows of a consumer: of [tokens, q_heads, dim]. A tile has 2^shift heads.
+// Returns the map of [tokens, q_heads, dim] whose box is the 64 rows of a consumer: 2^shift heads
+// of some tokens.
 inline gpu::TensorMapSpec row_map(int32_t q_heads, int32_t shift, int32_t tokens, const void* data,
                                   DType dtype, int64_t dim, int64_t head_stride,
                                   int64_t token_stride) {
@@ -59,16 +60,17 @@ inline gpu::TensorMapSpec row_map(int32_t q_heads, int32_t shift, int32_t tokens
   return spec;
 }
 
-// Rows of columns that packed keys have in common for all heads: AttentionKernel::share_keys().
+// The columns of packed keys that all heads share: AttentionKernel::share_keys().
 struct SharedKeys {
   const void* rows = nullptr;
   int64_t row_stride = 0;  // elements
 };
 
-// Maps of packed keys, which lie elsewhere in every pass.
+// Maps of packed keys, whose address changes with every pass.
 class PackedKeys {
  public:
-  // Of params.attention. tokens: rows, where strides do not say how many.
+  // Encodes the maps of params.attention.keys. `tokens` is their number of rows where strides do
+  // not say it.
   void encode(const AttentionSetup& setup, const SharedKeys& shared, int32_t tokens,
               PrefillParams& params) {
     const AttentionSpec& spec = setup.spec;
@@ -96,14 +98,14 @@ class PackedKeys {
   gpu::RepeatedTensorMap k_, v_, shared_;
 };
 
-// A loaded variant with the maps of every layer, whose boxes depend on its key tile.
-class Prefill {
+// A loaded variant with the maps of every layer: the size of boxes depends on its key tile.
+class PrefillKernel {
  public:
-  Prefill(const AttentionSetup& setup, const gpu::KernelVariant& variant, int32_t least_row_tile,
-          gpu::KernelStore& store)
+  PrefillKernel(const AttentionSetup& setup, const gpu::KernelVariant& variant,
+                int32_t min_row_tile, gpu::KernelStore& store)
       : kernel_(variant, store) {
-    check_argument(kernel_.row_tile() >= least_row_tile, "{} has row tiles of {}, the workspace {}",
-                   variant.name, kernel_.row_tile(), least_row_tile);
+    check_argument(kernel_.row_tile() >= min_row_tile, "{} has row tiles of {}, the workspace {}",
+                   variant.name, kernel_.row_tile(), min_row_tile);
     const AttentionSpec& spec = setup.spec;
     box_keys_ = kernel_.key_tile();
     if (!cached(spec) || gathers(setup)) return;
@@ -122,7 +124,7 @@ class Prefill {
 
   const Kernel& kernel() const { return kernel_; }
   int32_t box_keys() const { return box_keys_; }
-  // Of variants that sum segments.
+  // Returns the keys of a segment, for variants that sum segments.
   int32_t segment_keys() const { return kSegmentKeys / kernel_.key_tile() * kernel_.key_tile(); }
   const TensorMap& k(int32_t layer) const { return layers_[static_cast<size_t>(layer)].k; }
   const TensorMap& v(int32_t layer) const { return layers_[static_cast<size_t>(layer)].v; }
@@ -135,6 +137,13 @@ class Prefill {
   Kernel kernel_;
   int32_t box_keys_ = 0;
   std::vector<LayerMaps> layers_;
+};
+
+// How the planned pass is launched.
+struct Launch {
+  const PrefillKernel* kernel = nullptr;
+  int32_t cluster = 1;  // blocks of a cluster
+  int32_t blocks = 0;
 };
 
 }  // namespace fovea::kernels::cuda::prefill
