@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/attention/work.h"
 #include "support/poison.h"
 
 namespace fovea {
@@ -25,7 +25,7 @@ struct Lengths {
   int32_t q_len, kv_len;
 };
 
-// A batch, its plan in a workspace of exactly the bytes asked for, and what the plan says.
+// A batch, its plan in a workspace of exactly the required size, and the contents of the plan.
 class Planned {
  public:
   Planned(const AttentionShape& shape, const std::vector<Lengths>& requests)
@@ -51,7 +51,8 @@ class Planned {
 
   const AttentionSchedule& schedule() const { return schedule_; }
 
-  // Rows x heads x keys of all items are those of the batch that are not wholly hidden, each once.
+  // Checks that the items cover rows x heads x keys of the batch once, except for those that are
+  // hidden completely.
   void expect_everything_once() const {
     std::map<std::pair<int32_t, int32_t>, int64_t> seen;  // (request, head) -> row-keys
     for (const AttentionItem& item : schedule_.items) {
@@ -68,7 +69,7 @@ class Planned {
         }
       }
     }
-    // Of decode: every key is visible.
+    // A decode: every key is visible.
     for (int32_t request = 0; request < params_.requests; ++request) {
       if (q_indptr_[request + 1] - q_indptr_[request] != 1) continue;
       const auto kv_len = kv_lens_[static_cast<size_t>(request)];
@@ -81,7 +82,7 @@ class Planned {
     }
   }
 
-  // Every part of every piece of a merge is left by one item, within the memory for partials.
+  // Checks that one item writes each part of each piece of a merge, within the memory for partials.
   void expect_merges_are_whole() const {
     const int64_t floats = (schedule_.scratch - reinterpret_cast<std::byte*>(schedule_.partials)) /
                            static_cast<int64_t>(sizeof(float));
@@ -147,7 +148,7 @@ TEST(CpuAttentionPlan, CoversRandomBatchesOnce) {
   }
 }
 
-// Pages hold the keys of all heads: whoever reads them all reads a page from front to back.
+// A page holds the keys of all heads, so an item with all heads reads the page from front to back.
 TEST(CpuAttentionPlan, ALoneTokenReadsWholePagesWhereThreadsShareThemEvenly) {
   const auto items_of = [](int32_t kv_len, int32_t threads) {
     std::vector<std::string> items;

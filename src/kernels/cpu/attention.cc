@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "kernels/cpu/attention_layout.h"
-#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/attention/work.h"
 
 namespace fovea::kernels::cpu {
 namespace {

@@ -12,7 +12,7 @@ namespace {
 
 int64_t padded(int32_t dim) { return round_up(dim, kPadFloats); }
 
-// Levels of the tree over chunk numbers.
+// Returns the number of levels of the tree over chunk numbers.
 int32_t tree_levels(int32_t max_kv_len) {
   const auto last = static_cast<uint32_t>(std::max(0, max_kv_len - 1)) / kChunkKeys;
   return std::bit_width(last) + 1;
@@ -31,7 +31,7 @@ AttentionScratch carve_scratch(const AttentionShape& shape, int32_t max_kv_len,
   scratch.v_unpacked = carver.take<uint16_t>(kTileKeys * dim_v);
   scratch.v_strips = carver.take<float>(kTileKeys * (dim_v + kPadFloats));
   scratch.scores =
-      carver.take<float>(std::max(split_row_capacity(shape), kWideBlockRows) * kTileKeys);
+      carver.take<float>(std::max(split_row_capacity(shape), kLaneBlockRows) * kTileKeys);
   scratch.scales = carver.take<float>(2 * shape.kv_heads * kTileKeys);
   scratch.q = carver.take<float>(rows * dim);
   scratch.l_lanes = carver.take<float>(rows * kPadFloats);
@@ -56,7 +56,8 @@ int32_t padded_rows(int32_t rows) {
   return round_up(rows, kBlockRows);
 }
 
-// Queries and results of an item stay in the second-level cache: 576 KiB of them, at most 384 rows.
+// Keeps queries and results of an item in the second-level cache: 576 KiB of them, at most 384
+// rows.
 int32_t row_capacity(const AttentionShape& shape) {
   constexpr int64_t kFloats = 221184;
   const int64_t rows = kFloats / (padded(shape.head_dim) + padded(shape.head_dim_v));
@@ -68,9 +69,9 @@ int32_t split_row_capacity(const AttentionShape& shape) {
   return std::min(row_capacity(shape), 12 * kBlockRows);
 }
 
-// Pieces: a tile is split only if it costs more than two quanta of total / (threads *
-// kItemsPerThread), into pieces of at least one quantum plus a rest at each end. So there are at
-// most 2 * threads * kItemsPerThread pieces, of a quarter as many tiles.
+// The bound of pieces: the planner splits a tile only if it costs more than two quanta of total /
+// (threads * kItemsPerThread), and into pieces of at least one quantum plus a rest at each end. So
+// there are at most 2 * threads * kItemsPerThread pieces, of a quarter as many tiles.
 AttentionLayout::AttentionLayout(const AttentionShape& shape, const AttentionNeed& need) {
   const int64_t group = shape.q_heads / std::max(1, shape.kv_heads);
   const int64_t pieces = 2 * kItemsPerThread * shape.threads;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts a batch into items. Where it cuts changes no bit of the result (see attention_work.h), so
-// the cuts follow the load alone.
+// Cuts a batch into items. The cuts change no bit of the result (see simd/attention/work.h), so
+// they depend on the load alone.
 #include <algorithm>
 #include <span>
 
 #include "core/check.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_layout.h"
-#include "kernels/cpu/simd/attention_mask.h"
+#include "kernels/cpu/simd/attention/mask.h"
 
 namespace fovea::kernels::cpu {
 namespace {
 
-// Keys that some row of a tile sees lie in [begin, end).
+// Contains every key that some row of a tile sees: [begin, end).
 struct KeyHull {
   int32_t begin = 0, end = 0;
 };
@@ -33,7 +33,7 @@ KeyHull visible_keys(const MaskView& mask, int32_t token_begin, int32_t token_en
 }
 
 int64_t cost_of(int64_t heads, int64_t rows, int64_t keys) {
-  // Loading and transposing a key costs about as much as 24 rows' products with it.
+  // Loading and transposing a key costs about as much as the products of 24 rows with it.
   constexpr int64_t kRowsPerKeyLoad = 24;
   return heads * (rows + kRowsPerKeyLoad) * keys;
 }
@@ -55,9 +55,9 @@ class Planner {
     int64_t total = 0;
     for (int32_t i = 0; i < params.requests; ++i) {
       const int64_t rows = int64_t{q_len(i)} * group_;
-      const int64_t most_tiles = rows / split_row_capacity(shape) + 1;
-      total += most_tiles *
-               cost_of(shape.kv_heads, (rows + most_tiles - 1) / most_tiles, params.kv_lens[i]);
+      const int64_t max_tiles = rows / split_row_capacity(shape) + 1;
+      total += max_tiles *
+               cost_of(shape.kv_heads, (rows + max_tiles - 1) / max_tiles, params.kv_lens[i]);
     }
     quantum_ = total / (kItemsPerThread * shape.threads) + 1;
   }
@@ -93,29 +93,29 @@ class Planner {
       tile_rows = split_row_capacity(shape_);
     }
     const int64_t tiles = (rows + tile_rows - 1) / tile_rows;
-    const int64_t even = padded_rows(static_cast<int32_t>((rows + tiles - 1) / tiles));
-    for (int64_t begin = 0; begin < rows; begin += even) {
+    const int64_t even_rows = padded_rows(static_cast<int32_t>((rows + tiles - 1) / tiles));
+    for (int64_t begin = 0; begin < rows; begin += even_rows) {
       AttentionItem tile;
       tile.request = request;
       tile.row_begin = static_cast<int32_t>(begin);
-      tile.row_end = static_cast<int32_t>(std::min(rows, begin + even));
+      tile.row_end = static_cast<int32_t>(std::min(rows, begin + even_rows));
       const KeyHull keys =
           visible_keys(mask, tile.row_begin / group_, (tile.row_end + group_ - 1) / group_);
       tile.kv_begin = keys.begin;
       tile.kv_end = keys.end;
       const int32_t heads = heads_per_item(tile);
-      const int32_t together = alone(heads, tile) ? shape_.kv_heads : heads;
-      for (int32_t head = 0; head < shape_.kv_heads; head += together) {
+      const int32_t tile_heads = shares_partials(heads, tile) ? shape_.kv_heads : heads;
+      for (int32_t head = 0; head < shape_.kv_heads; head += tile_heads) {
         tile.head_begin = head;
-        tile.head_end = std::min(shape_.kv_heads, head + together);
+        tile.head_end = std::min(shape_.kv_heads, head + tile_heads);
         add_tile(tile, heads);
       }
     }
   }
 
-  // Decode steps take many heads at once, so that a page is read from front to back: 1 x 1024 keys
-  // by 4 heads of 512 keys take 4 to 12 % less time than by 2 heads of 1024 (2026-11-22). Pieces of
-  // 512 keys then cost up to two quanta.
+  // Returns how many heads an item takes. Items of decode steps take many heads at once, so that a
+  // page is read from front to back (2026-11-22: 4 heads of 512 keys take 4 to 12 % less time than
+  // 2 heads of 1024). Pieces of 512 keys then cost up to two quanta.
   int32_t heads_per_item(const AttentionItem& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
     if (rows > kBlockRows) return 1;
@@ -128,18 +128,18 @@ class Planner {
     return heads;
   }
 
-  // Whether all heads of the tile may share partial results although an item takes `heads` of them:
-  // those of a lone request of few rows, which then reads whole pages where its pieces go round the
-  // threads.
-  bool alone(int32_t heads, const AttentionItem& tile) const {
+  // Returns whether all heads of the tile share partial results although an item takes `heads` of
+  // them. That holds for the only request of a batch if it has few rows: its pieces can then read
+  // whole pages.
+  bool shares_partials(int32_t heads, const AttentionItem& tile) const {
     const int32_t rows = tile.row_end - tile.row_begin;
     return params_.requests == 1 && rows <= kBlockRows && shape_.kv_heads % heads == 0 &&
            shape_.kv_heads * padded_rows(rows) <= split_row_capacity(shape_);
   }
 
-  // Items of `heads` of the tile's heads each. Where their keys are cut into pieces, as many pieces
-  // as go round the threads take all heads at once: a lone request of 1024 keys so takes 5 % (f32)
-  // to 10 % (bf16) less time with two threads (Zen 5, 2026-11-23).
+  // Adds items of `heads` heads each. If the keys are cut into pieces, as many pieces as fill the
+  // threads evenly take all heads at once and read whole pages (2026-11-23: 5 to 10 % of a single
+  // request of 1024 keys with two threads).
   void add_tile(const AttentionItem& tile, int32_t heads) {
     AttentionItem part = tile;
     part.head_end = std::min(tile.head_end, tile.head_begin + heads);
@@ -157,7 +157,7 @@ class Planner {
     if (first == last) return add_items(tile, heads);
 
     const int64_t whole = tile.kv_end / piece_keys - (tile.kv_begin + piece_keys - 1) / piece_keys;
-    int64_t rounds = whole / shape_.threads * shape_.threads;
+    int64_t all_heads_pieces = whole / shape_.threads * shape_.threads;
     AttentionMerge merge;
     merge.tile = tile;
     merge.tile.partial = partial_floats_;
@@ -172,9 +172,9 @@ class Planner {
       part.kv_end = static_cast<int32_t>(std::min<int64_t>(tile.kv_end, (piece + 1) * piece_keys));
       part.partial = partial_floats_;
       partial_floats_ += merge.partial_stride;
-      if (rounds > 0 && part.kv_end - part.kv_begin == piece_keys) {
+      if (all_heads_pieces > 0 && part.kv_end - part.kv_begin == piece_keys) {
         add_item(part);
-        --rounds;
+        --all_heads_pieces;
       } else {
         add_items(part, heads);
       }

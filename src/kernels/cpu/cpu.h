@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fast CPU versions of the operations that need no plan. Results do not depend on the number of
-// threads, nor those of a row or request on the rest of the batch; they do depend on the
-// instruction set. Isa::none runs what every processor has.
+// The fast CPU versions of the operations that need no plan. Results depend on the instruction set,
+// but not on the number of threads; those of a row or request do not depend on the rest of the
+// batch. Isa::none runs code that every processor supports.
 #pragma once
 
 #include "fovea/thread_pool.h"

@@ -11,9 +11,9 @@
 namespace fovea::kernels::cpu {
 namespace {
 
-// Weight elements that are worth waking a thread for; 64 KiB of bf16.
+// Weight elements that are worth waking a thread for: 64 KiB of bf16.
 constexpr int64_t kTaskElements = 32768;
-// Rows of a task stay a multiple of every kernel's row tile.
+// The rows of a task are a multiple of every kernel's row tile.
 constexpr int64_t kRowStep = 24;
 
 void check(const GemmParams& params) {
@@ -34,13 +34,13 @@ void check(const GemmParams& params) {
 
 }  // namespace
 
-// How the output is cut into tasks moves no bit: each element is computed by one task in full.
+// The cuts into tasks change no bits: one task computes each element completely.
 void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
   check(params);
   if (params.rows == 0 || params.n == 0) return;
   const auto kernel =
       params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
-  // Four tasks per thread even out what other processes take.
+  // Four tasks per thread balance the load when other processes take some of the cores' time.
   const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
   const int64_t least_columns = ceil_div(kTaskElements, std::max(params.k, 1));
   const int64_t columns =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the compiled instruction sets to run.
+// The instruction sets that kernels are compiled for.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@ namespace fovea::kernels::cpu {
 
 enum class Isa : uint8_t { none, avx2, avx512 };
 
-// The widest one this build has and this processor runs; none where `cpu` is unavailable.
+// Returns the widest instruction set that this build has and this processor runs; none if the `cpu`
+// backend is unavailable.
 Isa best_isa();
 bool has_isa(Isa isa);
 std::string_view isa_name(Isa isa);

@@ -48,7 +48,7 @@ class Writer {
     return {row_address(rows, token, head), rows.dtype, dim};
   }
 
-  // What brings the largest of a row's values to the largest code of `dtype`.
+  // Returns the scale that maps `largest` to the largest number of `dtype`.
   float scale_for(float largest, DType dtype) const {
     const float scale = largest / largest_finite(dtype);
     return scale < FLT_MIN ? 1.0f : scale;
@@ -89,7 +89,7 @@ class Writer {
     }
   }
 
-  // Latent and rotary key side by side, under one scale.
+  // Writes a latent and its rotary key as one row with one scale.
   void write_latent(int64_t token, int64_t slot) const {
     const KvLayerView& cache = params_.cache;
     const Source latent = source(params_.k, token, 0, params_.head_dim);

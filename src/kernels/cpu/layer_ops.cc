@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain loops: beside the matrix products of a layer these cost under one percent, so accuracy and
+// Plain loops. They cost less than one percent of a layer's matrix products, so accuracy and
 // legibility come first.
 #include "kernels/layer_ops.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 using cpu::parallel_ranges;
 
-// Elements a thread should have before waking another pays.
+// Elements that are worth waking a thread for.
 constexpr int64_t kGrain = 8192;
 
 int64_t row_grain(int64_t elements_per_row) {
@@ -26,7 +26,7 @@ float* head(const HeadView& view, int64_t row, int64_t head_index) {
   return view.data + row * view.row_stride + head_index * view.head_stride;
 }
 
-// body(row, head) for all heads of all rows.
+// Calls body(row, head) for all heads of all rows.
 template <typename Body>
 void for_heads(ThreadPool& threads, int64_t rows, int32_t heads, int32_t dim, const Body& body) {
   parallel_ranges(threads, rows * heads, row_grain(dim), [&](int64_t begin, int64_t end) {
@@ -42,7 +42,7 @@ float gelu_tanh(float x) {
 }
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Eight sums in turn: the order is fixed, the chain of additions short.
+// Sums in eight interleaved chains: the order is fixed, and each chain of additions is short.
 float sum_of_squares(const float* x, int32_t dim) {
   float sums[8] = {};
   int32_t i = 0;

@@ -26,8 +26,9 @@ void clear_rows(float* out, const StateSpan& span, int64_t token_stride, int64_t
   }
 }
 
-// Cuts `items` of every request into parts, so that all threads have work; body(span, begin, end)
-// with begin and end multiples of `step`, or the last. Requests without tokens are left alone.
+// Cuts `items` of every request into parts, so that all threads have work, and calls body(span,
+// begin, end). `begin` and `end` are multiples of `step`, except the last `end`. Skips requests
+// without tokens.
 template <typename Body>
 void for_request_parts(const StateBatch& batch, ThreadPool& threads, int64_t items, int64_t step,
                        const Body& body) {
@@ -43,7 +44,7 @@ void for_request_parts(const StateBatch& batch, ThreadPool& threads, int64_t ite
   });
 }
 
-// Parts of [heads, rows] of every request, cut between groups of eight rows.
+// Cuts [heads, rows] of every request between groups of eight rows.
 template <typename Body>
 void for_head_parts(const StateBatch& batch, ThreadPool& threads, int32_t heads, int32_t rows,
                     const Body& body) {

@@ -15,8 +15,8 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 using Scores = std::array<float, kMaxExperts>;
 
-// The `top_k` largest of scores[0, count), best first, lower index first among equals.
-// NaN ranks below everything.
+// Takes the `top_k` largest of scores[0, count), in descending order. Among equal scores the lower
+// index comes first. NaN ranks below everything.
 void take_best(const float* scores, int32_t count, int32_t top_k, int32_t* ids) {
   std::array<bool, kMaxExperts> taken{};
   for (int32_t k = 0; k < top_k; ++k) {
@@ -47,8 +47,8 @@ bool is_softmax(MoeScore score) {
   return score == MoeScore::softmax || score == MoeScore::grouped_softmax;
 }
 
-// Leaves only the experts of the best groups in play. A group ranks by its best score or, with
-// sigmoid scores, by the sum of its best two.
+// Excludes all experts but those of the best groups. A group ranks by its best score or, with
+// sigmoid scores, by the sum of its two best scores.
 void keep_best_groups(const MoeRoutingParams& params, float* choice) {
   if (params.top_groups >= params.groups) return;
   const int32_t size = params.experts / params.groups;
@@ -77,7 +77,7 @@ void keep_best_groups(const MoeRoutingParams& params, float* choice) {
   }
 }
 
-// Scores of one row: `choice` decides, `weight` is what a chosen expert counts.
+// Computes the scores of one row: `choice` selects the experts, `weight` scales their outputs.
 void score_row(const MoeRoutingParams& params, const float* logits, float* choice, float* weight) {
   std::copy(logits, logits + params.experts, choice);
   if (is_softmax(params.score)) softmax(choice, params.experts);
@@ -104,7 +104,7 @@ void route_row(const MoeRoutingParams& params, int64_t row) {
   if (params.score == MoeScore::topk_softmax) softmax(out, params.top_k);
   const bool divides = is_softmax(params.score) || is_grouped(params.score);
   if (params.normalise && divides) {
-    // DeepSeek's guard against an all-zero row; without effect on any other.
+    // The constant guards against an all-zero row, as in DeepSeek. It does not change other rows.
     for (int32_t k = 0; k < params.top_k; ++k) out[k] /= sum + 1e-20f;
   }
   for (int32_t k = 0; k < params.top_k; ++k) out[k] *= params.factor;

@@ -13,10 +13,11 @@
 namespace fovea::kernels {
 namespace {
 
-// Share of the unscaled frequency, per pair of dims: 1 for fast ones, 0 for slow ones.
+// Returns the share of the unscaled frequency for each pair of dims: 1 for high frequencies, 0 for
+// low ones.
 std::vector<double> yarn_blend(const RopeSpec& spec) {
   const int32_t pairs = spec.rotary_dim / 2;
-  // The (fractional) pair that turns `rotations` times over the original context.
+  // The (fractional) pair that rotates `rotations` times over the original context.
   const auto pair_of = [&](double rotations) {
     return spec.rotary_dim *
            std::log(spec.original_max_positions / (rotations * 2 * std::numbers::pi)) /

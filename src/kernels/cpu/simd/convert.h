@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of f32 from and to every storage type. For sources in kernels/cpu/simd only: all of it
-// has internal linkage, so that code for one instruction set is never picked for another.
+// Vectors of f32 from and to every storage type. For sources in kernels/cpu/simd only. Everything
+// here has internal linkage, so that the linker never takes code for one instruction set in place
+// of another's.
 #pragma once
 
 #include <hwy/highway.h>
@@ -12,7 +13,7 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Element types as they lie in memory.
+// Element types as stored in memory.
 struct Bf16 {
   uint16_t bits;
 };
@@ -41,14 +42,14 @@ HWY_INLINE F32 load(const Bf16* from) {
 }
 
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
-// Highway's emulation of f16 truncates and knows no infinities.
+// Highway's emulation of f16 truncates, and does not know infinities.
 HWY_INLINE F32 load(const F16* from) {
   const hn::Rebind<uint16_t, F32Tag> d16;
   const hn::Rebind<uint32_t, F32Tag> d32;
   const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from)));
   const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(d32, 0x8000)));
   const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fff));
-  // In the place of an f32 the number is too small by 2^112, subnormal or not.
+  // As the bits of an f32 the number is too small by a factor of 2^112, subnormal or not.
   const F32 value =
       hn::Mul(hn::BitCast(kF32, hn::ShiftLeft<13>(magnitude)), hn::Set(kF32, 0x1p112f));
   const auto not_finite =
@@ -64,8 +65,8 @@ HWY_INLINE F32 load(const F16* from) {
 }
 #endif
 
-// The bits of an e4m3 number, moved into an f16, are that number times 2^-8: exact, subnormals
-// included. Only the NaN needs care; it would read as 480.
+// Moved into an f16, the bits of an e4m3 number stand for that number times 2^-8, subnormals
+// included. Only NaN needs care: it would read as 480.
 HWY_INLINE F32 load(const F8E4m3* from) {
   const hn::Rebind<int8_t, F32Tag> d8;
   const hn::Rebind<int16_t, F32Tag> d16;
@@ -76,7 +77,7 @@ HWY_INLINE F32 load(const F8E4m3* from) {
   return hn::IfThenElse(hn::Gt(hn::Abs(value), hn::Set(kF32, 448.0f)), hn::NaN(kF32), value);
 }
 
-// e5m2 is the upper half of an f16.
+// An e5m2 number is the upper half of an f16.
 HWY_INLINE F32 load(const F8E5m2* from) {
   const hn::Rebind<uint8_t, F32Tag> d8;
   const hn::Rebind<uint16_t, F32Tag> d16;
@@ -87,7 +88,7 @@ HWY_INLINE F32 load(const F8E5m2* from) {
 
 HWY_INLINE void store(F32 value, float* to) { hn::StoreU(value, kF32, to); }
 
-// Round to nearest even; a NaN stays one.
+// Rounds to nearest even. A NaN remains one.
 HWY_INLINE void store(F32 value, Bf16* to) {
   const hn::Rebind<uint32_t, F32Tag> d32;
   const hn::Rebind<int32_t, F32Tag> s32;
@@ -113,7 +114,7 @@ HWY_INLINE void store(F32 value, F16* to) {
   const auto odd = hn::And(hn::ShiftRight<13>(wide), hn::Set(d32, 1));
   const auto rounded = hn::ShiftRight<13>(hn::Add(hn::Add(wide, hn::Set(d32, 0xfff)), odd));
   const auto normal = hn::Sub(rounded, hn::Set(d32, 112 << 10));
-  // Beside 0.5 one ulp is the step of the subnormals, so the addition rounds to it.
+  // Next to 0.5 one ulp is the step of the subnormals, so the addition rounds to that step.
   const F32 half = hn::Set(kF32, 0.5f);
   const auto subnormal =
       hn::Sub(hn::BitCast(d32, hn::Add(magnitude, half)), hn::BitCast(d32, half));
@@ -134,7 +135,7 @@ HWY_INLINE void store(F32 value, F16* to) {
 }
 #endif
 
-// The first `count` < kLanes elements; the others are zero and their memory is not touched.
+// Loads the first `count` < kLanes elements. The others are zero, and their memory is not touched.
 template <typename T>
 HWY_INLINE F32 load_first(const T* from, int32_t count) {
   alignas(64) T whole[kLanes] = {};
@@ -149,7 +150,7 @@ HWY_INLINE void store_first(F32 value, T* to, int32_t count) {
   memcpy(to, whole, static_cast<size_t>(count) * sizeof(T));
 }
 
-// to[0, padded) = from[0, count), then zeros. `padded` is a multiple of kLanes.
+// Sets to[0, padded) to from[0, count) and then zeros. `padded` is a multiple of kLanes.
 template <typename T>
 HWY_INLINE void load_row(const T* from, int32_t count, int32_t padded, float* to) {
   int32_t i = 0;

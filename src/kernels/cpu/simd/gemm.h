@@ -8,13 +8,13 @@
 
 namespace fovea::kernels::cpu {
 
-// k is summed in blocks of this many: a block starts from zero and is then added to the output, so
-// rounding errors grow with the block, not with k. 512 keeps six rows of x and four of the weight
-// in a 32 KiB cache.
+// The block size of sums over k. A block starts from zero and is then added to the output, so
+// rounding errors grow with the block, not with k. With 512, six rows of x and four rows of the
+// weight fit a 32 KiB cache.
 inline constexpr int32_t kGemmDepth = 512;
 
-// Weight rows ([n, k]) or columns ([k, n]) that a task converts to f32 at a time, on its stack:
-// 128 KiB.
+// Weight rows ([n, k]) or columns ([k, n]) that a task converts to f32 at a time, on its stack: 128
+// KiB.
 inline constexpr int32_t kGemmPanel = 64;
 
 // The part of the output that one task computes.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights [k, n], as fused expert weights are stored: the lanes hold neighbouring outputs, x is
-// broadcast.
+// Products with weights [k, n], as fused expert weights are stored: the lanes hold neighbouring
+// outputs, and x is broadcast.
 //
-// Few rows (decode): the weight streams by once, converted in registers. More rows: 64 columns by
-// kGemmDepth are converted to f32 on the stack, then every tile of rows passes over them. Both add
-// up a block of k in order, so an output has the same bits either way.
+// With few rows (decode) the weight is read once and converted in registers. With more rows, 64
+// columns by kGemmDepth are converted to f32 on the stack, and every tile of rows reads them. Both
+// sum a block of k in order, so an output has the same bits either way.
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/gemm.h"
 
@@ -17,7 +17,7 @@ constexpr int32_t kVectors = kLanes == 16 ? 4 : 2;
 constexpr int32_t kColumns = kVectors * kLanes;
 static_assert(kGemmPanel % kColumns == 0);
 
-// A few rows of x by some columns of the weight, over one block of k.
+// A few rows of x by some columns of the weight, for one block of k.
 template <typename W>
 struct Tile {
   const float* x;
@@ -38,8 +38,8 @@ HWY_INLINE void add_first(F32 sums, float* to, int32_t count) {
   }
 }
 
-// out += x * w for rows rows and at most kColumns columns, though all of kColumns are read. Every
-// element: one multiply-add per k, in order.
+// Computes out += x * w for `rows` rows and at most kColumns columns, but reads all of kColumns.
+// Each element takes one multiply-add per k, in order.
 template <int32_t rows>
 HWY_INLINE void add_tile(const Tile<float>& tile) {
   F32 sums[rows][kVectors];
@@ -69,7 +69,7 @@ HWY_INLINE void add_tile(const Tile<float>& tile) {
   }
 }
 
-// add_tile for 1 <= rows <= kRows.
+// Calls add_tile for 1 <= rows <= kRows.
 template <int32_t at_most>
 HWY_INLINE void add_rows(const Tile<float>& tile, int32_t rows) {
   if (rows == at_most) {
@@ -81,7 +81,7 @@ HWY_INLINE void add_rows(const Tile<float>& tile, int32_t rows) {
 
 int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// All rows of a range by one panel of weights already in f32, which holds the range's columns.
+// Multiplies all rows of a range by one panel of weights in f32, which holds the range's columns.
 void multiply_panel(const GemmParams& params, const GemmRange& range, const float* panel, int32_t k,
                     int32_t depth) {
   Tile<float> tile;
@@ -100,11 +100,11 @@ void multiply_panel(const GemmParams& params, const GemmRange& range, const floa
   }
 }
 
-// Few rows: every step of k brings new rows of the weight, which are pages apart, so as many
-// columns as possible are taken from each and the sums wait in the first cache.
+// For few rows. Each step of k needs rows of the weight that are pages apart, so it takes many
+// columns of each; the sums stay in the first-level cache.
 constexpr int32_t kStreamColumns = 512;
 
-// sums[r] += x[r][k, k + steps) * w, for `columns` columns.
+// Computes sums[r] += x[r][k, k + steps) * w for `columns` columns.
 template <int32_t rows, int32_t steps, typename W>
 HWY_INLINE void add_steps(const Tile<W>& tile, float (*sums)[kStreamColumns]) {
   F32 x[rows][steps];
@@ -131,7 +131,7 @@ HWY_INLINE void add_steps(const Tile<W>& tile, float (*sums)[kStreamColumns]) {
   }
 }
 
-// out += x * w over one block of k, for exactly `rows` rows.
+// Computes out += x * w for one block of k and exactly `rows` rows.
 template <int32_t rows, typename W>
 void stream_block(Tile<W> tile) {
   alignas(64) float sums[rows][kStreamColumns] = {};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights [n, k], as Hugging Face stores them: both operands are contiguous along k, so an output
-// element is a dot product whose lanes hold every kLanes-th term. Nothing is transposed, and one
-// row of x takes the same path as many.
+// Products with weights [n, k], as Hugging Face stores them: both operands are contiguous along k,
+// so an output element is a dot product whose lanes hold every kLanes-th term. Nothing is
+// transposed, and one row of x takes the same path as many.
 //
-// Few rows (decode): tiles of all rows by 4 weight rows, which are read once, in order, and
-// converted in registers. More rows: 64 weight rows by kGemmDepth are converted to f32 on the
-// stack, then every tile of rows passes over them.
+// With few rows (decode), tiles of all rows by 4 weight rows read the weight once, in order, and
+// convert it in registers. With more rows, 64 weight rows by kGemmDepth are converted to f32 on the
+// stack, and every tile of rows reads them.
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/cpu/simd/gemm.h"
 #include "kernels/cpu/simd/sums_of_lanes.h"
@@ -13,11 +13,11 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// Accumulators fill the registers: 24 of 32, or 12 of 16.
+// Accumulators: 24 of 32 registers, or 12 of 16.
 constexpr int32_t kRows = kLanes == 16 ? 6 : 3;
 constexpr int32_t kColumns = 4;
 
-// A few rows of x by kColumns rows of the weight, over one block of k.
+// A few rows of x by kColumns rows of the weight, for one block of k.
 template <typename W>
 struct Tile {
   const float* x;
@@ -26,10 +26,10 @@ struct Tile {
   int32_t depth;
   float* out;
   int64_t out_stride;
-  int32_t columns;  // of kColumns that exist; the others repeat the last one
+  int32_t columns;  // of kColumns; missing ones repeat the last
 };
 
-// to[i] += the sum of the lanes of sums[i].
+// Adds the sum of the lanes of sums[i] to to[i].
 HWY_INLINE void add_sums_of_lanes(const F32* sums, float* to, int32_t columns) {
   alignas(16) float totals[kColumns];
   store_sums_of_lanes(sums, totals);
@@ -40,7 +40,8 @@ HWY_INLINE void add_sums_of_lanes(const F32* sums, float* to, int32_t columns) {
   }
 }
 
-// out += x * w^T for rows rows. Every element: one multiply-add per kLanes terms, in order.
+// Computes out += x * w^T for `rows` rows. Each element takes one multiply-add per kLanes terms, in
+// order.
 template <int32_t rows, typename W>
 HWY_INLINE void add_tile(const Tile<W>& tile) {
   F32 sums[rows][kColumns];
@@ -75,7 +76,7 @@ HWY_INLINE void add_tile(const Tile<W>& tile) {
   }
 }
 
-// add_tile for 1 <= rows <= kRows.
+// Calls add_tile for 1 <= rows <= kRows.
 template <int32_t at_most, typename W>
 HWY_INLINE void add_rows(const Tile<W>& tile, int32_t rows) {
   if (rows == at_most) {
@@ -120,7 +121,7 @@ void multiply_few_rows(const GemmParams& params, const GemmRange& range) {
   }
 }
 
-// All rows by one panel of weights already in f32.
+// Multiplies all rows by one panel of weights in f32.
 void multiply_panel(const GemmParams& params, const GemmRange& rows, Tile<float> tile,
                     const float* panel, int32_t k) {
   for (int32_t row = rows.row_begin; row < rows.row_end; row += kRows) {
@@ -149,7 +150,7 @@ void multiply_many_rows(const GemmParams& params, const GemmRange& range) {
     for (int32_t k = 0; k < params.k; k += kGemmDepth) {
       tile.depth = least(kGemmDepth, params.k - k);
       for (int32_t n = begin; n < part.n_end; ++n) {
-        // The depth rounded up to whole vectors is still within kGemmDepth.
+        // Rounded up to whole vectors, the depth is still within kGemmDepth.
         load_row(weight_row<W>(params, n) + k, tile.depth, tile.depth,
                  panel + (n - begin) * kGemmDepth);
       }

@@ -8,8 +8,8 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// Rounds to nearest even in the format with `mantissa_bits` and exponent bias `bias`; saturates at
-// `largest`, a NaN becomes 0x7f with its sign.
+// Rounds to nearest even in the format with `mantissa_bits` and exponent bias `bias`. Saturates at
+// `largest`; a NaN becomes 0x7f with its sign.
 template <int mantissa_bits, int bias>
 HWY_INLINE void store_fp8(F32 value, float largest, uint8_t* to) {
   constexpr int kDropped = 23 - mantissa_bits;
@@ -20,14 +20,15 @@ HWY_INLINE void store_fp8(F32 value, float largest, uint8_t* to) {
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(d32, 0x80));
   const F32 magnitude = hn::Min(hn::Abs(value), hn::Set(kF32, largest));
 
-  // Normal results: round the bits that stay, a carry moves into the exponent by itself.
+  // Normal results: round the remaining bits; a carry moves into the exponent by itself.
   const auto wide = hn::BitCast(d32, magnitude);
   const auto odd = hn::And(hn::ShiftRight<kDropped>(wide), hn::Set(d32, 1));
   const auto half = hn::Set(d32, (1u << (kDropped - 1)) - 1);
   const auto rounded = hn::ShiftRight<kDropped>(hn::Add(hn::Add(wide, half), odd));
   const auto normal = hn::Sub(rounded, hn::Set(d32, (127u - bias) << mantissa_bits));
 
-  // Subnormal results: beside this constant one ulp is their step, so the addition rounds to it.
+  // Subnormal results: next to this constant one ulp is their step, so the addition rounds to that
+  // step.
   constexpr uint32_t kStepExponent = 127 + 1 - bias - mantissa_bits + 23;
   const auto step = hn::Set(d32, kStepExponent << 23);
   const auto subnormal =

@@ -8,7 +8,7 @@
 
 namespace fovea::kernels::cpu {
 
-// to[i] = from[i] / scale, by the rules of kernels/kv_write.h. No alignment is needed.
+// Sets to[i] = from[i] / scale, by the rules of kernels/kv_write.h. Needs no alignment.
 struct CacheRowWrite {
   const void* from = nullptr;
   DType from_dtype = DType::f32;  // f32, f16 or bf16
@@ -16,7 +16,7 @@ struct CacheRowWrite {
   DType to_dtype = DType::f32;  // f32, f16, bf16 or fp8
   int32_t dim = 0;
   float scale = 1;
-  float finite_limit = 0;  // > 0: NaN becomes 0, magnitudes end here
+  float finite_limit = 0;  // > 0: NaN becomes 0, magnitudes are limited to this
 };
 
 #define FOVEA_DECLARE(isa)                                             \

@@ -8,14 +8,14 @@
 
 namespace fovea::kernels::cpu {
 
-// The new tokens of one request and where its state is.
+// The new tokens of one request and the place of its state.
 struct StateSpan {
   int64_t begin = 0, end = 0;
   int64_t slot = 0;
-  bool from_zero = false;  // whatever the state holds belongs to somebody else
+  bool from_zero = false;  // the slot holds no state of this request yet
 };
 
-// The rows of one head's state that a task takes through all tokens.
+// The rows of one head's state that a task computes for all tokens.
 struct HeadRange {
   int32_t head = 0;
   int32_t row_begin = 0, row_end = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Neighbouring channels in the lanes; the taps one after the other over a tile of tokens.
+// The convolution: neighbouring channels in the lanes, one tap after another over a tile of tokens.
 #include <hwy/contrib/math/math-inl.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-constexpr int32_t kTile = 32;  // tokens whose sums stay in the first cache
+constexpr int32_t kTile = 32;  // tokens whose sums stay in the first-level cache
 
 // A vector of channels of one request.
 struct Channels {
@@ -28,14 +28,15 @@ HWY_INLINE F32 load_channels(const float* from, int32_t count) {
   return count == kLanes ? load(from) : load_first(from, count);
 }
 
-// from[lane * stride], as weights and states lie.
+// Loads from[lane * stride], the layout of weights and states.
 HWY_INLINE F32 gather(const float* from, int32_t stride, int32_t count) {
   alignas(64) float lanes[kLanes] = {};
   for (int32_t lane = 0; lane < count; ++lane) lanes[lane] = from[lane * stride];
   return load(lanes);
 }
 
-// The input `back` tokens before span.begin: from the state, or 0 before the request's first token.
+// Returns the input `back` tokens before span.begin: from the state, or 0 before the request's
+// first token.
 HWY_INLINE F32 earlier_input(const Channels& channels, int64_t back) {
   if (channels.span.from_zero) return hn::Zero(kF32);
   const int32_t kept = channels.params.width - 1;
@@ -43,12 +44,12 @@ HWY_INLINE F32 earlier_input(const Channels& channels, int64_t back) {
 }
 
 HWY_INLINE F32 silu(F32 x) {
-  // e^88 is finite and 1 / (1 + e^88) no longer differs from 0 in any sum.
+  // e^88 is finite, and 1 / (1 + e^88) is too small to change any sum.
   const F32 negative = hn::Min(hn::Neg(x), hn::Set(kF32, 88.0f));
   return hn::Div(x, hn::Add(hn::Set(kF32, 1.0f), hn::Exp(kF32, negative)));
 }
 
-// Tokens [begin, begin + tokens) of the batch.
+// Convolves tokens [begin, begin + tokens) of the batch.
 void convolve_tile(const Channels& channels, int64_t begin, int32_t tokens) {
   const CausalConvParams& params = channels.params;
   const int32_t count = channels.count;
@@ -77,8 +78,8 @@ void convolve_tile(const Channels& channels, int64_t begin, int32_t tokens) {
   }
 }
 
-// Leaves the last width - 1 inputs before `end` in a slot, oldest first; also in the request's own,
-// as entries only move to the front.
+// Stores the last width - 1 inputs before `end` in a slot, oldest first. The slot may be the
+// request's own, as entries only move to the front.
 void keep_last_inputs(const Channels& channels, int64_t end, int64_t slot) {
   const CausalConvParams& params = channels.params;
   const int64_t kept = params.width - 1;
@@ -105,7 +106,7 @@ void convolve_channels(const CausalConvParams& params, const StateSpan& span, in
   const auto channels_from = [&](int32_t first) {
     return Channels{params, span, first, end - first < kLanes ? end - first : kLanes};
   };
-  // All channels of a few tokens before the next tokens: their pages are then visited once.
+  // All channels of a few tokens come before the next tokens, so that each page is visited once.
   for (int64_t token = span.begin; token < span.end; token += kTile) {
     const int64_t left = span.end - token;
     const int32_t tokens = left < kTile ? static_cast<int32_t>(left) : kTile;

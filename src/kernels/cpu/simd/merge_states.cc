@@ -14,11 +14,11 @@ struct Row {
   const float* lse;
   int64_t o_stride, lse_stride;
   int32_t parts;
-  float maximum = -INFINITY;  // of lse
-  float sum = 0;              // of the weights
+  float maximum = -INFINITY;  // maximum of lse
+  float sum = 0;              // sum of the weights
 };
 
-// e^(lse - maximum), 0 for an empty part: its o is never read, as it may hold anything.
+// Returns e^(lse - maximum), or 0 for an empty part: its o is never read, as it may hold anything.
 float weight_of(const Row& row, int32_t part) {
   const float lse = row.lse[part * row.lse_stride];
   return lse == -INFINITY ? 0.0f : expf(lse - row.maximum);
@@ -34,7 +34,7 @@ void find_weights(Row& row) {
 
 constexpr int32_t kVectors = 8;
 
-// `count` elements from `from` on, at most kVectors whole vectors and a rest.
+// Merges `count` elements from `from` on: at most kVectors whole vectors and a rest.
 void merge_span(const Row& row, int64_t from, int32_t count, float* out) {
   F32 sums[kVectors];
   const int32_t vectors = (count + kLanes - 1) / kLanes;
@@ -50,7 +50,7 @@ void merge_span(const Row& row, int64_t from, int32_t count, float* out) {
       sums[i] = hn::MulAdd(w, value, sums[i]);
     }
   }
-  // Only now: `out` may be a part.
+  // All parts have been read; `out` may be one of them.
   for (int32_t i = 0; i < vectors; ++i) {
     const int32_t left = count - i * kLanes;
     if (left >= kLanes) {

@@ -8,7 +8,7 @@
 
 namespace fovea::kernels::cpu {
 
-// Rows and heads are counted together: `begin` and `end` are in [0, rows * heads].
+// `begin` and `end` count pairs of a row and a head: they are in [0, rows * heads].
 #define FOVEA_DECLARE(isa)                                                            \
   namespace isa {                                                                     \
   void merge_state_rows(const MergeStatesParams& params, int64_t begin, int64_t end); \

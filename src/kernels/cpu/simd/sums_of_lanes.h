@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four dot products at a time. For sources in kernels/cpu/simd only.
+// Sums across the lanes of four vectors at a time. For sources in kernels/cpu/simd only.
 #pragma once
 
 #include "kernels/cpu/simd/convert.h"
@@ -8,7 +8,7 @@ namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
 #if HWY_TARGET != HWY_SCALAR
-// Halves added until four lanes are left.
+// Adds halves until four lanes are left.
 template <typename D>
 HWY_INLINE auto add_halves(D, hn::Vec<D> sums) {
   if constexpr (hn::MaxLanes(D()) == 4) {
@@ -20,12 +20,13 @@ HWY_INLINE auto add_halves(D, hn::Vec<D> sums) {
 }
 #endif
 
-// to[i] = the sum of the lanes of vectors[i], for four of them; their order is fixed.
+// Sets to[i] to the sum of the lanes of vectors[i], for four vectors. The order of additions is
+// fixed.
 HWY_INLINE void store_sums_of_lanes(const F32* vectors, float* to) {
 #if HWY_TARGET == HWY_SCALAR
   for (int32_t i = 0; i < 4; ++i) to[i] = hn::GetLane(vectors[i]);
 #else
-  // Within each block of four lanes: pairs, then all four, transposing on the way.
+  // Within each block of four lanes, adds pairs and then all four, transposing on the way.
   const auto pairs = [](F32 a, F32 b) HWY_ATTR {
     return hn::Add(hn::InterleaveLower(kF32, a, b), hn::InterleaveUpper(kF32, a, b));
   };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the keys and values of a tile are, and how they become rows of f32.
+// Where the keys and values of a tile lie, and conversion of their rows to f32.
 #pragma once
 
-#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/attention/work.h"
 #include "kernels/cpu/simd/convert.h"
 #include "kernels/mla_row.h"
 
@@ -13,16 +13,17 @@ inline int64_t element_bytes(DType dtype) { return static_cast<int64_t>(dtype_by
 
 inline int32_t padded(int32_t count) { return (count + kPadFloats - 1) / kPadFloats * kPadFloats; }
 
-// The rows of head 0 of one tile; other heads are `head_bytes` further. Only [begin, end) is set.
+// Addresses of the rows of a tile for kv head 0; the next head is k_head_bytes or v_head_bytes
+// further. Only entries [begin, end) are set.
 struct TileKeys {
-  int32_t begin, end;  // within the tile
+  int32_t begin, end;  // the item's keys, counted from the first key of the tile
   const char* k[kTileKeys];
   const char* v[kTileKeys];
-  int64_t scale[kTileKeys];  // where the scales of the heads start
-  int32_t run[kTileKeys];    // keys from this one on in its page, or one after the other
+  int64_t scale[kTileKeys];  // index of the scale of head 0
+  int32_t run[kTileKeys];    // keys from this one on that are evenly spaced
 };
 
-// Reads addresses of one request's keys.
+// Computes the addresses of one request's keys.
 class KeyReader {
  public:
   KeyReader(const AttentionParams& params, int32_t request)
@@ -50,19 +51,19 @@ class KeyReader {
                     element_bytes(v_dtype);
   }
 
-  // Keys [begin, end) of the tile that starts at key `tile`.
-  void locate(int32_t tile, int32_t begin, int32_t end, TileKeys& to) const {
+  // Locates keys [begin, end) of the tile whose first key is `tile_begin`.
+  void locate(int32_t tile_begin, int32_t begin, int32_t end, TileKeys& to) const {
     to.begin = begin;
     to.end = end;
     if (keys_.page_table) {
-      locate_pages(tile, to);
+      locate_pages(tile_begin, to);
     } else {
-      locate_packed(tile, to);
+      locate_packed(tile_begin, to);
     }
   }
 
-  // Scales per token and head, from `head` on.
-  void ask_for_scales(const TileKeys& tile, int64_t head) const {
+  // Prefetches the scales per token and head, from `head` on.
+  void prefetch_scales(const TileKeys& tile, int64_t head) const {
     const KvLayerView& cache = keys_.cache;
     for (int32_t n = tile.begin; n < tile.end; ++n) {
       const int64_t at = tile.scale[n] + head;
@@ -75,18 +76,18 @@ class KeyReader {
   int64_t k_head_bytes, v_head_bytes;
   int64_t k_row_bytes, v_row_bytes;
   int64_t k_token_bytes, v_token_bytes;
-  int32_t page_size = 0;  // 0: keys lie one after the other
+  int32_t page_size = 0;  // 0: keys are not paged
   bool fp8_rows = false;  // KvLayout::mla_fp8_rows
   bool v_in_k = false;    // v is the front of the k row
 
  private:
-  void locate_pages(int32_t tile, TileKeys& to) const {
+  void locate_pages(int32_t tile_begin, TileKeys& to) const {
     const KvLayerView& cache = keys_.cache;
     const int32_t* pages = keys_.page_table + request_ * keys_.page_table_stride;
     const int64_t bytes = element_bytes(cache.dtype);
     for (int32_t n = to.begin; n < to.end;) {
-      const int32_t entry = (tile + n) / cache.page_size;
-      int32_t in_page = (tile + n) % cache.page_size;
+      const int32_t entry = (tile_begin + n) / cache.page_size;
+      int32_t in_page = (tile_begin + n) % cache.page_size;
       const int64_t page = pages[entry];
       const int32_t last = smaller(to.end, n + cache.page_size - in_page);
       for (; n < last; ++n, ++in_page) {
@@ -100,8 +101,8 @@ class KeyReader {
     }
   }
 
-  void locate_packed(int32_t tile, TileKeys& to) const {
-    const int64_t first = static_cast<int64_t>(keys_.kv_indptr[request_]) + tile;
+  void locate_packed(int32_t tile_begin, TileKeys& to) const {
+    const int64_t first = static_cast<int64_t>(keys_.kv_indptr[request_]) + tile_begin;
     for (int32_t n = to.begin; n < to.end; ++n) {
       to.run[n] = to.end - n;
       to.k[n] = static_cast<const char*>(keys_.k.data) +
@@ -116,7 +117,7 @@ class KeyReader {
   int32_t request_;
 };
 
-// 656-byte rows: 512 e4m3 values, four f32 scales, 64 bf16 values.
+// Loads a row of 656 bytes: 512 e4m3 values, four f32 scales, 64 bf16 values.
 inline void load_mla_fp8_row(const char* from, float* to) {
   constexpr int32_t kLatent = 512, kPerScale = 128, kRope = 64;
   float scales[kLatent / kPerScale];
@@ -129,7 +130,7 @@ inline void load_mla_fp8_row(const char* from, float* to) {
            to + kLatent);
 }
 
-// Calls function(pointer) with `from` typed by dtype.
+// Calls function(pointer) with `from` as a pointer to elements of dtype.
 template <class Function>
 HWY_INLINE void with_type(const char* from, DType dtype, const Function& function) {
   switch (dtype) {
@@ -146,7 +147,7 @@ HWY_INLINE void with_type(const char* from, DType dtype, const Function& functio
   }
 }
 
-// to[0, padded(count)) = the row, then zeros.
+// Loads `count` elements as f32 and pads them with zeros to padded(count).
 inline void load_any_row(const char* from, DType dtype, int32_t count, float* to) {
   with_type(from, dtype, [&](const auto* typed) { load_row(typed, count, padded(count), to); });
 }

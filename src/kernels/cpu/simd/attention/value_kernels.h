@@ -1,93 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The register tiles of the two matrix products of attention, R rows by two vectors, and the second
-// product; attention_scores.h has the first.
-//
-// Each element of a product is one chain of fused multiply-adds in ascending order of the summed
-// index, whatever R is. So a row has the same bits in a decode step of one row and in the middle of
-// a prefill tile.
-//
-// Every loop over the sums asks to be unrolled: one that is not makes GCC move all sums through the
-// stack before and after the product (4 % of a prefill, 2026-11-22).
+// The second product of attention for row blocks: weights times values.
 #pragma once
 
-#include "kernels/cpu/simd/attention_ahead.h"
-#include "kernels/cpu/simd/attention_keys.h"
-#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/attention/fp8.h"
+#include "kernels/cpu/simd/attention/keys.h"
+#include "kernels/cpu/simd/attention/page_pairs.h"
+#include "kernels/cpu/simd/attention/prefetch.h"
 #include "kernels/cpu/simd/convert.h"
-#include "kernels/cpu/simd/fp8.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// 24 accumulators of 32 registers, or 12 of 16.
-constexpr int32_t kProductRows = kLanes == 16 ? 12 : 6;
-constexpr int32_t kPanelKeys = 2 * kLanes;
-static_assert(kTileKeys % kPanelKeys == 0 && kBlockRows % kProductRows == 0);
-
-// Blocks of attention_wide.h: 3 vectors of rows, which meet as many keys at once as there are
-// accumulators for.
-constexpr int32_t kWideRows = 3 * kLanes;
-constexpr int32_t kWideKeys = kLanes / 2;
-static_assert(kWideRows % kProductRows == 0 && kWideRows <= kWideBlockRows);
-
-// Rows of the smallest product that covers `rows` <= kProductRows.
-inline int32_t product_rows(int32_t rows) {
-  if (rows <= 2) return rows;
-  if (rows <= 4) return 4;
-  if (kProductRows == 6) return 6;
-  return rows <= 8 ? 8 : 12;
-}
-
-// Calls function.run<R>() with R = rows, one of product_rows().
-template <class Function>
-HWY_INLINE void with_product_rows(int32_t rows, const Function& function) {
-  switch (rows) {
-    case 1:
-      return function.template run<1>();
-    case 2:
-      return function.template run<2>();
-    case 4:
-      return function.template run<4>();
-    case 8:
-      if constexpr (kProductRows > 8) return function.template run<8>();
-      [[fallthrough]];
-    default:
-      return function.template run<kProductRows>();
-  }
-}
-
-// The same pointer, but the compiler does not know.
-HWY_INLINE const float* same_memory(const float* from) {
-  asm("" : "+r"(from));
-  return from;
-}
-
-// sum[v] += *x * y[v], for row r of a register tile; again: same_memory(x). Two loads of a factor
-// become operands of the multiply-adds, one load an instruction more than that: 32 instead of 41
-// micro-operations for 24 multiply-adds. Where another thread takes half of the core's front end
-// that is 15 to 18 % of a product, else 0 to 3 %; of 12 rows the loads then need two a cycle
-// (Emerald Rapids, 2026-11-22).
-template <int kVectors>
-HWY_INLINE void multiply_by(const float* x, const float* again, int r, const F32 (&y)[kVectors],
-                            F32 (&sum)[kVectors]) {
-  constexpr int kRowsLoadedTwice = kLanes == 16 ? 9 : 0;
-  const F32 factor = hn::Set(kF32, *x);
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) {
-    const bool load_again = v == 1 && r < kRowsLoadedTwice;
-    sum[v] = hn::MulAdd(load_again ? hn::Set(kF32, *again) : factor, y[v], sum[v]);
-  }
-}
-
-// Vectors of a row of values that R rows take at once: few rows take many, so that a row of the
-// cache is read in few pieces.
+// Returns how many vectors of a row of values R rows take at once. Few rows take many, so that a
+// row of the cache is read in few pieces.
 constexpr int value_vectors(int rows) {
   const int accumulators = kLanes == 16 ? 16 : 8;
   const int vectors = accumulators / rows;
   return vectors < 2 ? 2 : (vectors > 8 ? 8 : vectors);
 }
 
-// Rows of values as f32.
+// Loads vectors of values as f32.
 template <class T>
 class VectorLoader {
  public:
@@ -99,8 +31,7 @@ class VectorLoader {
 };
 
 #if HWY_TARGET == HWY_AVX3
-// Three instructions for two vectors, of which load() takes four: 8 % of the product of bf16 values
-// in the first cache (2026-11-23).
+// Takes three instructions for two vectors; load() takes four.
 template <>
 class VectorLoader<Bf16> {
  public:
@@ -142,31 +73,31 @@ class VectorLoader<Fp8ByTable> {
 };
 #endif
 
-// o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key], for the
-// vectors from element 0 to `width`. Meanwhile it asks for as many lines ahead; those of a PagePair
-// belong to whole groups of kPanelKeys keys.
+// Computes o[r] = o[r] * decay[r] + sum over keys in [begin, end) of weights[r][key] * values[key]
+// for the first `width` columns. Meanwhile it prefetches as many lines as it reads; a PagePair
+// prefetches for whole groups of kPanelKeys keys.
 template <class T, class Rows>
 struct ValueProduct {
   const float* weights;  // [R, kTileKeys]
-  Rows values;           // SingleRows or PagePair, of the tile
+  Rows values;           // RowPointers or PagePair of the tile
   const float* decay;    // [R]
   int32_t begin, end;
   int32_t width;  // multiple of kLanes
   float* o;       // [R, o_stride]
   int64_t o_stride;
-  const Bf16Bytes* fp8_bytes;  // of Fp8ByTable
+  const Bf16Bytes* fp8_bytes;  // for Fp8ByTable
 
   template <int R>
   void run() const {
     if constexpr (R == 4 && kLanes == 16 && sizeof(T) == sizeof(float)) {
-      if (width > value_vectors(R) * kLanes) return run_in_pairs();
+      if (width > value_vectors(R) * kLanes) return run_row_pairs();
     }
-    if constexpr (R <= Rows::kMostRows) run_columns<R, 1>();
+    if constexpr (R <= Rows::kMaxQueryRows) run_columns<R, 1>();
   }
 
-  // Two rows of weights at a time against a few keys, whose values are so read from front to back:
-  // 27 instead of 25 GB/s of f32 with one thread (2026-11-22).
-  void run_in_pairs() const {
+  // Takes two rows of weights at a time against a few keys, so that their values are read from
+  // front to back (chosen 2026-11-22: 8 % of the bandwidth of f32 with one thread).
+  void run_row_pairs() const {
     constexpr int32_t kKeys = 8;
     alignas(8) static constexpr float kNoDecay[2] = {1, 1};
     ValueProduct part = *this;
@@ -181,19 +112,19 @@ struct ValueProduct {
     }
   }
 
-  // kPasses: how often the values are read, each time asking for its part of the lines.
+  // The values are read kPasses times; each time prefetches its share of the lines.
   template <int R, int kPasses>
   HWY_INLINE void run_columns() const {
-    constexpr int kMost = value_vectors(R);
-    const int32_t last = Rows::kWidth > 0 ? Rows::kWidth : width;
+    constexpr int kMax = value_vectors(R);
+    const int32_t last = Rows::kRowElements > 0 ? Rows::kRowElements : width;
     int32_t column = 0;
-    for (; column + kMost * kLanes <= last; column += kMost * kLanes) {
-      columns<R, kMost, kPasses>(column);
+    for (; column + kMax * kLanes <= last; column += kMax * kLanes) {
+      columns<R, kMax, kPasses>(column);
     }
-    if constexpr (kMost == 8) {
+    if constexpr (kMax == 8) {
       if (column + 4 * kLanes <= last) columns<R, 4, kPasses>(column), column += 4 * kLanes;
     }
-    if constexpr (kMost >= 4) {
+    if constexpr (kMax >= 4) {
       if (column + 2 * kLanes <= last) columns<R, 2, kPasses>(column), column += 2 * kLanes;
     }
     if (column < last) columns<R, 1, kPasses>(column);
@@ -224,14 +155,14 @@ struct ValueProduct {
         for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(weight, x[v], sum[r][v]);
       }
     };
-    constexpr int kTurnKeys = Rows::kTurnLines > kLines ? Rows::kTurnLines / kLines : 1;
+    constexpr int kStripeKeys = Rows::kStripeLines > kLines ? Rows::kStripeLines / kLines : 1;
     auto line = static_cast<size_t>(column * static_cast<int32_t>(sizeof(T)) / 64 * kPanelKeys);
     int32_t key = begin;
-    for (; key < end && key % kTurnKeys != 0; ++key) add(key, 0);  // a turn lies in one page
-    for (; key + kTurnKeys <= end; key += kTurnKeys, line += Rows::kTurnLines) {
+    for (; key < end && key % kStripeKeys != 0; ++key) add(key, 0);  // a stripe lies in one page
+    for (; key + kStripeKeys <= end; key += kStripeKeys, line += Rows::kStripeLines) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kTurnKeys; ++i) {
-        values.template ask<T, kLines>(line, i);
+      for (int i = 0; i < kStripeKeys; ++i) {
+        values.template prefetch<T, kLines>(line, i);
         add(key, i);
       }
     }
@@ -246,8 +177,8 @@ struct ValueProduct {
   }
 };
 
-// A tile of values as strips of columns: value (key, column) is at strip column / kStripColumns,
-// row key. A strip is dense, so it keeps to 8 KiB of the first cache.
+// A tile of values as strips of columns: value (key, column) is in strip column / kStripColumns,
+// row key. A strip has no gaps, so it takes only 8 KiB of the first-level cache.
 constexpr int32_t kStripColumns = 2 * kLanes;
 constexpr int32_t kStripFloats = kTileKeys * kStripColumns;
 
@@ -261,7 +192,7 @@ inline void load_into_strips(const T* from, int32_t count, int32_t key, float* s
   }
 }
 
-// ValueProduct on strips.
+// The same product for values in strips.
 struct StripsProduct {
   const float* weights;  // [R, kTileKeys]
   const float* strips;   // [columns / kStripColumns, kTileKeys, kStripColumns]
@@ -306,7 +237,7 @@ struct StripsProduct {
       step<R, kVectors>(from, again, values, sum);
       step<R, kVectors>(from + 1, again + 1, values + kStripColumns, sum);
     }
-    // Else each address is computed anew: 96 instead of 36 instructions for 24 stores.
+    // Without this GCC computes the address of each store anew.
     float* result = const_cast<float*>(same_memory(to));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r, result += o_stride) {

@@ -1,35 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of many rows, the rows in the lanes: scores lie key by key, o column by column. A block
-// takes four times as many rows as one of attention_products.h, so keys come from the second cache
-// a quarter as often; the softmax needs no maxima across lanes; and both products are one: 11
-// numbers are loaded for 24 multiply-adds, where the tile of 12 x 2 loads 14. 0 to 4 % of a prefill
-// of head_dim 128, 2 to 9 % of 64 are the scores', 2 to 5 % the values' (Emerald Rapids with work
-// on the sibling threads, 2026-11-23).
+// Lane blocks: blocks of many rows with the rows in the lanes of vectors. Scores lie key by key, o
+// column by column.
 //
-// The bits are those of the other blocks: each element is the same chain of multiply-adds, and sums
-// of weights are kept for kLanes keys and then added as hn::SumOfLanes() does.
+// A lane block has four times as many rows as a row block, so keys come from the second-level cache
+// a quarter as often. The softmax needs no maxima across lanes. Both products are one kernel, which
+// loads 11 numbers for 24 multiply-adds; row blocks load 14. (Chosen 2026-11-23: 2 to 9 % of a
+// prefill for the scores, 2 to 5 % for the values.)
+//
+// The bits are those of row blocks: each element is the same chain of multiply-adds, and sums of
+// weights are kept for kLanes keys and then added as hn::SumOfLanes() does.
 #pragma once
 
-#include "kernels/cpu/simd/attention_products.h"
-#include "kernels/cpu/simd/attention_softmax.h"
-#include "kernels/cpu/simd/attention_work.h"
+#include "kernels/cpu/simd/attention/blocks.h"
+#include "kernels/cpu/simd/attention/prefetch.h"
+#include "kernels/cpu/simd/attention/softmax.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// Vectors that `rows` <= kWideRows rows fill.
-inline int32_t wide_vectors(int32_t rows) { return (rows + kLanes - 1) / kLanes; }
-
-// Calls function.run<V>() with V = vectors.
-template <class Function>
-HWY_INLINE void with_wide_vectors(int32_t vectors, const Function& function) {
-  if (vectors == 1) return function.template run<1>();
-  if (vectors == 2) return function.template run<2>();
-  function.template run<3>();
-}
-
-// sum += factor * y; a factor in memory is the operand of the multiply-add. GCC itself chooses
-// registers such that sums move: 73 to 78 instead of 66 instructions for 48 multiply-adds.
+// Adds factor * y to sum. A factor in memory becomes the operand of the multiply-add. Assembly, as
+// GCC chooses registers such that sums have to move.
 #if HWY_TARGET == HWY_AVX3
 HWY_INLINE void add_product(const float& factor, F32 y, F32& sum) {
   asm("vfmadd231ps %1%{1to16%}, %2, %0" : "+v"(sum.raw) : "m"(factor), "v"(y.raw));
@@ -44,61 +34,61 @@ HWY_INLINE void add_product(float factor, F32 y, F32& sum) {
 HWY_INLINE void add_product(F32 factor, F32 y, F32& sum) { sum = hn::MulAdd(factor, y, sum); }
 #endif
 
-// x[k][row] = x[k][row] * decay[row] + sum over steps i of factors[i][k] * rows[i][row]: scores of
-// keys as sums over dims, or columns of o as sums over keys. Before each group of kWideKeys k it
-// asks for lines ahead.
-struct WideProduct {
+// Computes x[k][row] = x[k][row] * decay[row] + sum over steps i of factors[i][k] * rows[i][row]:
+// scores of keys k as sums over dims, or columns k of o as sums over keys. Prefetches some lines
+// before each group of kLaneKeys k.
+struct LaneProduct {
   const float* rows;     // [steps, V vectors]
-  const float* factors;  // [groups, group_steps, kWideKeys]
+  const float* factors;  // [groups, group_steps, kLaneKeys]
   int32_t steps, groups;
   int32_t group_steps;
-  const float* decay;  // [V vectors]; null: sums start at 0
-  float* x;            // [groups, kWideKeys, V vectors]
-  LinesAhead* ahead;
-  int32_t lines;  // per group
+  const float* decay;  // [V vectors], or null: sums start at 0
+  float* x;            // [groups, kLaneKeys, V vectors]
+  PrefetchStream* stream;
+  int32_t lines;  // to prefetch before each group
 
   template <int V>
   HWY_NOINLINE void run() const {
     const float* from = factors;
     float* to = x;
     for (int32_t g = 0; g < groups; ++g) {
-      ahead->ask<2>(lines);
+      stream->prefetch<2>(lines);
       run_group<V>(from, to);
-      from += group_steps * kWideKeys;
-      to += kWideKeys * V * kLanes;
+      from += group_steps * kLaneKeys;
+      to += kLaneKeys * V * kLanes;
     }
   }
 
  private:
   template <int V>
   HWY_INLINE void run_group(const float* factor, float* to) const {
-    F32 sum[kWideKeys][V];
+    F32 sum[kLaneKeys][V];
     start(to, sum);
     const float* row = rows;
-    const float* const last = factor + steps * kWideKeys;
+    const float* const last = factor + steps * kLaneKeys;
     if (steps % 2 != 0) {
       step(row, factor, sum);
       row += V * kLanes;
-      factor += kWideKeys;
+      factor += kLaneKeys;
     }
-    for (; factor < last; row += 2 * V * kLanes, factor += 2 * kWideKeys) {
-      // Factors come from the second cache: beside a neighbour 1 to 2 % of a product (2026-11-23).
-      __builtin_prefetch(factor + 24 * kWideKeys, 0, 3);
+    for (; factor < last; row += 2 * V * kLanes, factor += 2 * kLaneKeys) {
+      // Factors come from the second-level cache.
+      __builtin_prefetch(factor + 24 * kLaneKeys, 0, 3);
       step(row, factor, sum);
-      step(row + V * kLanes, factor + kWideKeys, sum);
+      step(row + V * kLanes, factor + kLaneKeys, sum);
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < kWideKeys; ++k) {
+    for (int k = 0; k < kLaneKeys; ++k) {
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) hn::Store(sum[k][v], kF32, to + (k * V + v) * kLanes);
     }
   }
 
   template <int V>
-  HWY_INLINE void start(const float* from, F32 (&sum)[kWideKeys][V]) const {
+  HWY_INLINE void start(const float* from, F32 (&sum)[kLaneKeys][V]) const {
     if (!decay) {
 #pragma GCC unroll 8
-      for (int k = 0; k < kWideKeys; ++k) {
+      for (int k = 0; k < kLaneKeys; ++k) {
 #pragma GCC unroll 3
         for (int v = 0; v < V; ++v) sum[k][v] = hn::Zero(kF32);
       }
@@ -108,20 +98,20 @@ struct WideProduct {
     for (int v = 0; v < V; ++v) {
       const F32 shrink = hn::Load(kF32, decay + v * kLanes);
 #pragma GCC unroll 8
-      for (int k = 0; k < kWideKeys; ++k) {
+      for (int k = 0; k < kLaneKeys; ++k) {
         sum[k][v] = hn::Mul(shrink, hn::Load(kF32, from + (k * V + v) * kLanes));
       }
     }
   }
 
   template <int V>
-  static HWY_INLINE void step(const float* row, const float* factor, F32 (&sum)[kWideKeys][V]) {
-    constexpr int kOperands = kWideKeys / 2;  // 2 to 6 of 8: within 1 %
+  static HWY_INLINE void step(const float* row, const float* factor, F32 (&sum)[kLaneKeys][V]) {
+    constexpr int kOperands = kLaneKeys / 2;  // factors read from memory; 2 to 6 of 8 are as fast
     F32 y[V];
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) y[v] = hn::Load(kF32, row + v * kLanes);
 #pragma GCC unroll 8
-    for (int k = 0; k < kWideKeys; ++k) {
+    for (int k = 0; k < kLaneKeys; ++k) {
       if (k < kOperands) {
 #pragma GCC unroll 3
         for (int v = 0; v < V; ++v) add_product(factor[k], y[v], sum[k][v]);
@@ -134,50 +124,50 @@ struct WideProduct {
   }
 };
 
-// Values of a key as f32, in groups of kWideKeys columns: [columns / kWideKeys, kTileKeys,
-// kWideKeys].
+// Loads the values of one key as f32 into groups of kLaneKeys columns: [columns / kLaneKeys,
+// kTileKeys, kLaneKeys].
 template <class T>
-inline void load_into_groups(const T* from, int32_t count, int32_t key, float* groups) {
+inline void load_into_column_groups(const T* from, int32_t count, int32_t key, float* groups) {
   const hn::Half<F32Tag> half;
-  float* to = groups + key * kWideKeys;
+  float* to = groups + key * kLaneKeys;
   for (int32_t column = 0; column < count; column += kLanes, to += kLanes * kTileKeys) {
     const int32_t rest = count - column;
     const F32 value = rest >= kLanes ? load(from + column) : load_first(from + column, rest);
     hn::StoreU(hn::LowerHalf(half, value), half, to);
-    hn::StoreU(hn::UpperHalf(half, value), half, to + kWideKeys * kTileKeys);
+    hn::StoreU(hn::UpperHalf(half, value), half, to + kLaneKeys * kTileKeys);
   }
 }
 
-// One tile of one block of rows. Vectors of rows are met one after another.
-struct WideSoftmax {
+// The online softmax of a lane block with one tile, one vector of rows after another.
+struct LaneSoftmax {
   float* scores;          // [kTileKeys, V vectors]; become the weights
   int32_t first, last;    // keys, multiples of kLanes
   float factor;           // > 0
   const float* v_scales;  // [kTileKeys], folded into the weights, or null
   float* m;               // [V vectors] maxima so far, times the factor
   float* l_lanes;         // [kLanes keys, V vectors] sums so far, of keys modulo kLanes
-  float* decay;           // [V vectors] out: what earlier results shrink by
+  float* decay;           // [V vectors] out: factor of earlier results
 
   template <int V>
   void run() const {
     const bool whole = first == 0 && last == kTileKeys && !v_scales;
     for (int v = 0; v < V; ++v) {
       if (whole) {
-        weigh<V * kLanes, true>(v * kLanes);
+        update<V * kLanes, true>(v * kLanes);
       } else {
-        weigh<V * kLanes, false>(v * kLanes);
+        update<V * kLanes, false>(v * kLanes);
       }
     }
   }
 
  private:
-  // kWhole: of all keys of the tile, without scales; beside a neighbour 11 % faster (2026-11-23).
+  // kWhole: all keys of the tile, without scales of values (chosen 2026-11-23: up to 11 % faster).
   template <int32_t kStride, bool kWhole>
-  void weigh(int32_t row) const {
+  void update(int32_t row) const {
     const int32_t begin = kWhole ? 0 : first;
     const int32_t end = kWhole ? kTileKeys : last;
     float* s = scores + row;
-    constexpr int kChains = 8;  // of maxima, else each waits for the one before
+    constexpr int kChains = 8;  // maxima in flight; each of one chain would wait for the one before
     F32 tops[kChains];
 #pragma GCC unroll 8
     for (int i = 0; i < kChains; ++i) tops[i] = load(s + (begin + i) * kStride);
@@ -197,7 +187,7 @@ struct WideSoftmax {
     const F32 scaled = hn::Mul(tops[0], factors);
     const F32 now = hn::IfThenElse(hn::Gt(scaled, old), scaled, old);
     store(now, m + row);
-    // All hidden so far: any finite number gives weights of 0.
+    // If all keys were hidden so far, any finite number gives weights of 0.
     const F32 finite = hn::IfThenZeroElse(hn::Eq(now, hn::Set(kF32, -HUGE_VALF)), now);
     const F32 less = exp2_non_positive(hn::Sub(old, finite));
     store(less, decay + row);
@@ -228,8 +218,8 @@ struct WideSoftmax {
   }
 };
 
-// l[row] = the sum of l_lanes[j][row] over j, in the order of hn::SumOfLanes().
-struct WideSums {
+// Sets l[row] to the sum of l_lanes[j][row] over j, in the order of hn::SumOfLanes().
+struct LaneSums {
   float* l_lanes;  // [kLanes, V vectors]; changed
   float* l;        // [V vectors]
 
@@ -244,10 +234,11 @@ struct WideSums {
   }
 };
 
-// Hides keys [first, last) of the tile from the rows that do not see them. bounds: of `rows` rows.
-inline void hide_outside(const RowBounds* bounds, int32_t rows, int32_t tile, int32_t first,
-                         int32_t last, float* scores) {
-  const int32_t stride = wide_vectors(rows) * kLanes;
+// Hides `keys` of the tile from the rows of the block that do not see them. `bounds` starts at the
+// block's first row.
+inline void hide_outside_lanes(const RowBounds* bounds, int32_t rows, int32_t tile_begin,
+                               Range keys, float* scores) {
+  const int32_t stride = lane_vectors(rows) * kLanes;
   const hn::Rebind<int32_t, F32Tag> d32;
   for (int32_t v = 0; v < rows; v += kLanes) {
     alignas(64) int32_t limits[4][kLanes] = {};
@@ -261,22 +252,21 @@ inline void hide_outside(const RowBounds* bounds, int32_t rows, int32_t tile, in
     const auto end = hn::Load(d32, limits[1]);
     const auto before_prefix = hn::Load(d32, limits[2]);
     const auto prefix_end = hn::Load(d32, limits[3]);
-    for (int32_t n = first; n < last; ++n) {
-      const auto key = hn::Set(d32, tile + n);
+    for (int32_t n = keys.begin; n < keys.end; ++n) {
+      const auto key = hn::Set(d32, tile_begin + n);
       const auto inside = hn::And(hn::Gt(key, before), hn::Lt(key, end));
       const auto in_prefix = hn::And(hn::Gt(key, before_prefix), hn::Lt(key, prefix_end));
       const auto seen = hn::RebindMask(kF32, hn::Or(inside, in_prefix));
       float* at = scores + n * stride + v;
-      store(hn::IfThenElse(seen, load(at), hn::Set(kF32, -HUGE_VALF)), at);
+      store(hn::IfThenElse(seen, load(at), hn::Set(kF32, -kInfinity)), at);
     }
   }
 }
 
-// The scores of keys [first, last) times the scales of the keys.
-inline void scale_wide_scores(const float* key_scales, int32_t vectors, int32_t first, int32_t last,
-                              float* scores) {
+// Multiplies the scores of `keys` by the scales of the keys.
+inline void scale_lane_scores(const float* key_scales, int32_t vectors, Range keys, float* scores) {
   const int32_t stride = vectors * kLanes;
-  for (int32_t n = first; n < last; ++n) {
+  for (int32_t n = keys.begin; n < keys.end; ++n) {
     const F32 scale = hn::Set(kF32, key_scales[n]);
     for (int32_t r = n * stride; r < (n + 1) * stride; r += kLanes) {
       store(hn::Mul(load(scores + r), scale), scores + r);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttentionMask as intervals. Included by the planner and by the SIMD kernels; all of it is static,
-// so that each instruction set has its own copy.
+// AttentionMask as intervals of keys. The planner and the SIMD kernels include this header; all of
+// it is static, so that each instruction set has a copy of its own.
 #pragma once
 
 #include "kernels/attention.h"
 
 namespace fovea::kernels::cpu {
 
-// The keys one token may see lie in [prefix_begin, prefix_end) and [begin, end), the first being
-// empty or left of the second. From predicate_begin on key_visible() has the last word.
+// The keys that one token may see lie in [prefix_begin, prefix_end) and [begin, end). The first
+// interval is empty or left of the second. From predicate_begin on, key_visible() decides.
 struct RowBounds {
   int32_t begin, end;
   int32_t prefix_begin, prefix_end;
@@ -61,7 +61,8 @@ static inline bool same_span(const MaskView& view, int32_t a, int32_t b) {
   return false;
 }
 
-// All positions are below INT32_MAX, and common if the prefix is not.
+// Returns the length of the prefix that all items share, at most INT32_MAX: positions are below
+// that.
 static inline int32_t item_prefix(const MaskView& view) {
   const uint32_t prefix = view.mask->item_prefix_lens[view.request];
   return prefix < INT32_MAX ? static_cast<int32_t>(prefix) : INT32_MAX;
@@ -78,7 +79,7 @@ static inline bool in_chunk(const AttentionMask& mask, int32_t at, int32_t from)
   return back >= mask.nearest_chunk && back <= mask.farthest_chunk;
 }
 
-// The definition in kernels/attention.h.
+// Implements the definition in kernels/attention.h.
 static inline bool key_visible(const MaskView& view, int32_t key, int32_t token) {
   const AttentionMask& mask = *view.mask;
   const int32_t from = token_position(view, token);
@@ -100,14 +101,14 @@ static inline bool key_visible(const MaskView& view, int32_t key, int32_t token)
 static inline int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 static inline int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-// The first position that the window and the chunks of a token at `from` reach.
+// Returns the first position within the window and the chunks of a token at `from`.
 static inline int32_t reach_begin(const AttentionMask& mask, int32_t from) {
   const int32_t begin = mask.window > 0 ? larger(0, from - mask.window + 1) : 0;
   if (mask.chunk == 0) return begin;
   return larger(begin, larger(0, from / mask.chunk - mask.farthest_chunk) * mask.chunk);
 }
 
-// Narrows [begin, end) by the masks on positions, for keys that stand at their own number.
+// Narrows the row by the masks on positions, for keys whose position is their index.
 static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
   const AttentionMask& mask = *view.mask;
   row.begin = larger(row.begin, reach_begin(mask, from));
@@ -127,8 +128,8 @@ static inline void narrow(const MaskView& view, int32_t from, RowBounds& row) {
   }
 }
 
-// Spans override everything else, and a token's own span holds the token: what it sees stays an
-// interval around it.
+// Widens the row by the spans that contain the token. Spans override all other masks, and they
+// contain the token, so the row remains an interval around it.
 static inline void widen_by_spans(const MaskView& view, int32_t from, RowBounds& row) {
   const AttentionMask& mask = *view.mask;
   for (int32_t s = mask.span_indptr[view.request]; s < mask.span_indptr[view.request + 1]; ++s) {
@@ -140,7 +141,7 @@ static inline void widen_by_spans(const MaskView& view, int32_t from, RowBounds&
   }
 }
 
-// Whether no row has a predicate_begin.
+// Returns whether intervals describe the mask: no row has a predicate_begin.
 static inline bool only_intervals(const AttentionMask& mask) {
   const bool moved_keys = mask.tree || mask.positions;
   const bool by_position =
@@ -162,14 +163,15 @@ static inline RowBounds row_bounds(const MaskView& view, int32_t token) {
     row.predicate_begin = 0;
     if (mask.spans) return row;
     if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));
-    // Keys of a window pool that lie before may be anything, even NaN. New ones may be moved.
+    // Keys before the window may be missing from a window pool, and their slots may hold NaN. New
+    // keys may have moved positions.
     const int32_t cached = larger(0, view.cached);
     row.begin = larger(row.begin, smaller(reach_begin(mask, from), moved_keys ? cached : row.end));
     return row;
   }
   if (mask.causal && !mask.tree) row.end = larger(0, smaller(row.end, view.cached + token + 1));
   if (moved_keys && (mask.tree || mask.window > 0 || mask.chunk > 0)) {
-    // Cached keys stand at their own number; the others are asked one by one.
+    // The position of a cached key is its index; key_visible() decides about the others.
     const int32_t cached = larger(0, view.cached);
     const int32_t end = row.end;
     row.end = smaller(row.end, cached);

@@ -1,84 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exponentials and the online softmax (Milakov and Gimelshein, arXiv:1805.02867) on one tile of
-// scores. A score s weighs 2^(factor * s): the scale and log2(e) enter by a fused multiply-add, so
-// that neither q nor the scores are rounded once more.
+// The online softmax (Milakov and Gimelshein, arXiv:1805.02867) of row blocks. A score s has the
+// weight 2^(factor * s): the scale and log2(e) enter by a fused multiply-add, so that neither q nor
+// the scores are rounded once more.
 #pragma once
 
-#include <math.h>
-
-#include "kernels/cpu/simd/attention_work.h"
-#include "kernels/cpu/simd/convert.h"
+#include "kernels/cpu/simd/attention/exponentials.h"
+#include "kernels/cpu/simd/attention/work.h"
 
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896340736f;
-constexpr float kLn2 = 0.693147180559945309417f;
-
-// 2^x for x <= 0 within 2 ulp; 0 below 2^-126 and for -inf; 1 for 0; NaN for any NaN.
-HWY_INLINE F32 exp2_non_positive(F32 x) {
-  const F32 smallest = hn::Set(kF32, -126.0f);
-#if HWY_TARGET == HWY_AVX3
-  const F32 r{_mm512_reduce_ps(x.raw, _MM_FROUND_TO_NEAREST_INT)};
-#else
-  const hn::Rebind<int32_t, F32Tag> d32;
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits; 127 more is the bias of
-  // exponents.
-  const F32 magic = hn::Set(kF32, 12582912.0f + 127.0f);
-  const F32 shifted = hn::Add(x, magic);
-  const F32 r = hn::Sub(x, hn::Sub(shifted, magic));
-#endif
-  // Minimax on [-1/2, 1/2] with p(0) = 1; relative error 9e-8.
-  F32 p = hn::MulAdd(r, hn::Set(kF32, 0.00132647272f), hn::Set(kF32, 0.00967151264f));
-  p = hn::MulAdd(p, r, hn::Set(kF32, 0.0555073374f));
-  p = hn::MulAdd(p, r, hn::Set(kF32, 0.240222421f));
-  p = hn::MulAdd(p, r, hn::Set(kF32, 0.693146978f));
-  p = hn::MulAdd(p, r, hn::Set(kF32, 1.0f));
-#if HWY_TARGET == HWY_AVX3
-  const __mmask16 normal = _mm512_cmp_ps_mask(x.raw, smallest.raw, _CMP_NLT_UQ);  // or NaN
-  return F32{_mm512_maskz_scalef_ps(normal, p.raw, hn::Sub(x, r).raw)};
-#else
-  // The power of a NaN is some number, but p is NaN, and so is their product.
-  const F32 power = hn::BitCast(kF32, hn::ShiftLeft<23>(hn::BitCast(d32, shifted)));
-  return hn::IfThenZeroElse(hn::Lt(x, smallest), hn::Mul(p, power));
-#endif
-}
-
-HWY_INLINE float exp2_non_positive(float x) {
-  return hn::GetLane(exp2_non_positive(hn::Set(kF32, x)));
-}
-
-// tanh with a relative error of a few ulp: an odd polynomial near 0, e^-2|x| elsewhere.
-HWY_INLINE F32 tanh_of(F32 x) {
-  const F32 a = hn::Abs(x);
-  const F32 e = exp2_non_positive(hn::Mul(a, hn::Set(kF32, -2.0f * kLog2E)));
-  const F32 one = hn::Set(kF32, 1.0f);
-  const F32 far = hn::Div(hn::Sub(one, e), hn::Add(one, e));
-  const F32 s = hn::Mul(x, x);
-  // Minimax of (tanh(x) / x - 1) / x^2 on [0, 0.625^2].
-  F32 p = hn::MulAdd(s, hn::Set(kF32, -0.00570498872745f), hn::Set(kF32, 0.0206390887954f));
-  p = hn::MulAdd(p, s, hn::Set(kF32, -0.0537397155531f));
-  p = hn::MulAdd(p, s, hn::Set(kF32, 0.133314422036f));
-  p = hn::MulAdd(p, s, hn::Set(kF32, -0.333332819422f));
-  const F32 near = hn::MulAdd(hn::Mul(p, s), a, a);
-  return hn::CopySign(hn::IfThenElse(hn::Lt(a, hn::Set(kF32, 0.625f)), near, far), x);
-}
-
-// A maximum is rounded when it is multiplied by the factor; a fused multiply-add then leaves the
-// rounding in the exponents of all weights, which cancels out as long as it is small: 16 for this
-// maximum. Beyond it scores are rounded like their maximum, before it is subtracted.
+// Multiplying a maximum by the factor rounds it, and the fused multiply-add leaves that rounding in
+// the exponents of all weights. It cancels out while it is small: up to 16 for this maximum. Above
+// it, scores are rounded as their maximum is, before the maximum is subtracted.
 constexpr float kLargestFused = 0x1p28f;
 
-// One tile of one block of rows.
+// The scores of a row block with one tile.
 struct SoftmaxTile {
   float* scores;          // [rows, kTileKeys]; become the weights
-  int32_t begin, end;     // vectors of the tile
+  int32_t begin, end;     // vectors of the tile to use
   int32_t rows;           // <= kLanes
   float factor;           // > 0
   const float* v_scales;  // [kTileKeys], folded into the weights, or null
   float* m;               // [rows] maxima so far, times the factor
   float* l_lanes;         // [rows, kPadFloats] sums so far, per lane
-  float* decay;           // [kPadFloats] out: what earlier results shrink by
+  float* decay;           // [kPadFloats] out: factor of earlier results
 };
 
 HWY_INLINE F32 max_of_vectors(const float* scores, int32_t begin, int32_t end) {
@@ -88,16 +34,16 @@ HWY_INLINE F32 max_of_vectors(const float* scores, int32_t begin, int32_t end) {
 }
 
 #if HWY_TARGET == HWY_AVX3
-// Maxima of neighbouring 128-bit blocks, those of a, then those of b.
+// Returns the maxima of neighbouring 128-bit blocks of a, then those of b.
 HWY_INLINE __m512 max_halves(__m512 a, __m512 b) {
   return _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
-// The same for elements, within each block.
+// Does the same for neighbouring elements within each block.
 HWY_INLINE __m512 max_pairs(__m512 a, __m512 b) {
   return _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
 
-// Lane r: the maximum of row r, for 12 rows of whole tiles.
+// Returns the maximum of row r in lane r, for 12 rows of a whole tile.
 HWY_INLINE F32 max_of_12_rows(const float* scores) {
   __m512 four[3];  // [i] block b: four partial maxima of row 4 * i + b
   for (int i = 0; i < 3; ++i) {
@@ -115,7 +61,7 @@ HWY_INLINE F32 max_of_12_rows(const float* scores) {
 }
 #endif
 
-// Lane r: the maximum of row r.
+// Returns the maximum of row r in lane r.
 HWY_INLINE F32 max_of_rows(const SoftmaxTile& tile) {
 #if HWY_TARGET == HWY_AVX3
   if (tile.rows == 12 && tile.begin == 0 && tile.end == kTileKeys / kLanes) {
@@ -136,7 +82,7 @@ inline void scale_row(float* s, F32 factor, int32_t begin, int32_t end) {
   }
 }
 
-// The weights of one row in place; returns their sums per lane.
+// Turns the scores of one row into weights and returns the sums of the weights per lane.
 HWY_INLINE F32 weights_of_row(float* s, F32 factor, F32 top, int32_t begin, int32_t end) {
   F32 sum = hn::Zero(kF32);
   for (int32_t v = begin; v < end; ++v) {
@@ -147,6 +93,7 @@ HWY_INLINE F32 weights_of_row(float* s, F32 factor, F32 top, int32_t begin, int3
   return sum;
 }
 
+// Turns scores into weights and updates maxima and sums.
 inline void softmax_tile(const SoftmaxTile& tile) {
   const auto rows = hn::FirstN(kF32, static_cast<size_t>(tile.rows));
   const F32 factor = hn::Set(kF32, tile.factor);
@@ -154,7 +101,7 @@ inline void softmax_tile(const SoftmaxTile& tile) {
   const F32 scaled = hn::Mul(max_of_rows(tile), factor);
   const F32 m = hn::IfThenElse(hn::Gt(scaled, old), scaled, old);
   hn::BlendedStore(m, rows, kF32, tile.m);
-  // All hidden so far: any finite number gives weights of 0.
+  // If all keys were hidden so far, any finite number gives weights of 0.
   const F32 finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(kF32, -HUGE_VALF)), m);
   alignas(64) float tops[kLanes];
   hn::Store(finite, kF32, tops);

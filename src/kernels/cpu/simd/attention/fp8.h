@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp8 numbers 2 * kLanes at a time, for vectors of 256 bits and more.
+// Conversion of fp8 numbers, 2 * kLanes at a time. Needs vectors of at least 256 bits.
 #pragma once
 
 #include "kernels/cpu/simd/convert.h"
@@ -7,7 +7,7 @@
 namespace fovea::kernels::cpu::FOVEA_ISA {
 namespace {
 
-// table[index] in each lane; the table is the same in each 128-bit block.
+// Returns table[index] in each lane. Each 128-bit block holds the same table.
 template <class V>
 HWY_INLINE V one_of_8(V table, V index) {
   const hn::DFromV<V> d16;
@@ -15,14 +15,14 @@ HWY_INLINE V one_of_8(V table, V index) {
   return hn::TableLookupBytes(table, bytes);
 }
 
-// As bf16, which holds all of them, by integer operations.
+// Returns the numbers as bf16, which represents all of them, by integer operations.
 HWY_INLINE auto load_as_bf16(const F8E4m3* from) {
   const hn::Repartition<uint16_t, F32Tag> d16;
   const hn::Rebind<uint8_t, decltype(d16)> d8;
   const auto bits = hn::PromoteTo(d16, hn::LoadU(d8, reinterpret_cast<const uint8_t*>(from)));
   const auto magnitude = hn::And(bits, hn::Set(d16, 0x7f));
   const auto sign = hn::ShiftLeft<8>(hn::Xor(bits, magnitude));
-  // The exponent's bias grows from 7 to 127.
+  // The bias of the exponent grows from 7 to 127.
   const auto normal = hn::Add(hn::ShiftLeft<4>(magnitude), hn::Set(d16, 120 << 7));
   // n * 2^-9 for n in [0, 8).
   alignas(16) static constexpr uint16_t kSubnormals[8] = {0x0000, 0x3b00, 0x3b80, 0x3bc0,
@@ -33,7 +33,7 @@ HWY_INLINE auto load_as_bf16(const F8E4m3* from) {
   return hn::Or(value, sign);
 }
 
-// Only the exponent's bias differs from f16, whose upper byte this is.
+// e5m2 is the upper byte of an f16; only the bias of the exponent changes.
 HWY_INLINE auto load_as_bf16(const F8E5m2* from) {
   const hn::Repartition<uint16_t, F32Tag> d16;
   const hn::Rebind<uint8_t, decltype(d16)> d8;
@@ -45,22 +45,28 @@ HWY_INLINE auto load_as_bf16(const F8E5m2* from) {
   alignas(16) static constexpr uint16_t kSubnormals[8] = {0x0000, 0x3780, 0x3800, 0x3840,
                                                           0x0000, 0x3780, 0x3800, 0x3840};
   const auto subnormal = one_of_8(hn::LoadDup128(d16, kSubnormals), hn::And(bits, hn::Set(d16, 3)));
-  // Infinity and NaN have the largest exponent there and here.
+  // Infinity and NaN have the largest exponent in both formats.
   const auto special = hn::Or(hn::ShiftLeft<5>(magnitude), hn::Set(d16, 0x7f80));
   auto value = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d16, 4)), subnormal, normal);
   value = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d16, 0x7c)), value, special);
   return hn::Or(value, sign);
 }
 
-// fp8 numbers of either type, converted by the bytes of their bf16 numbers.
+// An fp8 number of either type that is converted by a lookup in Bf16Bytes.
 struct Fp8ByTable {
   uint8_t bits;
 };
 
-// The bytes of the bf16 numbers that the magnitudes of an fp8 type stand for.
+// The low and high byte of the bf16 number of each magnitude of an fp8 type.
 struct Bf16Bytes {
   alignas(64) uint8_t low[128];
   alignas(64) uint8_t high[128];
+};
+
+// Rows of fp8 numbers: row n starts at rows[n] + offset.
+struct ByteRows {
+  const char* const* rows;
+  int64_t offset;
 };
 
 template <class T>
@@ -86,8 +92,8 @@ inline const Bf16Bytes& bf16_bytes() {
   return bytes;
 }
 
-// Whether this CPU has the table look-ups below.
-inline bool has_look_up() {
+// Returns whether this CPU has the byte lookups below.
+inline bool has_byte_lookup() {
 #if HWY_TARGET == HWY_AVX3
   static const bool has = __builtin_cpu_supports("avx512vbmi");
   return has;
@@ -97,20 +103,21 @@ inline bool has_look_up() {
 }
 
 #if HWY_TARGET == HWY_AVX3
-// Bytes of a (0 to 63) and b (64 to 127) by the low 7 bits of each byte of `index`. Assembly, as
-// this source is compiled for CPUs without AVX512-VBMI too.
-HWY_INLINE __m512i look_up(__m512i a, __m512i b, __m512i index) {
+// Looks up the low 7 bits of each byte of `index` in the table of the bytes of a (0 to 63) and b
+// (64 to 127). Assembly, as this source is compiled for CPUs without AVX512-VBMI too.
+HWY_INLINE __m512i lookup_bytes(__m512i a, __m512i b, __m512i index) {
   asm("vpermi2b %2, %1, %0" : "+v"(index) : "v"(a), "v"(b));
   return index;
 }
-// The bytes of x in any order.
+// Returns the bytes of x in the given order.
 HWY_INLINE __m512i permute_bytes(__m512i x, __m512i order) {
   asm("vpermb %0, %1, %0" : "+v"(x) : "v"(order));
   return x;
 }
 
-// The order of 64 numbers in which pairs of bytes, interleaved, give four vectors: the lower and
-// upper halves of the lanes of two. Lane l of vector i is number l * kLaneStep + i * kVectorStep.
+// The order in which 64 numbers enter the lookup, such that interleaving their low and high bytes
+// gives four vectors: two registers of pairs of bf16 numbers, the lower and the upper half of each
+// lane. Lane l of vector i is number l * kLaneStep + i * kVectorStep.
 template <int kLaneStep, int kVectorStep>
 struct InterleavedOrder {
   alignas(64) uint8_t numbers[64];
@@ -133,16 +140,16 @@ class Fp8Converter {
         high0_(_mm512_load_si512(bytes.high)),
         high1_(_mm512_load_si512(bytes.high + 64)) {}
 
-  // The two bytes of each bf16 number.
+  // Looks up the two bytes of each bf16 number.
   HWY_INLINE void split(__m512i x, __m512i& low, __m512i& high) const {
-    low = look_up(low0_, low1_, x);
+    low = lookup_bytes(low0_, low1_, x);
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    high = _mm512_ternarylogic_epi64(look_up(high0_, high1_, x), x, sign, 0xf8);
+    high = _mm512_ternarylogic_epi64(lookup_bytes(high0_, high1_, x), x, sign, 0xf8);
   }
 
-  // Lane l of to[first + i] is number l * kLaneStep + i * kVectorStep of the 64 in x, for i < 4.
-  // Shifts and masks run beside the multiply-adds, where look-ups take turns with them: values at
-  // 8.9 instead of 11.1 cycles a line (Zen 5, 2026-11-22).
+  // Sets lane l of to[first + i] to number l * kLaneStep + i * kVectorStep of the 64 in x, for i
+  // < 4. The last step uses shifts and masks, which run in parallel with multiply-adds; further
+  // lookups would compete with them (chosen 2026-11-22: 20 % fewer cycles for values).
   template <int kLaneStep, int kVectorStep, int kCount>
   HWY_INLINE void to_f32(__m512i x, F32 (&to)[kCount], int first) const {
     const __m512i order = _mm512_load_si512(kInterleavedOrder<kLaneStep, kVectorStep>.numbers);
@@ -162,12 +169,11 @@ class Fp8Converter {
 };
 
 template <class T>
-void unpack_fp8_by_table(const char* const* rows, int64_t offset, int32_t begin, int32_t end,
-                         int32_t dim, Bf16* to) {
+void unpack_fp8_by_table(ByteRows rows, int32_t begin, int32_t end, int32_t dim, Bf16* to) {
   const Fp8Converter convert(bf16_bytes<T>());
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);  // undone by the interleaving
   for (int32_t n = begin; n < end; ++n) {
-    const char* from = rows[n] + offset;
+    const char* from = rows.rows[n] + rows.offset;
     Bf16* row = to + n * dim;
     for (int32_t d = 0; d < dim; d += 64) {
       const bool whole = dim - d >= 64;
@@ -182,31 +188,32 @@ void unpack_fp8_by_table(const char* const* rows, int64_t offset, int32_t begin,
 }
 #endif
 
-// Keys [begin, end) of a tile as rows of `dim` bf16 numbers, a multiple of 2 * kLanes. Exact.
+// Converts rows [begin, end) to rows of `dim` bf16 numbers in `to`. `dim` is a multiple of 2 *
+// kLanes. Exact.
 template <class T>
-inline void unpack_fp8(const char* const* rows, int64_t offset, int32_t begin, int32_t end,
-                       int32_t dim, Bf16* to) {
+inline void unpack_fp8(ByteRows rows, int32_t begin, int32_t end, int32_t dim, Bf16* to) {
 #if HWY_TARGET == HWY_AVX3
-  if (has_look_up()) return unpack_fp8_by_table<T>(rows, offset, begin, end, dim, to);
+  if (has_byte_lookup()) return unpack_fp8_by_table<T>(rows, begin, end, dim, to);
 #endif
   const hn::Repartition<uint16_t, F32Tag> d16;
   for (int32_t n = begin; n < end; ++n) {
-    const T* from = reinterpret_cast<const T*>(rows[n] + offset);
+    const T* from = reinterpret_cast<const T*>(rows.rows[n] + rows.offset);
     for (int32_t d = 0; d < dim; d += 2 * kLanes) {
       hn::StoreU(load_as_bf16(from + d), d16, &to[n * dim + d].bits);
     }
   }
 }
 
-inline void unpack_fp8(DType dtype, const char* const* rows, int64_t offset, int32_t begin,
-                       int32_t end, int32_t dim, Bf16* to) {
+inline void unpack_fp8(DType dtype, ByteRows rows, int32_t begin, int32_t end, int32_t dim,
+                       Bf16* to) {
   if (dtype == DType::f8e4m3) {
-    unpack_fp8<F8E4m3>(rows, offset, begin, end, dim, to);
+    unpack_fp8<F8E4m3>(rows, begin, end, dim, to);
   } else {
-    unpack_fp8<F8E5m2>(rows, offset, begin, end, dim, to);
+    unpack_fp8<F8E5m2>(rows, begin, end, dim, to);
   }
 }
 
+// Returns the table of an fp8 type.
 inline const Bf16Bytes& fp8_bytes(DType dtype) {
   return dtype == DType::f8e4m3 ? bf16_bytes<F8E4m3>() : bf16_bytes<F8E5m2>();
 }
