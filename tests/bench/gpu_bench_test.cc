@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of the GPU benchmark needs no GPU: the grid, the table of peers, the reports.
+// The parts of the GPU benchmark that need no GPU: the grid, the table of peers, the reports.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 

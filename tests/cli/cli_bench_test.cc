@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `fovea bench attention` on the CPU: its documents, its turns, and that it times right results.
+// `fovea bench attention` on the CPU: its documents, its rounds, and the correctness of the results
+// it times.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,7 +51,8 @@ TEST(Cli, OneDocumentForAllThreadCounts) {
     EXPECT_NE(table.find(column), std::string::npos) << table;
 }
 
-// The second line is written after the first answer was read: answers do not wait for each other.
+// The caller writes the second line after it has read the first answer: an answer must not wait for
+// the next request.
 TEST(Cli, BenchTakesTurnsWithItsCaller) {
   const ProgramResult result =
       run_program({"/bin/sh", "-ec",
@@ -69,7 +71,7 @@ TEST(Cli, BenchTakesTurnsWithItsCaller) {
   EXPECT_GT(second, 0);
   const nlohmann::json row = nlohmann::json::parse(out)["results"][0];
   EXPECT_LE(row["seconds_min"], std::min(first, second) * (1 + 1e-6));
-  // A median of all calls lies between those of the rounds.
+  // The median of all calls lies between the medians of the rounds.
   EXPECT_GE(row["seconds"], std::min(first, second) * (1 - 1e-6));
   EXPECT_LE(row["seconds"], std::max(first, second) * (1 + 1e-6));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs read it: every key that is printed is in docs/json_output.md, every key that is promised
-// there is printed.
+// Programs read this output: docs/json_output.md has every printed key, and every documented key is
+// printed.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@ struct Keys {
   std::set<std::string> always, sometimes;
 };
 
-// Of each section: what stands in backquotes in the first column of its tables, in italics where it
-// may be absent.
+// Returns the keys of each section: the backquoted words in the first column of its tables, in
+// italics if they are optional.
 std::map<std::string, Keys> documented_keys() {
   std::ifstream document(std::string(FOVEA_SOURCE_DIR) + "/docs/json_output.md");
   const std::regex key(R"((\*?)`(\w+)`)");
@@ -80,7 +80,7 @@ TEST(CliJson, HasTheKeysThatAreDocumented) {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(result.err, "");
     std::vector<std::string> documents = {result.out};
-    if (command.front() == "generate") {  // a line each
+    if (command.front() == "generate") {  // one document per line
       documents.clear();
       std::istringstream lines(result.out);
       for (std::string line; std::getline(lines, line);) documents.push_back(line);

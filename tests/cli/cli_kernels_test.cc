@@ -57,7 +57,7 @@ TEST(Cli, NamesThePackThatIsNone) {
   std::filesystem::remove_all(folder);
 }
 
-// Needs NVRTC and no GPU; without it the reason is said.
+// Needs NVRTC but no GPU. Without NVRTC the command prints the reason.
 TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   const std::string pack = ::testing::TempDir() + "cli_test_" + std::to_string(getpid()) + ".pack";
   const std::vector<std::string> build = {"kernels", "build",         "--pack", pack,
@@ -74,7 +74,8 @@ TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   };
   const ProgramResult first = fovea(build);
   ASSERT_EQ(first.exit_code, 0) << first.err;
-  // stderr is a file here: the progress is whole lines, of the first kernel and of the last.
+  // stderr is a file here: the progress consists of whole lines, for the first kernel and for the
+  // last.
   EXPECT_TRUE(first.err.starts_with("[1/")) << first.err;
   const size_t last = first.err.rfind("\n[") + 1;
   const size_t total = first.err.find('/') + 1;
@@ -100,7 +101,7 @@ TEST(Cli, BuildsKernelsOnceAndReportsThem) {
   }
   EXPECT_GT(packed, 0);
 
-  // As if the assembler had said so.
+  // As if the assembler had reported it.
   std::string noted = built;
   const std::string nothing = "losses=\n", note = "losses=(C7510) serialized\n";
   noted.replace(noted.find(nothing), nothing.size(), note);

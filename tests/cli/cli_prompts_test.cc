@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A folder of the test, gone with the object.
+// A folder for one test. The destructor removes it.
 class Folder {
  public:
   Folder() : path_(fs::temp_directory_path() / ("fovea_prompts_test_" + std::to_string(getpid()))) {
@@ -53,7 +53,7 @@ std::vector<json> json_lines(const std::string& text) {
   return lines;
 }
 
-// One after the other, each by a program of its own.
+// Runs the prompts one after another, each in a process of its own.
 std::string alone(const std::vector<std::vector<std::string>>& prompts) {
   std::string lines;
   for (std::vector<std::string> flags : prompts) {
@@ -74,7 +74,7 @@ TEST(CliPrompts, TokensRepeatedAreABatch) {
   EXPECT_NE(text.out.find("\n[1] "), std::string::npos) << text.out;
 }
 
-// Empty lines are left out, whoever wrote the file.
+// Empty lines are ignored, with any kind of line end.
 TEST(CliPrompts, AFileHasOneOnEachLine) {
   const std::vector<std::vector<std::string>> prompts = {
       {"-p", "And God said"}, {"-p", " "}, {"-p", "In the d\xC3\xA4ys"}};
@@ -143,7 +143,7 @@ TEST(CliPrompts, RefusesFilesByNameAndLine) {
   }
 }
 
-// With the text of the template around them, which is not printed.
+// The template's text surrounds them but is not printed.
 TEST(CliPrompts, ChatsAreInTheFormatOfTheTemplate) {
   const Folder folder;
   for (const char* name : {"config.json", "tokenizer.json", "model.safetensors"})
@@ -173,7 +173,7 @@ TEST(CliPrompts, ChatsAreInTheFormatOfTheTemplate) {
   }
 }
 
-// A copy of the gpt_oss checkpoint, whose prompts with token 300 give logits that are not numbers.
+// A copy of the gpt_oss checkpoint. Prompts with token 300 give logits that are NaN.
 class NanModel {
  public:
   NanModel() {

@@ -70,7 +70,7 @@ TEST(Cli, TimesAModelWithoutFiles) {
   expect_refused(bench("0", "5", "md"), {"--requests"});
 }
 
-// Nothing is made: shapes that no machine here holds take no longer than others.
+// No weights are generated, so models too large for any machine take no longer than others.
 TEST(Cli, SaysWhatAModelOfRealSizeTakes) {
   const std::string shape = std::string(FOVEA_SOURCE_DIR) + "/testdata/shapes/qwen3_8b.json";
   const std::vector<std::string> explain = {"explain", "--model",     shape, "--random-weights",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the command line tool refuses: every refusal names what is wrong in one line.
+// Input that the command line tool refuses. Every refusal names the fault in one line.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -38,7 +38,7 @@ class DamagedModel {
   void write(const std::string& name, const std::string& bytes) const {
     std::ofstream(file(name), std::ios::binary) << bytes;
   }
-  // Changes what the header of model.safetensors says of a tensor.
+  // Changes what the header of model.safetensors states about a tensor.
   void edit_header(const std::string& tensor, const char* field,
                    const nlohmann::json& value) const {
     const std::string bytes = read("model.safetensors");
@@ -62,7 +62,7 @@ TEST(Cli, NamesTheTruncatedTensor) {
   const uintmax_t size = fs::file_size(model.file("model.safetensors"));
   fs::resize_file(model.file("model.safetensors"), size - 1000);
   const ProgramResult result = fovea({"generate", model.folder(), "-p", "x"});
-  // The last of the file, and where its bytes end.
+  // The last tensor of the file, and the end of its bytes.
   expect_refused(
       result, {"'model.layers.3.self_attn.v_proj.weight'", "[2361344, 2394112]", "2393368 bytes"});
   expect_one_line(result);
@@ -184,7 +184,7 @@ TEST(Cli, SaysInOneLineWhatTheParserRefuses) {
   }
 }
 
-// An unset variable of the shell is no wish for the default.
+// An unset variable of the shell does not request the default.
 TEST(Cli, RefusesEmptyValues) {
   const std::vector<std::string> generate = {"generate", kModels + "llama", "-p", "x"};
   for (const std::string flag : {"--kv-memory", "--kv-dtype", "--decode-backend", "--prompt-file",
@@ -292,7 +292,7 @@ TEST(Cli, ExplainNamesTheFlagThatIsMissing) {
   expect_one_line(result);
 }
 
-// Whether there is no driver, one that does not start, as under AddressSanitizer, or too few GPUs.
+// There is no driver, or it does not start, as under AddressSanitizer, or there are too few GPUs.
 TEST(Cli, SaysThatTheDeviceToCheckOnIsNotThere) {
   expect_refused(fovea({"check", kModels + "llama", "--device", "cuda:99"}),
                  {"device is 'cuda:99'"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the command line tool prints, where, and how it ends.
+// Outputs of the command line tool, their destinations, and exit codes.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Its standard output goes where the shell's `redirection` says.
+// Runs the command with its standard output redirected by the shell.
 ProgramResult fovea_redirected(const std::string& arguments, const std::string& redirection) {
   return run_program({"/bin/sh", "-c", "'" FOVEA_CLI "' " + arguments + " " + redirection});
 }
@@ -37,7 +37,7 @@ TEST(Cli, GeneratesTheReferenceText) {
   EXPECT_EQ(nlohmann::json::parse(result.out)["text"], prompt["greedy_64"]);
 }
 
-// Each flag alone changes the text, as the engine's parameter of that name does.
+// Each flag by itself changes the text as the engine's parameter of that name does.
 TEST(Cli, SamplingFlagsAreTheEnginesParameters) {
   EngineOptions options;
   options.model_path = kModels + "llama";
@@ -97,7 +97,7 @@ TEST(Cli, ReadsThePromptFromStandardInput) {
             fovea({"generate", kModels + "llama", "-p", "And God said", "-n", "5"}).out);
 }
 
-// When every page of the budget has been written, by more prompts than it has room for.
+// After prompts that fill more than the budget, every page has been written.
 TEST(Cli, StaysWithinItsMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer's own memory would be measured";
@@ -117,7 +117,7 @@ TEST(Cli, StaysWithinItsMemory) {
   EXPECT_GE(result.peak_rss_bytes, budget) << "not all of it was written";
 }
 
-// Lists take one value a flag, so that the model may follow them.
+// Lists take one value per flag, so that the model may follow them.
 TEST(Cli, TheModelMayComeLast) {
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"generate", "-n", "2", "-p", "And God said", kModels + "llama"},
@@ -145,14 +145,14 @@ TEST(Cli, SaysWhenOutputIsLost) {
     expect_one_line(full);
     EXPECT_EQ(fovea_redirected(arguments, ">&-").exit_code, 2);
   }
-  // A reader that has read enough ends the program quietly.
+  // A reader that closes the pipe ends the program without an error.
   const ProgramResult enough = run_program(
       {"/bin/sh", "-c", "'" FOVEA_CLI "' " + generate + "000 --ignore-eos | head -c 5"});
   EXPECT_EQ(enough.out.size(), 5u);
   EXPECT_EQ(enough.err, "");
 }
 
-// Nobody reads the notes; what was asked for is done.
+// stderr is closed; the command works all the same.
 TEST(Cli, NeedsNoStderr) {
   const std::string generate = "generate " + kModels + "llama -p x -n 4";
   const std::string text = fovea_redirected(generate, "").out;
@@ -163,7 +163,7 @@ TEST(Cli, NeedsNoStderr) {
   }
 }
 
-// Long enough that no signal comes after the end.
+// Long enough for the signal to arrive before the end.
 const std::vector<std::string> kLongGenerate = {
     "generate", kModels + "llama", "-p", "And God said", "-n", "4000", "--ignore-eos"};
 
@@ -182,7 +182,7 @@ TEST(Cli, PrintsWhatThereIsWhenInterruptedWhileStreaming) {
     ASSERT_TRUE(result.out.ends_with('\n')) << result.out;
     const std::string text = result.out.substr(0, result.out.size() - 1);
     EXPECT_GT(text.size(), prompt);
-    // No token has less than a byte: as many as there are bytes give all the text there was.
+    // A token has at least one byte, so this limit gives all the text there was.
     shorter[5] = std::to_string(text.size());
     EXPECT_TRUE(fovea(shorter).out.starts_with(text)) << text;
   }
@@ -241,7 +241,7 @@ TEST(Cli, ChecksOnlyWhatWasNamed) {
   EXPECT_NE(some.out.find("sm_90"), std::string::npos) << some.out;
 }
 
-// Progress is for people: the text of programs is the same, whatever stderr is.
+// Progress is for people. The output for programs does not depend on stderr.
 TEST(Cli, ShowsProgressOnATerminalOnly) {
   if (run_program({"/usr/bin/script", "-qec", "true", "/dev/null"}).exit_code != 0)
     GTEST_SKIP() << "no terminals here";
@@ -254,7 +254,7 @@ TEST(Cli, ShowsProgressOnATerminalOnly) {
     SCOPED_TRACE(arguments);
     const ProgramResult plain = run_program({"/bin/sh", "-c", program + arguments});
     EXPECT_EQ(plain.err, "");
-    // What the terminal shows comes back as output: stderr alone.
+    // The pseudo-terminal's contents come back as output: stderr alone.
     const ProgramResult shown = run_program(
         {"/usr/bin/script", "-qec", program + arguments + " >'" + folder + "/out'", "/dev/null"});
     EXPECT_EQ(shown.exit_code, 0) << shown.err;
@@ -270,7 +270,7 @@ TEST(Cli, ShowsProgressOnATerminalOnly) {
   fs::remove_all(folder);
 }
 
-// A model's groups are explained as the engine would load it with these flags.
+// A model's groups are explained as the engine would load them with these flags.
 TEST(Cli, ExplainsAModelWithTheOptionsOfTheEngine) {
   const std::vector<std::string> llama = {"explain", "--model", kModels + "llama", "--json"};
   const auto explain = [&](std::vector<std::string> flags) {
@@ -327,13 +327,13 @@ TEST(Cli, ExplainsLatentCachesOfEveryFormat) {
 TEST(Cli, ExplainsEveryKind) {
   for (const char* kind : {"mha", "mla", "gated_delta_net", "mamba2"}) {
     EXPECT_EQ(fovea({"explain", "--kind", kind}).exit_code, 0) << kind;
-    // The heads of a rank of two, say.
+    // For example the heads of one rank of two.
     EXPECT_EQ(fovea({"explain", "--kind", kind, "--q-heads", "8"}).exit_code, 0) << kind;
   }
   expect_refused(fovea({"explain", "--kind", "mla", "--kv-heads", "2"}), {"kind mla has 1"});
 }
 
-// On any machine: nothing of selection looks at a device.
+// Works on any machine, as selection does not look at a device.
 TEST(Cli, ExplainsAGpuThatIsNotHere) {
   const nlohmann::json environment = nlohmann::json::parse(fovea({"env", "--json"}).out);
   const std::string compiler = environment["kernel_compiler"];

@@ -19,7 +19,7 @@ inline ProgramResult fovea(std::vector<std::string> arguments) {
   return run_program(arguments);
 }
 
-// Bad input: exit code 2, one line on stderr, nothing on stdout.
+// Expects a refusal: exit code 2, one line on stderr, nothing on stdout.
 inline void expect_refused(const ProgramResult& result, const std::vector<std::string>& mentions) {
   EXPECT_EQ(result.exit_code, 2) << result.err;
   EXPECT_EQ(result.out, "");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU quotas of containers: how many cores they leave.
+// CPU quotas of containers, and the number of cores that they leave.
 #include "core/available_cores.h"
 
 #include <gtest/gtest.h>

@@ -10,7 +10,7 @@
 namespace fovea {
 namespace {
 
-// The value of every code, sorted, finite ones only.
+// Returns the finite values of all codes, sorted.
 template <typename ToFloat>
 std::vector<std::pair<float, int>> finite_codes(int count, ToFloat to_float) {
   std::vector<std::pair<float, int>> values;
@@ -22,7 +22,7 @@ std::vector<std::pair<float, int>> finite_codes(int count, ToFloat to_float) {
   return values;
 }
 
-// Rounding must give the nearest code, and the even one half-way between two.
+// Rounding must give the nearest code, and the even one at the midpoint of two.
 template <typename ToFloat, typename FromFloat>
 void expect_nearest_even(int count, ToFloat to_float, FromFloat from_float) {
   const auto codes = finite_codes(count, to_float);

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kPage = 4096, kBytes = 8 * kPage;
 
-// A file of kBytes ones, removed with the object.
+// A file of kBytes ones. The destructor removes it.
 class OnesFile {
  public:
   explicit OnesFile(const std::string& name)
@@ -64,7 +64,7 @@ TEST(MappedFile, ReadsZerosWhereAFileWasShortened) {
   whole.check_intact();
 }
 
-// Inside its last page a shortened file reads as zeros without a signal.
+// Within its last page, a shortened file reads as zeros and causes no signal.
 TEST(MappedFile, NoticesAFewMissingBytes) {
   const OnesFile ones("few_bytes");
   const MappedFile file(ones.path());
@@ -85,7 +85,7 @@ TEST(MappedFile, RemembersWhatWasMissingForAWhile) {
   again.check_intact();
 }
 
-// The handler leaves mappings of other code to the handler before it.
+// The handler passes faults in other mappings on to the previous handler.
 TEST(MappedFileDeathTest, PassesOtherSignalsOn) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto access = [](bool has_handler) {

@@ -21,12 +21,12 @@ TEST(Quote, EscapesWhatATerminalActsOn) {
       {"it's a \\", R"('it\'s a \\')"},
       {"\033[31mred\007", R"('\x1b[31mred\x07')"},
       {"a\0b\n\x7f"sv, R"('a\x00b\x0a\x7f')"},
-      {"\u0085\u009b31m", R"('\u0085\u009b31m')"},              // controls of two bytes
-      {"a\u202eb\u2066c\ufeff", R"('a\u202eb\u2066c\ufeff')"},  // marks that reorder text
+      {"\u0085\u009b31m", R"('\u0085\u009b31m')"},              // two-byte controls
+      {"a\u202eb\u2066c\ufeff", R"('a\u202eb\u2066c\ufeff')"},  // characters that reorder text
       {"\u2028\u200f", R"('\u2028\u200f')"},
       {"\xff\xc3", R"('\xff\xc3')"},
       {"\xc0\x80 \xed\xa0\x80 \xf4\x90\x80\x80"sv, R"('\xc0\x80 \xed\xa0\x80 \xf4\x90\x80\x80')"},
-      {"\xe2\x82", R"('\xe2\x82')"},  // cut short
+      {"\xe2\x82", R"('\xe2\x82')"},  // truncated
   };
   for (const auto& [text, shown] : cases) EXPECT_EQ(quote(text), shown);
 }
@@ -41,7 +41,7 @@ TEST(Quote, CutsLongTexts) {
   // Between characters.
   EXPECT_EQ(clipped(std::string(199, 'n') + "éé"), std::string(199, 'n') + "... (203 bytes)");
   EXPECT_EQ(clipped(std::string(198, 'n') + "éé"), std::string(198, 'n') + "é... (202 bytes)");
-  // The cut counts bytes of the text; escapes are longer than the bytes they stand for.
+  // The limit counts bytes of the text; its escapes are longer.
   EXPECT_EQ(clipped(std::string(1000, '\033')).size(),
             4 * 200 + std::string("... (1000 bytes)").size());
 }

@@ -36,7 +36,7 @@ TEST(Sha256, KnownDigests) {
   EXPECT_EQ(hex(hash.finish()), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// Lengths around the ends of blocks and of their padding, however the message is cut.
+// Lengths near the ends of blocks and of their padding, and every cut of the message.
 TEST(Sha256, EveryLengthAndCut) {
   const std::vector<std::pair<size_t, std::string>> known = {
       {55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318"},

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
-// How many rows hold each byte.
+// Returns how many rows contain each byte.
 std::map<int64_t, int> bytes_of(const StridedRows& rows) {
   std::map<int64_t, int> bytes;
   const auto& [x, y, z] = rows.dimensions;
@@ -70,7 +70,7 @@ TEST(StridedRows, LayoutsOfEnginesAreApart) {
   constexpr int64_t kPages = 3, kTokens = 4, kHeads = 2, kDim = 8;
   struct Layout {
     const char* name;
-    int64_t page, token, head, v;  // strides of either, and where V begins
+    int64_t page, token, head, v;  // strides of K and V, and where V begins
   };
   std::vector<float> memory(2 * kPages * kTokens * kHeads * kDim);
   for (const Layout& layout : std::vector<Layout>{
@@ -107,7 +107,7 @@ TEST(StridedRows, AddressesHave63Bits) {
         "the rows");
   };
   EXPECT_NO_THROW(check(1, 1, 2, kFar - (int64_t{1} << 40) - 1));
-  EXPECT_NO_THROW(check(8, 8, 1, kFar));  // one row has no stride
+  EXPECT_NO_THROW(check(8, 8, 1, kFar));  // a single row needs no stride
   EXPECT_NO_THROW(check(1, 1, 2, -(int64_t{1} << 40)));
   for (const auto& [bytes, row, count, stride] :
        std::vector<std::array<int64_t, 4>>{{1, 1, 2, kFar - (int64_t{1} << 40)},

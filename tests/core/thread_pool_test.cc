@@ -36,7 +36,7 @@ TEST(ThreadPool, RunsEveryTaskOnce) {
   }
 }
 
-// Many short jobs, some of them after the workers fell asleep: no job may see the one before.
+// Many short jobs, some of them after the workers fell asleep: no job may see the previous one.
 TEST(ThreadPool, JobsDoNotOverlap) {
   ThreadPool threads(4);
   int64_t total = 0;
@@ -77,7 +77,8 @@ TEST(ThreadPool, RethrowsTheFirstException) {
   }
 }
 
-// It would wait for itself: in a pool of one and in another pool's tasks as well.
+// A task that starts tasks would wait for itself, also in a pool of one thread and in another
+// pool's tasks.
 TEST(ThreadPool, TasksStartNoTasks) {
   for (const int size : {1, 3}) {
     ThreadPool threads(size), others(2);
@@ -96,7 +97,8 @@ TEST(ThreadPool, TasksStartNoTasks) {
   }
 }
 
-// The exit code of `action` in a forked process; 99 where it has not ended after seconds.
+// Returns the exit code of `action` in a forked process, or 99 if it has not ended after some
+// seconds.
 template <typename Action>
 int forked(const Action& action) {
   const pid_t child = fork();
@@ -131,7 +133,7 @@ TEST(ThreadPool, AForkedProcessHasNoWorkers) {
               }),
               7);
     EXPECT_EQ(forked([&] {
-                threads.reset();  // does not wait for workers that are not there
+                threads.reset();  // does not wait for missing workers
                 alone.parallel_for(2, count);
                 ThreadPool own(2);
                 own.parallel_for(2, count);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shadow of what requests store in the pools of a tiny CacheSet: every slot knows who wrote what
-// there, so that what a request reads can be compared with its own tokens.
+// A shadow of the contents that requests store in the pools of a tiny CacheSet. It records for
+// every slot which tokens its contents stand for, so that a test can compare what a request reads
+// with its own tokens.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,8 +22,8 @@ class CacheContents {
   CacheContents(const TinyCaches& tiny, CacheSet& caches)
       : tiny_(tiny), caches_(caches), copy_(tiny.max_requests + 1, tiny.max_context) {}
 
-  // A pass over tokens [begin, end) of a request whose slots are ready: reads what it saw before,
-  // in every pool, and stores what is new.
+  // Models a pass over tokens [begin, end) of a request whose slots are ready: reads what it stored
+  // before in every pool, and stores the new tokens.
   void compute(const CacheLease& lease, std::span<const int32_t> tokens, std::string_view salt,
                int32_t begin, int32_t end) {
     const std::vector<uint64_t> wanted = contents(tokens.first(static_cast<size_t>(end)), salt);
@@ -53,7 +54,7 @@ class CacheContents {
   }
 
  private:
-  // What the KV of each token stands for: all tokens up to it.
+  // Returns for each token what its KV depends on: all tokens up to it.
   static std::vector<uint64_t> contents(std::span<const int32_t> tokens, std::string_view salt) {
     std::vector<uint64_t> all;
     uint64_t hash = 1469598103934665603u;
@@ -70,7 +71,7 @@ class CacheContents {
     return caches_.state(group)->layer(0).state[lease.state_slot];
   }
 
-  // A copy that takes what changed since it last asked, as a GPU's does, is the table.
+  // A copy that applies all changes since the last call, as a GPU's does, equals the table.
   void check_copy(int32_t row) {
     const std::span<const int32_t> slots = caches_.table().row(row);
     const std::span<int32_t> copied = copy_.row(row);

@@ -26,7 +26,7 @@ std::vector<int32_t> slots_of(CacheSet& caches, const CacheLease& lease) {
   return {row.begin(), row.begin() + lease.tokens};
 }
 
-// Computes all of `tokens` as one request would and leaves them cached.
+// Computes all of `tokens` as one request does and leaves them cached.
 void compute(CacheSet& caches, const std::vector<int32_t>& tokens, std::string_view salt = {}) {
   std::optional<CacheLease> lease = caches.admit({tokens, salt}, true, 0);
   ASSERT_TRUE(lease);
@@ -130,7 +130,7 @@ TEST(CacheSet, FailedAdmissionTakesNothing) {
     const int64_t free = caches.pages().free_pages();
     const int32_t rows = caches.table().available();
     std::optional<CacheLease> second = caches.admit({large, ""}, true, 0);
-    if (second) {  // the window is taken by extend
+    if (second) {  // extend reserves the window
       EXPECT_FALSE(caches.extend(*second, 0, 14));
       caches.release(*second);
     }
@@ -160,7 +160,7 @@ TEST(CacheSet, EvictsCachedPrefixesForNewRequests) {
 
 TEST(CacheSet, WindowsSlide) {
   struct Case {
-    int32_t window, pages;  // that suffice for any length by single steps, of 4 tokens each
+    int32_t window, pages;  // enough for any length in single steps of 4 tokens
   };
   for (const auto [tokens_seen, pages] : {Case{6, 3}, Case{5, 2}, Case{2, 2}, Case{1, 1}}) {
     SCOPED_TRACE(tokens_seen);
@@ -191,7 +191,7 @@ TEST(CacheSet, HitsNeedTheLastWindow) {
   ASSERT_TRUE(hit);
   EXPECT_EQ(hit->cached_tokens, 24);
   caches.release(*hit);
-  // Another text pushes the first one's pages out of the window pool.
+  // Another text evicts the first one's pages from the window pool.
   const std::vector<int32_t> other = numbered(25, 500);
   compute(caches, other);
   std::optional<CacheLease> miss = caches.admit({tokens, ""}, true, 0);
@@ -229,7 +229,7 @@ TEST(CacheSet, SnapshotsRestoreStates) {
   caches.publish(*lease, {std::span(tokens).first(8), ""});
   ASSERT_TRUE(caches.extend(*lease, 8, 11));
   states.layer(0).state[lease->state_slot] = 11;
-  caches.publish(*lease, {std::span(tokens).first(11), ""});  // not at a page boundary: ignored
+  caches.publish(*lease, {std::span(tokens).first(11), ""});  // not a page boundary: ignored
   caches.release(*lease);
 
   lease = caches.admit({tokens, ""}, true, 0);
@@ -241,7 +241,8 @@ TEST(CacheSet, SnapshotsRestoreStates) {
   EXPECT_TRUE(caches.empty());
 }
 
-// Random requests over few texts: what one reads must be its own tokens, in every pool.
+// Random requests over few texts. Whatever a request reads must come from its own tokens, in every
+// pool.
 class Churn {
  public:
   Churn(const TinyCaches& tiny, uint32_t seed)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What caches of fewer bits may cost, in perplexity of the validation texts; and what never passes.
+// The perplexity that smaller caches may cost on the validation texts, and results that never pass.
 #include "fovea/check.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST_P(ReducedCaches, KeepThePerplexity) {
   options.engine.max_context = 1024;
   options.engine.threads = 2;
   options.backends = {"cpu"};
-  options.kv_dtypes = {DType::bf16, DType::f8e4m3};  // the latter with a scale a token and head
+  options.kv_dtypes = {DType::bf16, DType::f8e4m3};  // with a scale per token and head
   const std::vector<CheckRow> rows = check_model(options);
   ASSERT_EQ(rows.size(), 2u);
   for (const CheckRow& row : rows) {
@@ -48,7 +48,7 @@ TEST_P(ReducedCaches, KeepThePerplexity) {
 INSTANTIATE_TEST_SUITE_P(Models, ReducedCaches, ::testing::ValuesIn(kTestModels),
                          [](const auto& model) { return std::string(model.param); });
 
-// A model that no backend can serve is no refusal of backends: the message is that of a load.
+// A model that no backend can serve is not a refusal by backends: the message is that of loading.
 TEST(CheckModel, SaysWhatALoadSays) {
   struct Case {
     nlohmann::json patch;
@@ -65,8 +65,8 @@ TEST(CheckModel, SaysWhatALoadSays) {
   }
 }
 
-// A folder with the files of a test model and one number of its reference changed. Gone with the
-// object.
+// A folder with the files of a test model and one changed number in its reference. The destructor
+// removes it.
 class ChangedReference {
  public:
   ChangedReference(const std::string& model, const std::string& tensor, float value) {
@@ -97,7 +97,7 @@ class ChangedReference {
   std::filesystem::path folder_;
 };
 
-// Not by the limit of an fp32 cache, nor where logits are not judged.
+// It fails even with an fp32 cache's limit, and when logits are not compared.
 TEST(CheckModel, ADifferenceThatIsNoNumberNeverPasses) {
   for (const float value :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),

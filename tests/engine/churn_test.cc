@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text served through cached prefixes, preemption and cancellation in a pool for little more than
-// one prompt is the text of an engine that does none of it.
+// Text that is served with cached prefixes, preemption and cancellation, in a pool for little more
+// than one prompt, equals the text of an engine without any of them.
 #include <gtest/gtest.h>
 
 #include <map>

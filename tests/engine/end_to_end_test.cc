@@ -87,7 +87,7 @@ TEST_P(EndToEnd, GreedyTextBatched) {
   expect_no_leak(*engine);
 }
 
-// Page sizes that divide nothing, chunks smaller than a page or a window.
+// Page sizes that divide nothing, and chunks smaller than a page or a window.
 TEST(EndToEndShapes, PageSizesAndChunksDoNotMatter) {
   for (const char* model : {"llama", "gemma2", "deepseek_v3", "llama4_text", "qwen3_next"}) {
     const std::vector<ReferencePrompt> all = read_reference(model);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine is loaded with: refusals, memory, backends, batch invariance, reduced caches.
+// Loading an engine: refusals, memory, backends, batch invariance, reduced caches.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ EngineOptions options_of(const PatchedModel& model) {
 TEST(EngineOptions, ServeContextsOfMillions) {
   const PatchedModel model("llama", {{"max_position_embeddings", 1 << 24}});
   EngineOptions options = options_of(model);
-  // Tables of positions are as long as the context that is served.
+  // Tables of positions are as long as the served context.
   EXPECT_EQ(Engine::load(options)->stats().memory.positions,
             Engine::load(small_options())->stats().memory.positions);
   options.max_context = 300'000;
@@ -90,7 +90,7 @@ TEST(EngineOptions, ServeContextsOfMillions) {
                      [&] { (void)Engine::load(options); });
 }
 
-// Frequencies of longrope: the short ones wherever nothing longer is asked for.
+// The frequencies of longrope: the short ones unless the options request a longer context.
 TEST(EngineOptions, LongropeServesItsOriginalLengthByDefault) {
   const std::vector<double> ones(32, 1.0), fours(32, 4.0);
   const PatchedModel model("llama", {{"rope_parameters",
@@ -118,7 +118,7 @@ TEST(EngineOptions, LongropeServesItsOriginalLengthByDefault) {
   EXPECT_NE(tokens(129), plain);
 }
 
-// A checkpoint that is shortened while a CPU model reads from it.
+// The checkpoint is shortened while a CPU model reads from it.
 TEST(EngineOptions, NameACheckpointThatIsShortenedInUse) {
   namespace fs = std::filesystem;
   const PatchedModel model("llama", nlohmann::json::object());
@@ -142,7 +142,7 @@ TEST(EngineOptions, NameACheckpointThatIsShortenedInUse) {
                      [&] { (void)Engine::load(options_of(model)); });
 }
 
-// How far the last logits of a prompt are from the reference's, relative to these.
+// Returns the distance of a prompt's last logits from the reference's, relative to these.
 double logit_error(Engine& engine, const std::string& model) {
   const ReferencePrompt prompt = read_reference(model)[1];
   const std::vector<float> logits = engine.logits(prompt.tokens);
@@ -195,12 +195,12 @@ TEST(EngineOptions, TheContextShrinksToTheBudget) {
   expect_no_leak(*engine);
 }
 
-// More requests than that holds. Other programs take and give memory meanwhile.
+// More requests than the budget holds. Other programs allocate and free memory meanwhile.
 TEST(EngineOptions, TheBudgetIsHalfOfTheFreeMemory) {
   EngineOptions options = small_options();
   options.kv_memory_bytes = 0;
   options.max_context = 8192;
-  options.max_requests = options.max_batch_tokens = 4096;  // of 64 MB each
+  options.max_requests = options.max_batch_tokens = 4096;  // 64 MB each
   const size_t before = available_memory();
   const std::unique_ptr<Engine> engine = Engine::load(options);
   const size_t free = std::max(before, available_memory());
@@ -241,8 +241,8 @@ TEST(EngineOptions, SplitBackendsGiveTheSameText) {
   }
 }
 
-// Batch-invariant mode: the bits of a request's logits do not depend on its company, on chunking or
-// on cache hits. Log-probabilities show them.
+// Batch-invariant mode: the bits of a request's logits do not depend on other requests, on chunking
+// or on cache hits. Log-probabilities show them.
 TEST(EngineOptions, BatchInvariantBits) {
   for (const char* model : {"llama", "gemma2", "deepseek_v3", "qwen3_next"}) {
     EngineOptions options = small_options(model);
@@ -281,7 +281,7 @@ TEST(EngineOptions, ReducedCachesStayCloseToTheText) {
       EngineOptions options = small_options(model);
       options.kv_dtype = dtype;
       const double error = logit_error(*Engine::load(options), model);
-      // One rounding per cached value: the relative error stays near the format's.
+      // Each cached value is rounded once, so the relative error stays near the format's.
       const double limit = dtype == DType::f16 ? 2e-3 : dtype == DType::bf16 ? 1e-2 : 8e-2;
       EXPECT_LT(error, limit) << model << " " << dtype_name(dtype);
       EXPECT_GT(error, 0) << model << " " << dtype_name(dtype) << " changed nothing";

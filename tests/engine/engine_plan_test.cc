@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engine::plan says, without a weight, what Engine::load chooses and allocates.
+// Engine::plan reports, without reading weights, what Engine::load chooses and allocates.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -14,7 +14,7 @@ namespace fovea {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // the heap is the sanitizer's
+constexpr bool kSanitized = true;  // the sanitizer replaces the heap
 #else
 constexpr bool kSanitized = false;
 #endif
@@ -31,7 +31,7 @@ EngineOptions shape_options(const std::string& shape) {
 
 const DeviceInfo kH200 = {.kind = DeviceKind::cuda, .name = "sm_90", .sm = 90, .cores = 132};
 
-// Whether this machine has the kernels of Hopper, or a compiler for them.
+// Returns whether this machine has Hopper kernels, or a compiler for them.
 bool has_hopper_kernels() {
   try {
     (void)Engine::plan(shape_options("qwen3_0.6b"), kH200);
@@ -73,7 +73,7 @@ TEST(EnginePlan, IsWhatLoadAllocates) {
   }
 }
 
-// The parts are all there is: the heap grows by them, but for what a small engine needs besides.
+// The heap grows by the sum of the parts, except for small allocations.
 TEST(EnginePlan, PartsSumToWhatIsAllocated) {
   if (kSanitized) GTEST_SKIP() << "the heap is the sanitizer's";
   const auto heap = [] {
@@ -89,17 +89,17 @@ TEST(EnginePlan, PartsSumToWhatIsAllocated) {
     options.max_context = 4096;
     options.max_requests = 16;
     options.kv_memory_bytes = size_t{512} << 20;
-    (void)Engine::load(options);  // what is allocated once
+    (void)Engine::load(options);  // allocations that happen once per process
     const double before = heap();
     const std::unique_ptr<Engine> engine = Engine::load(options);
     const EngineMemory& memory = engine->stats().memory;
-    // Pools are mapped, not on the heap; their lists of pages and slots are not counted.
+    // Pools are mapped, not on the heap. Their lists of pages and slots are not counted.
     const auto parts = static_cast<double>(memory.total() - memory.caches);
     EXPECT_NEAR(heap() - before, parts, 0.01 * parts + 3e6);
   }
 }
 
-// The parameters that each model is published with, two bytes each; vectors are larger.
+// The published parameter count of each model, two bytes each; vectors are larger.
 TEST(EnginePlan, ShapesHaveTheirPublishedSizes) {
   const std::pair<const char*, double> shapes[] = {
       {"llama3_1b", 1'235'814'400},  {"llama3_8b", 8'030'261'248},
@@ -116,7 +116,7 @@ TEST(EnginePlan, ShapesHaveTheirPublishedSizes) {
   }
 }
 
-// Every shape is served on a GPU; a rank of eight has the eighth of what is cut.
+// Every shape is served on a GPU. A rank of eight has an eighth of the parts that are divided.
 TEST(EnginePlan, EveryShapeIsPlannedOnAGpu) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";
   int shapes = 0;
@@ -135,7 +135,7 @@ TEST(EnginePlan, EveryShapeIsPlannedOnAGpu) {
   EXPECT_EQ(shapes, 12);
 }
 
-// Logits are of sampled rows, and feed-forward blocks go through long passes piece by piece.
+// Only sampled rows have logits, and feed-forward blocks compute long passes in pieces.
 TEST(EnginePlan, ALongPassOfAModelOf8BTakesLittleBesideWeightsAndCaches) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";
   EngineOptions options = shape_options("qwen3_8b");
@@ -163,7 +163,7 @@ TEST(EnginePlan, ADeviceElsewhereNeedsABudget) {
   test::expect_invalid("max_requests is 0", [&] { (void)Engine::plan(options); });
 }
 
-// More rows than a feed-forward block computes at a time: the bits are those of shorter passes.
+// More rows than a feed-forward block computes at a time. The bits equal those of shorter passes.
 TEST(LongPasses, HaveTheBitsOfShortOnes) {
   for (const std::string model : {"llama", "gpt_oss"}) {
     SCOPED_TRACE(model);

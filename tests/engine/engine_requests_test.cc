@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an engine refuses of a request, and requests that are cancelled.
+// Requests that an engine refuses, and cancelled requests.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -194,7 +194,7 @@ TEST(EngineRequests, CancelHandsOutTheTextThatWasHeldBack) {
   EXPECT_EQ(streamed, result.text);
 }
 
-// Of four requests at most run at once: the last have not begun.
+// Of four requests some run at once: the last ones have not begun.
 TEST(EngineRequests, GenerateStopsWhenAsked) {
   const std::unique_ptr<Engine> engine = Engine::load(small_options());
   std::vector<GenerateRequest> requests(6, text_request(kPrompt, 20));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text out of an engine: streaming, stops, sampling, log-probabilities.
+// Text from an engine: streaming, stops, sampling, log-probabilities.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +40,7 @@ TEST(EngineText, StopStringsEndTheTextBeforeThem) {
   Engine& engine = shared_engine();
   GenerateRequest request = text_request(kPrompt, 40);
   const std::string whole = engine.generate({&request, 1}).front().text;
-  // A stop that begins and ends inside tokens.
+  // A stop string that begins and ends inside tokens.
   const std::string stop = whole.substr(whole.size() / 2, 9);
   request.sampling.stop = {"never in the text", stop};
   std::string streamed;
@@ -69,7 +69,7 @@ TEST(EngineText, StopTokensEndTheTextWithoutTheirs) {
   EXPECT_EQ(result.text, engine.decode({result.tokens.data(), result.tokens.size() - 1}));
 }
 
-// The llama checkpoint with another tokenizer.json; without a text the file is missing.
+// The llama checkpoint with another tokenizer.json, or without one if the text is empty.
 class OtherTokenizer {
  public:
   explicit OtherTokenizer(const std::optional<std::string>& text)
@@ -101,7 +101,7 @@ TEST(EngineText, StopStringsMayBeSpecialTokens) {
   const GenerateRequest plain = token_request();
   const GenerateResult whole = shared_engine().generate({&plain, 1}).front();
   ASSERT_EQ(whole.tokens.size(), 8u);
-  // The first token that is drawn becomes a special one.
+  // The first token drawn becomes a special one.
   std::string name;
   for (const auto& [token, id] : document["model"]["vocab"].items()) {
     if (id == whole.tokens[0]) name = token;
@@ -186,7 +186,7 @@ TEST(EngineText, SamplingDoesNotDependOnTheBatch) {
   EXPECT_GT(different, 3);
 }
 
-// The token at a place of the text is drawn with the number of that place.
+// The random number of a token depends on its position in the text.
 TEST(EngineText, DrawsAreThoseOfTheirPositions) {
   Engine& engine = shared_engine();
   GenerateRequest request = text_request(kPrompt, 24);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine whose process runs out of memory at any allocation: the step throws or a request fails,
-// no other request loses or repeats a token, nothing leaks, and the engine serves on.
+// no other request loses or repeats a token, nothing leaks, and the engine continues to serve.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -76,7 +76,7 @@ TEST_P(ExhaustedMemory, AStepThatFailsCostsNoToken) {
   EXPECT_GT(failures, 10);
 }
 
-// Whatever was built by then goes again: AddressSanitizer looks for what does not.
+// Everything built so far is freed: AddressSanitizer would report a leak.
 TEST_P(ExhaustedMemory, LoadingSaysSo) {
   const EngineOptions options = small_options(GetParam());
   for (const bool lasts : {false, true}) {
@@ -88,7 +88,7 @@ TEST_P(ExhaustedMemory, LoadingSaysSo) {
       test::allocations_before_failure = before;
       try {
         (void)Engine::load(options);
-        failed = test::allocations_before_failure <= 0;  // else it did not come to that one
+        failed = test::allocations_before_failure <= 0;  // else the run ended before it
       } catch (const std::bad_alloc&) {
       } catch (const Error& error) {
         code = error.code();

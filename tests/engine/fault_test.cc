@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backends that fail in the middle of a pass: the request at fault ends, the others do not notice,
+// Backends that fail in the middle of a pass: the faulty request ends, the others are not affected,
 // nothing leaks.
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 namespace fovea {
 namespace {
 
-// Strikes a request of this length.
+// A fault that hits a request of this length.
 struct Fault {
   int32_t nan_at = -1;    // its attention output becomes NaN
   int32_t throw_at = -1;  // forward() throws
@@ -129,7 +129,7 @@ TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
   expect_healthy();
 }
 
-// Its own tokens and its text before that stay, with what a stop string held back.
+// Its earlier tokens and text remain, including text that a stop string held back.
 TEST_F(FaultyEngine, GenerateReturnsTheResultsBesideAFailedRequest) {
   std::vector<GenerateRequest> requests = {request(1), request(0)};
   const std::vector<GenerateResult> whole = engine_->generate(requests);

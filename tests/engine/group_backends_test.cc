@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backends the engine takes for the layer groups of a model. Selection looks at no device, so
-// that a GPU's is tested without one.
+// The backends that the engine selects for the layer groups of a model. Selection does not use a
+// device, so a GPU's backends are tested without one.
 #include "engine/group_backends.h"
 
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST_F(GroupBackends, InvariantBatchesNeedOneBackend) {
                        [&] { select("replayed", "enqueued", DeviceKind::cuda); });
 }
 
-// Their states lie in one pool.
+// Their states share one pool.
 TEST_F(GroupBackends, TwoGroupsOfLinearLayersAreRefused) {
   model_.architecture = "TwiceLinear";
   LayerGroup linear;

@@ -53,7 +53,7 @@ MemoryDemand demand_for(int32_t page_size, bool full, bool window, bool state) {
   return demand;
 }
 
-// Bytes the pools really take.
+// Returns the bytes that the pools really take.
 size_t built_bytes(const MemoryDemand& demand, const MemoryPlan& plan) {
   size_t bytes = 0;
   for (size_t g = 0; g < demand.groups.size(); ++g) {
@@ -124,7 +124,7 @@ TEST(MemoryBudget, MoreMemoryNeverShortensTheContext) {
   EXPECT_EQ(context, demand.max_context);
 }
 
-// The bytes that a context needs are enough for it, and a byte less is not.
+// A context's bytes suffice for it, and one byte less does not.
 TEST(MemoryBudget, TheContextIsTheLongestThatFits) {
   for (const int32_t page_size : {1, 3, 16}) {
     MemoryDemand demand = demand_for(page_size, true, true, true);
@@ -151,7 +151,7 @@ TEST(MemoryBudget, TheContextIsTheLongestThatFits) {
   test::expect_invalid("must stay below 2^31 slots", [&] { plan_memory(demand); });
 }
 
-// Whatever the chunks of a pass, none of the requests that windows were made for has to wait.
+// For any chunks of a pass, no request within the limit for windows has to wait.
 TEST(MemoryBudget, WindowsServeAllRequestsAtOnce) {
   for (const int32_t window : {1, 2, 5, 16}) {
     for (const int32_t page_size : {1, 3, 4}) {
@@ -178,7 +178,7 @@ TEST(MemoryBudget, WindowsServeAllRequestsAtOnce) {
       const std::vector<int32_t> one(1);
       for (Running& request : requests) request.lease = caches.admit({one, ""}, false, 0).value();
       while (requests.front().computed < demand.max_context - 8) {
-        int32_t left = demand.max_batch_tokens - 4;  // beyond a token of each
+        int32_t left = demand.max_batch_tokens - 4;  // in addition to one token of each
         for (Running& request : requests) {
           const auto more = static_cast<int32_t>(random() % static_cast<uint32_t>(left + 1));
           const int32_t end = std::min(request.computed + 1 + more, demand.max_context);

@@ -24,7 +24,7 @@ size_t peak_bytes() {
   return static_cast<size_t>(usage.ru_maxrss) * 1024;
 }
 
-// Batches with default options: half of the machine's memory is reserved, little of it is touched.
+// Batches with default options: half of the machine's memory is reserved, and little of it is used.
 TEST(PeakMemory, UntouchedPoolsCostNothing) {
   if (kSanitized) GTEST_SKIP() << "the sanitizer's own memory would be measured";
   size_t weights = 0;
@@ -41,7 +41,7 @@ TEST(PeakMemory, UntouchedPoolsCostNothing) {
       requests.back().sampling.prompt_logprobs = true;
     }
     (void)engine->generate(requests);
-    // 1200 tokens in flight take less than 16 MB of any cache here.
+    // 1200 tokens in flight take less than 16 MB of any cache.
     EXPECT_LT(peak_bytes(), weights + (size_t{16} << 20) + (size_t{200} << 20)) << model;
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A config without weights is a model: every architecture runs with random ones, with finite logits
-// and the same bits for the same seed.
+// A config without weights is a model: every architecture runs with random weights, with finite
+// logits and the same bits for the same seed.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ EngineOptions random_options(const std::string& path, uint64_t seed) {
   EngineOptions options = small_options();
   options.model_path = path;
   options.random_weights = seed;
-  options.kv_memory_bytes = size_t{64} << 20;  // of 80 layers too
+  options.kv_memory_bytes = size_t{64} << 20;  // for 80 layers too
   return options;
 }
 
@@ -30,14 +30,14 @@ std::vector<float> random_logits(const std::string& path, uint64_t seed) {
   return Engine::load(random_options(path, seed))->logits(kTokens);
 }
 
-// Root mean square of what must be finite.
+// Returns the root mean square, which must be finite.
 double spread(const std::vector<float>& logits) {
   double squares = 0;
   for (const float logit : logits) squares += double{logit} * logit;
   return std::sqrt(squares / static_cast<double>(logits.size()));
 }
 
-// A folder with a config.json and nothing else, gone with the object.
+// A folder with only a config.json. The destructor removes it.
 class ConfigFolder {
  public:
   ConfigFolder(const std::string& model, const nlohmann::json& patch)
@@ -65,8 +65,8 @@ TEST(RandomWeights, EveryArchitectureRuns) {
     const std::vector<float> logits = random_logits(config, 3);
     const double size = spread(logits);
     EXPECT_GT(size, 0.2);
-    EXPECT_LT(size, 5);  // and so finite
-    // A folder is its config.
+    EXPECT_LT(size, 5);  // hence finite
+    // A folder means its config.
     EXPECT_EQ(logits, random_logits(model_folder(model), 3));
     EXPECT_NE(logits, random_logits(config, 4));
   }
@@ -86,7 +86,7 @@ TEST(RandomWeights, TheTinyConfigsOfOtherArchitecturesRun) {
     const std::vector<float> logits = logits_of(config, 3);
     const double size = spread(logits);
     EXPECT_GT(size, 1e-3);
-    EXPECT_LT(size, 1e3);  // and so finite
+    EXPECT_LT(size, 1e3);  // hence finite
     EXPECT_EQ(logits, logits_of(config, 3));
     EXPECT_NE(logits, logits_of(config, 4));
   }
@@ -114,7 +114,7 @@ TEST(RandomWeights, TokenIdsRunWithoutATokenizer) {
   EXPECT_EQ(results[0].tokens.size(), 6u);
   EXPECT_EQ(results[0].text, "");
   EXPECT_EQ(engine->decode(kTokens), "");
-  // What is made is owned: about 2 bytes for each parameter.
+  // Generated weights are allocated: about 2 bytes per parameter.
   EXPECT_GT(engine->stats().memory.weights, size_t{500'000});
 }
 

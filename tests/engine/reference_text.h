@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the reference implementation makes of the models in testdata.
+// Outputs of the reference implementation for the models of testdata.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ inline constexpr std::array<const char*, 7> kTestModels = {
 
 struct ReferencePrompt {
   std::vector<int32_t> tokens;
-  std::vector<int32_t> greedy;  // the 64 tokens that follow
+  std::vector<int32_t> greedy;  // the next 64 tokens
   std::vector<float> last_logits;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sampled text under pressure: seeds, filters, log-probabilities, stop strings and salts through
-// cached prefixes, preemption, cancellation, forgotten prefixes and logits() in between, in a pool
-// for little more than one prompt. Every token, bit and character is that of the request served
-// alone by an engine that does none of it.
+// Sampled text under memory pressure: seeds, filters, log-probabilities, stop strings and salts,
+// with cached prefixes, preemption, cancellation, forgotten prefixes and calls of logits() in
+// between, in a pool for little more than one prompt. Every token, bit and character equals those
+// of the request alone in an engine without any of these.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 struct Expected {
   GenerateRequest request;
   GenerateResult alone;
-  bool stops = false;  // at a stop string; `alone` is then the text without it
+  bool stops = false;  // at a stop string; `alone` is then the text before it
   GenerateResult seen;
 };
 
@@ -32,7 +32,7 @@ T one_of(std::initializer_list<T> choices, std::mt19937& random) {
   return choices.begin()[random() % choices.size()];
 }
 
-// Temperatures far above 1 draw bytes that are no characters, and characters of several tokens.
+// Temperatures far above 1 draw bytes that form no characters, and characters of several tokens.
 SamplingParams random_sampling(std::mt19937& random) {
   SamplingParams params;
   params.max_new_tokens = churn::kNewTokens;
@@ -47,7 +47,7 @@ SamplingParams random_sampling(std::mt19937& random) {
   return params;
 }
 
-// Some characters of the text; empty: it has none.
+// Returns some characters of the text, or nothing if it has none.
 std::string random_part(const std::string& text, std::mt19937& random) {
   std::vector<size_t> characters;
   for (size_t i = 0; i < text.size(); ++i)
@@ -73,7 +73,7 @@ void append(GenerateResult& seen, const TokenEvent& event, bool logprobs) {
   seen.top.push_back(event.top);
 }
 
-// Whether `part` is `whole` up to its length.
+// Returns whether `part` is a prefix of `whole`.
 template <typename T>
 bool begins(const std::vector<T>& whole, const std::vector<T>& part) {
   return part.size() <= whole.size() && std::equal(part.begin(), part.end(), whole.begin());
@@ -147,7 +147,7 @@ TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
     if (random() % 32 == 0 && !running.empty())
       engine->cancel(std::next(running.begin(), random() % running.size())->first);
     if (random() % 64 == 0) engine->clear_prefix_cache();
-    if (random() % 64 == 0) {  // takes the memory of others, who are computed again
+    if (random() % 64 == 0) {  // takes the memory of other requests, which are recomputed
       const std::vector<int32_t> tokens = churn::random_prompt(text, random);
       EXPECT_EQ(engine->logits(tokens), cold->logits(tokens));
     }
@@ -174,7 +174,7 @@ TEST_P(SampledChurn, EverythingIsThatOfTheRequestAlone) {
   expect_no_leak(*engine);
 }
 
-// One with full attention, one with windows and sinks, one with recurrent states.
+// A model with full attention, one with windows and sinks, one with recurrent states.
 INSTANTIATE_TEST_SUITE_P(Models, SampledChurn, ::testing::Values("llama", "gpt_oss", "qwen3_next"),
                          [](const auto& name) { return std::string(name.param); });
 

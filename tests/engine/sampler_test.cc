@@ -41,7 +41,7 @@ std::vector<float> random_logits(size_t size, uint32_t seed) {
   return logits;
 }
 
-// How often each token is drawn over `draws` positions.
+// Returns how often each token is drawn at `draws` positions.
 std::vector<int64_t> histogram(const std::vector<float>& logits, const SamplingParams& params,
                                int draws) {
   Sampler sampler(static_cast<int32_t>(logits.size()));
@@ -51,7 +51,7 @@ std::vector<int64_t> histogram(const std::vector<float>& logits, const SamplingP
   return counts;
 }
 
-// Pearson's statistic stays below its mean plus five standard deviations.
+// Expects Pearson's statistic below its mean plus five standard deviations.
 void expect_distribution(const std::vector<int64_t>& counts, const std::vector<double>& p) {
   const auto draws = static_cast<double>(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
   double statistic = 0;
@@ -68,7 +68,7 @@ void expect_distribution(const std::vector<int64_t>& counts, const std::vector<d
   EXPECT_LT(statistic, freedom + 5 * std::sqrt(2.0 * std::max(freedom, 1)));
 }
 
-// p with everything outside `kept` removed.
+// Returns p with everything outside `kept` removed.
 std::vector<double> renormalised(std::vector<double> p, const std::vector<bool>& kept) {
   double sum = 0;
   for (size_t i = 0; i < p.size(); ++i) sum += p[i] = kept[i] ? p[i] : 0;
@@ -97,7 +97,7 @@ TEST(Sampler, TemperatureGivesSoftmax) {
 TEST(Sampler, TopKKeepsTheKMostLikely) {
   std::vector<float> logits = random_logits(40, 2);
   logits[7] = logits[9] = 50;
-  logits[3] = logits[5] = logits[11] = 49;  // of three equal ones the two smallest ids stay
+  logits[3] = logits[5] = logits[11] = 49;  // of three equal logits the two smallest ids stay
   SamplingParams params = with_temperature(1);
   params.top_k = 4;
   std::vector<bool> kept(logits.size());
@@ -144,13 +144,13 @@ TEST(Sampler, MinPIsRelativeToTheLargest) {
                       renormalised(softmax(logits, 1), {true, true, false, true}));
 }
 
-// A limit keeps what lies at its bound and nothing more: weights of equal logits sum up exactly.
+// A limit keeps tokens up to its bound and no more. Weights of equal logits sum exactly.
 TEST(Sampler, LimitsEndAtTheirBounds) {
   struct Limits {
     float top_p, min_p;
     int32_t top_k;
     std::vector<float> logits;
-    size_t kept;  // of the first tokens
+    size_t kept;  // number of first tokens
   };
   const Limits cases[] = {{0.25f, 0, 0, {2, 2, 2, 2}, 1},   {0.5f, 0, 0, {2, 2, 2, 2}, 2},
                           {0.75f, 0, 0, {2, 2, 2, 2}, 3},   {0.5f, 0, 2, {2, 2, 2, 2}, 1},

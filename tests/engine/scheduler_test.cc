@@ -27,7 +27,7 @@ std::unique_ptr<Request> make_request(int64_t id, int32_t prompt, int32_t new_to
   return request;
 }
 
-// Runs one pass without a model: the next token is 1. Returns how many tokens it computed.
+// Runs one pass without a model: every next token is 1. Returns the number of computed tokens.
 int32_t run_pass(Scheduler& scheduler, CacheSet& caches) {
   int32_t computed = 0;
   const std::span<const Chunk> chunks = scheduler.schedule();
@@ -71,19 +71,19 @@ TEST(Scheduler, AdmitsInOrder) {
   CacheSet caches(tiny_cache_options({.pages = 10, .prefix_cache = false}));
   Scheduler scheduler(caches, {4, 64, 8});
   scheduler.add(make_request(1, 24, 4));
-  scheduler.add(make_request(2, 24, 4));  // does not fit beside the first
-  scheduler.add(make_request(3, 2, 4));   // would fit, but is younger
+  scheduler.add(make_request(2, 24, 4));  // does not fit in addition to the first
+  scheduler.add(make_request(3, 2, 4));   // would fit, but arrived later
   const std::span<const Chunk> chunks = scheduler.schedule();
   ASSERT_EQ(chunks.size(), 1u);
   EXPECT_EQ(chunks[0].request->id, 1);
 }
 
-// A request that waits is asked for room at every pass; it is looked up in the cache for good once.
+// A waiting request asks for room in every pass, but counts as one cache lookup.
 TEST(Scheduler, CountsEachAdmissionOnce) {
   CacheSet caches(tiny_cache_options({.pages = 100, .window_pages = 4}));
   Scheduler scheduler(caches, {4, 64, 8});
   scheduler.add(make_request(1, 9, 6));
-  scheduler.add(make_request(2, 9, 6));  // no window pages beside the first
+  scheduler.add(make_request(2, 9, 6));  // no window pages while the first runs
   ASSERT_EQ(scheduler.schedule().size(), 1u);
   while (!scheduler.idle()) run_pass(scheduler, caches);
   EXPECT_EQ(scheduler.preemptions(), 0);
@@ -103,7 +103,7 @@ TEST(Scheduler, ScoredPromptsShareTheLogitRows) {
   EXPECT_EQ(chunks[0].end, 5);
   EXPECT_EQ(chunks[1].end, 12);
   EXPECT_EQ(scheduler.prefix_queries(), 12) << "a scored prompt is not looked up";
-  // Another one takes what is left of the rows; tokens that are alone come first.
+  // Another request takes the remaining rows; single tokens come first.
   scored = make_request(3, 12, 1);
   scored->sampling.prompt_logprobs = true;
   scheduler.add(std::move(scored));
@@ -129,7 +129,7 @@ TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
     int32_t prompt;
     bool prefix_cache;
     std::vector<int32_t> ends;
-    int32_t cached;  // of the same prompt, when it comes again
+    int32_t cached;  // the part of the same prompt that is cached the second time
   };
   for (const Case& c : std::vector<Case>{
            {17, true, {8, 16, 17}, 16}, {16, true, {8, 12, 16}, 12}, {17, false, {10, 17}, 0}}) {
@@ -149,7 +149,7 @@ TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
   }
 }
 
-// Requests 1 and 3 have the prompt of the cache, request 2 its own.
+// Requests 1 and 3 have the cached prompt, request 2 has its own.
 TEST(Scheduler, DecodesOfThePagesOfOthersStandBesideThemWhereThatSavesReads) {
   for (const bool group : {false, true}) {
     CacheSet caches(tiny_cache_options({.pages = 100}));
@@ -188,13 +188,13 @@ TEST(Scheduler, RemovalFreesWhatWasHeldInAnyState) {
   CacheSet caches(tiny_cache_options({.pages = 10, .prefix_cache = false}));
   Scheduler scheduler(caches, {2, 6, 8});
   for (int64_t id = 1; id <= 3; ++id) scheduler.add(make_request(id, 8, 4));
-  run_pass(scheduler, caches);  // 1 is inside its prompt
+  run_pass(scheduler, caches);  // request 1 is in the middle of its prompt
   EXPECT_NE(scheduler.remove(1), nullptr);
   EXPECT_TRUE(caches.empty());
-  EXPECT_NE(scheduler.remove(3), nullptr);  // waits
+  EXPECT_NE(scheduler.remove(3), nullptr);  // it was waiting
   EXPECT_EQ(scheduler.remove(3), nullptr);
   run_pass(scheduler, caches);
-  run_pass(scheduler, caches);  // 2 decodes
+  run_pass(scheduler, caches);  // request 2 decodes
   EXPECT_NE(scheduler.remove(2), nullptr);
   EXPECT_TRUE(caches.empty());
   EXPECT_TRUE(scheduler.idle());
@@ -207,7 +207,7 @@ TEST(Scheduler, ARequestThatCanNeverFitIsAnError) {
   EXPECT_THROW((void)scheduler.schedule(), Error);
 }
 
-// It is computed anew once, then refused: trying again would never end.
+// It is recomputed once and then refused, as further attempts would never end.
 TEST(Scheduler, ARequestThatOutgrowsItsWindowPoolIsAnError) {
   CacheSet caches(
       tiny_cache_options({.pages = 10, .window_pages = 2, .window = 9, .prefix_cache = false}));
@@ -219,9 +219,9 @@ TEST(Scheduler, ARequestThatOutgrowsItsWindowPoolIsAnError) {
   EXPECT_EQ(scheduler.preemptions(), 1);
 }
 
-// Random arrivals, cancels, ends and passes that fail, over every kind of cache, in pools for
-// little more than one request. Whatever was preempted, evicted or shared, a pass reads its own
-// tokens.
+// Random arrivals, cancellations, ends and failed passes, for every kind of cache, in pools for
+// little more than one request. A pass reads its own tokens after any preemption, eviction or
+// sharing.
 class Churn {
  public:
   Churn(const TinyCaches& tiny, int32_t batch, bool group_prefixes, uint32_t seed)
@@ -244,7 +244,7 @@ class Churn {
       const int32_t computed = pass();
       if (::testing::Test::HasFailure()) return;
       EXPECT_LE(computed, batch_);
-      // Only a pass in which the last request gives everything back may compute nothing.
+      // A pass may compute nothing only if the last request gives everything back in it.
       empty_passes = computed == 0 && !idle ? empty_passes + 1 : 0;
       EXPECT_LE(empty_passes, 1);
     }
@@ -261,7 +261,7 @@ class Churn {
     return static_cast<int32_t>(random_() % static_cast<uint32_t>(below));
   }
 
-  // One of three texts, up to where it goes its own way.
+  // Adds a request for one of three texts, up to a point where it differs.
   void add() {
     const int32_t prompt = 1 + draw(30), fork = draw(40);
     auto request = make_request(next_++, prompt, 1 + draw(tiny_.max_context - prompt), draw(3));
@@ -272,7 +272,7 @@ class Churn {
     scheduler_.add(std::move(request));
   }
 
-  // As TextEngine::step(), without a model. Returns how many tokens it computed.
+  // Does the work of TextEngine::step() without a model. Returns the number of computed tokens.
   int32_t pass() {
     const std::span<const Chunk> scheduled = scheduler_.schedule();
     const std::vector<Chunk> chunks(scheduled.begin(), scheduled.end());
@@ -332,7 +332,7 @@ TEST(Scheduler, ChurnInTinyPools) {
   Churn({.pages = 12, .state_slots = 5}, 16, true, 5).run();
   Churn({.pages = 12, .window_pages = 7, .state_slots = 4}, 16, false, 6).run();
   Churn({.page_size = 3, .pages = 16, .window_pages = 8, .window = 5}, 7, true, 7).run();
-  // For just one request: a prefix that is cached twice must give way.
+  // Room for a single request: a prefix that is cached twice must be evicted.
   Churn({.pages = 10, .window_pages = 6, .window = 9, .state_slots = 3}, 4, false, 1).run();
 }
 

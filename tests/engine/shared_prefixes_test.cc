@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefixes that requests of a pass share: found in the table of slots, ordered side by side, read
-// once by the backends.
+// Prefixes that requests of a pass share: found in the table of slots, ordered next to each other,
+// read once by the backends.
 #include "engine/shared_prefixes.h"
 
 #include <gtest/gtest.h>
@@ -18,11 +18,12 @@ namespace {
 
 constexpr int32_t kPage = 8;
 
-// Rows of a table whose first pages are those of row 1.
+// Rows of a table. They begin with pages of row 1.
 struct Rows {
   Rows() : table(8, 2048) {}
 
-  // A request of `tokens` cached tokens, the first `shared` of which are row 1's, and a new one.
+  // Adds a request with `tokens` cached tokens, the first `shared` of them from row 1, and a new
+  // one.
   const CacheLease* add(int32_t shared, int32_t tokens) {
     const int32_t row = table.allocate().value();
     const std::span<int32_t> slots = table.row(row);
@@ -44,7 +45,7 @@ struct Rows {
   }();
 };
 
-// 2 kv heads of 64 in fp32: 1024 bytes a key.
+// 2 kv heads of 64 in fp32: 1024 bytes per key.
 std::vector<GroupSelection> one_group(bool batch_invariant = false) {
   GroupSelection group;
   group.request.spec = {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .head_dim_v = 64};
@@ -70,7 +71,7 @@ TEST(SharedPrefixes, AreTheFirstPagesThatNeighboursHaveInCommon) {
   std::vector<int32_t> shared(8, -1);
   EXPECT_TRUE(prefixes.find(parts, rows.table, shared));
   shared.resize(parts.size());
-  // The third has the first 608 tokens of row 1, the second only 512 of them.
+  // The third has the first 608 tokens of row 1, the second only the first 512.
   EXPECT_EQ(shared, (std::vector<int32_t>{0, 512, 512, 304, 0}));
 }
 
@@ -89,12 +90,13 @@ TEST(SharedPrefixes, AreNamedWhereTheySaveEnough) {
   EXPECT_FALSE(named(1, 1, true));
 }
 
-// A page that one of the two has not filled is not shared, though its first slot is the same.
+// A page that one of the two requests has not filled is not shared, although its first slot is the
+// same.
 TEST(SharedPrefixes, AreWholePagesOfBoth) {
   const SharedPrefixes prefixes(one_group(), limits_of(1, 1));
   struct Case {
-    int32_t first, second;  // tokens; the second has all slots of the first that it has room for
-    int32_t shared;         // 0: too few to be worth it
+    int32_t first, second;  // tokens; the second has the slots of the first, as far as it has room
+    int32_t shared;         // 0: too few to be useful
   };
   for (const Case& c : {Case{720, 703, 696},
                         {720, 704, 704},
@@ -115,7 +117,7 @@ TEST(SharedPrefixes, AreWholePagesOfBoth) {
 
 TEST(SharedPrefixes, SaveWhatTheGroupThatNeedsLeastAsksFor) {
   std::vector<GroupSelection> groups = {one_group()[0], one_group()[0]};
-  for (const size_t larger : {0u, 1u}) {  // keys of twice the bytes: half as many must be shared
+  for (const size_t larger : {0u, 1u}) {  // keys of twice the bytes: half as many suffice
     groups[0] = groups[1] = one_group()[0];
     AttentionSpec& spec = groups[larger].request.spec;
     KvCacheSpec& cache = groups[larger].request.cache;
@@ -141,7 +143,7 @@ TEST(SharedPrefixes, AreNotThoseOfPrompts) {
   EXPECT_EQ(shared, std::vector<int32_t>(3, 0));
 }
 
-// Two rows of q a token: 16 new tokens of each request may be in a group.
+// Two rows of q per token: a group may have requests of up to 16 new tokens.
 TEST(SharedPrefixes, AreNotNamedBesideLongPrompts) {
   BatchLimits limits = limits_of(1, 1);
   limits.max_requests = 3;
@@ -202,7 +204,7 @@ TEST(SharedPrefixes, EngineReadsThemOnceAndWritesTheSameText) {
     options.prefix_levels = levels;
     const std::unique_ptr<Engine> engine = Engine::load(options);
     GenerateRequest request = greedy_request(prompts[4]);
-    // Others share 512 of its 700 tokens; between them one that shares nothing.
+    // Others share 512 of its 700 tokens; between them is a request that shares nothing.
     GenerateRequest other = request;
     for (size_t i = 512; i < other.tokens.size(); ++i) other.tokens[i] = request.tokens[i - 300];
     const GenerateRequest stranger = greedy_request(prompts[2]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small engine over a checkpoint of testdata, and what tests ask of it.
+// A small engine over a checkpoint of testdata, and helpers of the tests that use it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ inline void expect_no_leak(Engine& engine) {
   EXPECT_EQ(engine.stats().kv_pages_free, engine.stats().kv_pages);
 }
 
-// One engine for the tests that only read from it.
+// One engine for all tests that do not change it.
 inline Engine& shared_engine() {
   static const std::unique_ptr<Engine> engine = Engine::load(small_options());
   return *engine;

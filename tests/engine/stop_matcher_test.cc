@@ -65,7 +65,7 @@ TEST(StopMatcher, TextOfSpecialTokensIsMatchedAndNeverReturned) {
       {{"a<e>"}, {{"ba"}, {"<e>", true}}, "b", true},
       {{"<e>b"}, {{"a"}, {"<e>", true}, {"bc"}}, "a", true},
       {{"<e>b"}, {{"a"}, {"<e>", true}, {"c"}}, "ac", false},
-      {{"ab"}, {{"xa"}, {"<e>", true}, {"b"}}, "x", true},  // as if the token was not there
+      {{"ab"}, {{"xa"}, {"<e>", true}, {"b"}}, "x", true},  // as without the token
       {{"<e><f>"}, {{"a"}, {"<e>", true}, {"<f>", true}}, "a", true},
       {{"b"}, {{"a"}, {"<b>", true}}, "a", true},
       {{"xyz"}, {{"x"}, {"<e>", true}, {"y"}, {"<e>", true}, {"w"}}, "xyw", false},
@@ -83,7 +83,7 @@ TEST(StopMatcher, TextOfSpecialTokensIsMatchedAndNeverReturned) {
   }
 }
 
-// However the text is cut, the output is the text before the stop that ends first.
+// However the text is cut, the output is the text before the stop string that ends first.
 TEST(StopMatcher, DoesNotDependOnTokenBoundaries) {
   std::mt19937 random(5);
   for (int round = 0; round < 5000; ++round) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines with room for all and for little more than one request, and prompts that share
+// Engines with room for all requests and for little more than one, and prompts that share
 // beginnings.
 #pragma once
 
@@ -34,8 +34,8 @@ inline EngineOptions roomy_options(const std::string& model) {
 
 inline bool has_states(const std::string& model) { return model == "qwen3_next"; }
 
-// An engine whose full pools hold 1.2 times the longest request. With linear layers: one with four
-// states for four requests and all snapshots, of 230 KB each beside pages of 32 KB.
+// Makes an engine whose full pools hold 1.2 times the longest request. With linear layers, four
+// states serve four requests and all snapshots, at 230 KB each next to pages of 32 KB.
 inline std::unique_ptr<Engine> tight_engine(const std::string& model,
                                             bool batch_invariant = false) {
   constexpr int64_t kPages = kContext / kPageSize * 12 / 10;
@@ -60,7 +60,7 @@ inline std::unique_ptr<Engine> tight_engine(const std::string& model,
   return Engine::load(options);
 }
 
-// A beginning that others share, just around a page boundary, and an end of its own.
+// Makes a prompt with a shared beginning, which ends near a page boundary, and an end of its own.
 inline std::vector<int32_t> random_prompt(const std::vector<int32_t>& text, std::mt19937& random) {
   const size_t base = random() % 3 * 2000;
   const size_t pages = 1 + random() % 4;

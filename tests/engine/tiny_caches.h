@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cache sets small enough to run full.
+// Cache sets that are small enough to become full.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace fovea {
 
 struct TinyCaches {
   int32_t page_size = 4;
-  int64_t pages = 20;        // without page 0
-  int64_t window_pages = 0;  // without page 0; 0: no window group
+  int64_t pages = 20;        // excluding page 0
+  int64_t window_pages = 0;  // excluding page 0; 0: no window group
   int32_t window = 6;
-  int32_t state_slots = 0;  // without slot 0; 0: no linear group
+  int32_t state_slots = 0;  // excluding slot 0; 0: no linear group
   int32_t max_requests = 4;
   int32_t max_context = 40;
   bool prefix_cache = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays the corpus of the fuzzers. make_corpus.py says what the names of the files promise.
+// Replays the corpus of the fuzzers. make_corpus.py explains the file names.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace {
 
 using Target = void (*)(std::span<const uint8_t>);
 
-// The error of each file of the folder, by name; nullopt where there was none.
+// Returns the error of each file of the folder, by name; nullopt if there was none.
 std::map<std::string, std::optional<std::string>> replay(const std::string& folder, Target target) {
   std::map<std::string, std::optional<std::string>> errors;
   for (const auto& entry :

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fuzzers do with their bytes. Bad bytes throw Error; anything else that is wrong aborts.
-// The ordinary tests run the same functions over the committed corpus.
+// What the fuzzers do with their bytes. Invalid bytes throw Error; any other failure aborts. The
+// ordinary tests run the same functions over the committed corpus.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ inline void read_safetensors(std::span<const uint8_t> data) {
   }
 }
 
-// Every accessor on every field: a value or an Error.
+// Calls every accessor on every field: it returns a value or throws an Error.
 inline void read_config(const JsonObject& config) {
   for (const std::string& field : config.fields()) {
     const std::array<std::function<void()>, 10> accessors = {
@@ -79,7 +79,7 @@ inline void read_index(std::span<const uint8_t> data) {
   }
 }
 
-// A text goes through tokenizers and comes back.
+// Encodes and decodes a text with several tokenizers.
 inline void encode_text(std::string_view text) {
   static const std::array<Tokenizer, 3> tokenizers = {
       Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/tokenizer/llama3.json"),
@@ -87,7 +87,7 @@ inline void encode_text(std::string_view text) {
       Tokenizer::open(FOVEA_SOURCE_DIR "/testdata/models/llama/tokenizer.json")};
   for (const Tokenizer& tokenizer : tokenizers) {
     const std::string back = tokenizer.decode(tokenizer.encode(text));
-    // Special tokens in the text are not decoded.
+    // Decoding leaves out special tokens.
     if (text.find("<|") == text.npos) require(back == replace_broken_utf8(text));
   }
 }
@@ -99,8 +99,8 @@ inline void expect_tokens(const Tokenizer& tokenizer, std::string_view text) {
   require(replace_broken_utf8(back) == back);
 }
 
-// A file that starts with '{' is a tokenizer.json, a zero byte, and a text for it; any other is a
-// text.
+// A file that starts with '{' is a tokenizer.json, a zero byte, and a text for it. Any other file
+// is a text.
 inline void read_tokenizer(std::span<const uint8_t> data) {
   const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
   if (!bytes.starts_with('{')) return encode_text(bytes);
@@ -109,7 +109,7 @@ inline void read_tokenizer(std::span<const uint8_t> data) {
   expect_tokens(tokenizer, bytes.substr(std::min(end + 1, bytes.size())));
 }
 
-// A tokenizer.model, which is a text for itself too.
+// A tokenizer.model, which is also the text that it encodes.
 inline void read_sentencepiece(std::span<const uint8_t> data) {
   const std::string_view bytes(reinterpret_cast<const char*>(data.data()), data.size());
   const auto tokenizer = Tokenizer::parse_model(bytes, "fuzz.model");

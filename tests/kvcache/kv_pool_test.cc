@@ -28,8 +28,8 @@ KvCacheSpec mha_spec() {
   return spec;
 }
 
-// Writes a different byte pattern into every (layer, slot, head) row and reads all of them back, so
-// any two rows that share a byte are found.
+// Writes a different byte pattern into every (layer, slot, head) row and reads all of them back,
+// which finds any two rows that share a byte.
 void expect_rows_are_disjoint(const KvPool& pool) {
   const KvCacheSpec& spec = pool.spec();
   const bool rows = spec.layout == KvLayout::mla_fp8_rows;
@@ -240,7 +240,7 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// Rows of 576 at 4 M slots are past 2^31 elements and 4 GiB.
+// Rows of 576 at 4 M slots lie beyond 2^31 elements and 4 GiB.
 TEST(KvPool, AddressesPast32BitsAndUntouchedPagesCostNothing) {
   KvCacheSpec spec;
   spec.layout = KvLayout::mla;
@@ -260,7 +260,7 @@ TEST(KvPool, AddressesPast32BitsAndUntouchedPagesCostNothing) {
   EXPECT_GT(last - view.k, int64_t{1} << 32);
   EXPECT_GT((last - view.k) / 2, int64_t{1} << 31);
   std::memset(last, 0x5a, 1152);
-  // What a 32-bit offset would have hit instead.
+  // The bytes that a 32-bit offset would have changed instead.
   for (const int64_t bits : {31, 32}) {
     EXPECT_EQ(view.k[(last - view.k) & ((int64_t{1} << bits) - 1)], 0);
   }

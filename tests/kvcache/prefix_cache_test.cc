@@ -30,8 +30,8 @@ std::vector<int32_t> sequence(int32_t first, int32_t length) {
   return tokens;
 }
 
-// Stores `tokens` as a request would that computes them and ends: afterwards only the tree owns the
-// pages. Returns them.
+// Stores `tokens` as a request does that computes them and ends: afterwards only the tree owns the
+// pages. Returns the pages.
 std::vector<int64_t> store(PrefixCache& cache, PageAllocator& allocator,
                            const std::vector<int32_t>& tokens, const PrefixDomain& domain = kDomain,
                            int32_t state_slot = -1) {
@@ -42,7 +42,7 @@ std::vector<int64_t> store(PrefixCache& cache, PageAllocator& allocator,
   return pages;
 }
 
-// Tokens served; gives the pages back at once.
+// Returns the number of tokens served, and gives the pages back at once.
 int32_t served(PrefixCache& cache, PageAllocator& allocator, const std::vector<int32_t>& tokens,
                const PrefixDomain& domain = kDomain) {
   const PrefixMatch match = cache.match(domain, tokens, static_cast<int32_t>(tokens.size()));
@@ -112,7 +112,7 @@ TEST(PrefixCache, ServesFullPagesOfTheLongestPrefix) {
   EXPECT_EQ(cache.stats().hits, 8 + 4);
 }
 
-// Check 21 at this level: prompts one token short of, at and past a page end.
+// Prompts one token short of, at and past the end of a page.
 TEST(PrefixCache, LengthsAroundAPage) {
   for (int32_t stored = 0; stored <= 9; ++stored) {
     for (int32_t asked = 0; asked <= 9; ++asked) {
@@ -303,10 +303,10 @@ TEST_F(PrefixCacheWithState, SnapshotsBelongAtPageEnds) {
   const int32_t slot = states->allocate().value();
   expect_invalid("5 tokens", [&] { cache.insert(kDomain, sequence(0, 5), pages, slot); });
   expect_invalid("0 tokens", [&] { cache.insert(kDomain, {}, {}, slot); });
-  states->release(slot);  // still the caller's
+  states->release(slot);  // the caller still owns it
 }
 
-// What the cache took it would release when it ends: a slot of nobody's, or one twice.
+// The cache would release these at its end: a slot that the caller does not own, or one slot twice.
 TEST_F(PrefixCacheWithState, SnapshotsAreOwnedAndGivenOnce) {
   std::vector<int64_t> pages;
   ASSERT_TRUE(allocator.allocate(2, pages));
@@ -317,7 +317,7 @@ TEST_F(PrefixCacheWithState, SnapshotsAreOwnedAndGivenOnce) {
   }
   EXPECT_EQ(cache.stats().pages, 0) << "something changed hands";
   cache.insert(kDomain, sequence(0, 4), pages, slot);
-  for (const int32_t length : {4, 8}) {  // the page that has it, and another
+  for (const int32_t length : {4, 8}) {  // the page that has it, and another one
     expect_invalid("state_slot is " + std::to_string(slot) + ", which the cache has",
                    [&] { cache.insert(kDomain, sequence(0, length), pages, slot); });
   }
@@ -325,12 +325,12 @@ TEST_F(PrefixCacheWithState, SnapshotsAreOwnedAndGivenOnce) {
   EXPECT_EQ(match_state(sequence(0, 8), 4), slot);
   ASSERT_TRUE(cache.evict_state());
   ASSERT_EQ(states->allocate(), slot);
-  cache.insert(kDomain, sequence(0, 8), pages, slot);  // again the caller's to give
+  cache.insert(kDomain, sequence(0, 8), pages, slot);  // the caller owns it again and may give it
   EXPECT_EQ(match_state(sequence(0, 8), 8), slot);
 }
 
-// One page of a large tree must not cost a walk over it. Of time on the processor: what else the
-// machine does counts for little.
+// Evicting one page of a large tree must not cost a walk over the tree. Measured in processor time,
+// which other programs hardly affect.
 TEST(PrefixCache, EvictionScalesWithWhatItEvicts) {
   const auto seconds_per_page = [](int64_t leaves) {
     PageAllocator allocator(leaves + 1, kPageSize);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages and snapshots of a prefix cache that somebody else has given away, and spans without an
-// address.
+// Pages and snapshots of a prefix cache that the caller has released by mistake, and spans without
+// an address.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -26,7 +26,7 @@ std::vector<int32_t> sequence(int32_t first, int32_t length) {
   return tokens;
 }
 
-// Afterwards only the tree owns the pages. Returns them.
+// Stores a prefix. Afterwards only the tree owns the pages. Returns them.
 std::vector<int64_t> store(PrefixCache& cache, PageAllocator& allocator,
                            const std::vector<int32_t>& tokens, int32_t state_slot = -1) {
   std::vector<int64_t> pages;
@@ -36,7 +36,7 @@ std::vector<int64_t> store(PrefixCache& cache, PageAllocator& allocator,
   return pages;
 }
 
-// A page that somebody has released once too often is nobody's: the destructor leaves it alone.
+// A page that was released once too often has no owner: the destructor does not release it.
 TEST(PrefixMisuse, EndsWhereAPageWasReleasedTooOften) {
   PageAllocator allocator(16, kPageSize);
   std::vector<int64_t> pages;
@@ -53,7 +53,7 @@ TEST(PrefixMisuse, EvictionNamesAPageThatWasReleasedTooOften) {
   PrefixCache cache(allocator, nullptr);
   const std::vector<int64_t> pages = store(cache, allocator, sequence(0, 3 * kPageSize));
   allocator.release(pages[1]);
-  EXPECT_EQ(cache.evict(3), std::vector<int64_t>{pages[2]});  // what was freed is not lost
+  EXPECT_EQ(cache.evict(3), std::vector<int64_t>{pages[2]});  // freed pages are not lost
   expect_invalid("page " + std::to_string(pages[1]) + " of the prefix cache is free",
                  [&] { cache.clear(); });
   EXPECT_EQ(cache.clear(), std::vector<int64_t>{pages[0]});

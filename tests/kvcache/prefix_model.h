@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What PrefixCache promises, written down naively: a map from whole prefixes to pages.
+// A naive model of PrefixCache: a map from whole prefixes to pages.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class PrefixModel {
 
   const std::map<Path, Node>& nodes() const { return nodes_; }
 
-  // Pages of the longest prefix within `limit` tokens, and the snapshot there.
+  // Returns the pages of the longest prefix within `limit` tokens, and the snapshot at its end.
   std::pair<std::vector<int64_t>, int32_t> match(int tenant, const Tokens& tokens, int32_t limit) {
     const std::vector<Path> path = cached(tenant, tokens, limit);
     std::vector<int64_t> pages;
@@ -53,7 +53,7 @@ class PrefixModel {
     last.state_use = ++now_;
   }
 
-  // references(page) counts the owners besides the tree.
+  // `references(page)` returns the number of owners besides the tree.
   template <typename References>
   std::vector<int64_t> evict(int64_t count, References references) {
     std::vector<int64_t> freed;
@@ -123,7 +123,7 @@ class PrefixModel {
     for (const Path& prefix : path) nodes_[prefix].last_use = now_;
   }
 
-  // Prefixes sort directly before what continues them.
+  // Prefixes sort directly before their continuations.
   bool is_leaf(std::map<Path, Node>::const_iterator node) const {
     const auto next = std::next(node);
     if (next == nodes_.end() || next->first.first != node->first.first) return true;

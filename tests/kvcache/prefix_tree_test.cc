@@ -11,15 +11,15 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// The worst hash: one key for all pages.
+// The worst possible hash: one key for all pages.
 PrefixKey same_key(Sha256&, const PrefixKey&, std::span<const int32_t>) { return {1}; }
 
-// A hash of half the quality: pages whose first tokens agree collide, whatever came before them.
+// A weak hash: pages whose first tokens agree collide, whatever precedes them.
 PrefixKey first_token_key(Sha256&, const PrefixKey&, std::span<const int32_t> tokens) {
   return {2, static_cast<uint8_t>(tokens[0])};
 }
 
-// Pages have the key of another model's root.
+// Gives pages the key of another model's root.
 PrefixKey root_key(Sha256& hash, const PrefixKey&, std::span<const int32_t>) {
   return hash_domain(hash, serialise({.model = "b"}));
 }
@@ -48,7 +48,7 @@ TEST(PrefixTree, CollidingKeysNeverServeOtherTokens) {
   EXPECT_EQ(tree.find_child(root, Tokens{1, 3}), -1) << "other tokens";
   EXPECT_EQ(tree.find_child(page, Tokens{1, 2}), -1) << "the same tokens further on";
   EXPECT_EQ(tree.find_child(other_root, Tokens{1, 2}), -1) << "the same tokens of another model";
-  // What cannot be told apart is not cached.
+  // The tree does not cache a page that it cannot distinguish from another.
   EXPECT_EQ(tree.add_child(root, Tokens{1, 3}, 8), -1);
   EXPECT_EQ(tree.find_child(root, Tokens{1, 2}), page);
 }
@@ -62,7 +62,7 @@ TEST(PrefixTree, ARootThatCollidesWithAPageIsNotThere) {
   EXPECT_GE(tree.add_root({.model = "b"}), 0);
 }
 
-// A node that is used again remembers nothing: neither the page of a root nor the root of a page.
+// A reused node keeps nothing of its former use: neither the page of a root nor the root of a page.
 TEST(PrefixTree, NodesAreUsedAgain) {
   PrefixTree tree(1);
   for (int round = 0; round < 3; ++round) {
@@ -80,7 +80,7 @@ TEST(PrefixTree, NodesAreUsedAgain) {
     std::rotate(pages.begin(), pages.begin() + round, pages.end());
     for (const int32_t page : pages) tree.remove_leaf(page);
     for (const char* model : {"a", "b", "c"}) EXPECT_EQ(tree.find_root({.model = model}), -1);
-    // Two roots first: one of them where a page was.
+    // First two roots; one of them takes the place of a page.
     const int32_t x = tree.add_root({.model = "x"}), y = tree.add_root({.model = "y"});
     for (const int32_t root : {x, y}) {
       EXPECT_EQ(tree.node(root).parent, -1);

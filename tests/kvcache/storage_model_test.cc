@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small scheduler drives request table, page allocator, prefix cache and state pool at random.
-// After every step the owners of every page and state slot are counted from scratch, and every slot
-// a request can read must hold what that request's own tokens put there.
+// After every step the test counts the owners of every page and state slot from scratch, and every
+// slot that a request can read must hold what the request's own tokens stored there.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class StorageMachine : public StorageState {
     check_owners();
   }
 
-  // Ends everything: nothing may be left over.
+  // Ends all requests: nothing may remain.
   void finish() {
     while (!requests_.empty()) end(0);
     while (!pins_.empty()) unpin();
@@ -83,7 +83,7 @@ class StorageMachine : public StorageState {
     const auto left = static_cast<int32_t>(request->tokens.size()) - request->length;
     if (left == 0) return;
     int32_t to = request->length + 1 + static_cast<int32_t>(draw(left));
-    // Snapshots are taken at page ends: stop there now and then.
+    // Snapshots are taken at page ends, so some passes stop there.
     const int32_t page_end = to / config_.page_size * config_.page_size;
     if (config_.has_state && page_end > request->length && draw(4) > 0) to = page_end;
     if (!grow(*request, to)) return retract_one(*request);
@@ -211,7 +211,7 @@ TEST_P(StorageModel, AgreesWithTheNaiveModel) {
     if (HasFailure()) return;
     for (const auto& [event, times] : machine.events()) events[event] += times;
   }
-  // A run in which something never happened proves little.
+  // A run without one of these events proves little.
   for (const char* event : {"hit", "retry", "prefill", "decode", "speculate", "fork", "cancel",
                             "retract", "evict", "pin"}) {
     EXPECT_GT(events[event], 50) << event;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests in a request table, a page allocator, a prefix cache and a state pool, beside the naive
-// model of a prefix cache, and the checks that hold at any time.
+// Requests in a request table, a page allocator, a prefix cache and a state pool, together with the
+// naive model of a prefix cache, and the checks that hold at any time.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using Tokens = PrefixModel::Tokens;
 
 struct Config {
   int32_t page_size;
-  int64_t pages;   // few: most steps run into the end of the pool
+  int64_t pages;   // few: most steps exhaust the pool
   bool has_state;  // linear layers: a match ends at a snapshot
 };
 
@@ -39,7 +39,7 @@ struct Request {
   int32_t row = 0;
   int32_t state = -1;
   int tenant = 0;
-  Tokens tokens;       // its whole prompt, then what it decoded
+  Tokens tokens;       // the whole prompt, then the decoded tokens
   int32_t length = 0;  // tokens stored
 };
 
@@ -55,7 +55,7 @@ class StorageState {
         model_(config.page_size, config.has_state),
         content_(static_cast<size_t>(config_.pages * config.page_size)) {}
 
-  // How often each event came to something.
+  // Returns how often each event had an effect.
   const std::map<std::string, int64_t>& events() const { return events_; }
 
  protected:
@@ -93,14 +93,14 @@ class StorageState {
     return {request.tokens.begin(), request.tokens.begin() + request.length};
   }
 
-  // Few different tokens, so that prefixes meet often.
+  // Few distinct tokens, so that prefixes often match.
   Tokens random_tokens(size_t count) {
     Tokens tokens(count);
     for (int32_t& token : tokens) token = draw(8) == 0;
     return tokens;
   }
 
-  // Often the beginning of an earlier conversation and something new.
+  // Often the beginning of an earlier conversation, followed by new tokens.
   Tokens prompt() {
     Tokens tokens;
     if (!history_.empty() && draw(4) > 0) {
@@ -113,7 +113,8 @@ class StorageState {
     return tokens;
   }
 
-  // A state slot, from a snapshot if need be. The caller's snapshot must not be one of the tree's.
+  // Returns a state slot, restored from a snapshot if necessary. The tree must not own the caller's
+  // snapshot.
   std::optional<int32_t> new_state() {
     auto slot = states_->allocate();
     if (slot) return slot;
@@ -121,7 +122,8 @@ class StorageState {
     return states_->allocate();
   }
 
-  // Stores the next tokens of a request up to `length`. False: it does not fit even after eviction.
+  // Stores the next tokens of a request up to `length`. Returns false if they do not fit even after
+  // eviction.
   bool grow(Request& request, int32_t length) {
     const auto row = table_.row(request.row);
     std::vector<int64_t> slots;

@@ -43,7 +43,7 @@ TEST(WindowKvPool, MapKeepsThePlaceInThePage) {
   EXPECT_GT(page, 0);
   EXPECT_EQ(pool->slot_map()[30], page * 4 + 2);
   EXPECT_EQ(pool->slot_map()[31], page * 4 + 3);
-  // The rest of a page joins it, whenever it comes.
+  // The rest of a page joins it, no matter when it is mapped.
   ASSERT_TRUE(pool->map(std::vector<int64_t>{14, 28, 28}));
   EXPECT_EQ(pool->slot_map()[28], page * 4);
   EXPECT_EQ(pool->free_pages(), 2);
@@ -94,8 +94,8 @@ TEST(WindowKvPool, MisuseIsAnError) {
   }
 }
 
-// A request that unmaps what left its window holds at most
-// ceil((window - 1 + new) / page_size) + 1 pages.
+// A request that unmaps the pages outside its window holds at most ceil((window - 1 + new) /
+// page_size) + 1 pages.
 TEST(WindowKvPool, SlidingRequestStaysWithinItsBound) {
   std::mt19937 random(7);
   for (const int32_t page_size : {1, 3, 16}) {

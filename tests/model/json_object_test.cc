@@ -91,7 +91,7 @@ TEST(JsonObject, RefusesBrokenText) {
   expect_corrupt([&] { parse("{\"a\":[" + deep + "]}"); }, {"deeper than 64"});
 }
 
-// Escapes of a terminal and names of any length stay out of messages.
+// Messages contain neither escape sequences for a terminal nor names of any length.
 TEST(JsonObject, QuotesWhatAFileHolds) {
   const std::string huge(4'000'000, 'n');
   expect_corrupt([&] { parse("{\"" + huge + "\":1,\"" + huge + "\":2}"); },
@@ -110,7 +110,7 @@ TEST(JsonObject, RefusesANulAndWhatIsBehindIt) {
   expect_corrupt([] { parse("\0"s); }, {"byte 0 is NUL"});
 }
 
-// Processor time of parsing, in clock ticks.
+// Returns the processor time of parsing in clock ticks.
 double parsing_time(const std::string& text) {
   const std::clock_t begin = std::clock();
   parse(text);
@@ -127,12 +127,12 @@ TEST(JsonObject, ParsesInTimeProportionalToTheText) {
     constexpr int kFew = 100'000, kTimes = 8;
     const double few = parsing_time(list_of(kFew, part));
     const double many = parsing_time(list_of(kTimes * kFew, part));
-    // A square would be 64 times as long.
+    // Quadratic time would be 64 times as long.
     EXPECT_LT(many, 3 * kTimes * few + CLOCKS_PER_SEC / 10.0) << part;
   }
 }
 
-// Memory that ends while a document is read, or while it is destroyed for that.
+// Memory runs out while a document is read, or while it is destroyed because of that.
 TEST(JsonObject, SurvivesTheEndOfMemory) {
   const std::string text =
       R"({"a":[{"b":[1,2,{"a long enough name for the heap":{"c":[[[]]]}}]}],"d":{"e":[{},{}]}})";

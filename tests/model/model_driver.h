@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives a Model by hand: one pool and one backend per layer group, page tables, plan, forward.
+// Drives a Model directly: one pool and one backend per layer group, page tables, plan, forward.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 namespace fovea {
 
 struct DriverOptions {
-  std::string backend = "cpu";  // its linear layers go to `linear`
+  std::string backend = "cpu";  // linear layers use `linear`
   DType kv_dtype = DType::f32;
   int32_t page_size = 16;
   int32_t max_requests = 8;
-  int32_t max_tokens = 1024;  // of one pass
+  int32_t max_tokens = 1024;  // per pass
   int32_t max_context = 1024;
   bool batch_invariant = false;
   void (*around_pass)(bool begins) = nullptr;  // called before plan and after forward
@@ -62,7 +62,8 @@ class ModelDriver {
     request = {};
   }
 
-  // One pass. Logits [rows, vocabulary], of every token or of the last one of each request.
+  // Runs one pass. Returns logits [rows, vocabulary] of every token or of each request's last
+  // token.
   std::span<const float> run(std::span<const Work> work, bool all_rows) {
     Batch batch = grow(work);
     std::vector<int32_t> logit_rows;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every checkpoint of testdata/models against what transformers computed from it: logits, 64 greedy
-// tokens and perplexity, on every CPU backend, however the prompts are cut and batched. The tiny
-// ones of testdata/goldens have logits only.
+// Every checkpoint of testdata/models compared with transformers' results: logits, 64 greedy tokens
+// and perplexity, on every CPU backend, for any cuts and batches of the prompts. The tiny ones of
+// testdata/goldens have logits only.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ const ParityLimits kLimits;
 struct Prompt {
   std::vector<int32_t> tokens, greedy;
   std::vector<float> last_logits;
-  std::vector<float> logits;  // [tokens, vocabulary], of short prompts only
+  std::vector<float> logits;  // [tokens, vocabulary], for short prompts only
 };
 
 std::vector<Prompt> read_prompts(const SafetensorsFile& file) {
@@ -42,7 +42,7 @@ float largest_difference(std::span<const float> a, std::span<const float> b) {
   float largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     const float difference = std::fabs(a[i] - b[i]);
-    // A NaN, also that of two infinities, is infinitely far, and stays so.
+    // A NaN, including the difference of two infinities, counts as infinitely far.
     largest = std::max(largest, std::isnan(difference) ? INFINITY : difference);
   }
   return largest;
@@ -73,7 +73,7 @@ class Parity : public testing::TestWithParam<Case> {
         prompts_(read_prompts(reference_)),
         driver_(model_folder(GetParam().model), {.backend = GetParam().backend}, threads_) {}
 
-  // Largest difference over a prompt, fed in pieces of `piece` tokens.
+  // Returns the largest difference over a prompt that is fed in pieces of `piece` tokens.
   float prompt_difference(const Prompt& prompt, size_t piece) {
     const auto vocabulary = static_cast<size_t>(driver_.info().vocabulary);
     const int32_t request = driver_.open();
@@ -117,14 +117,14 @@ TEST_P(Parity, PiecesOfPromptsGiveTheReferenceLogits) {
   EXPECT_LE(prompt_difference(prompts_[3], 113), kLimits.logit);
 }
 
-// All prompts at once, in pieces: requests that still read their prompt share passes with others
+// All prompts at once, in pieces: requests that still read their prompt share passes with requests
 // that already decode.
 TEST_P(Parity, BatchesGiveTheReferenceTokens) {
   constexpr size_t kPiece = 150;
   const auto vocabulary = static_cast<size_t>(driver_.info().vocabulary);
   struct State {
     int32_t request = 0;
-    std::vector<int32_t> tokens;  // prompt and generated
+    std::vector<int32_t> tokens;  // prompt and generated tokens
     size_t done = 0;
   };
   std::vector<State> states;
@@ -135,7 +135,7 @@ TEST_P(Parity, BatchesGiveTheReferenceTokens) {
     std::vector<size_t> owners;
     for (size_t i = 0; i < states.size(); ++i) {
       State& state = states[i];
-      // The last token of all is not fed any more.
+      // The very last token is not fed.
       const size_t greedy = std::max<size_t>(prompts_[i].greedy.size(), 1);
       if (state.done == prompts_[i].tokens.size() + greedy - 1) continue;
       const size_t count = std::min(kPiece, state.tokens.size() - state.done);

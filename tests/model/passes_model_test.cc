@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What holds of every pass of every model: nothing is allocated, and with batch_invariant the bits
+// Properties of every pass of every model: it allocates nothing, and with batch_invariant the bits
 // of a row depend on its own tokens only.
 #include <gtest/gtest.h>
 

@@ -13,7 +13,8 @@
 namespace fovea {
 
 // A folder with links to a checkpoint of testdata, by its name, and its config changed by a JSON
-// merge patch: null removes a field, the text "null" stands for null. Gone with the object.
+// merge patch: null removes a field, the text "null" stands for null. The destructor removes the
+// folder.
 class PatchedModel {
  public:
   PatchedModel(const std::string& name, const nlohmann::json& patch) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that are made from a seed: any piece of a tensor is the same however it is read, values
-// have the deviation of an initialisation, and a model's size is in its config alone.
+// Weights that are generated from a seed: any piece of a tensor is the same however it is read,
+// values have the deviation of an initialization, and the config alone determines a model's size.
 #include "model/random_weights.h"
 
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST_F(RandomWeightsTest, SeedAndNameMakeTheBits) {
   EXPECT_EQ(first, bytes(7, "a.weight"));
   EXPECT_NE(first, bytes(8, "a.weight"));
   EXPECT_NE(first, bytes(7, "b.weight"));
-  // Another number of threads.
+  // A different number of threads.
   ThreadPool one(1);
   EXPECT_EQ(first,
             bytes_of(Checkpoint::random("", config("{}"), 7, one).tensor("a.weight", kMatrix)));

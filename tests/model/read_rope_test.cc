@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions by layer type, which no checkpoint of testdata has, and the defaults of architectures.
+// Rotary settings by layer type, which no checkpoint of testdata has, and the defaults of
+// architectures.
 #include "model/read_rope.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +72,7 @@ TEST(ReadRope, RefusesValuesThatBelongToNoLayerType) {
 TEST(ReadRope, KnowsTheOlderNamesOfPhi3) {
   constexpr RopeDefaults kPhi3 = {
       .rotates_parts = true, .original_max_positions = 4096, .yarn_is_longrope = true};
-  const std::string ones = "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]";  // of half a head
+  const std::string ones = "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]";  // for half a head
   for (const std::string type : {"su", "yarn", "longrope"}) {
     const kernels::RopeSpec spec =
         read(R"({"partial_rotary_factor": 0.5, "max_position_embeddings": 131072,

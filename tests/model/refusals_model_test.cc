@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configs that do not fit their weights or ask for what is not implemented are refused by name.
+// Configs that do not fit their weights or request unsupported features are refused by name.
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -20,7 +20,7 @@ struct Refusal {
   const char* model;
   const char* patch;
   ErrorCode code;
-  const char* message;  // part of it
+  const char* message;  // a part of it
 };
 
 void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
@@ -166,7 +166,7 @@ constexpr Refusal kRefusals[] = {
 INSTANTIATE_TEST_SUITE_P(Models, Refusals, testing::ValuesIn(kRefusals),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// A list of ids as long as a config may be.
+// A list of ids of the maximal length.
 TEST(ManyEosTokens, AreReadInTimeProportionalToTheList) {
   const auto load_time = [](int count) {
     std::vector<int> ids;
@@ -184,8 +184,8 @@ TEST(ManyEosTokens, AreReadInTimeProportionalToTheList) {
 
 class DamagedConfigs : public testing::TestWithParam<std::string> {};
 
-// Every field of a config in turn, replaced by values it never has: the model loads or an Error
-// says why not.
+// Replaces every field of a config in turn by invalid values: the model loads, or an Error explains
+// why not.
 TEST_P(DamagedConfigs, LoadOrThrowAnError) {
   const nlohmann::json values = {nullptr,
                                  -1,

@@ -26,7 +26,7 @@ std::string with_length(std::string_view header, std::string_view data, uint64_t
   return bytes.append(header).append(data);
 }
 
-// A file of that header and `data_bytes` bytes 0, 1, 2, ...
+// Returns a file with that header and `data_bytes` bytes 0, 1, 2, ...
 std::string file_of(std::string_view header, size_t data_bytes) {
   std::string data(data_bytes, '\0');
   for (size_t i = 0; i < data_bytes; ++i) data[i] = static_cast<char>(i);
@@ -83,7 +83,7 @@ TEST(Safetensors, ReadsTensorsInAnyOrder) {
   EXPECT_TRUE(parse(file_of("{}", 0)).tensors().empty());
 }
 
-// The reference reads these headers, too.
+// The reference accepts these headers too.
 TEST(Safetensors, PassesOverWhatItDoesNotNeed) {
   const std::string fields = R"("dtype":"U8","shape":[1],"data_offsets":[0,1])";
   for (const std::string& header : {
@@ -105,7 +105,7 @@ TEST(Safetensors, RefusesANulInTheHeader) {
   expect_corrupt("\0{}"s, 0, {"byte 0 of the header is NUL"});
 }
 
-// Escapes of a terminal and names of any length stay out of messages.
+// Messages contain neither escape sequences for a terminal nor names of any length.
 TEST(Safetensors, QuotesWhatAFileHolds) {
   expect_corrupt(R"({"\u001b[2J'":7})", 0, {R"(tensor '\x1b[2J\'')"});
   expect_corrupt(R"({"x":{"dtype":"\u009b2J"}})", 0, {R"(unknown dtype '\u009b2J')"});
@@ -222,7 +222,8 @@ TEST_F(CheckpointTest, ReadsShards) {
   expect_open_error(ErrorCode::corrupt_file, {"'a'", "is not in", "one.safetensors"});
 }
 
-// A shard with a stale copy of a tensor that the index takes from another, before or behind it.
+// A shard, before or after the right one, has a stale copy of a tensor that the index takes from
+// another.
 TEST_F(CheckpointTest, TheIndexDecidesWhichShardHasATensor) {
   const auto shard = [](uint8_t value) {
     const std::string header = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
@@ -276,7 +277,7 @@ TEST_F(CheckpointTest, RefusesBrokenIndices) {
   refuse(R"({"weight_map":{"a":"../\u001b[2J"}})", R"('../\x1b[2J', must be a plain file name)");
 }
 
-// A shard that names escapes is opened, and named in messages without them.
+// A shard whose name has escape sequences is opened, and messages name it without them.
 TEST_F(CheckpointTest, PrintsNamesOfShardsWithoutEscapes) {
   write("model.safetensors.index.json", R"({"weight_map":{"a":"\u001b[2J"}})");
   expect_open_error(ErrorCode::io, {R"(/\x1b[2J: cannot open)"});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of the configs that the checkpoints of testdata/models leave at their usual values. Each
-// case changes a config and holds some logits against those transformers 5.17 (models) and 5.24
-// (goldens) compute from the same weights with the same config, in eager fp32.
+// Options of configs that the checkpoints of testdata/models leave at their usual values. Each case
+// changes a config and compares some logits with those that transformers 5.17 (models) and 5.24
+// (goldens) compute from the same weights and config, in eager fp32.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -24,8 +24,8 @@ struct Variant {
   const char* name;
   const char* model;
   const char* patch;
-  // At the last token of prompt 2, for eight vocabulary entries: 100, 356, 612, ... of 2048 and 36,
-  // 100, 164, ... of 512.
+  // Logits at the last token of prompt 2 for eight vocabulary entries: 100, 356, 612, ... of 2048
+  // and 36, 100, 164, ... of 512.
   std::array<float, 8> logits;
 };
 
@@ -160,13 +160,13 @@ constexpr Variant kVariants[] = {
      {0.93548f, 2.744372f, -0.249019f, -1.83929f, -0.577238f, 0.409406f, 0.266009f, 0.357611f}},
 };
 
-// Spellings of a config that mean the same as another, or nearly: where two fields describe one
-// fact, where a field is missing or null. Logits of transformers 5.24.
+// Spellings of a config that are equivalent to another one, or nearly: two fields describe one
+// fact, or a field is missing or null. Logits of transformers 5.24.
 struct Spelling {
   const char* name;
   const char* model;
   const char* patch;
-  std::array<float, 3> logits;  // of tokens 13, 269 and 260 behind kSpelt
+  std::array<float, 3> logits;  // for tokens 13, 269 and 260 after kSpelt
 };
 
 constexpr std::array<int32_t, 10> kSpelt = {0, 5, 7, 9, 100, 200, 300, 400, 500, 600};
@@ -287,7 +287,7 @@ constexpr Spelling kSpellings[] = {
 INSTANTIATE_TEST_SUITE_P(Models, Spellings, testing::ValuesIn(kSpellings),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// Writes model.safetensors of `folder` anew with one more tensor, or with one renamed.
+// Rewrites model.safetensors of `folder` with one more tensor, or with one renamed.
 class Checkpoints : public testing::Test {
  protected:
   struct Tensors {
@@ -316,11 +316,11 @@ class Checkpoints : public testing::Test {
   }
 };
 
-// Frequencies of longrope, each divided by a factor of its own.
+// The frequencies of longrope, each divided by a factor of its own.
 struct Longrope {
   const char* name;
-  nlohmann::json parameters;  // beside the type and the factors
-  nlohmann::json outer;       // beside rope_parameters
+  nlohmann::json parameters;  // in addition to the type and the factors
+  nlohmann::json outer;       // next to rope_parameters
   std::array<float, 3> logits;
 };
 
@@ -354,7 +354,7 @@ TEST(LongropeFrequencies, GiveTheReferenceLogits) {
 
 constexpr const char *kEmbedding = "model.embed_tokens.weight", *kHead = "lm_head.weight";
 
-// A head of its own in a checkpoint whose config ties it to the embedding.
+// The checkpoint has an output head although its config ties the head to the embedding.
 TEST_F(Checkpoints, KeepAHeadThatDiffersFromTheEmbedding) {
   const PatchedModel model("llama", nlohmann::json::object());
   Tensors tensors = read(model);

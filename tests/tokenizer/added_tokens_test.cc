@@ -30,7 +30,7 @@ struct Split {
 
 void PrintTo(const Split& split, std::ostream* to) { *to << '"' << split.text << '"'; }
 
-// White space goes to the token that takes it, unless a token before it has it already.
+// White space belongs to the token that takes it, unless a token before it has taken it already.
 TEST(AddedTokens, PartsAreTheTextInOrder) {
   const Split cases[] = {
       {"", {}},

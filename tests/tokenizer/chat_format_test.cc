@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chats against what the PyPI package `transformers` renders, kept in testdata/chat by
-// tools/make_chat_goldens.py; and templates that are refused.
+// Chats compared with those that the PyPI package `transformers` renders, stored in testdata/chat
+// by tools/make_chat_goldens.py; and refused templates.
 #include "tokenizer/chat_format.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ std::vector<ChatPrompt> prompts(const json& goldens) {
   return prompts;
 }
 
-// Those whose format is not rendered here.
+// Models whose format is not supported.
 const std::map<std::string, std::string> kRefused = {{"phi3", "Phi-3"}, {"deepseekv3", "DeepSeek"}};
 
 TEST(ChatFormat, WritesWhatTheReferenceWrites) {
@@ -113,7 +113,7 @@ TEST(ChatFormat, RefusesTemplatesThatMayWriteSomethingElse) {
   }
 }
 
-// Where checkpoints keep their template, and what each place of it means.
+// The places where checkpoints keep their template, and their precedence.
 TEST(ChatFormat, FindsTheTemplateOfACheckpoint) {
   const fs::path folder =
       fs::temp_directory_path() / ("fovea_chat_format_test_" + std::to_string(getpid()));
@@ -122,7 +122,7 @@ TEST(ChatFormat, FindsTheTemplateOfACheckpoint) {
   const std::string mistral = read(kChat + "mistral_v0_1.jinja");
   struct Case {
     std::optional<std::string> config, own;
-    std::string text;  // of "x", or what the refusal says
+    std::string text;  // the text for "x", or part of the refusal
   };
   const std::string gemma_text = "<s><start_of_turn>user\nx<end_of_turn>\n<start_of_turn>model\n";
   const json list = {{{"name", "tool_use"}, {"template", chatml}},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums of ids, and the random texts that they are of.
+// Checksums of ids, and the random texts that they belong to.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ inline uint32_t crc32(uint32_t crc, std::span<const int32_t> values) {
   return crc;
 }
 
-// Characters of many kinds side by side, as random_texts of make_tokenizer_goldens.py has them.
+// Texts that mix many kinds of characters, equal to random_texts in make_tokenizer_goldens.py.
 class RandomTexts {
  public:
   explicit RandomTexts(uint64_t block) : state_(block) {}

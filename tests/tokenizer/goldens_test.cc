@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids and texts against those that the PyPI package `tokenizers` gives, kept in testdata/tokenizer
+// Ids and texts compared with those of the PyPI package `tokenizers`, stored in testdata/tokenizer
 // by tools/make_tokenizer_goldens.py.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -60,11 +60,11 @@ INSTANTIATE_TEST_SUITE_P(Styles, TokenizerGoldens,
                          testing::Values("gpt2", "llama3", "qwen", "gpt4o", "deepseek", "digits"),
                          [](const auto& style) { return style.param; });
 
-// The ids of a text around every character have the checksums of the reference's.
+// Compares the checksums of the ids of a text around every character with the reference's.
 template <typename Text>
 void expect_blocks(const Tokenizer& tokenizer, const json& checks, const Text& text_of) {
   constexpr uint32_t kBlock = 16384;
-  // Behind plane 3 nothing but a few format characters is assigned.
+  // Beyond plane 3 only a few format characters are assigned.
   const uint32_t blocks = at_any_scale() ? 0x110000 / kBlock : 0x34000 / kBlock;
   for (uint32_t block = 0; block < blocks; ++block) {
     uint32_t crc = ~0u;
@@ -94,8 +94,8 @@ TEST(TokenizerBlocks, RandomTextsHaveTheIdsOfTheReference) {
   }
 }
 
-// Every character between others shows by the tokens across its borders what the pattern takes it
-// for. make_tokenizer_goldens.py has the same text and the same blocks.
+// The tokens around a character show how the pattern classifies it. make_tokenizer_goldens.py has
+// the same text and the same blocks.
 TEST(TokenizerBlocks, EveryCodePointIsSplitAsByTheReference) {
   const json goldens = read_json("tokenizer/goldens.json");
   ASSERT_GE(goldens["code_points"].size(), 4u);
@@ -109,7 +109,7 @@ TEST(TokenizerBlocks, EveryCodePointIsSplitAsByTheReference) {
   }
 }
 
-// Whether it is a mark, what it is composed with, where it goes among marks.
+// Shows whether a character is a mark, its compositions and its order among marks.
 TEST(TokenizerBlocks, EveryCodePointIsNormalisedAsByTheReference) {
   const Tokenizer tokenizer =
       Tokenizer::open(std::string(FOVEA_SOURCE_DIR) + "/testdata/tokenizer/qwen.json");

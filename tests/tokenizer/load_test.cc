@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time and memory that large files of tokenizers take.
+// Time and memory for large tokenizer files.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// Resident memory of a child process that calls the function.
+// Returns the peak resident memory of a child process that calls the function.
 size_t peak_of_child(const std::function<void()>& function) {
   const pid_t child = fork();
   if (child == 0) {
@@ -35,14 +35,14 @@ size_t peak_of_child(const std::function<void()>& function) {
   return static_cast<size_t>(usage.ru_maxrss) * 1024;
 }
 
-// What the function adds to the memory of this process at its peak.
+// Returns by how much the function raises this process's peak memory.
 size_t peak_bytes(const std::function<void()>& function) {
   const size_t before = peak_of_child([] {});
   const size_t peak = peak_of_child(function);
   return peak > before ? peak - before : 0;
 }
 
-// Vocabularies have a million tokens, and files 100,000 added ones.
+// Vocabularies of a million tokens, and files with 100,000 added tokens.
 TEST(TokenizerLoad, LargeFilesLoadInSeconds) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "times say nothing here";
@@ -78,7 +78,7 @@ TEST(TokenizerLoad, LargeFilesLoadInSeconds) {
   EXPECT_LT(seconds_to_load(text), 2.0);
 }
 
-// Wherever a file holds its strings, memory is a small multiple of it.
+// Memory is a small multiple of the file, wherever the file holds its strings.
 TEST(TokenizerLoad, MemoryIsAFewTimesTheFile) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers keep what is freed";

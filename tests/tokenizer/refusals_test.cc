@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of tokenizers that are refused, and what the messages say.
+// Tokenizer files that are refused, and the messages.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ void expect_error(const json& document, ErrorCode code, std::string_view part) {
                      [&] { Tokenizer::parse(document.dump(), "tokenizer.json"); });
 }
 
-// The model's tokenizer with one thing changed.
+// Expects an error that contains `part` for the model's tokenizer after one change.
 void expect_refused(std::string_view part, const std::function<void(json&)>& change) {
   json document = model_json();
   change(document);
@@ -65,7 +65,7 @@ TEST(TokenizerRefusals, RefusesByNameWhatWouldChangeIds) {
   expect_refused("text once", [](json& j) { j["post_processor"]["single"] = json::array(); });
 }
 
-// A pattern of a Split.
+// Sets the pattern of a Split.
 void set_pattern(json& document, const char* regex) {
   document["pre_tokenizer"] = {
       {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
@@ -85,7 +85,7 @@ TEST(TokenizerRefusals, RefusesPatternsThatEnginesReadDifferently) {
   }
 }
 
-// What a message quotes of a file is cut, and no terminal acts on it.
+// Messages truncate quotes of a file, and contain nothing that a terminal acts on.
 TEST(TokenizerRefusals, MessagesQuoteFilesSafely) {
   const std::string hostile = "\x1b[2J" + std::string(100'000, 'x');
   const std::vector<std::function<void(json&)>> changes = {
@@ -130,7 +130,7 @@ TEST(TokenizerRefusals, MessagesQuoteFilesSafely) {
   }
 }
 
-// A file may repeat a token in what it puts around every text.
+// A file may put the same token around every text many times.
 TEST(TokenizerRefusals, PostProcessorsAddAFewTokensOnly) {
   expect_corrupt("more than 1024 tokens", [](json& j) {
     const std::vector<int32_t> ids(20'000, 5);

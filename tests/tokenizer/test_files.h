@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of the tokenizer share.
+// Files that several tokenizer tests read.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fovea {
 
-// Of a file below testdata/.
+// Returns a file below testdata/.
 inline nlohmann::json read_json(const std::string& path) {
   std::ifstream file(FOVEA_SOURCE_DIR "/testdata/" + path);
   return nlohmann::json::parse(file);

@@ -26,7 +26,7 @@ const Tokenizer& model_tokenizer() {
   return tokenizer;
 }
 
-// Bytes of which many make characters, and many do not.
+// Returns random bytes: many form characters, many do not.
 rc::Gen<std::string> any_bytes() {
   return rc::gen::container<std::string>(rc::gen::element('a', ' ', '\n', '\0', '\xF0', '\x9F',
                                                           '\x99', '\x82', '\xE2', '\xAC', '\xC3',
@@ -104,8 +104,8 @@ TEST(Tokenizer, StreamNeverSplitsACharacter) {
   EXPECT_EQ(stream.finish(), "");
 }
 
-// A quadratic merge or a backtracking pattern takes 64 times as long for 8 times the text. Seconds
-// say less: they are another machine's, or a neighbour's.
+// A quadratic merge or a backtracking pattern takes 64 times as long for 8 times the text. The test
+// compares times with each other, as seconds depend on the machine and its load.
 TEST(Tokenizer, TimeGrowsWithTheText) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "times say nothing here";
@@ -179,7 +179,7 @@ TEST(Tokenizer, SettingsAddTokens) {
   EXPECT_EQ(tokenizer.decode(ids), "say<tool>x");
   EXPECT_EQ(tokenizer.encode("<|pad|>"), Ids{2050});
   EXPECT_EQ(tokenizer.special_text(2050), "<|pad|>");
-  EXPECT_EQ(tokenizer.special_text(1), "");  // the flags are those of the settings
+  EXPECT_EQ(tokenizer.special_text(1), "");  // the flags come from the settings
   EXPECT_EQ(tokenizer.size(), 2051);
   const auto refused = [&](const json& added, std::string_view part) {
     test::expect_error(ErrorCode::corrupt_file, {part}, [&] {

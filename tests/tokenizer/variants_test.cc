@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kind of step of a tokenizer.json against the PyPI package `tokenizers`, and tokenizer.model
-// against `sentencepiece`, by testdata/tokenizer/variants_*.json
+// Every kind of step of a tokenizer.json compared with the PyPI package `tokenizers`, and
+// tokenizer.model compared with `sentencepiece`, from testdata/tokenizer/variants_*.json
 // (tools/make_tokenizer_variants.py).
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-// The texts and variants of a table of goldens, by the name of the table.
+// Returns the texts and variants of a table of goldens, by the name of the table.
 const json& tokenizer_table(const std::string& name) {
   static std::map<std::string, json> tables;
   json& found = tables[name];
@@ -49,7 +49,7 @@ std::vector<Variant> all_variants() {
   return variants;
 }
 
-// The base of a variant with its patch; fields of the model are patched one by one.
+// Applies a variant's patch to its base. Fields of the model are patched one by one.
 Tokenizer make_variant(const json& variant) {
   json document = read_json("tokenizer/base_" + variant["base"].get<std::string>() + ".json");
   for (const auto& [field, value] : variant["patch"].items()) {
@@ -62,7 +62,7 @@ Tokenizer make_variant(const json& variant) {
   return Tokenizer::parse(document.dump(), variant["name"].get<std::string>());
 }
 
-// The pieces of the text of one token after the other, joined.
+// Returns the joined pieces of text of one token after another.
 std::string streamed(const Tokenizer& tokenizer, const Ids& ids) {
   TokenStream stream = tokenizer.stream();
   std::string text;
