@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mbarriers of a block. What their misuse does on a GPU is undefined; here it ends the process.
+// The mbarriers of a block. Their misuse is undefined on a GPU; here it ends the process.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@ namespace fovea::emulation {
 
 struct Barrier {
   static constexpr int kMostBytes =
-      (1 << 20) - 1;  // on their way, or landed before they were expected
+      (1 << 20) - 1;  // in flight, or landed before they were expected
 
-  int arrivals = 0;  // of each phase
-  int pending = 0;   // of this one
-  int bytes = 0;     // expected and not landed
+  int arrivals = 0;  // per phase
+  int pending = 0;   // in this phase
+  int bytes = 0;     // expected and not yet landed
   uint32_t phase = 0;
-  int waiting = 0;  // threads
+  int waiting = 0;  // waiting threads
   bool fenced = false;
 
   bool has_passed(uint32_t parity) const { return (phase & 1) != (parity & 1); }
@@ -45,8 +45,8 @@ struct Barrier {
   }
 };
 
-// By their offset in the block's shared memory, where each has a word that shows that nothing was
-// written over it.
+// Barriers by their offset in the block's shared memory. A word at each offset detects writes over
+// the barrier.
 class Barriers {
  public:
   void begin(char* shared) {
@@ -71,7 +71,7 @@ class Barriers {
     return found->second;
   }
   const Barrier& unchecked(uint32_t offset) const { return barriers_.at(offset); }
-  // What was made is now seen by the copy engine.
+  // Makes new barriers visible to bulk copies.
   void fence() {
     for (auto& [offset, barrier] : barriers_) barrier.fenced = true;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block: its threads and where they meet. The blocks of a cluster share a Cluster.
+// A block: its threads and the places where they meet. The blocks of a cluster share a Cluster.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,12 @@
 
 namespace fovea::emulation {
 
-// Threads that arrived at the same place, which then begins anew.
+// Threads that arrived at a barrier, which then starts anew.
 struct Meeting {
   int arrived = 0;
-  uint64_t count = 0;  // of completed ones
-  bool any[2] = {};    // by turns: one may go on to the next before the others have seen this
+  uint64_t count = 0;  // completed meetings
+  // The two alternate: a thread may reach the next meeting before others have read this one.
+  bool any[2] = {};
 
   void complete() {
     arrived = 0;
@@ -29,7 +30,7 @@ struct Meeting {
   }
 };
 
-// A warp's instruction. Two sets of values, as of `any` above.
+// An instruction of a whole warp. Its two sets of values alternate like `any` above.
 struct WarpMeeting {
   const char* what = "";
   uint32_t arrived = 0;
@@ -63,11 +64,11 @@ class Block {
   Cluster* cluster = nullptr;
   enum { waiting, running, ended } state = ended;
   Barriers barriers;
-  char* shared = nullptr;  // all shared memory, static too
+  char* shared = nullptr;  // all shared memory, including static arrays
   size_t shared_bytes = 0;
-  bool allows_next = false;  // any thread: the next kernel may start
-  bool progressed = false;   // in the last turn, more than looking at memory again
-  // What shims keep for each warpgroup of a block that runs.
+  bool allows_next = false;  // the next kernel may start, by any thread
+  bool progressed = false;   // a thread did more in its last turn than reread memory
+  // Objects that shims keep for each warpgroup of a running block.
   std::array<std::shared_ptr<void>, kMaxThreads / 128> of_warpgroups;
 
   void begin(uint32_t threads, char* segment, size_t bytes) {
@@ -88,13 +89,13 @@ class Block {
   Thread& thread() { return threads_[static_cast<size_t>(current_)]; }
   int current() const { return current_; }
 
-  // Whether a turn would change anything.
+  // Returns whether a turn could change anything.
   bool can_go() const {
     return state == waiting || std::ranges::any_of(threads_, [](const Thread& thread) {
              return !thread.ended && !thread.fiber.wait.holds();
            });
   }
-  // Every thread goes as far as it can, or until one ends the turn.
+  // Runs every thread as far as it can go, or until one ends the turn.
   void turn(bool descending) {
     progressed = ends_turn_ = false;
     const int warps = count_ / kLanes;
@@ -108,7 +109,7 @@ class Block {
 
   void end_turn() { ends_turn_ = true; }
 
-  // Lets others run until over() is true, which the scheduler asks.
+  // Lets other threads run until over() is true; the scheduler calls it.
   template <typename Over>
   void wait_until(const char* what, const Over& over, Wait wait = {}) {
     if (!wait.spins && over()) return;
@@ -119,7 +120,7 @@ class Block {
     thread().fiber.leave(scheduler_);
   }
 
-  // What each lane of the warp brings to the same instruction.
+  // Returns the value of each lane of the warp for the same instruction.
   template <typename T>
   const std::array<T, kLanes>& exchange(const char* what, const T& value) {
     static_assert(sizeof(T) <= 64 && std::is_trivially_copyable_v<T>);
@@ -130,8 +131,8 @@ class Block {
     return *reinterpret_cast<const std::array<T, kLanes>*>(values);
   }
 
-  // bar.sync, bar.arrive and bar.red.or: whether any thread brings true. `threads` 0: all that
-  // live.
+  // bar.sync, bar.arrive and bar.red.or: returns whether any thread passes true. `threads` 0 means
+  // all threads that have not ended.
   bool meet(int id, int threads, bool waits, bool value) {
     if (id < 0 || id >= kNamedBarriers) fail("there are 16 barriers");
     Meeting& meeting = named_[static_cast<size_t>(id)];
@@ -171,7 +172,7 @@ class Block {
   // Where each thread begins and ends.
   static void enter();
 
-  // Every lane that can, up to where it must wait; false: none can.
+  // Runs every lane that can run until it must wait. Returns false if none can.
   bool run_warp(int warp, bool descending) {
     bool moved = false;
     for (int i = 0; i < kLanes && !ends_turn_; ++i) {
@@ -200,7 +201,7 @@ class Block {
     complete(meeting);
     wait_until(what, [&] { return meeting.count != before; });
   }
-  // Lanes that have ended are not waited for.
+  // Does not wait for lanes that have ended.
   void complete(WarpMeeting& meeting) const {
     const size_t first = static_cast<size_t>(&meeting - warps_.data()) * kLanes;
     for (size_t i = 0; i < kLanes; ++i) {

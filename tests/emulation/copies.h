@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies on their way. A policy of the launch decides when they happen: as soon as they may, or as
-// late as they may. Until then their place is NaN.
+// Copies in flight. The policy of the launch decides when they take place: as early or as late as
+// allowed. Until then their destination is NaN.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace fovea::emulation {
 struct SmallCopy {
   void* to;
   const void* from;
-  size_t size, bytes;  // bytes are read, the rest is zero
+  size_t size, bytes;  // `bytes` are read, the rest is zero
 
   void land() const {
     std::memset(to, 0, size);
@@ -42,7 +42,7 @@ class SmallCopies {
     }
   }
   void commit() { groups_.push_back(added_); }
-  // All but the newest `pending` groups.
+  // Lands all but the newest `pending` groups.
   void wait(size_t pending) {
     while (groups_.size() > pending) {
       land_until(groups_.front());
@@ -50,7 +50,7 @@ class SmallCopies {
     }
   }
   uint64_t added() const { return added_; }
-  // The first `count` of all.
+  // Lands the first `count` copies.
   void land_until(uint64_t count) {
     for (; landed_ < count; ++landed_) {
       open_.front().land();
@@ -60,11 +60,12 @@ class SmallCopies {
 
  private:
   std::deque<SmallCopy> open_;
-  std::deque<uint64_t> groups_;  // copies up to the end of each
+  std::deque<uint64_t> groups_;  // number of copies up to the end of each
   uint64_t added_ = 0, landed_ = 0;
 };
 
-// A thread's bulk copies out of shared memory, which are late when it waits until they have read.
+// A thread's bulk copies out of shared memory. Late ones happen when the thread waits until they
+// have read.
 class BulkStores {
  public:
   void add(std::function<void()> store, bool late) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of CUDA C++ that kernels use outside of common/ptx.cuh, on the machine.
+// The part of CUDA C++ that kernels use outside of common/ptx.cuh, in C++ for the host.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __constant__ __attribute__((visibility("default")))
-#define __shared__ thread_local  // the module's, which Run::poison relies on
+#define __shared__ thread_local  // one per module, as Run::poison requires
 
 #define threadIdx (fovea::emulation::here.thread_index)
 #define blockIdx (fovea::emulation::here.block_index)
@@ -77,7 +77,7 @@ inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by) {
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t by) {
   return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (by & 31));
 }
-// Byte i is that of both words whose number is in nibble i of the selector.
+// Byte i of the result is the byte of the two words that nibble i of the selector selects.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
   uint32_t result = 0;
@@ -94,7 +94,7 @@ template <typename T>
 T __ldg(const T* address) {
   return *address;
 }
-// In loops that wait: others come first.
+// Kernels call it in loops that wait, so other threads run first.
 inline int64_t clock64() {
   fovea::emulation::machine.spin("the clock");
   return fovea::emulation::machine.clock();
@@ -105,7 +105,7 @@ inline int __syncthreads_or(int value) {
   return fovea::emulation::machine.named_barrier(0, 0, true, value != 0);
 }
 
-// Instructions of a whole warp: kernels name all lanes.
+// Instructions of a whole warp. Kernels name all lanes in the mask.
 namespace fovea::emulation {
 
 inline int lane() { return static_cast<int>(here.thread_index.x % kLanes); }
@@ -161,7 +161,7 @@ T __reduce_add_sync(uint32_t mask, T value) {
   return sum;
 }
 
-// Threads take turns, so that plain reads and writes are atomic.
+// Only one thread runs at a time, so plain reads and writes are atomic.
 template <typename T>
 T atomicAdd(T* to, T value) {
   return std::exchange(*to, *to + value);

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-// clang-format off: device code needs the names of the first.
+// clang-format off: device code needs the names of the first header.
 #include "emulation/cuda.h"
 #include "kernels/cuda/sm90/decode/kernel.cuh"
 // clang-format on
@@ -11,7 +11,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int kStep = 16, kMaxHeadDim = 256;  // head dims that the launch asks kernels for
+constexpr int kStep = 16, kMaxHeadDim = 256;  // steps of head dims that launch.cc requests
 
 template <int kDim, int kDimV, Type kQuery, Type kCache>
 int counted_warps() {
@@ -36,8 +36,8 @@ int counted(std::integer_sequence<int, kPlaces...>) {
           ...);
 }
 
-// Kernels of other dims than the baked ones are compiled where they are needed: whether the stages
-// and the boxes of all fit is asserted as they are instantiated here.
+// Kernels of other dims than the baked ones are compiled where they are needed. The instantiations
+// here assert that the stages and boxes of all of them fit.
 TEST(DecodeShapes, HaveStagesAndBoxesThatFit) {
   const auto places = std::make_integer_sequence<int, kMaxHeadDim / kStep>();
   EXPECT_GT((counted<bf16, bf16>(places)), 0);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <random>
 
-// clang-format off: device code needs the names of the first.
+// clang-format off: device code needs the names of the first header.
 #include "emulation/cuda.h"
 #include "kernels/cuda/common/division.cuh"
 // clang-format on
@@ -14,11 +14,11 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int kMost = 1 << 30;          // numbers of short_quotient() are below
-constexpr int kMostQuotient = 1 << 21;  // and so is what it returns
-constexpr int kUlps = 2;                // that __fdividef may be off
+constexpr int kMost = 1 << 30;          // short_quotient() takes numbers below this
+constexpr int kMostQuotient = 1 << 21;  // and returns numbers below this
+constexpr int kUlps = 2;                // allowed error of __fdividef
 
-// Whatever a GPU's division gives.
+// Expects the quotient for any allowed error of a GPU's division.
 void expect_quotient(int64_t value, int64_t by) {
   if (value < 0 || value >= kMost || value / by >= kMostQuotient) return;
   const int want = static_cast<int>(value / by);
@@ -38,7 +38,7 @@ void expect_quotient(int64_t value, int64_t by) {
   }
 }
 
-// Where a quotient changes: at multiples of the divisor.
+// Quotients change at multiples of the divisor.
 void expect_quotients_by(int64_t by) {
   for (int bit = 0; bit <= 21; ++bit) {
     for (int64_t multiple = (int64_t{1} << bit) - 2; multiple <= (int64_t{1} << bit) + 2;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A CUDA driver and a compiler for the emulated GPU, in the place of gpu/driver.cc and
-// gpu/nvrtc.cc: everything above them is the library's own. "Machine code" is the path of a library
-// that the build made of module.cc. Device memory is host memory, exact to the byte and NaN at
-// first. What a GPU leaves open a kernel's launches take by turns (policy_of). A launch that
-// overlaps with the one before runs as far as it can before that goes on. What is null in the table
-// is not emulated.
+// A CUDA driver and a compiler for the emulated GPU. They replace gpu/driver.cc and gpu/nvrtc.cc;
+// everything above these is the library itself. "Machine code" is the path of a library that the
+// build made from module.cc. Device memory is host memory of exactly the requested size, filled
+// with NaN at first. Where a GPU leaves an order open, the launches of a kernel alternate between
+// the possible ones (policy_of). A launch that overlaps with its predecessor runs as far as it can
+// before the predecessor continues. Functions that are null in the table are not emulated.
 #include "gpu/driver.h"
 
 #include <dlfcn.h>
@@ -39,7 +39,7 @@ int from_environment(const char* name, int otherwise) {
   const char* value = std::getenv(name);
   return value ? std::atoi(value) : otherwise;
 }
-// So few that the plans cut small batches.
+// Few enough for the plans to cut small batches.
 int multiprocessors() {
   static const int count = from_environment("FOVEA_EMULATED_MULTIPROCESSORS", 3);
   return count;
@@ -49,24 +49,24 @@ struct Function {
   emulation::LaunchFunction* launch;
   emulation::FinishFunction* finish;
   size_t params_bytes;
-  int* launches;  // also those before the library was loaded again
+  int* launches;  // also counts launches before the library was reloaded
 };
 
-// By library.
+// Kernels by library.
 std::map<CUmodule, Function>& functions() {
   static std::map<CUmodule, Function> all;
   return all;
 }
 
-// The library's path in a cache on disk would be that of another build; and tests run here,
-// wherever they were told to run.
+// Library paths in a cache on disk would belong to another build, and tests run here whatever
+// device the environment selects.
 __attribute__((constructor)) void set_environment() {
   setenv("FOVEA_KERNEL_PACK", "", 1);
   setenv("FOVEA_KERNEL_CACHE", "", 1);
   setenv("FOVEA_TEST_DEVICE", "cuda", 1);
 }
 
-// Each pair of two choices in four launches; copies mixed in the last.
+// Four launches cover each pair of two choices; the last mixes early and late copies.
 Policy policy_of(Function& function) {
   static const int forced = from_environment("FOVEA_EMULATED_POLICY", -1);
   constexpr Policy kPolicies[] = {{false, true, Policy::late, false},
@@ -77,7 +77,7 @@ Policy policy_of(Function& function) {
   return kPolicies[static_cast<size_t>(number) % std::size(kPolicies)];
 }
 
-// The last launch, if it is not over.
+// The last launch, unless it has ended.
 class Unfinished {
  public:
   void set(emulation::Run* run, emulation::FinishFunction* how) {
@@ -99,7 +99,7 @@ class Unfinished {
 Unfinished unfinished;
 emulation::Streams streams;
 
-// What is no kernel waits for the one before.
+// Operations that are not kernels wait for the preceding one.
 void tell(Stream stream, std::function<void()> work) {
   streams.tell(stream, [work = std::move(work)] {
     unfinished.finish();
@@ -150,7 +150,7 @@ CUresult find_function(CUfunction* function, CUmodule module, const char*) {
 }
 
 CUresult find_global(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
-  constexpr size_t kTraitsBytes = 16;  // the only global there is
+  constexpr size_t kTraitsBytes = 16;  // the only global that kernels have
   *address = reinterpret_cast<CUdeviceptr>(dlsym(module, name));
   *bytes = kTraitsBytes;
   return *address ? kCudaSuccess : kFailed;
@@ -186,7 +186,7 @@ CUresult launch(const CUlaunchConfig* config, CUfunction handle, void** argument
   return kCudaSuccess;
 }
 
-// Its first kernel does not overlap with what is before it.
+// The first kernel of a graph does not overlap with earlier work.
 CUresult launch_graph(CUgraphExec exec, Stream) {
   unfinished.finish();
   for (const auto& node : *reinterpret_cast<const Graph*>(exec)) {
@@ -373,7 +373,7 @@ void check(CUresult result, std::string_view call) {
 const std::string& why_no_nvrtc() { return why_no_driver(); }
 std::string nvrtc_version() { return "emulation"; }
 
-// The library's path.
+// Returns the library's path as the compiled code.
 CompileOutput compile(const CompileInput& input) {
   std::string name = input.name;
   std::ranges::replace(name, '/', '_');

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of a block as stacks of their own. One runs until it waits; the scheduler of its block
-// then asks the others.
+// The threads of a block, each with a stack of its own. A thread runs until it waits; the scheduler
+// of its block then continues with the others.
 #pragma once
 
 #include <setjmp.h>
@@ -16,13 +16,13 @@ namespace fovea::emulation {
 
 constexpr size_t kStackBytes = 128 << 10;
 
-// Until when a thread does not run.
+// The condition for a thread to run again.
 struct Wait {
-  const char* what = nullptr;  // null: it can run
+  const char* what = nullptr;  // null: the thread can run
   bool (*is_over)(const void*) = nullptr;
   const void* with = nullptr;
-  bool spins = false;  // it looks at memory again and again
-  int barrier = -1;    // an mbarrier's place
+  bool spins = false;  // rereads memory in a loop
+  int barrier = -1;    // offset of an mbarrier
   uint32_t parity = 0;
 
   bool holds() const { return what && !is_over(with); }
@@ -40,7 +40,7 @@ class Fiber {
     start_.uc_stack.ss_size = kStackBytes;
     makecontext(&start_, entry, 0);
   }
-  // Until it calls leave().
+  // Runs the thread until it calls leave().
   void enter(jmp_buf& scheduler) {
     if (_setjmp(scheduler) != 0) return;
     if (begun_) _longjmp(resume_, 1);
@@ -57,7 +57,7 @@ class Fiber {
   bool begun_ = false;
 };
 
-// Of all threads of a block; pages that no thread reaches take no memory.
+// The stacks of all threads of a block. Pages that no thread reaches take no memory.
 class Stacks {
  public:
   Stacks() {

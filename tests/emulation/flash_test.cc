@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend `flash` on the emulated GPU against the oracle, in batches small enough for a CPU. What a
-// GPU leaves open launches take by turns in all the ways that the driver has.
+// Backend `flash` on the emulated GPU against the oracle, in batches small enough for a CPU. The
+// launches alternate between all orders that the driver has.
 #include <gtest/gtest.h>
 
 #include <span>
@@ -21,8 +21,8 @@ using test::AttentionCase;
 using test::Fill;
 using test::Output;
 
-// One head: row tiles that end within a key tile, requests that end within a box, one without
-// tokens; more key tiles than there are stages.
+// Cases of one head: row tiles that end within a key tile, requests that end within a box, one
+// without tokens; more key tiles than stages.
 template <typename Change>
 AttentionCase prefill_case(std::string name, int32_t head_dim, Change&& change) {
   AttentionCase test = test::mha_case(std::move(name), 1, 1, head_dim);
@@ -49,17 +49,18 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.growing_scores = true;
     test.requests = {{70, 900}};
   });
-  // Tokens before the first key, in row tiles of their own and beside tokens that see some.
+  // Tokens before the first key, in row tiles of their own and together with tokens that see some
+  // keys.
   add("early_tokens", [](AttentionCase& test) {
     test.requests = {{140, 100}, {5, 0}, {70, 70}, {200, 1}};
   });
-  // Row tiles of 256 tokens, half of whose rows do not see the last key tile.
+  // Row tiles of 256 tokens: half of their rows do not see the last key tile.
   add("passing", [](AttentionCase& test) {
     test.spec.q_heads = test.spec.kv_heads = 2;
     test.requests = {{1030, 1030}};
   });
   add("few_parts", [](AttentionCase& test) { test.requests = {{50, 3100}, {9, 700}}; });
-  // Rows of two of decode's tiles.
+  // Rows for two row tiles of decode.
   add("few_parts_of_drafts", [](AttentionCase& test) {
     test.requests = {{20, 3100}, {0, 0}, {17, 300}, {1, 70}};
   });
@@ -73,8 +74,8 @@ void add_plain(std::vector<AttentionCase>& cases) {
     test.spec.scope = AttentionScope::cross;
     test.requests = {{70, 100}, {33, 0}, {9, 3}};
   });
-  // Three requests share a prefix that ends within a key tile; the first has too many new tokens
-  // to join them. The pass has few enough for groups: 32 a request.
+  // Three requests share a prefix that ends within a key tile. The first one has too many new
+  // tokens for the group. The pass has few enough for groups: 32 per request.
   add("cascade", [](AttentionCase& test) {
     test.requests = {{40, 330}, {30, 320}, {32, 313}, {20, 302}, {0, 290}};
     test.shared_prefix = 280;
@@ -83,9 +84,9 @@ void add_plain(std::vector<AttentionCase>& cases) {
   });
 }
 
-// One new token of each request: tiles of 8 and 16 rows, parts of several blocks through memory and
-// of a cluster. Odd numbers of heads a kv head, so that the kernels of prefill beside are those
-// above.
+// One new token per request: tiles of 8 and 16 rows, parts of several blocks joined through memory
+// and in a cluster. Odd numbers of q heads per kv head make the concurrent prefill kernels those of
+// the cases above.
 void add_decode(std::vector<AttentionCase>& cases) {
   const auto add = [&](const char* name, int32_t q_heads, int32_t kv_heads, auto&& requests) {
     AttentionCase test = test::mha_case(name, q_heads, kv_heads, 128);
@@ -105,7 +106,7 @@ void add_decode(std::vector<AttentionCase>& cases) {
   cases.back().spec.scope = AttentionScope::cross;
   add("decode_drafts", 3, 1, Requests{{5, 160}, {5, 68}});
   cases.back().mode = ForwardMode::extend;
-  // Positions given: which new keys a token sees is asked key by key, in the last key tiles alone.
+  // With given positions, visibility of new keys is tested key by key, in the last key tiles alone.
   AttentionCase moved = test::mha_case("decode_moved", 3, 1, 128);
   moved.mode = ForwardMode::extend;
   moved.moved_tokens = true;
@@ -113,7 +114,7 @@ void add_decode(std::vector<AttentionCase>& cases) {
   cases.push_back(moved);
 }
 
-// What the build emulates with FOVEA_EMULATE_MORE.
+// Cases that the build emulates with FOVEA_EMULATE_MORE.
 void add_more(std::vector<AttentionCase>& cases) {
   const auto add = [&](const char* name, int32_t head_dim, auto&& change) {
     cases.push_back(prefill_case(name, head_dim, change));
@@ -166,7 +167,7 @@ void add_more(std::vector<AttentionCase>& cases) {
                [](AttentionCase& test) { test.spec.batch_invariant = true; });
   add("dim_64", 64, [](AttentionCase&) {});
   add("dim_192_128", 192, [](AttentionCase& test) { test.spec.head_dim_v = 128; });
-  // Row tiles of 256 tokens in pairs, whose consumers do not see their last key tiles.
+  // Row tiles of 256 tokens in pairs whose consumers do not see their last key tiles.
   for (const int32_t head_dim_v : {128, 256}) {
     const std::string name = "own_heads_" + std::to_string(head_dim_v);
     add(name.c_str(), head_dim_v == 128 ? 192 : 256, [&](AttentionCase& test) {
@@ -181,7 +182,8 @@ void add_more(std::vector<AttentionCase>& cases) {
     test.mode = ForwardMode::target_verify;
     test.requests = {{40, 700}, {64, 470}, {40, 40}};
   });
-  // By decode: one and two of its row tiles, new keys at a key tile's end and on both sides of it.
+  // For decode: one and two of its row tiles, new keys at the end of a key tile and on both sides
+  // of it.
   for (const int32_t drafts : {2, 4, 7}) {
     const std::string name = "tree_of_" + std::to_string(drafts);
     add(name.c_str(), 128, [&](AttentionCase& test) {
@@ -192,7 +194,8 @@ void add_more(std::vector<AttentionCase>& cases) {
           {drafts, 608}, {drafts, 336 + drafts / 2}, {0, 0}, {1, 70}, {drafts, drafts}};
     });
   }
-  // Segments of 1024 keys, cut between blocks; few rows; eight, alone and by pairs of blocks.
+  // Segments of 1024 keys, divided among blocks; few rows; eight rows, by one block and by pairs of
+  // blocks.
   add("segments", 128, [](AttentionCase& test) {
     test.spec.batch_invariant = true;
     test.requests = {{140, 2300}, {0, 0}, {70, 70}};
@@ -204,7 +207,7 @@ void add_more(std::vector<AttentionCase>& cases) {
       test.requests = {{rows, 2300}, {5, 70}};
     });
   }
-  // Of one segment, by four blocks; of a single request, in a cluster, or by pairs.
+  // Four blocks compute one segment: of a single request, in a cluster, or by pairs.
   for (const int32_t keys : {900, 1900, 2300, 2900, 3900}) {
     const std::string name = "segments_of_one_" + std::to_string(keys);
     add(name.c_str(), 128, [&](AttentionCase& test) {
@@ -242,7 +245,7 @@ TEST_P(Flash, MatchesTheOracle) {
   const AttentionCase& test = GetParam();
   const test::CaseData data = make_data(test);
   const BackendRegistry registry = BackendRegistry::builtin();
-  const size_t count = test.mode == ForwardMode::decode ? 4 : 1;  // those of prefill take long
+  const size_t count = test.mode == ForwardMode::decode ? 4 : 1;  // prefill takes long
   const std::vector<Output> passes =
       run_batches(*registry.find("flash"), test, data, std::vector(count, test::whole_case(test)),
                   {.fill = Fill::poison});
@@ -261,7 +264,7 @@ TEST_P(Flash, MatchesTheOracle) {
   }
 }
 
-// As the contract asks of every backend.
+// The contract tests require this of every backend.
 TEST(FlashPlan, LeavesNoneBehindIfItFails) {
   const AttentionCase test = test::mha_case("plan", 7, 1, 128);
   const test::CaseData data = make_data(test);

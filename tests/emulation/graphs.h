@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What streams are told, and graphs of it: a stream that is captured keeps its launches and copies,
-// any other does them at once.
+// Operations of streams, and graphs of them. A stream in capture records its launches and copies;
+// any other stream executes them at once.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace fovea::emulation {
 
-// A launch with its own copy of what it was told.
+// A launch with its own copy of the parameters.
 struct KernelNode {
   struct alignas(128) Block {
     std::byte bytes[128];
@@ -30,9 +30,9 @@ struct KernelNode {
 };
 
 struct Node {
-  std::shared_ptr<Node> captured;  // what a graph's copy was made of
+  std::shared_ptr<Node> captured;  // the node from which a graph's copy was made
   KernelNode kernel;
-  std::function<void()> other;  // instead
+  std::function<void()> other;  // replaces the kernel
 };
 using Graph = std::vector<std::shared_ptr<Node>>;
 
@@ -51,7 +51,7 @@ class Streams {
   void add(Node node) { graph_.push_back(std::make_shared<Node>(std::move(node))); }
   Node* last() const { return graph_.back().get(); }
 
-  // What is no kernel.
+  // Records or executes an operation that is not a kernel.
   void tell(Stream stream, std::function<void()> work) {
     if (!captures(stream)) return work();
     add({.other = std::move(work)});
@@ -63,7 +63,7 @@ class Streams {
   Graph graph_;
 };
 
-// Nodes of its own, in which parameters can be set anew.
+// Copies the nodes, so that parameters can be changed.
 inline Graph instantiate(const Graph& graph) {
   Graph copy;
   for (const auto& node : graph) {

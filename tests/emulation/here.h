@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which thread of the emulated GPU runs at the moment. Only one does, whatever threads of the
-// system carry them.
+// The thread of the emulated GPU that runs now. Only one runs at a time, on any thread of the
+// system.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace fovea::emulation {
 
 constexpr int kLanes = 32;
-constexpr int kMaxThreads = 1024;  // of a block
+constexpr int kMaxThreads = 1024;  // per block
 constexpr int kPoisonByte = 0xff;
 
 class Block;
@@ -22,7 +22,7 @@ struct Here {
 };
 inline Here here;
 
-// Ends the process with the reason, and what every thread waits for.
+// Ends the process and prints the reason, and what every thread waits for.
 [[noreturn]] void fail(const char* why);
 
 }  // namespace fovea::emulation

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of GPU threads on one core: each thread has a stack of its own and runs until it must meet
-// others, who then take their turn. A value that is read before the barrier it needs is mostly not
-// written yet, in one order of threads or the other, and what is copied comes as early or as late
-// as it may; that is no search for races. Shared memory is NaN before each block. A kernel that
-// cannot go on ends the process with the reason.
+// Blocks of GPU threads on one core. Each thread has a stack of its own and runs until it must meet
+// others, which then run. A value that is read before the barrier it needs is usually not yet
+// written, in one order of threads or the other, and copies land as early or as late as allowed.
+// This does not search all orders for races. Shared memory is NaN before each block. A kernel that
+// cannot continue ends the process with the reason.
 //
-// Here is what instructions are made of.
+// This header has the primitives that instructions are made of.
 #pragma once
 
 #include "emulation/run.h"
@@ -22,20 +22,21 @@ class Machine {
   void wait_until(const char* what, const Over& over) const {
     block().wait_until(what, over);
   }
-  // In a loop that reads memory until somebody has written: all others come first.
+  // Called in a loop that reads memory until another thread has written. All other threads run
+  // first.
   void spin(const char* what) const {
     const uint64_t now = here.run->round();
     const auto over = [&] { return here.run->round() != now; };
     block().wait_until(what, over, {.spins = true});
   }
-  // Behind a counter in memory by which blocks know of each other: all others come first, even
-  // threads of this block that have not come as far.
+  // Called after an access to a counter in memory by which blocks synchronize. All other threads
+  // run first, including threads of this block that have not reached the counter.
   void counted() const {
     if (!policy().arrivals_yield) return;
     block().end_turn();
     spin("others, behind its count");
   }
-  // Until nobody else can go on and no copy that is awaited is on its way.
+  // Waits until no other thread can run and no awaited copy is in flight.
   void settle(const char* what) const {
     const uint64_t now = here.run->round();
     const auto over = [&] { return here.run->round() != now && here.run->is_idle(); };
@@ -51,8 +52,8 @@ class Machine {
     return block().meet(id, threads, waits, value);
   }
 
-  // Shared memory has 32-bit addresses: places in the own block's, or in that of block `rank` of
-  // the cluster.
+  // Shared memory has 32-bit addresses: offsets in the own block's memory, or in that of block
+  // `rank` of the cluster.
   uint32_t shared_address(const void* own) const {
     const auto offset = static_cast<const char*>(own) - block().shared;
     if (offset < 0 || static_cast<size_t>(offset) >= block().shared_bytes) {
@@ -104,7 +105,7 @@ class Machine {
     --at.waiting;
   }
 
-  // cp.async.
+  // Starts a cp.async.
   void copy(const SmallCopy& copy) const {
     block().thread().copies.add(copy, here.run->chooses_late());
   }
@@ -123,7 +124,7 @@ class Machine {
         here.run->chooses_late());
   }
 
-  // A bulk copy to shared memory, whose bytes count at the barrier when land(to) has been called.
+  // Starts a bulk copy to shared memory. Its bytes count at the barrier after land(to) was called.
   void copy_bulk(uint32_t to, uint32_t bytes, uint32_t barrier_address,
                  std::function<void(char* to)> land) const {
     Block& there = block_of(to);

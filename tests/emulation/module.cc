@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One kernel for the emulated GPU: the text that make_variant() gives a compiler, as a library.
-// FOVEA_HEADER: its kernel.cuh; FOVEA_VALUES: its line of variants.txt; __CUDA_ARCH__.
-// FOVEA_LOADED_ONLY: backends load the kernel, but no test may launch it; that compiles in a third
-// of the time.
+// One kernel for the emulated GPU as a library: the text that make_variant() gives a compiler.
+// FOVEA_HEADER is its kernel.cuh, FOVEA_VALUES its line of variants.txt. With FOVEA_LOADED_ONLY,
+// backends load the kernel but no test may launch it; that takes a third of the time to compile.
 #include "emulation/cuda.h"
 #include "kernels/cuda/common/types.cuh"
 
 namespace fovea::kernels::cuda {
 
-__shared__ __align__(1024) char dynamic_shared[227 << 10];  // what a block of sm_90 may have
+__shared__ __align__(1024) char dynamic_shared[227 << 10];  // maximum of a block on sm_90
 
 }  // namespace fovea::kernels::cuda
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-// clang-format off: device code needs the names of the first.
+// clang-format off: device code needs the names of the first header.
 #include "emulation/cuda.h"
 #include "kernels/cuda/common/near_cap.cuh"
 // clang-format on
@@ -13,13 +13,14 @@ namespace {
 
 constexpr float kCaps[] = {1e-3f, 1, 30, 50, 1e4f};
 
-// Of scores from -limit to limit, relative to the exact one.
+// Returns the largest relative error for scores from -limit to limit.
 template <typename Capped>
 void expect_tanh(float cap, float from, float to, Capped capped) {
   for (int i = -1000; i <= 1000; ++i) {
     const float part = static_cast<float>(i) / 1000;
     const float inner = std::copysign(from + (to - from) * std::fabs(part), part);
-    const double score = static_cast<double>(inner) * kNearTanh / kNearInner;  // over the cap
+    const double score =
+        static_cast<double>(inner) * kNearTanh / kNearInner;  // in units of the cap
     const double want = static_cast<double>(cap) * kLog2E * std::tanh(score);
     EXPECT_NEAR(capped(inner), want, 5e-7 * std::fabs(want)) << "cap " << cap << ", " << score;
   }
@@ -28,7 +29,7 @@ void expect_tanh(float cap, float from, float to, Capped capped) {
 TEST(NearCap, IsTanhWhereScoresAreNear) {
   for (const float cap : kCaps) {
     const NearCap near = near_cap(cap);
-    // A score of kNearTanh caps is the first that is not near.
+    // A score of kNearTanh caps is the first that does not count as near.
     EXPECT_NEAR(cap * kNearTanh * near.unit, kNearInner, 1e-6);
     expect_tanh(cap, 0, kNearInner, [&](float inner) {
       const float inners[2] = {inner, -inner};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup (wgmma) on the machine. Each of 128 threads issues its share of an
-// instruction; early, it runs when the last of them has, late, warp by warp, when one waits for it
-// and nobody else can move: whoever was given an operand's memory too early has overwritten it by
-// then, and who reads sums before the wait finds old ones.
+// Products of a warpgroup (wgmma) in C++. Each of 128 threads issues its share of an instruction.
+// An early product runs when the last thread has issued it. A late product runs warp by warp, when
+// a thread waits for it and no other can run: by then a thread that received an operand's memory
+// too early has overwritten it, and a thread that reads sums before the wait finds old ones.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ constexpr int kThreads = kWarps * kLanes;
 struct WarpgroupProduct;
 struct ProductTerms {
   void (*run)(const WarpgroupProduct&, int first_warp, int end_warp);
-  uint64_t a, b;  // descriptors; a is 0 where it is in registers
+  uint64_t a, b;  // descriptors; a is 0 if it is in registers
   bool add;
   bool operator==(const ProductTerms&) const = default;
 };
-// With what each thread brings.
+// An instruction with the operands of each thread.
 struct WarpgroupProduct {
   ProductTerms terms;
   int threads = 0;
@@ -36,7 +36,7 @@ struct WarpgroupProduct {
 
 class WarpgroupProducts {
  public:
-  // Of the current thread.
+  // Returns the products of the current thread's warpgroup.
   static WarpgroupProducts& own() {
     auto& slot = machine.block().of_warpgroups[here.thread_index.x / kThreads];
     if (!slot) slot = std::make_shared<WarpgroupProducts>();
@@ -86,8 +86,8 @@ class WarpgroupProducts {
 
  private:
   struct Group {
-    int64_t end;  // products
-    int threads;  // that have committed it
+    int64_t end;  // number of the product after the group
+    int threads;  // threads that have committed it
   };
 
   void run(int warp, int64_t end) {
@@ -103,17 +103,17 @@ class WarpgroupProducts {
       products_.pop_front();
   }
 
-  std::deque<WarpgroupProduct> products_;  // from number popped_ on
+  std::deque<WarpgroupProduct> products_;  // starts with number popped_
   int64_t popped_ = 0;
   std::array<int64_t, kWarps> done_{};
   std::array<bool, kWarps> waits_{};
   std::array<int64_t, kThreads> issued_{};
-  std::deque<Group> groups_;  // all of the block's
+  std::deque<Group> groups_;  // all groups of the block
   std::array<size_t, kThreads> committed_{};
 };
 
-// Where element `k` of the summed dimension of row (or column) `at` of an operand lies. kColumns:
-// along rows of 128 bytes lies the other dimension.
+// Returns the offset of element `k` of the summed dimension in row (or column) `at` of an operand.
+// With kColumns the other dimension runs along the rows of 128 bytes.
 template <int kBytes, bool kColumns>
 const void* operand_element(uint64_t descriptor, int at, int k) {
   const auto field = [&](int bit) { return static_cast<int>(descriptor >> bit & 0x3fff) << 4; };

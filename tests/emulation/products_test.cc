@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulated products of a warpgroup, for every form of operand, against plain ones.
+// Emulated warpgroup products against plain loops, for every form of operand.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-// clang-format off: device code needs the names of the first.
+// clang-format off: device code needs the names of the first header.
 #include "emulation/cuda.h"
 #include "kernels/cuda/common/wgmma.cuh"
 // clang-format on
@@ -37,7 +37,7 @@ void launch(bool late_products, std::function<void()> body) {
   ASSERT_TRUE(run.advance(true));
 }
 
-// Small integers, whose sums are exact.
+// Small integers, as their sums are exact.
 float element(int row, int column) { return static_cast<float>((row * 37 + column * 11) % 9 - 4); }
 
 template <Type kType>
@@ -50,14 +50,14 @@ void put(char* to, float value) {
   }
 }
 
-// Byte `byte` of row `row` of 128-byte rows, as a box with 128-byte swizzle brings it.
+// Returns byte `byte` of row `row` in a tile of 128-byte rows with the 128-byte swizzle.
 char* in_rows(char* tile, int row, int byte) {
   return tile + row * 128 + ((byte / 16) ^ row % 8) * 16 + byte % 16;
 }
 
 enum Form { rows, columns, registers, plain_rows };
 
-// Element (outer, k) of an operand, whose outer dimension has `size`.
+// Returns element (outer, k) of an operand. `size` is the extent of the outer dimension.
 template <Type kType, Form kForm>
 void put_operand(char* tile, int outer, int size, int k, float value) {
   constexpr int kBytes = type_bytes(kType);
@@ -101,7 +101,7 @@ void multiply(bool late_products) {
     __syncthreads();
     const auto thread = static_cast<int>(threadIdx.x);
     const int row = thread / 32 * 16 + thread % 32 / 4;
-    // Registers of a: columns of 32 bits side by side, then row + 8, then those 16 bytes on.
+    // Registers of a: adjacent columns of 32 bits, then row + 8, then the same 16 bytes further.
     uint32_t a[kSteps][4];
     for (int step = 0; step < kSteps; ++step) {
       for (int i = 0; i < 4; ++i) {
@@ -175,8 +175,8 @@ TEST(Products, OfOperandsWithoutSwizzle) {
   multiply<bf16, 8, columns, plain_rows>(true);
 }
 
-// Only late ones see an operand that is overwritten before the wait, and sums that are read before
-// it.
+// Only late products see an operand that is overwritten before the wait, and sums that are read
+// before it.
 TEST(Products, ReadTheirOperandsWhenTheLaunchSays) {
   for (const bool late : {false, true}) {
     float before = -1, after = -1;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A launch: its blocks, of which as many are alive at once as fit the emulated GPU, whole clusters
-// together. Each has a thread of the system, because what stands for shared memory is thread-local;
-// they take turns, so that a launch always goes the same way.
+// A launch: its blocks. As many of them are resident at once as fit the emulated GPU, whole
+// clusters together. Each has a thread of the system, because shared memory is emulated by
+// thread-local memory. These threads run one at a time, so that a launch always runs in the same
+// order.
 #pragma once
 
 #include <link.h>
@@ -16,10 +17,10 @@
 
 namespace fovea::emulation {
 
-// What a kernel library knows of its kernel.
+// A kernel library's description of its kernel.
 struct Kernel {
   uint32_t threads, blocks_per_sm;
-  size_t shared_bytes, shared_limit;  // asked for, and there
+  size_t shared_bytes, shared_limit;  // requested, and available
   char* (*shared)();                  // of the calling thread
   std::function<void()> body;
 };
@@ -42,14 +43,14 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // False: it is not over, but the next kernel may start.
+  // Returns false if the launch has not ended but the next kernel may start.
   bool advance(bool to_the_end) {
     const Here before = std::exchange(here, Here{});
     here.block_size = {kernel_.threads, 1, 1};
     here.grid_size = launch_.grid;
     here.run = this;
     to_the_end_ = to_the_end;
-    progressed_ = true;  // the caller has
+    progressed_ = true;  // the caller has progressed
     if (Slot* first = next()) {
       first->go();
       paused_.acquire();
@@ -63,17 +64,17 @@ class Run {
   const Policy& policy() const { return launch_.policy; }
   const std::function<void()>& body() const { return kernel_.body; }
   uint64_t round() const { return round_; }
-  // In the last round threads but looked at memory again.
+  // Returns whether threads only reread memory in the last round.
   bool is_idle() const { return idle_ > 0; }
   bool previous_is_over() const { return !launch_.finish_previous; }
 
-  // Whether the next copy is late.
+  // Decides whether the next copy is late.
   bool chooses_late() {
     if (launch_.policy.copies != Policy::mixed) return launch_.policy.copies == Policy::late;
     coin_ = coin_ * 6364136223846793005ull + 1442695040888963407ull;
     return coin_ >> 63;
   }
-  // Lands at once, or when nobody can move and somebody waits at the barrier.
+  // Lands a copy at once, or when no thread can run and one waits at the barrier.
   void land_at(Block& block, uint32_t barrier, std::function<void()> land, bool late) {
     if (!late) return land();
     on_their_way_.push_back({&block, barrier, std::move(land)});
@@ -90,15 +91,15 @@ class Run {
   }
 
  private:
-  static constexpr int kPatience = 1 << 20;  // rounds in which threads only look at memory again
+  static constexpr int kPatience = 1 << 20;  // rounds in which threads only reread memory
 
-  // A thread of the system, on which blocks run one after the other.
+  // A thread of the system. Blocks run on it one after another.
   class Slot {
    public:
     explicit Slot(Run& run) : run_(run), thread_([this] { serve(); }) {}
     Block block;
 
-    // Its turn, and those after it.
+    // Starts its turn, and the turns after it.
     void go() { go_.release(); }
     void stop() {
       stops_ = true;
@@ -186,7 +187,8 @@ class Run {
     return true;
   }
 
-  // Who has the next turn. Null: the launch is over or, if that is enough, the next may start.
+  // Returns the slot with the next turn. Null: the launch has ended or, if that suffices, the next
+  // one may start.
   Slot* next() {
     while (true) {
       while (!turns_.empty()) {
@@ -207,7 +209,8 @@ class Run {
     }
   }
 
-  // All blocks have gone as far as they could; if none could, what makes one go on.
+  // All blocks have run as far as they could. If none progressed, finds something that lets one
+  // continue.
   void end_round() {
     std::erase_if(groups_, [&](const Group& group) {
       if (!group.cluster->done()) return false;
@@ -223,7 +226,7 @@ class Run {
     }
   }
 
-  // All copies that one barrier waits for.
+  // Lands all copies that one barrier waits for.
   bool land_some() {
     const auto is_awaited = [](const OnItsWay& copy) {
       return copy.block->barriers.at(copy.barrier).waiting > 0;
@@ -259,7 +262,7 @@ class Run {
     char* begin;
     size_t bytes;
   };
-  // All thread-local memory of this module, which is what stands for shared memory, static too.
+  // Fills all thread-local memory of this module, which emulates shared memory, with NaN.
   static Segment poison(const char* inside) {
     struct Search {
       const char* inside;
@@ -290,10 +293,10 @@ class Run {
   uint32_t started_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<Slot*> free_;
-  std::vector<Group> groups_;  // that run
+  std::vector<Group> groups_;  // running groups
   std::deque<OnItsWay> on_their_way_;
-  std::deque<Slot*> turns_;  // of this round, to come
-  bool progressed_ = false;  // anyone in this round
+  std::deque<Slot*> turns_;  // remaining turns of this round
+  bool progressed_ = false;  // any slot, in this round
   bool to_the_end_ = false;
   std::binary_semaphore paused_{0};
   uint64_t round_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulated driver writes into a CUtensorMap, and the boxes that are copied by it.
+// The emulated driver's contents of a CUtensorMap, and copies of its boxes.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace fovea::emulation {
 
-// Of 16-bit elements, innermost dimension first; a box is rows of 128 bytes with the 128-byte
-// swizzle.
+// A map of 16-bit elements, innermost dimension first. A box consists of rows of 128 bytes with the
+// 128-byte swizzle.
 struct EncodedTensorMap {
   static constexpr uint64_t kTag = 0x70616d726f736e65;
   static constexpr int kMostRank = 5;
@@ -23,7 +23,7 @@ struct EncodedTensorMap {
   std::array<uint64_t, kMostRank> sizes;
   std::array<uint64_t, kMostRank - 1> strides;  // bytes
 
-  // What the driver refuses.
+  // Returns whether the driver accepts the map.
   bool is_valid() const {
     if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rank < 1 || rank > kMostRank) return false;
     if (box[0] * kElementBytes != kRowBytes) return false;
@@ -42,8 +42,8 @@ struct EncodedTensorMap {
 
   using Coordinates = std::array<int, kMostRank>;
 
-  // Calls with each 16 bytes of the box at `at`: where they are in it before the swizzle, in
-  // memory (null outside of the tensor) and how many of them are the tensor's.
+  // Visits each 16 bytes of the box at `at`: their offset in the box before the swizzle, their
+  // address in memory (null outside of the tensor), and the number of bytes within the tensor.
   template <typename Visit>
   void for_each_chunk(const Coordinates& at, Visit&& visit) const {
     const uint32_t rows = box_bytes() / kRowBytes;
@@ -68,7 +68,7 @@ struct EncodedTensorMap {
       }
     }
   }
-  // Where the bytes at an address of shared memory lie: chunks of 16 change places in each 128.
+  // Swizzles an address of shared memory: the chunks of 16 bytes in each 128 change places.
   static uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 };
 static_assert(sizeof(EncodedTensorMap) <= 128);

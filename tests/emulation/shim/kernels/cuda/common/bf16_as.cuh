@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/bf16_as.cuh.
+// Replaces src/kernels/cuda/common/bf16_as.cuh.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/cluster.cuh, name by name, in C++.
+// Replaces src/kernels/cuda/common/cluster.cuh with the same names, in C++.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
@@ -12,7 +12,7 @@ inline void cluster_wait() { machine_of::machine.cluster_wait(); }
 
 inline int cluster_rank() { return static_cast<int>(machine_of::machine.cluster_rank()); }
 
-// Of what is at `here` in block `rank`.
+// Returns the address in block `rank` that corresponds to `here`.
 inline uint32_t address_in_cluster(const void* here, uint32_t rank) {
   return machine_of::machine.map_shared(shared_address(here), rank);
 }

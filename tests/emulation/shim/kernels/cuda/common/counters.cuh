@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/counters.cuh. Threads take turns, so that plain reads and
+// Replaces src/kernels/cuda/common/counters.cuh. Only one thread runs at a time, so plain reads and
 // writes are atomic and ordered.
 #pragma once
 
@@ -23,7 +23,7 @@ inline uint32_t increment_acquire_release(uint32_t* counter, uint32_t most) {
   return count(counter, *counter >= most ? 0 : *counter + 1);
 }
 inline void add_relaxed(uint32_t* counter, uint32_t n) { count(counter, *counter + n); }
-// A turn of a loop that waits for others.
+// Called in loops that wait for other blocks.
 inline uint32_t load_acquire(const uint32_t* counter) {
   fovea::emulation::machine.spin("a counter in global memory");
   return *counter;

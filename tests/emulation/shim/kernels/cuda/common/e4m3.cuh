@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/e4m3.cuh.
+// Replaces src/kernels/cuda/common/e4m3.cuh.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/hopper.cuh, name by name, in C++.
+// Replaces src/kernels/cuda/common/hopper.cuh with the same names, in C++.
 #pragma once
 
 #include "emulation/tensor_map.h"
@@ -38,7 +38,7 @@ inline void store_matrices(void* shared, const uint32_t (&r)[4]) {
   };
   const auto& all =
       machine_of::meet_warp("stmatrix.x4", ~0u, Row{shared, {r[0], r[1], r[2], r[3]}});
-  // Lane l stores row l % 8 of matrix l / 8, which four lanes have.
+  // Lane l stores row l % 8 of matrix l / 8, which four lanes hold.
   const int lane = machine_of::lane();
   if (reinterpret_cast<uintptr_t>(shared) % 16) machine_of::machine.fail("a misaligned matrix row");
   for (int i = 0; i < 4; ++i) static_cast<uint32_t*>(shared)[i] = all[lane % 8 * 4 + i].r[lane / 8];
@@ -51,7 +51,7 @@ inline void store_matrices_transposed(void* shared, const uint32_t (&r)[4]) {
   };
   const auto& all =
       machine_of::meet_warp("stmatrix.x4.trans", ~0u, Row{shared, {r[0], r[1], r[2], r[3]}});
-  // Row l % 8 in memory is a column of what the lanes have.
+  // Row l % 8 in memory is a column of the lanes' values.
   const int lane = machine_of::lane();
   if (reinterpret_cast<uintptr_t>(shared) % 16) machine_of::machine.fail("a misaligned matrix row");
   for (int i = 0; i < 8; ++i) {
@@ -89,7 +89,7 @@ inline void load_bytes(void* shared, const void* global, int bytes, TransactionB
   load_bytes(shared, global, bytes, barrier, kEvictNormal);
 }
 
-// To addresses that may be those of another block.
+// The addresses may be those of another block.
 inline void load_box_at(uint32_t to, const TensorMap& map, uint32_t barrier,
                         const machine_of::EncodedTensorMap::Coordinates& at) {
   if (to % 128 != 0) machine_of::machine.fail("a misaligned box");

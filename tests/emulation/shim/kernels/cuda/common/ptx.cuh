@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/ptx.cuh, name by name, in C++.
+// Replaces src/kernels/cuda/common/ptx.cuh with the same names, in C++.
 #pragma once
 
 #include "core/float_types.h"
@@ -37,8 +37,8 @@ void wait_copies() {
 inline void wait_for_previous_kernel() { machine_of::machine.wait_for_previous_kernel(); }
 inline void allow_next_kernel() { machine_of::machine.allow_next_kernel(); }
 
-// Elements `column` and the next of row `row` of the 8x8 matrix whose rows lanes from `first` on
-// point to.
+// Returns elements `column` and `column` + 1 of row `row` of the 8x8 matrix whose rows the lanes
+// from `first` on point to.
 using RowAddresses = std::array<const void*, machine_of::kLanes>;
 inline uint16_t matrix_element(const RowAddresses& rows, int matrix, int row, int column) {
   const void* address = rows[matrix * 8 + row];
@@ -81,8 +81,8 @@ float half_of(uint32_t pair, int half) {
   return to_float<kType>(static_cast<uint16_t>(pair >> 16 * half));
 }
 
-// Lane l has, of a, rows l / 4 and l / 4 + 8, columns from l % 4 * 2 and 8 more; of b, column l /
-// 4, rows from l % 4 * 2 and 8 more; of d, rows as of a, columns from l % 4 * 2.
+// Lane l holds, of a, rows l / 4 and l / 4 + 8, columns from l % 4 * 2 and 8 more; of b, column l /
+// 4, rows from l % 4 * 2 and 8 more; of d, the rows of a, columns from l % 4 * 2.
 template <Type kType>
 void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
@@ -92,7 +92,7 @@ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
   const int row = machine_of::lane() / 4;
   const int column = machine_of::lane() % 4 * 2;
   for (int k = 0; k < 16; ++k) {
-    const int among = k % 8 / 2;  // lane of the four that have this k
+    const int among = k % 8 / 2;  // which of the four lanes holds this k
     for (int i = 0; i < 4; ++i) {
       const uint32_t left = all[row * 4 + among].a[i / 2 + k / 8 * 2];
       const uint32_t right = all[(column + i % 2) * 4 + among].b[k / 8];

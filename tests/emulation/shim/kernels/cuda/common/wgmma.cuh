@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands in for src/kernels/cuda/common/wgmma.cuh, name by name.
+// Replaces src/kernels/cuda/common/wgmma.cuh with the same names.
 #pragma once
 
 #include "emulation/products.h"
@@ -23,11 +23,11 @@ float operand_value(const void* at) {
   if constexpr (kType != f8e4m3) return to_float<kType>(*static_cast<const uint16_t*>(at));
 }
 
-// Element of a where threads hold it: a register has neighbours, those of four lanes follow each
-// other.
+// Returns an element of a as threads hold it: a register holds neighbours, and the registers of
+// four lanes follow each other.
 template <Type kType>
 float register_value(const machine_of::WarpgroupProduct& product, int row, int k) {
-  constexpr int kEach = 4 / type_bytes(kType);  // of a register
+  constexpr int kEach = 4 / type_bytes(kType);  // per register
   const int lane = row % 8 * 4 + k / kEach % 4;
   const int index = row % 16 / 8 + k / (4 * kEach) * 2;
   const uint32_t word =
@@ -51,9 +51,9 @@ struct Product {
   }
 
  private:
-  static constexpr int kRows = 16;  // of a warp
+  static constexpr int kRows = 16;  // per warp
 
-  // Rows of some warps.
+  // Computes the rows of some warps.
   template <Type kType, bool kRegisters, bool kColumnsB, bool kColumnsA>
   static void evaluate(const machine_of::WarpgroupProduct& product, int first_warp, int end_warp) {
     constexpr int kBytes = type_bytes(kType);
@@ -79,7 +79,7 @@ struct Product {
     }
   }
 
-  // Thread t % 4 of a row has columns 8 * j + t % 4 * 2 and the next.
+  // Thread t % 4 of a row holds columns 8 * j + t % 4 * 2 and the next.
   template <int kDepth>
   static void evaluate_row(const machine_of::WarpgroupProduct& product, int row,
                            const float (&a)[kDepth], const float (&b)[kDepth][kColumns]) {
