@@ -109,7 +109,7 @@ PassSize CudaModelRunner::decode_size(int32_t requests, int32_t kv_len,
   size.max_q_len = 1;
   size.max_kv_len = graph_context(size.requests, kv_len, limits_.max_kv_len);
   size.mode = ForwardMode::decode;
-  size.draws = vocabulary() <= kernels::cuda::kMostVocabulary;
+  size.draws = vocabulary() <= kernels::cuda::kMaxVocabulary;
   return size;
 }
 
@@ -157,7 +157,7 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   std::ranges::fill(drawn, -1);
   if (parts.empty()) return;
   PassSize size = batch_.fill(parts, caches_.table());
-  size.draws = size.draws && vocabulary() <= kernels::cuda::kMostVocabulary &&
+  size.draws = size.draws && vocabulary() <= kernels::cuda::kMaxVocabulary &&
                size.logit_rows <= logit_rows_;
   check_argument(
       logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),

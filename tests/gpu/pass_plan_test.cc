@@ -119,12 +119,12 @@ struct Prefixes {
       found.groups[i] = {take(requests + 1), take(requests), take(requests), take(requests)};
     }
     found.first_keys = take(requests);
-    found.scratch = take(kMostPlanBlocks * requests * kPrefixScratch);
+    found.scratch = take(kMaxPlanBlocks * requests * kPrefixScratch);
     found.requests = batch.requests;
-    found.most_q_len = 2;
+    found.max_q_len = 2;
     found.tile_tokens = 32;
-    found.least_prefix = kMinPrefix;
-    found.least_saved = 1;
+    found.min_prefix = kMinPrefix;
+    found.min_saved = 1;
     found.levels = levels;
   }
   PlanParams plan(const BatchParams& batch, const GroupLists& lists) const {

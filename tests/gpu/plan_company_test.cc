@@ -145,10 +145,10 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
                                 .kv_lens = params.kv_lens,
                                 .shared_prefix = shared_device.data(),
                                 .requests = params.requests,
-                                .most_q_len = kMaxQLen,
+                                .max_q_len = kMaxQLen,
                                 .tile_tokens = 32,
-                                .least_prefix = kMinPrefix,
-                                .least_saved = kMinSaved,
+                                .min_prefix = kMinPrefix,
+                                .min_saved = kMinSaved,
                                 .more_saved = more_saved(kMinSaved),
                                 .levels = kPrefixLevels};
     std::vector<Guarded<int32_t>> device;
@@ -158,7 +158,7 @@ TEST_P(Planners, PrefixGroupsAreThoseOfTheHost) {
       groups = {take(requests + 1), take(requests), take(requests), take(requests)};
     }
     prefixes.first_keys = take(requests);
-    prefixes.scratch = take(kMostPlanBlocks * requests * kPrefixScratch);
+    prefixes.scratch = take(kMaxPlanBlocks * requests * kPrefixScratch);
     launch(PlanCompany{.prefixes = prefixes});
     for (size_t level = 0; level < kPrefixLevels; ++level) {
       SCOPED_TRACE(level);

@@ -41,7 +41,7 @@ void CudaPrefixes::carve(WorkspaceCarver& workspace, const CudaKernels& table,
   }
   first_keys_ = workspace.take<int32_t>(requests);
   if (requests > cuda::kHeldRequests) {
-    scratch_ = workspace.take<int32_t>(cuda::kMostPlanBlocks * requests * cuda::kPrefixScratch);
+    scratch_ = workspace.take<int32_t>(cuda::kMaxPlanBlocks * requests * cuda::kPrefixScratch);
   }
   own_lse_ = workspace.take<float>(rows);
 }
@@ -83,10 +83,10 @@ void CudaPrefixes::find_groups(const BatchView& batch, cuda::BatchParams& params
   prefixes.first_keys = first_keys_;
   prefixes.scratch = scratch_;
   prefixes.requests = params.requests;
-  prefixes.most_q_len = rule_.most_q_len;
+  prefixes.max_q_len = rule_.most_q_len;
   prefixes.tile_tokens = std::max(row_tile_ / group, 1);
-  prefixes.least_prefix = kMinPrefix;
-  prefixes.least_saved = rule_.least_saved;
+  prefixes.min_prefix = kMinPrefix;
+  prefixes.min_saved = rule_.least_saved;
   prefixes.more_saved = more_saved(rule_.least_saved);
   prefixes.levels = levels_;
   company.level_bytes = level_bytes_;
@@ -133,7 +133,7 @@ void CudaPrefixes::join(const cuda::AttentionParams& params, float* lse, Stream 
   join.lse = lse;
   join.sinks = params.sinks;
   join.head_dim_v = params.head_dim_v;
-  join.list_settled = list_settled_;
+  join.plan_complete = list_settled_;
   list_settled_ = true;
   join_->run(join, stream);
 }

@@ -6,7 +6,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Rows of 64 keys are the grain in which work is counted and split, whatever a kernel's tile is.
+// Work is counted and split in units of 64 keys, whatever a kernel's tile is.
 constexpr int32_t kBlockKeys = 64;
 
 // Part of the keys of one row tile of one kv head. A tile's rows are its request's (token, q head
@@ -14,9 +14,9 @@ constexpr int32_t kBlockKeys = 64;
 struct WorkItem {
   int32_t request;
   int32_t kv_head;
-  int32_t first_row;  // of the request's packed rows
-  // A multiple of kBlockKeys, or the first key that any row sees: those before it may have left a
-  // window pool, so what lies in their place must not reach a product.
+  int32_t first_row;  // first of the request's packed rows
+  // A multiple of kBlockKeys, or the first key that any row sees. Keys before the latter may have
+  // left a window pool, so their slots must not reach a product.
   int32_t key_begin;
   int32_t key_end;  // exclusive
   int32_t partial;  // slot of the partial result, -1: the item is the whole tile
@@ -32,9 +32,9 @@ struct MergeItem {
   int32_t count;
 };
 
-// What plan writes and attention reads; device memory inside the workspace. The list is cut into
-// equally loaded contiguous ranges, one for each CTA, so a range begins and ends inside at most one
-// tile: two partial results a CTA bound the workspace, whatever the batch is.
+// The work list that plan writes and attention reads, in device memory inside the workspace. It is
+// cut into equally loaded contiguous ranges, one for each CTA. A range begins inside at most one
+// tile and ends inside at most one tile, so two partial results a CTA are enough for every batch.
 struct WorkList {
   WorkItem* items;       // [tiles * kv_heads + ctas]; entries between two ranges are unused
   int32_t* cta_begin;    // [ctas]
@@ -141,7 +141,7 @@ constexpr int32_t kTableKeys = 256;  // the largest key tile of any kernel
 // How a cache keeps scales; as KvScale.
 enum ScaleKind : int32_t { kScaleNone, kScalePerTensor, kScalePerHead, kScalePerTokenHead };
 
-constexpr int32_t kWriteWarps = 8;  // of a block that writes a cache; a warp writes a row
+constexpr int32_t kWriteWarps = 8;  // warps of a block that writes a cache; each writes a row
 
 struct KvWriteParams {
   const void* k;  // [tokens, kv_heads, head_dim]; null: nothing is stored

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// bf16 values for products in another type: f16 has them exactly from 2^-17 on, nearly below, and
-// saturates at 65504.
+// Conversions of bf16 values for products in another type. f16 represents them exactly from 2^-17
+// upward and approximately below; it saturates at 65504.
 #pragma once
 
 #include "kernels/cuda/common/types.cuh"

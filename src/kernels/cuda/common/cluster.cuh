@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What blocks of a cluster say and bring to each other. PTX ISA 8, sm_90.
+// Barriers, stores and copies between the blocks of a cluster. PTX ISA 8, sm_90.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Everything before the arrival of any thread of the cluster comes before what follows its wait.
+// Arrives at the barrier of the cluster. Writes that any thread makes before it arrives are visible
+// to every thread after cluster_wait().
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Without that order, and the fence that makes it.
+// Arrives without a fence: earlier writes need not be visible after cluster_wait().
 __device__ inline void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -24,10 +25,9 @@ __device__ inline int cluster_rank() {
   return rank;
 }
 
-// Arrives at the barrier in this place of block `rank`, maybe the own, behind reads that are
-// complete; makes no writes seen. A release to the cluster waits for all of the GPU to see what
-// this thread wrote: MLA decode over fp8 rows took 320 us with it, 283 without, and prefill by
-// pairs of blocks lost a quarter (2026-11-22).
+// Arrives at the barrier with the same address in block `rank`, which may be this block. Tells that
+// block that this thread's reads are complete, but makes no writes visible: a release to the
+// cluster would wait until the whole GPU sees this thread's writes, which is slow.
 __device__ inline void arrive_in_cluster(TransactionBarrier& barrier, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -37,7 +37,8 @@ __device__ inline void arrive_in_cluster(TransactionBarrier& barrier, uint32_t r
       : "memory");
 }
 
-// Puts `value` where `here` is in block `rank`, and counts its bytes at its `barrier`.
+// Stores `value` at the address `here` of block `rank` and counts its bytes at that block's
+// `barrier`.
 __device__ inline void store_in_cluster(int32_t* here, uint32_t rank, int32_t value,
                                         TransactionBarrier& barrier) {
   asm volatile(
@@ -70,7 +71,7 @@ __device__ inline void store_in_cluster(float* here, uint32_t rank, const float4
       : "memory");
 }
 
-// The address in block `rank` of what is at `here`.
+// Returns the address in block `rank` that corresponds to `here` in this block.
 __device__ __forceinline__ uint32_t address_in_cluster(const void* here, uint32_t rank) {
   uint32_t there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -78,7 +79,7 @@ __device__ __forceinline__ uint32_t address_in_cluster(const void* here, uint32_
                : "r"(shared_address(here)), "r"(rank));
   return there;
 }
-// Puts four words at an address of another block's, and counts their bytes at its barrier.
+// Stores four words at an address of another block and counts their bytes at its barrier.
 __device__ __forceinline__ void store_in_cluster(uint32_t there, const uint32_t (&words)[4],
                                                  uint32_t barrier) {
   asm volatile(
@@ -88,8 +89,9 @@ __device__ __forceinline__ void store_in_cluster(uint32_t there, const uint32_t 
       : "memory");
 }
 
-// Copies `bytes` at `here` to the same place in block `rank`, and counts them at its `barrier`. One
-// thread, after a fence of the async proxy if others stored them.
+// Copies `bytes` at `here` to the same address in block `rank` and counts them at that block's
+// `barrier`. Called by one thread, after a fence of the async proxy if other threads stored the
+// bytes.
 __device__ inline void copy_in_cluster(void* here, uint32_t rank, int bytes,
                                        TransactionBarrier& barrier) {
   asm volatile(
@@ -100,7 +102,7 @@ __device__ inline void copy_in_cluster(void* here, uint32_t rank, int bytes,
       "r"(rank), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
-// The same from `from` to where `there` is in block `rank`.
+// As above, from `from` to the address `there` in block `rank`.
 __device__ __forceinline__ void copy_in_cluster(const void* from, void* there, uint32_t rank,
                                                 int bytes, TransactionBarrier& barrier) {
   asm volatile(
@@ -112,8 +114,8 @@ __device__ __forceinline__ void copy_in_cluster(const void* from, void* there, u
       : "memory");
 }
 
-// One box of a tensor to this place in both blocks of a cluster of two, each of which counts its
-// bytes at its `barrier`.
+// Copies one box of a tensor to the same address in both blocks of a cluster of two. Each block
+// counts its bytes at its `barrier`.
 __device__ inline void load_box_to_pair(void* shared, const TensorMap& map,
                                         TransactionBarrier& barrier, int c0, int c1, int c2,
                                         int c3) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sm_89 and later have an instruction for.
+// Conversions of e4m3 for which sm_89 and later have an instruction.
 #pragma once
 
 #include "kernels/cuda/common/types.cuh"
@@ -7,13 +7,13 @@
 namespace fovea::kernels::cuda {
 
 #if __CUDA_ARCH__ >= 890
-// Two e4m3 values in the lower half of `two` as f16, exactly; NaN stays NaN.
+// Converts the two e4m3 values in the lower half of `two` to f16, exactly. NaN stays NaN.
 __device__ __forceinline__ uint32_t widen_e4m3(uint32_t two) {
   uint32_t wide;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(static_cast<uint16_t>(two)));
   return wide;
 }
-// Four of them.
+// Converts four e4m3 values.
 __device__ __forceinline__ void widen_four_e4m3(uint32_t four, uint32_t& low, uint32_t& high) {
   asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\n"
       "cvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;\n}\n"
@@ -21,7 +21,8 @@ __device__ __forceinline__ void widen_four_e4m3(uint32_t four, uint32_t& low, ui
       : "r"(four));
 }
 
-// Four f32, to nearest even, saturated; where it stands, as pack_here.
+// Converts four f32 values with rounding to nearest even and saturation. As pack_here(), it stays
+// at its place in the program.
 __device__ __forceinline__ uint32_t pack_e4m3(float x0, float x1, float x2, float x3) {
   uint32_t four;
   asm volatile(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From 16-bit values to fp8 codes, for caches.
+// Conversions from 16-bit values to fp8 codes, for caches.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -11,8 +11,9 @@ constexpr float largest_fp8() {
   return kType == f8e4m3 ? 448.0f : 57344.0f;
 }
 
-// Round to nearest even, saturated. In integers, because sm_80 has no instruction for it: the value
-// is rounded where its lowest kept mantissa bit lies, which for subnormals is fixed.
+// Rounds to nearest even and saturates. It computes in integers because sm_80 has no instruction
+// for this: it rounds the value at the lowest mantissa bit that is kept, which is fixed for
+// subnormals.
 template <Type kType>
 __device__ inline uint8_t to_fp8(float value) {
   constexpr int kMantissa = kType == f8e4m3 ? 3 : 2;
@@ -36,7 +37,7 @@ __device__ inline uint8_t to_fp8(float value) {
   return sign | static_cast<uint8_t>((rounded >> kDropped) - ((127 - kBias) << kMantissa));
 }
 
-// Page 0 stays finite: NaN becomes 0, an infinity the largest finite value.
+// Turns NaN into 0 and an infinity into the largest finite value, so that page 0 stays finite.
 template <Type kType>
 __device__ inline uint16_t made_finite(uint16_t bits) {
   constexpr uint16_t kInfinity = kType == bf16 ? 0x7f80 : 0x7c00;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From fp8 codes to 16-bit values, exactly. In integers where it says pair or chunk, for sm_80 has
-// no instruction for it; a stored NaN of e4m3 then becomes 480.
+// Exact conversions from fp8 codes to 16-bit values. widen_pair() and widen_chunk() compute in
+// integers because sm_80 has no instruction for this; they turn a stored NaN of e4m3 into 480.
 #pragma once
 
 #include "kernels/cuda/common/e4m3.cuh"
@@ -10,8 +10,9 @@ namespace fovea::kernels::cuda {
 
 constexpr uint32_t kMinusZeroPair = 0x80008000;  // x + -0 is x, whatever the sign of x
 
-// Bytes 2 * kHigh and the next of `word`. The sign goes to the top, exponent and mantissa to the
-// lowest bits of theirs; a product with a power of two repairs the exponent's bias.
+// Converts bytes 2 * kHigh and 2 * kHigh + 1 of `word`. The sign moves to the top bit, exponent and
+// mantissa to the lowest bits of their fields; a product with a power of two corrects the bias of
+// the exponent.
 template <Type kFrom, Type kTo, bool kHigh>
 __device__ __forceinline__ uint32_t widen_pair(uint32_t word) {
   const uint32_t wide =
@@ -30,15 +31,15 @@ __device__ __forceinline__ uint32_t widen_pair(uint32_t word) {
   }
 }
 
-// Eight values.
+// Converts eight values.
 template <Type kFrom, Type kTo>
 __device__ __forceinline__ uint4 widen_chunk(uint32_t first, uint32_t second) {
   return {widen_pair<kFrom, kTo, false>(first), widen_pair<kFrom, kTo, true>(first),
           widen_pair<kFrom, kTo, false>(second), widen_pair<kFrom, kTo, true>(second)};
 }
 
-// Eight values of e4m3 as f16 in few instructions; kScaled: times `scale`, a pair of the same f16,
-// rounded once.
+// Converts eight e4m3 values to f16 in few instructions. With kScaled it multiplies them by
+// `scale`, which holds the same f16 twice, and rounds once.
 template <bool kScaled>
 __device__ __forceinline__ uint4 widen_to_f16(uint32_t first, uint32_t second, uint32_t scale) {
 #if __CUDA_ARCH__ >= 890

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single instructions of sm_90a under names: transaction barriers, bulk tensor copies, register
+// Functions for single instructions of sm_90a: transaction barriers, bulk tensor copies, register
 // reallocation, named barriers. PTX ISA 8.
 #pragma once
 
@@ -11,14 +11,14 @@ namespace fovea::kernels::cuda {
 
 constexpr int kWarpgroupThreads = 128;
 
-// gridDim.x, read where it stands.
+// Returns gridDim.x, read at this place in the program.
 __device__ __forceinline__ int grid_blocks_anew() {
   int blocks;
   asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
   return blocks;
 }
 
-// True in one thread of the warp. Which one takes no register, as the number of the lane does.
+// Returns true in one thread of the warp. Unlike the number of the lane, it takes no register.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool elect_lane() {
   return elected;
 }
 
-// What shared_address() gave, as a pointer that the compiler knows to be to shared memory.
+// Converts the result of shared_address() to a pointer that the compiler knows is to shared memory.
 __device__ __forceinline__ const void* shared_pointer(uint32_t address) {
   return __cvta_shared_to_generic(address);
 }
@@ -42,14 +42,14 @@ struct alignas(8) TransactionBarrier {
   __device__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
-  // Arrives and asks for `bytes` more bytes of copies before the phase completes.
+  // Arrives, and lets the phase complete only after copies of `bytes` more bytes.
   __device__ void arrive_expecting(int bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
         "r"(bytes)
         : "memory");
   }
-  // Arrives once this thread's earlier cp.async copies have landed; counts as one of the arrivals.
+  // Arrives when this thread's earlier cp.async copies are complete; counts as one arrival.
   __device__ void arrive_after_copies() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(this))
                  : "memory");
@@ -67,7 +67,7 @@ struct alignas(8) TransactionBarrier {
   }
 };
 
-// Four 8x8 matrices of 16-bit elements, as load_matrices.
+// Stores four 8x8 matrices of 16-bit elements in the layout of load_matrices().
 __device__ inline void store_matrices(void* shared, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address(shared)),
@@ -96,12 +96,12 @@ __device__ inline void prefetch_tensor_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// What becomes of the lines of the L2 that a copy reads: what createpolicy gives for all of them.
+// Eviction policies for the L2 lines that a copy reads, as createpolicy returns them for all lines.
 constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
-// Bytes that lie side by side, a multiple of 16.
+// Copies contiguous bytes, a multiple of 16, to shared memory.
 __device__ inline void load_bytes(void* shared, const void* global, int bytes,
                                   TransactionBarrier& barrier) {
   asm volatile(
@@ -120,7 +120,8 @@ __device__ inline void load_bytes(void* shared, const void* global, int bytes,
       : "memory");
 }
 
-// One box of a tensor to shared memory; coordinates innermost first, outside ones give zeros.
+// Copies one box of a tensor to shared memory. Coordinates begin with the innermost dimension;
+// elements outside the tensor become zeros.
 __device__ inline void load_box(void* shared, const TensorMap& map, TransactionBarrier& barrier,
                                 int c0, int c1) {
   asm volatile(
@@ -156,7 +157,7 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(&barrier)), "l"(policy)
       : "memory");
 }
-// The same as far as the L2, where whatever is written to it later goes too.
+// Copies a box to the L2 only; later writes to the box reach the L2 too.
 __device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3)
@@ -181,15 +182,15 @@ __device__ inline void load_box(void* shared, const TensorMap& map, TransactionB
       "l"(policy)
       : "memory");
 }
-// A box into the L2 alone.
+// Copies a box to the L2 only.
 __device__ inline void prefetch_box(const TensorMap& map, int c0, int c1, int c2, int c3, int c4) {
   asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map),
                "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                : "memory");
 }
 
-// A box of shared memory to a tensor; what lies outside is not written. This thread's stores are
-// awaited in groups.
+// Copies a box from shared memory to a tensor and skips elements outside the tensor.
+// wait_stores_read() waits for groups of this thread's stores.
 __device__ inline void store_box(const TensorMap& map, const void* shared, int c0, int c1, int c2) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
@@ -197,14 +198,14 @@ __device__ inline void store_box(const TensorMap& map, const void* shared, int c
       : "memory");
 }
 __device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the shared memory of all stores, or of all but the last kPending groups of them, may be
-// written again.
+// Waits until the shared memory of all stores but the last kPending groups may be written again.
 template <int kPending = 0>
 __device__ inline void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Registers of each thread of the warpgroup: taken from or given back to the block's pool.
+// Sets the number of registers of each thread of the warpgroup: more from the block's pool, or
+// fewer.
 template <int kRegisters>
 __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -214,14 +215,14 @@ __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Named barriers 1..15; `threads` counts those that wait and those that only arrive.
+// Named barriers have ids 1 to 15; `threads` counts waiting threads and threads that only arrive.
 __device__ inline void named_barrier_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// Waits; whether any of the threads brings true.
+// Waits, and returns true if any thread passes true.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool value) {
   int any;
   asm volatile(
@@ -233,7 +234,7 @@ __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool valu
   return any != 0;
 }
 
-// Two fp8 values in the lower half of `two` as f16.
+// Converts the two fp8 values in the lower half of `two` to f16.
 template <Type kFrom>
 __device__ __forceinline__ uint32_t widen(uint32_t two) {
   if constexpr (kFrom == f8e4m3) {
@@ -244,7 +245,7 @@ __device__ __forceinline__ uint32_t widen(uint32_t two) {
     return wide;
   }
 }
-// In the upper half of `four`, without a shift.
+// Converts the two fp8 values in the upper half of `four` to f16, without a shift.
 template <Type kFrom>
 __device__ __forceinline__ uint32_t widen_upper(uint32_t four) {
   uint32_t wide;

@@ -10,7 +10,7 @@ namespace fovea::kernels::cuda {
 struct NormWeights {
   const float* weight;  // [dim]; null: no norm
   float epsilon;
-  float plus;  // times (plus + weight): 1 where weight - 1 is stored
+  float plus;  // the norm is times (plus + weight): 1 if the checkpoint stores weight - 1
 };
 
 // x += branch_factor * [branch_norm](branch), then normed = norm(x). One CTA a row.
@@ -26,12 +26,12 @@ struct ResidualParams {
   int32_t dim;
 };
 
-// Steps of a row's heads, in place and in this order: norm, rotation, norm without weights, scale.
-// Beyond HeadsConfig::kMaxDim dims there is the norm alone.
+// Applies to a row's heads, in place and in this order: norm, rotation, norm without weights,
+// scale. Heads of more than HeadsConfig::kMaxDim dims have the norm only.
 struct HeadsParams {
   void* x;  // activations [rows, heads, dim]
   int64_t row_stride, head_stride;
-  const int32_t* positions;  // [rows]; null where no step needs them
+  const int32_t* positions;  // [rows]; null if no step needs them
   NormWeights norm;
   RotaryParams rotary;
   float l2_epsilon;      // < 0: no such norm
@@ -79,8 +79,8 @@ struct GatherParams {
   int32_t rows, dim;
 };
 
-// table[rows[t]][positions[t]] = slots[t]: what a pass adds to the request table. Negative slots
-// are padding.
+// table[rows[t]][positions[t]] = slots[t]: enters a pass's tokens in the request table. Negative
+// slots are padding.
 struct RecordSlotsParams {
   const int32_t* rows;       // [tokens]
   const int32_t* positions;  // [tokens]
@@ -118,8 +118,8 @@ struct RoutingParams {
   int32_t groups, top_groups;
 };
 
-// Lists the choices of every expert: list[e * rows ...] holds, in ascending order, the choices
-// (row * top_k + k) that chose e, and counts[e] how many they are. One warp an expert.
+// Lists the choices of every expert: list[e * rows ...] gets the choices (row * top_k + k) that
+// chose e, in ascending order, and counts[e] their number. One warp an expert.
 struct GroupParams {
   const int32_t* ids;  // [rows, top_k]
   int32_t* counts;     // [experts]
@@ -127,7 +127,7 @@ struct GroupParams {
   int32_t rows, experts, top_k;
 };
 
-// out[r] += the weighted results of row r's experts, in the order of the experts' numbers.
+// out[r] += the weighted results of row r's experts, in ascending order of experts.
 struct CombineParams {
   const int32_t* ids;    // [rows, top_k]
   const float* weights;  // [rows, top_k] or null: 1
@@ -143,8 +143,8 @@ struct ExpertMatrix {
 };
 
 // For every choice c of an expert: out[c] = scale[c] * (x[source(c)] W^T) + bias, where source is
-// the choice itself or its row. A column tile is wholly in one of `matrices` matrices, which stand
-// side by side in `out`. Grid: x counts tiles of columns, y experts * tiles of choices.
+// the choice or its row. The results of the `matrices` matrices are adjacent in `out`, and a column
+// tile lies in one of them. Grid: x counts experts * tiles of choices, y tiles of columns.
 struct ExpertGemmParams {
   const void* x;  // activations [.., k]
   int64_t x_stride;
@@ -159,7 +159,7 @@ struct ExpertGemmParams {
   int32_t source_is_row;  // else the choice
   int32_t matrices;
   int32_t n, k;
-  int32_t row_tiles;  // of one expert
+  int32_t row_tiles;  // for each expert
   int32_t out_is_f32;
 };
 

@@ -26,7 +26,7 @@ struct LateCopyParams {
   const void* from;
   void* to;        // 16-byte aligned as `from`
   int64_t bytes;   // a multiple of 16
-  int64_t cycles;  // to let pass before
+  int64_t cycles;  // delay before the copy
 };
 
 // Element i becomes offset + factor * n, n from the sum of twelve uniform bytes: nearly
@@ -48,12 +48,12 @@ struct NotFiniteParams {
 // One (token, q head) row to check.
 struct SampledRow {
   int32_t request;
-  int32_t token;  // of the batch
+  int32_t token;  // index in the batch
   int32_t q_head;
   int32_t key_begin, key_end;  // visible keys of the request
 };
 
-// What plain fp64 attention over the same cache differs by.
+// The difference from plain fp64 attention over the same cache.
 struct RowError {
   double squared_error, squared_norm;
 };

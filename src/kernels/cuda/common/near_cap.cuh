@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Soft cap of scores that are well below it, without a special function: the powers of the softmax
-// keep that unit busy.
+// Soft cap of scores well below the cap, by a polynomial: the special function unit is busy with
+// the powers of the softmax.
 #pragma once
 
 #include "kernels/cuda/common/log2.cuh"
@@ -9,9 +9,9 @@
 
 namespace fovea::kernels::cuda {
 
-// Capped scores, in units of log2, of `kCount` inner scores below kNearInner: inner * a polynomial
-// of its square. Side by side, as each waits for its own last operation, and without contractions:
-// the same bits wherever it is called.
+// Caps `kCount` inner scores below kNearInner: inner * a polynomial of its square, in units of
+// log2. It interleaves the scores because each step waits for the step before it, and uses explicit
+// roundings so that every caller gets the same bits.
 template <int kCount>
 __device__ __forceinline__ void cap_near(const NearCap& cap, const float (&inner)[kCount],
                                          float (&scores)[kCount]) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void cap_near(const NearCap& cap, const float (&inner
   for (int i = 0; i < kCount; ++i) scores[i] = __fmul_rn(inner[i], sum[i]);
 }
 
-// A capped score of an inner score that is not near, by tanh(x) = 1 - 2 / (e^2x + 1).
+// Caps an inner score that is not near, by tanh(x) = 1 - 2 / (e^2x + 1).
 __device__ __forceinline__ float cap_far(float inner, float outer) {
   const float power = exp2_fast(__fmul_rn(inner, 2 * kLog2E * kNearTanh / kNearInner));
   return __fmaf_rn(-2 * outer, __fdividef(1.0f, __fadd_rn(power, 1.0f)), outer);

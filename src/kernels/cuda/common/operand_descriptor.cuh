@@ -7,21 +7,22 @@
 
 namespace fovea::kernels::cuda {
 
-// Only the lower half varies.
+// Builds a descriptor; only its lower half varies.
 __device__ __forceinline__ uint64_t operand_descriptor(uint32_t low, uint32_t group_bytes = 1024) {
   return static_cast<uint64_t>(1u << 30 | group_bytes >> 4) << 32 | low;
 }
-// A tile whose rows run along the summed dimension: q and K. Steps of 32 bytes along a row.
+// Describes a tile whose rows run along the summed dimension, as q and K do. One product takes 32
+// bytes of each row.
 __device__ __forceinline__ uint64_t rows_descriptor(uint32_t address, uint32_t group_bytes = 1024) {
   return operand_descriptor(1u << 16 | (address & 0x3ffff) >> 4, group_bytes);
 }
-// A tile whose rows are single steps of the summed dimension: V. Blocks of 64 columns (16-bit
-// elements) are `block_bytes` apart.
+// Describes a tile in which each row is one step of the summed dimension, as V. Blocks of 64
+// columns (16-bit elements) are `block_bytes` apart.
 __device__ __forceinline__ uint64_t columns_descriptor(uint32_t address, uint32_t block_bytes,
                                                        uint32_t group_bytes = 1024) {
   return operand_descriptor(block_bytes >> 4 << 16 | (address & 0x3ffff) >> 4, group_bytes);
 }
-// The same operand `bytes` further on.
+// Describes the same operand `bytes` further on.
 __device__ __forceinline__ uint64_t moved(uint64_t descriptor, int bytes) {
   return operand_descriptor(static_cast<uint32_t>(descriptor) + bytes / 16);
 }

@@ -3,6 +3,6 @@
 
 namespace fovea::kernels::cuda {
 
-constexpr int kPlanThreads = 256;  // of a block that plans softmax attention
+constexpr int kPlanThreads = 256;  // threads of a block that plans softmax attention
 
 }  // namespace fovea::kernels::cuda

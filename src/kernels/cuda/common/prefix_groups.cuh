@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the tokens that neighbouring requests share to the groups of every level, as
-// find_prefix_levels does on the host.
+// Finds the groups of every level from the tokens that neighbouring requests share, as
+// find_prefix_levels() does on the host.
 #pragma once
 
 #include "kernels/cuda/common/division.cuh"
@@ -12,7 +12,7 @@ namespace fovea::kernels::cuda {
 
 constexpr int kNoKeys = 0x7fffffff;
 
-// All threads of a block.
+// Runs on all threads of a block.
 template <int kThreads>
 struct PrefixGroupsFinder {
   using Params = PrefixGroupsParams;
@@ -23,15 +23,15 @@ struct PrefixGroupsFinder {
     int scratch[kPrefixScratch][kHeldRequests];
   };
 
-  // Of every request.
+  // Arrays with an entry for every request.
   struct Requests {
     int count;
-    int* common;       // tokens shared with the request before, all of them cached; -1: none
-    int* first_keys;   // keys before belong to groups of the levels before
-    uint32_t* starts;  // bits of the requests that begin a group
+    int* common;       // cached tokens shared with the preceding request; -1: none
+    int* first_keys;   // keys before this one belong to groups of earlier levels
+    uint32_t* starts;  // a bit for each request that begins a group
     int* begin;        // first request of the group
-    int* last;         // of the group
-    int* keys;         // of the group that begins with the request
+    int* last;         // last request of the group
+    int* keys;         // keys of the group that begins with the request
   };
 
   __device__ static Requests place_requests(const Params& params, SharedMemory& shared) {
@@ -48,12 +48,13 @@ struct PrefixGroupsFinder {
             base + 5 * stride};
   }
 
-  // Cached tokens of a request that may be in a group, else -1.
+  // Returns the cached tokens of a request, or -1 if it may not be in a group.
   __device__ static int cached(const Params& params, int q_begin, int q_end, int kv_len) {
     const int q_len = q_end - q_begin;
-    return q_len > 0 && q_len <= params.most_q_len ? kv_len - q_len : -1;
+    return q_len > 0 && q_len <= params.max_q_len ? kv_len - q_len : -1;
   }
-  // All is loaded at once: a trip to the L2 takes as long as a level.
+  // Returns Requests::common of a request. It loads everything at once, because a trip to the L2
+  // takes as long as a level.
   __device__ static int common(const Params& params, int request) {
     const int before = max(request - 1, 0);
     const int begin = params.q_indptr[before];
@@ -67,14 +68,14 @@ struct PrefixGroupsFinder {
     return request == 0 || own < 0 || other < 0 ? -1 : min(shared, min(own, other));
   }
 
-  // Which requests begin a group: those that share less than least_prefix keys more with the one
-  // before.
+  // Marks the requests that begin a group: they share fewer than min_prefix further keys with the
+  // preceding request.
   __device__ static void mark_starts(const Params& params, const Requests& at) {
 #pragma unroll 1
     for (int base = 0; base < at.count; base += kThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       const bool live = request < at.count;
-      const bool joins = live && at.common[request] >= at.first_keys[request] + params.least_prefix;
+      const bool joins = live && at.common[request] >= at.first_keys[request] + params.min_prefix;
       const uint32_t starts = __ballot_sync(~0u, live && !joins);
       if (live) at.keys[request] = kNoKeys;
       if (threadIdx.x % 32 == 0 && live) at.starts[request / 32] = starts;
@@ -82,8 +83,8 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // The last start up to each lane's request, by all lanes; of requests from 32 * word on, whose
-  // starts are `own`.
+  // Returns the last start up to each lane's request. All lanes call it; their requests begin at
+  // 32 * word, and `own` has the starts among them.
   __device__ static int last_start(const Requests& at, int word, uint32_t own) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t here = own & ((2u << lane) - 1);
@@ -100,7 +101,7 @@ struct PrefixGroupsFinder {
     return here != 0 ? word * 32 + 31 - __clz(here) : before;
   }
 
-  // The first start behind each lane's request, or the end of all.
+  // Returns the first start after each lane's request, or the number of requests.
   __device__ static int next_start(const Requests& at, int word, uint32_t own) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t here = own & ~((2u << lane) - 1);
@@ -118,14 +119,14 @@ struct PrefixGroupsFinder {
     return min(here != 0 ? word * 32 + __ffs(here) - 1 : behind, at.count);
   }
 
-  // The groups, and the keys that all of each share.
+  // Finds the groups, and the keys that all requests of a group share.
   __device__ static void measure_groups(const Requests& at) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
     for (int base = 0; base < at.count; base += kThreads) {
       const int request = base + static_cast<int>(threadIdx.x);
       const int word = request / 32;
-      if (word * 32 >= at.count) break;  // of the whole warp
+      if (word * 32 >= at.count) break;  // the whole warp leaves
       const bool live = request < at.count;
       const uint32_t starts = at.starts[word];
       const int begin = last_start(at, word, starts);
@@ -134,7 +135,7 @@ struct PrefixGroupsFinder {
         at.begin[request] = begin;
         at.last[request] = last;
       }
-      // Of the group's requests in this warp first: thousands of atomics on one word take 1 us.
+      // A warp reduces the requests of a group first: thousands of atomics on one word are slow.
       int keys = live && request != begin ? at.common[request] : kNoKeys;
       if ((starts & ~1u) == 0) {
         keys = __reduce_min_sync(~0u, keys);
@@ -151,8 +152,8 @@ struct PrefixGroupsFinder {
     __syncthreads();
   }
 
-  // Whether the groups save enough keys from being read again; each but one `more_saved` beside
-  // those of all.
+  // Returns true if the groups save enough keys from being read again: min_saved for the level, and
+  // more_saved for each group but one.
   __device__ static bool worth_it(const Params& params, const Requests& at,
                                   WarpTotals<int64_t, kThreads>& memory) {
     int64_t own = 0;
@@ -166,11 +167,12 @@ struct PrefixGroupsFinder {
     }
     int64_t total;
     exclusive_scan<kThreads>(own, total, memory);
-    return total >= params.least_saved - params.more_saved;
+    return total >= params.min_saved - params.more_saved;
   }
 
-  // Groups that do not save enough have no keys and leave those to the levels behind. Returns the
-  // (token, key) pairs of the thread's groups in row tiles, of which each is computed whole.
+  // Ends a level. If its groups do not save enough, they get no keys and leave them to later
+  // levels. Returns the (token, key) pairs of the thread's groups, with every row tile counted
+  // whole.
   __device__ static float end_level(const Params& params, const PrefixGroups& groups,
                                     const Requests& at, bool worth, bool written) {
     float pairs = 0;
@@ -200,11 +202,12 @@ struct PrefixGroupsFinder {
   }
 
   struct Found {
-    const int* first_keys;  // of each request that are in no group of these levels
-    float pairs;            // (token, key) pairs of the groups, this thread's part
+    const int* first_keys;  // [requests] the first key that is in no group of these levels
+    float pairs;            // this thread's share of the groups' (token, key) pairs
   };
 
-  // What this block reads afterwards is there then.
+  // Finds the groups and writes those of levels from first_written on. All threads may read the
+  // results afterwards.
   __device__ static Found run(const Params& params, int levels, int first_written,
                               SharedMemory& shared) {
     const Requests at = place_requests(params, shared);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single instructions of sm_80 and later, under names. PTX ISA 8.
+// Functions for single instructions of sm_80 and later. PTX ISA 8.
 #pragma once
 
 #include "kernels/cuda/common/types.cuh"
@@ -10,8 +10,8 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The same value, of which the compiler knows nothing: what follows from it is computed where it is
-// used, and not kept in registers over a loop.
+// Returns the value and hides from the compiler where it comes from. The compiler then computes
+// what depends on it at each use and keeps nothing in registers over a loop.
 __device__ __forceinline__ uint32_t opaque(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -29,15 +29,15 @@ __device__ __forceinline__ const T* opaque(const T* address) {
   asm volatile("" : "+l"(address));
   return address;
 }
-// threadIdx.x, read once more: kept over other code it takes a register.
+// Returns threadIdx.x, read anew, because a kept copy would take a register.
 __device__ __forceinline__ int thread_anew() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
 
-// From shared memory, read where it stands: all of a loop's reads at once would take registers that
-// are not there.
+// Reads shared memory at this place in the program. The compiler would otherwise move all reads of
+// a loop to its start, which takes too many registers.
 __device__ __forceinline__ uint32_t load_here(const uint32_t& shared) {
   uint32_t loaded;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(shared_address(&shared)) : "memory");
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load_here(uint32_t (&to)[4], uint32_t from) {
                : "memory");
 }
 
-// Values that are there when this is passed: what is only used later is asked for here.
+// Makes the value available at this point, so that a load starts before its first real use.
 __device__ __forceinline__ void touch(const void* value) { asm volatile("" ::"l"(value)); }
 __device__ __forceinline__ void touch(int value) { asm volatile("" ::"r"(value)); }
 __device__ __forceinline__ void touch(float value) { asm volatile("" ::"f"(value)); }
@@ -81,12 +81,12 @@ __device__ inline void copy_word_async(void* shared, const void* global, int byt
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(bytes));
 }
-// As copy_async, of lines that others of the warp copy the rest of: asking L2 for 128 bytes at once
-// made decode of large batches 2.5 % faster, for 256 bytes 6 % slower (H200, 2026-11-21).
+// As copy_async(), for lines whose other bytes the same warp copies: it makes the L2 fetch 128
+// bytes at once (chosen on H200, 2026-11-21: 2.5 % faster for decode of large batches).
 __device__ __forceinline__ void copy_line_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
-// Zeros where not live: then `global` is not read, but must be aligned.
+// Writes zeros if not live; `global` is not read then, but must be aligned.
 __device__ __forceinline__ void copy_line_or_zero_async(uint32_t shared, const void* global,
                                                         bool live) {
   asm volatile(
@@ -107,9 +107,9 @@ __device__ inline void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
-// A kernel launched with programmatic serialization starts while the one before it still runs;
-// until this returns it must not touch what that one reads or writes. Otherwise, and before sm_90,
-// it does nothing.
+// A kernel launched with programmatic serialization starts while the preceding one still runs.
+// Until this function returns, the kernel must not touch memory that the preceding one reads or
+// writes. In other kernels, and before sm_90, it does nothing.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -121,13 +121,14 @@ __device__ inline void allow_next_kernel() {
 #endif
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8x8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix
+// l / 8.
 __device__ inline void load_matrices(uint32_t (&r)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(shared)));
 }
-// Two of them; of lanes 0 to 15.
+// Loads two such matrices, with the addresses of lanes 0 to 15.
 __device__ inline void load_two_matrices(uint32_t& r0, uint32_t& r1, const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r0), "=r"(r1)
@@ -139,7 +140,8 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* sh
                : "r"(shared_address(shared)));
 }
 
-// An 8x8 matrix of 16-bit elements, of which each lane has what one lane of load_matrices gets.
+// Transposes an 8x8 matrix of 16-bit elements; each lane has two of them, as load_matrices() loads
+// them.
 __device__ __forceinline__ uint32_t transposed_8x8(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
@@ -165,7 +167,7 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
   }
 }
 
-// Two f32 rounded to nearest even, `low` in the lower half.
+// Rounds two f32 to nearest even; `low` is in the lower half of the result.
 template <Type kType>
 __device__ inline uint32_t pack(float low, float high) {
   uint32_t bits;
@@ -177,8 +179,8 @@ __device__ inline uint32_t pack(float low, float high) {
   return bits;
 }
 
-// As pack, where it stands: elsewhere the compiler may move conversions to the end, behind all that
-// they could have run beside.
+// As pack(), at this place in the program. The compiler might move plain conversions to the end,
+// where nothing is left to overlap with.
 template <Type kType>
 __device__ inline uint32_t pack_here(float low, float high) {
   uint32_t bits;
@@ -214,14 +216,14 @@ __device__ inline float2 unpack(uint32_t pair) {
   }
 }
 
-// a * b of two f16 each, rounded once.
+// Returns a * b for two f16 each, rounded once.
 __device__ __forceinline__ uint32_t multiply_f16(uint32_t a, uint32_t b) {
   uint32_t product;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
 
-// a * b + c of two values each, rounded once.
+// Returns a * b + c for two values each, rounded once.
 template <Type kType>
 __device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t d;
@@ -233,15 +235,15 @@ __device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, ui
   return d;
 }
 
-// a * b + c, which the compiler would multiply in 64 bits.
+// Returns a * b + c; the compiler would use a 64-bit multiplication.
 __device__ __forceinline__ const char* multiply_add_wide(uint32_t a, uint32_t b, const char* c) {
   const char* sum;
   asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(c));
   return sum;
 }
 
-// Byte i is that of `word` whose number is in nibble i of the selector, 4 to 7: 0; with 8 added,
-// its sign eight times.
+// Byte i of the result is the byte of `word` that nibble i of the selector names; 4 to 7 name 0. A
+// nibble with 8 added gives the byte's sign bit eight times.
 template <uint32_t kSelector>
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
   uint32_t result;
@@ -249,14 +251,15 @@ __device__ __forceinline__ uint32_t permute_bytes(uint32_t word) {
   return result;
 }
 
-// 2^x with 2 ulp; -inf gives 0.
+// Returns 2^x with an error of 2 ulp; 0 for -inf.
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// tanh to 5e-7 of its value: 1 - 2 / (e^2x + 1), but near 0, where that has lost x, the series.
+// Returns tanh with a relative error of 5e-7: 1 - 2 / (e^2x + 1), or near 0, where that loses x,
+// the series.
 __device__ inline float tanh_fast(float x) {
   const float square = x * x;
   const float tail = fmaf(square, fmaf(square, 62.0f / 2835, -17.0f / 315), 2.0f / 15);

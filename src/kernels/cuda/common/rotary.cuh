@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary positions of one head. Products and sums are rounded one by one, so that a head has the
-// bits the CPU gives it.
+// Rotary position embedding of one head. Every product and sum is rounded separately, so that the
+// results have the same bits as on the CPU.
 #pragma once
 
 #include "kernels/cuda/common/rotary.h"
 
 namespace fovea::kernels::cuda {
 
-// Where value `at` of a head stands: in which pair, as its first or second, and where the other is.
+// The place of one value of a head: its pair, the index of the pair's other value, and whether it
+// is the second of the pair.
 struct RotaryPlace {
   int pair;
   int other;
@@ -21,7 +22,7 @@ __device__ inline RotaryPlace rotary_place(const RotaryParams& rotary, int at) {
   return {at - pairs, at - pairs, true};
 }
 
-// First entry of a position in the tables.
+// Returns the index of a position's first entry in the tables.
 __device__ inline int64_t rotary_row(const RotaryParams& rotary, int position) {
   const bool known = position >= 0 && position < rotary.max_positions;
   return static_cast<int64_t>(known ? position : 0) * (rotary.rotary_dim / 2);

@@ -13,7 +13,7 @@ namespace fovea::kernels::cuda {
 struct RotaryParams {
   const float* cos;  // [max_positions, rotary_dim / 2]; null: no rotation
   const float* sin;
-  int32_t max_positions;  // others count as 0
+  int32_t max_positions;  // positions outside [0, max_positions) count as 0
   int32_t rotary_dim;
   int32_t interleaved;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that turn on their way to a cache, and queries that turn in place.
+// Rotary position embedding of keys that are copied to a cache, and of queries in place.
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
@@ -8,13 +8,13 @@
 
 namespace fovea::kernels::cuda {
 
-// What a lane moves at once. Rows are 16-byte aligned and whole numbers of chunks long.
+// A lane moves a chunk at a time. Rows are 16-byte aligned and a whole number of chunks long.
 constexpr int kChunk = 8;
 struct alignas(16) Chunk {
   uint16_t values[kChunk];
 };
 
-// Chunk `index` of a row of one token, rotated and rounded.
+// Returns chunk `index` of a token's row, rotated and rounded.
 template <Type kType>
 __device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const uint16_t* row, int index,
                                       int position) {
@@ -33,8 +33,8 @@ __device__ inline Chunk rotated_chunk(const RotaryParams& rotary, const uint16_t
   return chunk;
 }
 
-// `dim` values of a head, at most a chunk for each lane (256); all lanes have read before one
-// writes.
+// Rotates the first `dim` values of a query head, one chunk a lane (256 values at most). All lanes
+// read before any lane writes.
 template <Type kType>
 __device__ inline void rotate_query(const KvWriteParams& params, int dim, int64_t token, int head) {
   auto* const row = static_cast<uint16_t*>(params.q) + token * params.q_token_stride +

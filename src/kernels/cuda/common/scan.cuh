@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Running sums over the threads of a block, 32 warps at most, as planners need them.
+// Running sums over the threads of a block of up to 32 warps, for planners.
 #pragma once
 
 namespace fovea::kernels::cuda {
@@ -9,7 +9,7 @@ struct ScanMemory {
   T warp_totals[32];
 };
 
-// Sum of `value` over this lane and those before it.
+// Returns the sum of `value` over this lane and all lower lanes.
 template <typename T>
 __device__ T warp_scan(T value) {
   const int lane = threadIdx.x % 32;
@@ -21,7 +21,7 @@ __device__ T warp_scan(T value) {
   return value;
 }
 
-// Sum of `value` over the threads before this one; `total` is that of all.
+// Returns the sum of `value` over all lower threads; `total` becomes the sum over all threads.
 template <typename T>
 __device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
   const int lane = threadIdx.x % 32;
@@ -37,8 +37,8 @@ __device__ T exclusive_scan(T value, T& total, ScanMemory<T>& memory) {
   return __shfl_sync(~0u, warps - own, warp) + sum - value;
 }
 
-// The same in a block of kThreads, without the first barrier: there must be one before the memory
-// is used again.
+// As above for a block of kThreads, without the first barrier: the caller needs one before it uses
+// the memory again.
 template <typename T, int kThreads>
 struct WarpTotals {
   alignas(16) T values[kThreads / 32];

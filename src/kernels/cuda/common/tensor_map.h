@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor as the bulk copy engine knows it, read by host and device code alike.
+// The description of a tensor for the bulk copy engine, read by host and device code alike.
 #pragma once
 
 #ifdef __CUDACC_RTC__

@@ -24,11 +24,11 @@ constexpr int type_bytes(Type type) {
   return type == f32 ? 4 : type == f16 || type == bf16 ? 2 : 1;
 }
 
-// What the host must know to launch a variant; read from the loaded module, so that it is written
-// once.
+// The facts that the host needs to launch a variant. It reads them from the loaded module, so that
+// they are written once.
 struct KernelTraits {
-  int threads;       // of a block
-  int shared_bytes;  // dynamic
+  int threads;       // a block
+  int shared_bytes;  // dynamic, a block
   int row_tile;      // query rows of a work item
   int key_tile;      // keys of one step
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query row sees: an interval for all common masks, a predicate for the others.
+// The keys that a query row sees: an interval for common masks, a predicate for the others.
 #pragma once
 
 #include "kernels/cuda/common/attention_params.h"
@@ -21,7 +21,7 @@ __device__ inline RequestView request_view(const BatchParams& batch, int32_t req
   return {request, begin, q_len, batch.kv_lens ? batch.kv_lens[request] : q_len};
 }
 
-// As a plan sees a request: empty if it is another kernel's or nobody's.
+// Returns a request as a plan sees it: empty if another kernel serves it, or none.
 __device__ inline RequestView planned_view(const BatchParams& batch, int32_t request) {
   const RequestView view = request_view(batch, request);
   const bool mine =
@@ -35,7 +35,8 @@ __device__ inline int32_t query_position(const MaskParams& mask, const RequestVi
   return mask.positions ? mask.positions[view.q_begin + token] : view.prefix() + token;
 }
 
-// Drafts of a tree share positions, so a new key stands where its token stands.
+// Returns a key's position. A new key has the position of its token, because drafts of a tree share
+// positions.
 __device__ inline int32_t key_position(const MaskParams& mask, const RequestView& view,
                                        int32_t key) {
   const int32_t fresh = key - view.prefix();
@@ -43,7 +44,7 @@ __device__ inline int32_t key_position(const MaskParams& mask, const RequestView
                                                             : key;
 }
 
-// Masks an interval cannot express.
+// Returns true for masks that an interval cannot express.
 __device__ inline bool needs_predicate(const MaskParams& mask) {
   return mask.positions || mask.tree || mask.custom || mask.spans || mask.item_prefix_lens;
 }
@@ -53,12 +54,12 @@ struct Interval {
   int32_t end;
 };
 
-// Every key outside is hidden from every token in [first, last]; without needs_predicate, token t
-// sees exactly visible_keys(t, t).
+// Returns an interval that contains every key that a token in [first, last] sees. Without
+// needs_predicate(), token t sees exactly visible_keys(t, t).
 __device__ inline Interval visible_keys(const MaskParams& mask, const RequestView& view,
                                         int32_t first, int32_t last) {
   Interval keys = {mask.first_keys ? mask.first_keys[view.request] : 0, view.kv_len};
-  // Positions of drafts and spans reach past their own token; the predicate decides there.
+  // Drafts and spans may see keys after their own token; the predicate decides about those.
   if (mask.positions || mask.custom || mask.spans || mask.item_prefix_lens) return keys;
   const int32_t low = view.prefix() + first;
   const int32_t high = view.prefix() + last;
@@ -73,12 +74,13 @@ __device__ inline Interval visible_keys(const MaskParams& mask, const RequestVie
   return keys;
 }
 
-// All positions are below 2^31 - 1, and common if the prefix is not.
+// Returns the length of the prefix that all items share. Positions are below 2^31 - 1, so a longer
+// prefix contains all of them.
 __device__ __forceinline__ int32_t item_prefix(const MaskParams& mask, const RequestView& view) {
   return static_cast<int32_t>(min(mask.item_prefix_lens[view.request], 0x7fffffffu));
 }
 
-// AttentionMask's definition; 0 <= key < kv_len.
+// Implements the definition of kernels::AttentionMask for 0 <= key < kv_len.
 __device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const RequestView& view,
                                                 int32_t token, int32_t key) {
   const int32_t query_at = query_position(mask, view, token);
@@ -108,8 +110,7 @@ __device__ __forceinline__ bool inlined_visible(const MaskParams& mask, const Re
                                      static_cast<int64_t>(token) * view.kv_len + key] != 0;
 }
 
-// Not inlined: 32 copies of it would be most of a kernel's code, and only tiles with rare masks
-// call it.
+// Not inlined: 32 copies would dominate a kernel's code, and only tiles with rare masks call it.
 __device__ __noinline__ inline bool visible(const MaskParams& mask, const RequestView& view,
                                             int32_t token, int32_t key) {
   return inlined_visible(mask, view, token, key);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a warpgroup on the tensor cores (wgmma, sm_90a): d[64, kColumns] = a * b + d, f32
-// accumulators, a from shared memory or from registers, b from shared memory. Asynchronous: between
-// products_begin() and the wait, nobody touches d, a or b.
+// Products of a warpgroup on the tensor cores (wgmma, sm_90a): d[64, kColumns] = a * b + d with f32
+// accumulators, a from shared memory or registers, b from shared memory. They are asynchronous:
+// nothing may touch d, a or b between products_begin() and the wait.
 //
 // Thread t of the warpgroup holds rows r = t / 32 * 16 + t % 32 / 4 and r + 8; d[4 * j + i] is row
 // r (i < 2) or r + 8, column 8 * j + t % 4 * 2 + i % 2. As a operand of 16 columns: {row r, r + 8}
@@ -23,15 +23,16 @@ template <int kPending>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// After the wait: the compiler may not move reads of d before this.
+// Called after the wait: keeps the compiler from moving reads of d before it.
 template <int kCount>
 __device__ __forceinline__ void products_landed(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// One instruction: kColumns of b, 32 bytes of the summed dimension. kColumnsOperand: b is described
-// by columns_descriptor; kColumnsA: so is a. add false: d = a * b.
+// Issues one instruction over kColumns columns of b and 32 bytes of the summed dimension.
+// columns_descriptor() describes b if kColumnsOperand, and a if kColumnsA. Without `add`, d = a *
+// b.
 template <int kColumns>
 struct Product;
 
@@ -122,7 +123,7 @@ struct Product;
 #define FOVEA_D_120 FOVEA_D_112, FOVEA_D8(112)
 #define FOVEA_D_128 FOVEA_D_120, FOVEA_D8(120)
 
-// o0..o5: numbers of the operands behind the accumulators.
+// o0 to o5 are the numbers of the operands that follow the accumulators.
 #define FOVEA_PRODUCT_SHARED(columns, count, types, o0, o1, o2, o3, o4)                          \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2                                          \
                ", 0;\n"                                                                          \
@@ -139,7 +140,7 @@ struct Product;
                : FOVEA_D_##count                                                                 \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), \
                  "n"(kColumnsOperand ? 1 : 0))
-// e4m3: 32 elements of the summed dimension, along the rows of both operands.
+// Multiplies e4m3 operands over 32 elements of the summed dimension, along the rows of both.
 #define FOVEA_PRODUCT_E4M3_SHARED(columns, count, o0, o1, o2)                                    \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2                                          \
                ", 0;\n"                                                                          \

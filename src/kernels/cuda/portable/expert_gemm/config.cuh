@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the grouped product. 16 rows for decode, where an expert sees few rows and its weights
-// are read once; 64 for prefill. Either way an output element sums over k in steps of 16 from the
-// first to the last, so the tile moves no bit.
+// Tiles of the grouped product: 16 rows for decode, where an expert has few rows and its weights
+// are read once; 64 rows for prefill. Every output element sums over k in ascending steps of 16, so
+// the tile changes no bit.
 #pragma once
 
 #include "kernels/cuda/common/layer_params.h"
@@ -10,10 +10,10 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kColumnTile = 64;
-constexpr int kDepth = 64;  // of k in one stage: 128 bytes a row
+constexpr int kDepth = 64;  // elements of k in one stage: 128 bytes a row
 constexpr int kStages = 3;
 constexpr int kGemmWarps = 4;
-constexpr int kChunk = 8;  // bf16 of one 16-byte copy
+constexpr int kChunk = 8;  // bf16 values of one 16-byte copy
 constexpr int kChunks = kDepth / kChunk;
 
 template <int kRowTile, bool kIsKn>
@@ -27,7 +27,7 @@ struct Tiles {
   static_assert(kRowTile == 16 || kRowTile == 16 * kGemmWarps);
 };
 
-// Element offset of chunk `chunk` of a row; neighbouring rows start in different banks.
+// Returns the element offset of a chunk of a row; adjacent rows start in different banks.
 __device__ inline int swizzled(int row, int chunk) {
   return row * kDepth + (chunk ^ (row % kChunks)) * kChunk;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scale, bias and the write to the choices' rows.
+// Scales the sums, adds the bias and writes the rows of the choices.
 #pragma once
 
 #include "kernels/cuda/portable/expert_gemm/load.cuh"

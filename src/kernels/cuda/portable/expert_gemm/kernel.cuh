@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped product of a mixture of experts. Which rows an expert has is known on the device only, so
-// the grid covers the most there can be and CTAs without rows leave at once.
+// Grouped product of a mixture of experts. Only the device knows which rows an expert has, so the
+// grid covers every possible tile, and CTAs without rows return at once.
 //
 //   x (gathered rows) --cp.async--> [stage 0|1|2] --ldmatrix--> mma --> scale, bias --> rows of out
 //   weights ----------cp.async-->
@@ -19,7 +19,7 @@ struct ExpertGemmConfig {
   static constexpr KernelTraits kTraits = {kGemmWarps * 32, Shape::kSharedBytes, kRowTile,
                                            kColumnTile};
 
-  // False: this CTA has no rows.
+  // Finds the tile of this CTA; returns false if it has no rows.
   __device__ static bool find_tile(const Params& params, ExpertTile& tile) {
     const int expert = blockIdx.x / params.row_tiles;
     const int first = blockIdx.x % params.row_tiles * kRowTile;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Global to shared memory, 16 bytes a copy; what lies outside the matrices is zero.
+// Copies from global to shared memory, 16 bytes at a time, with zeros outside the matrices.
 #pragma once
 
 #include "kernels/cuda/portable/expert_gemm/config.cuh"
 
 namespace fovea::kernels::cuda {
 
-// The tile a CTA computes.
+// The tile that a CTA computes.
 struct ExpertTile {
   const uint16_t* weight;
   const float* bias;
-  const int32_t* choices;  // of this tile's rows
+  const int32_t* choices;  // [rows] the choice of each row
   int rows;
-  int column;  // first one, inside its matrix
+  int column;  // first column in its matrix
   int out_column;
 };
 
-// sources: [kRowTile] rows of x, null outside.
+// Fills sources[kRowTile] with the tile's rows of x, null for rows outside.
 template <int kRowTile>
 __device__ inline void find_sources(const ExpertGemmParams& params, const ExpertTile& tile,
                                     const uint16_t** sources) {

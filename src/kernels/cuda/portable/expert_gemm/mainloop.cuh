@@ -21,7 +21,7 @@ __device__ inline void multiply_stage(const uint16_t* stage,
     load_matrices(a, stage + swizzled(first_row + lane % 16, 2 * step + lane / 16));
 #pragma unroll
     for (int pair = 0; pair < kWarpColumns / 16; ++pair) {
-      // Four 8x8 matrices: two runs of 8 columns, each with both halves of the 16 deep step.
+      // Four 8x8 matrices: two blocks of 8 columns, each with both halves of the 16 deep step.
       const int matrix = lane / 8;
       const int column = first_column + pair * 16;
       uint32_t b[4];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores new keys and values. A warp takes one (token, head) of K and then of V; per-token-head
-// scales need the largest magnitude of the row first. With rotary positions k turns on the way, and
-// further warps turn q in place: two launches of a layer less than by itself.
+// Stores new keys and values. A warp takes one (token, head) row of K and then of V; per-token-head
+// scales need the largest magnitude of the row first. With rotary positions the kernel rotates k on
+// the way, and further warps rotate q in place, which saves two launches a layer.
 #pragma once
 
 #include "kernels/cuda/common/fp8_codes.cuh"
@@ -17,13 +17,13 @@ struct KvWriteConfig {
   static constexpr KernelTraits kTraits = {kWriteWarps * 32, 0, 0, 0};
 
   struct Side {
-    const uint16_t* from;  // the row
-    int64_t to;            // its element offset in the cache
+    const uint16_t* from;  // the new row
+    int64_t to;            // element offset in the cache
     void* cache;
     float* scale;  // base of the scales, or null
     int dim;
-    bool finite;   // the row is in page 0
-    bool rotates;  // at `position`
+    bool finite;   // the row is in page 0, which must stay finite
+    bool rotates;  // by `position`
     int position;
 
     __device__ Chunk chunk(const Params& params, int index) const {
@@ -36,7 +36,7 @@ struct KvWriteConfig {
     }
   };
 
-  // Infinities and NaN do not count.
+  // Returns the largest finite magnitude of a row.
   __device__ static float largest(const Params& params, const Side& side) {
     float most = 0;
     for (int index = threadIdx.x % 32; index < side.dim / kChunk; index += 32) {
@@ -52,8 +52,8 @@ struct KvWriteConfig {
     return most;
   }
 
-  // Scale of a row; computed and kept for per_token_head. other: the side that shares the scales,
-  // if one does.
+  // Returns the scale of a row; computes and stores it if scales are per_token_head. `other` is the
+  // other side, which may share the scales.
   __device__ static float row_scale(const Params& params, const Side& side, const Side& other,
                                     int64_t slot, int head) {
     switch (params.scale_kind) {
@@ -95,8 +95,8 @@ struct KvWriteConfig {
     }
   }
 
-  // Launched with overlap on sm_90 and later; the attention behind it waits before it reads new
-  // keys.
+  // Overlaps with the preceding kernel on sm_90 and later. The attention that follows waits for
+  // this kernel before it reads new keys.
   __device__ static void run(const Params& params) {
     wait_and_allow_next();
     const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWriteWarps + threadIdx.x / 32;

@@ -27,14 +27,14 @@ __device__ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>(pack<bf16>(value, 0.0f));
 }
 
-// All lanes get the sum.
+// Returns the sum over a warp in all lanes.
 __device__ inline float warp_sum(float value) {
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   return value;
 }
 
-// All threads get the sum; `shared` holds one value a warp and may be used again after the next
-// barrier.
+// Returns the sum over a block in all threads. `shared` has one value a warp and may be used again
+// at once.
 template <int kThreads>
 __device__ inline float block_sum(float value, float* shared) {
   value = warp_sum(value);

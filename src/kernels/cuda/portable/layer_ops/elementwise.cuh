@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element by element, grid-stride: activations, gates, gathered rows, slots, the soft cap of the
-// logits.
+// Element-wise operations in grid-stride loops: activations, gates, gathered rows, slots, the soft
+// cap of the logits.
 #pragma once
 
 #include "kernels/cuda/portable/layer_ops/config.cuh"

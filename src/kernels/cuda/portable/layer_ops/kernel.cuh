@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything between attention and the matrix products of a model. Each kernel is plain: at the
-// sizes of a decode step they cost their launch, at those of a prefill their bytes.
+// The operations between attention and the matrix products of a model. The kernels are simple: a
+// decode step pays for their launches, a prefill for their bytes.
 #pragma once
 
 #include "kernels/cuda/portable/layer_ops/elementwise.cuh"

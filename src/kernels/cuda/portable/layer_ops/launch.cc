@@ -15,7 +15,7 @@ Kernel load(const char* op, int sm, gpu::KernelStore& store) {
 
 GridSize blocks(int64_t count) { return {static_cast<uint32_t>(count)}; }
 
-constexpr int64_t kThreads = 256;  // of a block of an element-wise kernel
+constexpr int64_t kThreads = 256;  // threads of a block of an element-wise kernel
 
 // The grid of an element-wise kernel: enough blocks to fill any GPU; they stride over the rest.
 GridSize element_grid(int64_t count) {

@@ -18,7 +18,7 @@ struct ResidualConfig {
     return rsqrtf(block_sum<kThreads>(squares, shared) / dim + norm.epsilon);
   }
 
-  // A thread touches the same columns in every step, so x needs no barrier.
+  // A thread accesses the same columns in every step, so x needs no barrier.
   __device__ static void run(const Params& params) {
     __shared__ float shared[kThreads / 32];
     const int64_t row = blockIdx.x;
@@ -54,8 +54,8 @@ struct ResidualConfig {
   }
 };
 
-// A warp takes one head; the head stays in f32 from the first step to the last. Rows that are
-// normed as one head may be longer than what a warp keeps: their norm reads them twice.
+// A warp takes one head and keeps it in f32 from the first step to the last. Rows that are normed
+// as one head may be too long to keep; their norm reads them twice.
 struct HeadsConfig {
   using Params = HeadsParams;
   static constexpr int kBlocksPerSm = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixtures of experts: which experts a row goes to, which rows an expert gets, and the sum of what
-// they return. Counts stay on the device.
+// Mixtures of experts: the choice of experts for each row, the list of rows for each expert, and
+// the sum of the experts' results. Counts stay on the device.
 #pragma once
 
 #include "kernels/cuda/portable/layer_ops/config.cuh"
@@ -12,7 +12,8 @@ struct RoutingConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {32, 0, 1, 0};
 
-  // The largest choice; of equal ones the lowest. NaN marks what is taken; -1: all are.
+  // Returns the index of the largest choice, the lowest one if several are equal, or -1 if all are
+  // taken. NaN marks taken choices.
   __device__ static int best_of(const float* choice, int count) {
     int best = -1;
     float most = 0;
@@ -52,7 +53,7 @@ struct RoutingConfig {
     return score == kScoreSoftmax || score == kScoreGroupedSoftmax;
   }
 
-  // Leaves only the experts of the best groups in play. A group ranks by its best score or, with
+  // Drops all experts but those of the best groups. A group ranks by its best score or, with
   // sigmoid scores, by the sum of its best two.
   __device__ static void keep_best_groups(const Params& params, float* choice, float* ranks) {
     const int size = params.experts / params.groups;
@@ -100,7 +101,7 @@ struct RoutingConfig {
       if (params.score == kScoreGroupedSigmoid) {
         choice[i] = weight[i] + (params.bias ? params.bias[i] : 0.0f);
       }
-      // NaN ranks below everything; only the weight shows it.
+      // NaN ranks below everything else; it appears in the weight only.
       if (choice[i] != choice[i]) choice[i] = -infinity();
       groups[params.groups + i] = -infinity();
     }
@@ -165,7 +166,7 @@ struct CombineConfig {
     const int32_t* const ids = params.ids + row * params.top_k;
     for (int column = threadIdx.x; column < params.dim; column += kThreads) {
       float sum = params.out[row * params.dim + column];
-      // The experts in ascending order; no row has one twice.
+      // Visits the experts in ascending order; no row has an expert twice.
       for (int last = -1, k = 0; k < params.top_k; ++k) {
         int next = 0x7fffffff;
         int at = 0;

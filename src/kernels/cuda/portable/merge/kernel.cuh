@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins the partial results of row tiles that several CTAs shared, in ascending order of keys. CTAs
-// (c, any) share the rows of merges[c]; a warp takes a row, its lanes four columns each.
+// Merges the partial results of row tiles that several CTAs shared, in ascending order of keys.
+// CTAs (c, any) share the rows of merges[c]. A warp takes a row, and each of its lanes four
+// columns.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -9,8 +10,8 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kMergeWarps = 8;
-constexpr int kColumns = 4;  // that a lane has at a time
-constexpr int kAhead = 8;    // parts whose values it asks for at once
+constexpr int kColumns = 4;  // columns of a lane at a time
+constexpr int kAhead = 8;    // parts that a lane loads at once
 
 template <int kRowTile, Type kOut>
 struct MergeConfig {
@@ -30,7 +31,7 @@ struct MergeConfig {
     return value;
   }
 
-  // Values of a row in kAhead parts from `part` on; of none 0.
+  // Loads the values of a row in kAhead parts from `part` on; missing parts give 0.
   __device__ static void load(const Params& params, const MergeItem& item, int row, int part,
                               int column, float4 (&values)[kAhead]) {
 #pragma unroll
@@ -62,10 +63,10 @@ struct MergeConfig {
     const int group = params.batch.q_heads / params.batch.kv_heads;
     const int head = item.kv_head * group + (item.first_row + row) % group;
     const int64_t token = view.q_begin + (item.first_row + row) / group;
-    // These are on their way while weights are found.
+    // These loads overlap with the search for weights.
     float4 values[kAhead];
     load(params, item, row, 0, kColumns * lane, values);
-    // A lane looks at a part.
+    // Each lane reads the LSE of one part.
     float lse_of_lane = -infinity();
     if (lane < item.count) lse_of_lane = params.work.partial_lse[partial_row(item, lane, row)];
     float most = lse_of_lane;
@@ -90,7 +91,7 @@ struct MergeConfig {
     for (int first = 0; first < params.head_dim_v; first += 32 * kColumns) {
       const int column = first + kColumns * lane;
       float4 sum = {};
-      float weight = 0;  // of part `lane` of 32
+      float weight = 0;  // the weight of part `lane` of 32
 #pragma unroll 1
       for (int part = 0; part < item.count && !empty; part += kAhead) {
         if (first + part > 0) load(params, item, row, part, column, values);
@@ -114,12 +115,13 @@ struct MergeConfig {
   }
 
   __device__ static void run(const Params& params) {
-    // The list is there: the attention ahead has waited for it before it lets this kernel start, or
-    // one before has.
+    // The list is complete: the preceding attention, or one before it, waited for the plan before
+    // it let this kernel start.
     const MergeItem item = params.work.merges[blockIdx.x];
     RequestView view = {};
     if (item.count > 0) view = request_view(params.batch, item.request);
-    // One stays to wait for the attention: who waits for this kernel thereby waits for that.
+    // One CTA stays to wait for the attention, so that kernels that wait for this one wait for the
+    // attention too.
     if (item.count == 0 && blockIdx.x + blockIdx.y > 0) return;
     wait_and_allow_next();
     if (item.count == 0) return;

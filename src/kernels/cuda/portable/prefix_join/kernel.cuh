@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joins what the passes over shared prefixes found, in parts where their kernel left some, with the
-// pass over the other keys. CTAs (i, any) share the rows of request i; a warp takes a row, its
-// lanes the columns; requests in no group are left as they are.
+// Joins the results of the passes over shared prefixes, which may be in parts, with the pass over
+// the other keys. CTAs (i, any) share the rows of request i. A warp takes a row, and its lanes the
+// columns. Requests in no group stay unchanged.
 #pragma once
 
 #include "kernels/cuda/common/overlap.cuh"
@@ -16,7 +16,7 @@ struct PrefixJoinConfig {
   static constexpr int kBlocksPerSm = 1;
   static constexpr KernelTraits kTraits = {kJoinWarps * 32, 0, 0, 0};
 
-  // A row of q.
+  // One row of q.
   struct Row {
     int request;
     int token;
@@ -26,11 +26,11 @@ struct PrefixJoinConfig {
     }
   };
 
-  // The states of a row that a level has, as rows of `out` and `lse`.
+  // The states that a level has for a row, as rows of `out` and `lse`.
   struct States {
     const float* out;
     const float* lse;
-    int64_t first;  // row of the first, then those `step` rows on and, behind it, 2 * step each
+    int64_t first;  // row of the first state; the second is `step` rows on, later ones 2 * step
     int step;
     int count;
     __device__ int64_t at(int part) const {
@@ -38,8 +38,8 @@ struct PrefixJoinConfig {
     }
   };
 
-  // Of a level whose group has the row. What the plan wrote is read from the L2: this may come
-  // before the wait.
+  // Finds the states of a level whose group has the row. It reads the output of the plan from the
+  // L2, because it may run before the wait.
   __device__ static States find_states(const Params& params, const PrefixState& state,
                                        const Row& row) {
     const States whole = {state.out, state.lse, row.place(params), 0, 1};
@@ -57,7 +57,7 @@ struct PrefixJoinConfig {
     return {state.part_out, state.part_lse, first, state.row_tile, parts.y};
   }
 
-  // Of a row in shared memory: one copy of the code serves all levels.
+  // The states of a row in shared memory, so that one copy of the code serves all levels.
   struct Found {
     States levels[kPrefixLevels];
     int count;
@@ -79,7 +79,7 @@ struct PrefixJoinConfig {
     __syncwarp();
   }
 
-  // Calls visit(lse) for the states of the row, every lane for its own.
+  // Calls visit(lse) for the states of the row; each lane visits its own share.
   template <typename Visit>
   __device__ __forceinline__ static void for_lane(const Found& found, Visit visit) {
 #pragma unroll 1
@@ -106,13 +106,14 @@ struct PrefixJoinConfig {
     for_lane(found, [&](float lse) { most = fmaxf(most, lse); });
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    // Weights are relative to the largest, be it the sink's; an infinite sink leaves nothing.
+    // Weights are relative to the largest logit, which may be the sink's; an infinite sink leaves
+    // no weight for keys.
     const bool nothing = most == -infinity() || sink == infinity();
     const float base = nothing ? 0.0f : fmaxf(most, sink);
     const float sink_weight = nothing ? 0.0f : __expf(sink - base);
     const float own_weight = __expf(own - base);
     float parts_weight = 0;
-    float parts_sum = 0;  // relative to the keys' largest: the sink may be far above it
+    float parts_sum = 0;  // relative to the largest key; the sink may be far above it
     for_lane(found, [&](float lse) {
       parts_weight += __expf(lse - base);
       parts_sum += __expf(lse - most);
@@ -122,7 +123,7 @@ struct PrefixJoinConfig {
     if (params.lse && lane == 0)
       params.lse[place] = most == -infinity() ? most : most + logf(parts_sum);
     const float factor = nothing ? 0.0f : 1.0f / (own_weight + parts_weight + sink_weight);
-    // The own pass has divided by its weight and the sink's together.
+    // The last pass has divided by the sum of its weight and the sink's.
     const float own_factor = (own_weight + sink_weight) * factor;
     auto* out = static_cast<uint16_t*>(params.out) + row.token * params.out_token_stride +
                 row.head * params.out_head_stride;
@@ -142,7 +143,7 @@ struct PrefixJoinConfig {
           const float weight = __expf(states.lse[at] - base) * factor;
           const float4 state =
               *reinterpret_cast<const float4*>(states.out + at * params.head_dim_v + column);
-          if (weight == 0) continue;  // its out may hold anything
+          if (weight == 0) continue;  // its out may be unwritten
           sum.x += state.x * weight;
           sum.y += state.y * weight;
           sum.z += state.z * weight;
@@ -155,7 +156,7 @@ struct PrefixJoinConfig {
 
   __device__ static void run(const Params& params) {
     const int request = blockIdx.x;
-    if (!params.list_settled) wait_for_previous_kernel();
+    if (!params.plan_complete) wait_for_previous_kernel();
     const int end = __ldcg(params.first_keys + request);
     const RequestView view = request_view(params.batch, request);
     const int heads = params.batch.q_heads;
@@ -170,7 +171,7 @@ struct PrefixJoinConfig {
     while (number < rows) {
       join_row(params, found, row_of(number));
       number += static_cast<int>(gridDim.y) * kJoinWarps;
-      __syncwarp();  // it has been read
+      __syncwarp();  // all lanes have read `found`
       if (number < rows) find_all(params, row_of(number), end, found);
     }
   }

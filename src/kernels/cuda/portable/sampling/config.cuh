@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a draw is made of: the row, amounts of its tokens, histograms of them.
+// Data of a draw: the row, amounts of its tokens, and histograms of the amounts.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -8,7 +8,7 @@
 namespace fovea::kernels::cuda {
 
 constexpr int kBuckets = 2048;
-constexpr double kBucketsPerUnit = 64;  // of ln(p_max / p): what is beyond 32 has no weight
+constexpr double kBucketsPerUnit = 64;  // buckets a unit of ln(p_max / p); beyond 32 weights are 0
 
 struct Amount {
   uint64_t weight;
@@ -20,15 +20,15 @@ struct Histogram {
   uint32_t count[kBuckets];
 };
 
-// Where a running sum passes its target: the amounts in front, then this token; or, where that is
-// not known (-1), one of those with a logit of this key.
+// The place at which a running sum passes its target: the amounts before it, and the token. If the
+// token is not known (-1), it is one of those whose logit has this key.
 struct Place {
   uint32_t key;
   int token;
   Amount before;
 };
 
-// All of it is dynamic: above 48 KB a launch must have asked for it.
+// Dynamic shared memory: launches with more than 48 KB must request it.
 template <int kThreads>
 struct SamplingShared {
   Histogram coarse, fine;
@@ -41,25 +41,25 @@ struct SamplingShared {
   int best[kThreads / 32];
 };
 
-// One row and what its draw needs, the same in every thread.
+// One row of logits and the parameters of its draw, the same in every thread.
 struct Row {
   const float* logits;
   int vocabulary;
   double largest;
-  double inverse;  // of the temperature
+  double inverse;  // 1 / temperature
   double min_p;
 
-  // ln(p_max / p); grows from rank to rank.
+  // Returns ln(p_max / p), which grows from rank to rank.
   __device__ double depth(float logit) const {
     return (largest - static_cast<double>(logit)) * inverse;
   }
-  // p / p_max; 0 where the CPU drops the token.
+  // Returns p / p_max, or 0 for tokens that the CPU drops.
   __device__ double share(float logit) const {
     const double x = depth(logit);
     const double p = x < 746 ? exp(-x) : 0;  // beyond, even a denormal is 0
     return p >= min_p ? p : 0;
   }
-  // 0 also for what is too unlikely to be drawn.
+  // Returns 0 also for tokens that are too unlikely to be drawn.
   __device__ uint64_t weight(float logit) const {
     if (bucket(logit) == kBuckets) return 0;
     return __double2ull_rn(share(logit) * (1ull << kWeightBits));
@@ -70,7 +70,7 @@ struct Row {
   }
 };
 
-// Ascends where logits descend; -0 and +0 are equal.
+// Returns a key that ascends as logits descend; -0 and +0 are equal.
 __device__ inline uint32_t key_of(float logit) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);
   return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws tokens from logits, one CTA a row, as Sampler does on the CPU.
 //
-// Limits by min_p, top_k and top_p all keep a leading part of the tokens in order of rank, so each
-// of them, and the draw itself, asks the same thing: at which rank does a running sum pass a
-// target? A histogram over ln(p_max / p) answers to within a bucket; the tokens of that are ranked
-// among each other, or where they are too many the bits of their logits are read digit by digit.
-// Weights are integers (kWeightBits): their sums do not depend on the order of threads. Without
-// top_k and top_p the running sum goes by id, as on the CPU, where nothing is sorted then.
+// min_p, top_k and top_p all keep the first tokens in order of rank, so each of them, and the draw
+// itself, asks one question: at which rank does a running sum pass a target? A histogram over
+// ln(p_max / p) gives the bucket. The tokens of that bucket are then ranked against each other; if
+// they are too many, a radix search reads the bits of their logits. Weights are integers
+// (kWeightBits), so that sums do not depend on the order of threads. Without top_k and top_p the
+// running sum follows token ids, as on the CPU, which does not sort then.
 #pragma once
 
 #include "kernels/cuda/portable/sampling/config.cuh"
@@ -18,12 +18,12 @@ struct SamplingConfig {
   using Params = DrawParams;
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kScanned = kBuckets / kThreads;  // buckets of a thread
+  static constexpr int kScanned = kBuckets / kThreads;  // buckets a thread
 
   using Shared = SamplingShared<kThreads>;
   static constexpr KernelTraits kTraits = {kThreads, sizeof(Shared), 1, 0};
 
-  // The first token of the largest logit, or -1.
+  // Returns the first token with the largest logit, or -1 if the row is no distribution.
   __device__ static int find_largest(const Params& params, const float* logits, Shared& shared) {
     float largest = -infinity();
     int best = params.vocabulary;
@@ -71,7 +71,7 @@ struct SamplingConfig {
     atomicAdd(&histogram.count[bucket], 1u);
   }
 
-  // Amounts of all buckets in front of the thread's, and of all together.
+  // The amounts of all buckets before the thread's own, and of all buckets.
   struct Scan {
     Amount before, total;
   };
@@ -105,7 +105,8 @@ struct SamplingConfig {
     return result;
   }
 
-  // The bucket in which `front` plus a running sum passes `target`; front moves up to that bucket.
+  // Returns the bucket in which `front` plus a running sum passes `target`, and adds the buckets
+  // before it to `front`.
   __device__ static int find(const Histogram& histogram, bool by_count, uint64_t target,
                              Amount& front, Shared& shared) {
     Amount before = scan(histogram, shared).before;
@@ -128,10 +129,10 @@ struct SamplingConfig {
     return bucket;
   }
 
-  // By rank, among the tokens of a bucket, at most one a thread.
+  // Searches by rank among the tokens of a bucket, at most one a thread.
   __device__ static Place search_few(const Row& row, int bucket, Amount front, bool by_count,
                                      uint64_t target, Shared& shared) {
-    // Keys above ids, which orders them by rank, and weights.
+    // A rank is a key above an id, which orders tokens by rank.
     unsigned long long* const ranks = shared.fine.weight;
     unsigned long long* const weights = ranks + kThreads;
     if (threadIdx.x == 0) shared.candidates = 0;
@@ -166,7 +167,7 @@ struct SamplingConfig {
     return place;
   }
 
-  // By rank. shared.coarse holds the row by depth.
+  // Searches by rank; shared.coarse is the histogram of the row's depths.
   __device__ static Place search(const Row& row, bool by_count, uint64_t target, Shared& shared) {
     Histogram& fine = shared.fine;
     Place place = {0, -1, {0, 0}};
@@ -192,7 +193,7 @@ struct SamplingConfig {
     return place;
   }
 
-  // Token number `index` of those whose logit has this key.
+  // Returns token number `index` of the tokens whose logit has this key.
   __device__ static int nth_equal(const Row& row, uint32_t key, uint64_t index, Shared& shared) {
     uint64_t passed = 0;
     for (int begin = 0; begin < row.vocabulary; begin += kThreads) {
@@ -214,7 +215,7 @@ struct SamplingConfig {
     return -1;
   }
 
-  // Share of a sum, rounded as the CPU rounds the product.
+  // Returns a share of a sum, rounded as the CPU rounds the product.
   __device__ static uint64_t part_of(uint64_t sum, double share) {
     return __double2ull_rd(static_cast<double>(sum) * share);
   }
@@ -227,7 +228,7 @@ struct SamplingConfig {
       sum = last.before.weight + (draw.top_k - last.before.count) * row.weight(logit_of(last.key));
     }
     if (draw.top_p < 1) {
-      // The shortest front that holds the share: it ends where the sum passes one less.
+      // The fewest tokens that hold the share end where the sum passes one less than the share.
       const double share = static_cast<double>(sum) * static_cast<double>(draw.top_p);
       const uint64_t wanted = max(__double2ull_ru(share), 1ull);
       const Place last = search(row, false, wanted - 1, shared);
@@ -241,7 +242,7 @@ struct SamplingConfig {
                      (target - place.before.weight) / row.weight(logit_of(place.key)), shared);
   }
 
-  // A warp sums a tile of consecutive tokens into a bucket.
+  // Draws by token id: a warp sums a tile of consecutive tokens into a bucket.
   __device__ static int draw_by_id(const Draw& draw, const Row& row, Shared& shared) {
     Histogram& tiles = shared.coarse;
     const int steps = (row.vocabulary + 32 * kBuckets - 1) / (32 * kBuckets);
