@@ -157,8 +157,8 @@ void CudaModelRunner::run(std::span<const PassPart> parts, std::span<float> logi
   std::ranges::fill(drawn, -1);
   if (parts.empty()) return;
   PassSize size = batch_.fill(parts, caches_.table());
-  size.draws = size.draws && vocabulary() <= kernels::cuda::kMaxVocabulary &&
-               size.logit_rows <= logit_rows_;
+  size.draws =
+      size.draws && vocabulary() <= kernels::cuda::kMaxVocabulary && size.logit_rows <= logit_rows_;
   check_argument(
       logits.size() == static_cast<size_t>(size.logit_rows) * static_cast<size_t>(vocabulary()),
       "logits holds {} floats, must hold {} rows of {}", logits.size(), size.logit_rows,

@@ -266,7 +266,7 @@ TEST_P(Planners, DecodeLeavesMultiprocessorsToLongGroups) {
   BatchParams long_batch = params;
   long_batch.kv_lens = lens.data();
   Prefixes prefixes(long_batch, std::vector<int32_t>(64, 19000), 1);
-  prefixes.found.most_q_len = 8;
+  prefixes.found.max_q_len = 8;
   const GroupLists groups(batch(), 1);
   const DecodeList list(batch(), 8);
   PassPlanParams pass{};

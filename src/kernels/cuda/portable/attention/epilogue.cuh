@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Accumulators to out and lse, or to a partial result for the merge.
+// Writes accumulators to out and lse, or to a partial result for the merge.
 #pragma once
 
 #include "kernels/cuda/portable/attention/mainloop.cuh"
 
 namespace fovea::kernels::cuda {
 
-// What the sum over values is to be multiplied by: a scale that all tokens share, or the unit in
-// which their own were folded into the weights.
+// Returns the factor of the sum over values: the scale that all tokens share, or 1 / kScaleUnit if
+// weights have the tokens' own scales in them.
 template <class Config>
 __device__ float value_scale(const KeyParams& keys, int kv_head) {
   if (!Config::kConvert || !keys.v_scale) return 1.0f;
@@ -15,14 +15,14 @@ __device__ float value_scale(const KeyParams& keys, int kv_head) {
                                 : keys.v_scale[kv_head * keys.scale_head_stride];
 }
 
-// Whether the thread's warp stores the columns of fragment d: all of them, or its share of rows
-// that all warps have.
+// Returns true if the thread's warp stores the columns of fragment d. Warps that split keys share
+// all rows, and each stores some columns.
 template <class Config>
 __device__ bool stores_columns(int d) {
   return !Config::kSplitsKeys || d % Config::kWarps == threadIdx.x / 32;
 }
 
-// Each lane of a row added its own columns.
+// Adds up the sums of the lanes of a row; each lane has summed its own columns.
 template <class Config>
 __device__ void sum_lanes(Accumulator<Config>& sum) {
 #pragma unroll
@@ -35,14 +35,14 @@ __device__ void sum_lanes(Accumulator<Config>& sum) {
   }
 }
 
-// The sums of warps that split keys become those of all keys, in ascending order of warps, for the
-// columns that a warp stores.
+// Adds up the sums of warps that split keys, in ascending order of warps, for the columns that a
+// warp stores.
 template <class Config>
 __device__ void join_warps(Accumulator<Config>& sum, typename Config::SharedMemory& shared) {
   static_assert(Config::kRowFragments == 1);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  __syncthreads();  // every warp has read its last keys, where the parts will lie
+  __syncthreads();  // every warp has read its last keys, whose memory the parts overwrite
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (lane % 4 == 0) {

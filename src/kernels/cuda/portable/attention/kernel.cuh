@@ -5,8 +5,8 @@
 //   stage 0: | copy K, V ------> | scores, softmax, P*V |
 //   stage 1:          | copy K, V ------> | scores, softmax, P*V |
 //
-// cp.async fills stages while mma.sync works on another; one barrier a tile keeps the warps
-// together. The page of a key is read a tile before its copy starts.
+// cp.async fills stages while mma.sync works on another one; one barrier a tile keeps the warps
+// together. The page of a key is read one tile before its copy starts.
 #pragma once
 
 #include "kernels/cuda/portable/attention/epilogue.cuh"
@@ -30,8 +30,8 @@ __device__ WarpKeys warp_keys(const AttentionParams& params, const Tile& tile) {
            min(item.key_end, visible_keys(mask, tile.view, first, first).end)}};
 }
 
-// What a warp does in the steps of a tile that begins with key `first`, a bit each: whether it sees
-// any key, and from kMaskedStep on whether not all of its rows see all.
+// Plans a warp's steps of the tile that begins with key `first`, two bits each: bit `step` is 1 if
+// some row sees a key, bit kMaskedStep + step if not every row sees every key.
 constexpr int kMaskedStep = 8;
 template <class C>
 __device__ uint32_t plan_steps(const typename C::SharedMemory& shared, int first) {
@@ -49,14 +49,14 @@ __device__ uint32_t plan_steps(const typename C::SharedMemory& shared, int first
   return steps;
 }
 
-// Keys [step, step + kWarpKeys) of the tile that begins with key `first`; those of all warps, where
-// they split them.
+// Attends to keys [step, step + kWarpKeys) of the tile that begins with key `first`, or to a step
+// of all warps if they split keys.
 template <class C>
 __device__ void attend_step(const AttentionParams& params, int first, int step, bool masked,
                             int stage, typename C::SharedMemory& shared, Accumulator<C>& sum) {
   const Tile& tile = shared.tile;
   first += step;
-  const int ready = C::kConvert ? 0 : stage;  // fp8 rows are widened into the first
+  const int ready = C::kConvert ? 0 : stage;  // fp8 rows are converted into the first stage
   const int scale_stage = C::kConvert ? stage : 0;
   uint32_t hidden = 0;
   if (masked) hidden = hidden_scores<C>(params, tile, shared.queries, first);
@@ -87,7 +87,7 @@ __device__ void run_item(const AttentionParams& params, typename C::SharedMemory
       const int64_t at =
           token * params.q_scale_token_stride + row.head * params.q_scale_head_stride;
       shared.query_scale[threadIdx.x] =
-          score_unit(params) * (params.q_scale ? params.q_scale[at] : 1.0f);
+          product_unit(params) * (params.q_scale ? params.q_scale[at] : 1.0f);
     }
   }
   __syncthreads();
@@ -139,7 +139,7 @@ __device__ void AttentionConfig<kDim, kDimV, kQuery, kCache, kRows>::run(
   auto& shared = *reinterpret_cast<SharedMemory*>(dynamic_shared);
   for (int i = params.work.cta_begin[blockIdx.x]; i < params.work.cta_end[blockIdx.x];
        i = shared.tile.index + 1) {
-    __syncthreads();  // the item before is stored
+    __syncthreads();  // the preceding item is stored
     if (threadIdx.x == 0) {
       const WorkItem& item = params.work.items[i];
       const RequestView view = request_view(params.batch, item.request);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q, K and V into shared memory. Rows that no key of the item owns are zero, so that
-// nothing of another request, and no NaN of an unused slot, can reach a product.
+// Copies rows of q, K and V to shared memory. Rows without a key of the item become zero, so that
+// no value of another request and no NaN of an unused slot can reach a product.
 #pragma once
 
 #include "kernels/cuda/common/bf16_as.cuh"
@@ -9,8 +9,8 @@
 
 namespace fovea::kernels::cuda {
 
-// The thread's key of a tile: its page, which is read long before it is needed, and place there; of
-// packed keys its row. -1: no key of the item.
+// The thread's key of a tile: its page, which is read long before it is needed, and its place
+// there. For packed keys `place` is the row. page -1: no key of the item.
 struct KeyPlace {
   int page = -1;
   int place = 0;
@@ -56,8 +56,9 @@ __device__ void store_row(const AttentionParams& params, const Tile& tile, const
   }
 }
 
-// Copies kRows rows whose addresses lie in shared memory: kRowBytes of each, of which the source
-// has live_bytes. Rows outside `live` become zero. Eight threads take a row, 128 bytes at a time.
+// Copies kRows rows of kRowBytes, whose addresses are in shared memory. The source rows have
+// live_bytes; the rest, and rows outside `live`, become zero. Eight threads take a row, 128 bytes
+// at a time.
 template <class Config, int kRows, int kRowBytes, class Row>
 __device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval& live,
                           int live_bytes, void* to, int to_stride) {
@@ -69,7 +70,8 @@ __device__ void copy_rows(const Row* rows, const char* Row::*row, const Interval
   const int byte = own % kLanes * 16;
   char* const own_to = static_cast<char*>(to) + first * to_stride + byte;
   if (live.begin <= 0 && live.end >= kRows && live_bytes == kRowBytes) {
-    // Addresses first: reads of shared memory behind a copy to it would wait for each other.
+    // Reads all addresses first: reads of shared memory after a copy to it would wait for each
+    // other.
     constexpr int kOwn = (kRows + kAtOnce - 1) / kAtOnce;
     const char* from[kOwn];
 #pragma unroll
@@ -108,7 +110,8 @@ __device__ void load_queries(const AttentionParams& params, const Tile& tile,
       sizeof(shared.q[0]));
 }
 
-// Codes at the front of their rows become the rows: a warp has read all of one before it writes.
+// Converts codes at the start of each row to the whole row; a warp reads all of a row before it
+// writes.
 template <class Config>
 __device__ void widen_queries(typename Config::SharedMemory& shared) {
   constexpr int kChunks = Config::kHeadDim / 8;
@@ -125,7 +128,7 @@ __device__ void widen_queries(typename Config::SharedMemory& shared) {
   }
 }
 
-// Queries that have landed, as what is multiplied.
+// Converts queries that have been copied to the type of the products.
 template <class Config>
 __device__ void convert_queries(typename Config::SharedMemory& shared) {
   if constexpr (Config::kMath == Config::kQ) return;
@@ -141,7 +144,7 @@ __device__ void convert_queries(typename Config::SharedMemory& shared) {
   __syncthreads();
 }
 
-// Starts the copies of a located tile, whose first key is `first`.
+// Starts the copies of a tile whose rows are known and whose first key is `first`.
 template <class Config>
 __device__ void load_keys(const AttentionParams& params, const Tile& tile, int first,
                           const KeyRow (&rows)[Config::kKeys], int stage,
@@ -176,7 +179,8 @@ __device__ void load_keys(const AttentionParams& params, const Tile& tile, int f
       rows, &KeyRow::v, live, params.head_dim_v * kBytes, v, v_stride);
 }
 
-// 16-bit values of the rows that the thread's warp reads: its own where warps split keys, else all.
+// Converts the rows that the thread's warp reads to 16-bit values: its own rows if warps split
+// keys, otherwise all.
 template <class Config, int kColumns, int kStride>
 __device__ void widen_rows(const uint8_t (&raw)[Config::kKeys][kColumns],
                            uint16_t (&to)[Config::kKeys][kStride]) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V. A thread
-// holds two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
+// The work on one tile of keys: scores, masks, online softmax (arXiv:1805.02867), products with V.
+// A thread has two rows of each m16 tile of its warp, lane / 4 and lane / 4 + 8.
 #pragma once
 
-#include "kernels/cuda/common/log2.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/score_mod.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/portable/attention/config.cuh"
 #include "kernels/cuda/portable/attention/load.cuh"
@@ -15,7 +14,7 @@ template <class Config>
 struct Accumulator {
   float out[Config::kRowFragments][Config::kHeadDimV / 8][4] = {};
   float base[Config::kRowFragments][2];      // log2 of the unit of the sums; -inf: nothing seen
-  float sum[Config::kRowFragments][2] = {};  // of the thread's own columns
+  float sum[Config::kRowFragments][2] = {};  // over the thread's own columns
 
   __device__ Accumulator() {
 #pragma unroll
@@ -34,14 +33,14 @@ __device__ QueryRow query_row(const AttentionParams& params, const Tile& tile, i
   const int token = tile.token_of(row);
   const int head = tile.head_of(row);
   const Interval keys = visible_keys(mask, tile.view, token, token);
-  const float slope = params.alibi_slopes ? params.alibi_slopes[head] * kLog2E : 0.0f;
+  const float slope = params.alibi_slopes ? slope_of(params, head) : 0.0f;
   const int64_t at =
       (tile.view.q_begin + token) * params.q_token_stride + head * params.q_head_stride;
   const int position = query_position(mask, tile.view, token);
   return {q + at * type_bytes(Config::kQ), token, head, position, keys.begin, keys.end, slope};
 }
 
-// The first row of the thread's warp, and its first key of a step of the tile.
+// Return the first row of the thread's warp, and the warp's first key of a step of the tile.
 template <class Config>
 __device__ int warp_row() {
   return Config::kSplitsKeys ? 0 : threadIdx.x / 32 * 16 * Config::kRowFragments;
@@ -81,7 +80,8 @@ __device__ void score_tile(const typename Config::SharedMemory& shared, int k_st
   }
 }
 
-// Calls visit(score, number of the score among the thread's, column of the tile).
+// Calls visit(score, number, column) for the thread's scores; `number` counts them, `column` is
+// that of the tile.
 template <class Config, typename Visit>
 __device__ void for_each_score(Scores<Config>& scores, Visit visit) {
   const int column = warp_key<Config>() + threadIdx.x % 4 * 2;
@@ -97,7 +97,7 @@ __device__ void for_each_score(Scores<Config>& scores, Visit visit) {
   }
 }
 
-// The row that a thread's score of this number belongs to, and its column of the step.
+// Return the row and the column of the step of the thread's score with this number.
 template <class Config>
 __device__ int row_of_score(int number) {
   return warp_row<Config>() + number / (Config::kWarpKeys / 2) * 16 + threadIdx.x % 32 / 4 +
@@ -109,8 +109,8 @@ __device__ int column_of_score(int number) {
          number % 2;
 }
 
-// A bit for each score of the thread, by number. Taken before there are scores, whose registers it
-// needs.
+// Returns a bit for each of the thread's scores: 1 if it is hidden. Called before the scores exist,
+// because it needs their registers.
 template <class Config>
 __device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& tile,
                                   const QueryRow* queries, int first) {
@@ -141,13 +141,15 @@ __device__ uint32_t hidden_scores(const AttentionParams& params, const Tile& til
   return hidden;
 }
 
-// Of products: before a cap natural, else log2.
-__device__ inline float score_unit(const AttentionParams& params) {
+// Returns the factor from products to natural scores if they are capped, otherwise to scores in
+// units of log2.
+__device__ inline float product_unit(const AttentionParams& params) {
   return params.logit_cap > 0 ? params.scale : params.scale * kLog2E;
 }
 
-// What makes scores in log2 units of products: returned where a factor does, applied where there is
-// more: scales of the queries and the cache, cap, ALiBi. Hidden scores become -inf.
+// Turns products into scores: applies the scales of queries and cache, the score modifiers and the
+// mask, which makes hidden scores -inf. Returns the factor from the results to units of log2; if a
+// factor is all that products need, they stay unchanged.
 template <class Config>
 __device__ float transform_scores(const AttentionParams& params, const Tile& tile,
                                   const typename Config::SharedMemory& shared, const float* k_scale,
@@ -159,7 +161,7 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
       score *= shared.query_scale[row_of_score<Config>(number)];
     });
   } else {
-    factor = score_unit(params);
+    factor = product_unit(params);
     if (scaled || params.logit_cap > 0 || params.alibi_slopes || factor <= 0) {
       for_each_score<Config>(scores, [&](float& score, int, int) { score *= factor; });
       factor = 1;
@@ -172,14 +174,15 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
   if (params.logit_cap > 0) {
     const float inverse = 1 / params.logit_cap;
     for_each_score<Config>(scores, [&](float& score, int, int) {
-      score = params.logit_cap * kLog2E * tanh_fast(score * inverse);
+      score *= inverse;
+      soft_cap(params, score);
     });
   }
   if (params.alibi_slopes) {
     for_each_score<Config>(scores, [&](float& score, int number, int column) {
       const QueryRow& query = shared.queries[row_of_score<Config>(number)];
       const int at = key_position(params.batch.mask, tile.view, first + column);
-      score += query.slope * static_cast<float>(at - query.position);
+      add_alibi({query.slope, at - query.position}, score);
     });
   }
   if (hidden != 0) {
@@ -190,17 +193,17 @@ __device__ float transform_scores(const AttentionParams& params, const Tile& til
   return factor;
 }
 
-// What is subtracted in exponents: a row that has seen nothing has -inf, and takes 0 so that no
-// inf - inf arises.
+// Returns the number to subtract in exponents: 0 for a row that has seen no key, whose base is
+// -inf, so that inf - inf does not occur.
 __device__ inline float exponent_base(float base) { return base == -infinity() ? 0.0f : base; }
 
-// Scores times `factor` to weights relative to the row's base, which follows the running maximum
-// once that is kMaximumLag above it; only then is rescaled what was accumulated before. The rows of
-// a thread together: their shuffles wait beside each other, and one branch serves all.
+// Turns scores times `factor` into weights relative to the row's base. The base moves to the
+// running maximum when that is kMaximumLag above it; only then earlier sums are rescaled. All rows
+// of a thread go together, so that their shuffles overlap and one branch serves all.
 template <class Config>
 __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Config>& scores) {
   constexpr int kRows =
-      2 * Config::kRowFragments;  // of a thread; row i: half i % 2 of fragment i / 2
+      2 * Config::kRowFragments;  // a thread; row i is half i % 2 of fragment i / 2
   float most[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -212,7 +215,7 @@ __device__ void softmax_tile(Accumulator<Config>& sum, float factor, Scores<Conf
       most[i] = fmaxf(most[i], fmaxf(row[n][low], row[n][low + 1]));
     }
   }
-  // Four neighbouring lanes share a row.
+  // Four adjacent lanes share a row.
 #pragma unroll
   for (int distance = 1; distance <= 2; distance *= 2) {
 #pragma unroll

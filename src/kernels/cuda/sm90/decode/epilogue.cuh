@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The results of the warps become the result of the item; the last CTA to finish a tile that
-// several shared joins their parts, in ascending order of keys whoever comes last. CTAs of a
-// cluster send theirs to the one that has the first.
+// Joins the results of the warps of an item. If several CTAs share a tile, the last one to finish
+// joins their parts, always in ascending order of keys. CTAs of a cluster send their parts to the
+// CTA that has the first.
 #pragma once
 
 #include "kernels/cuda/common/cluster.cuh"
@@ -11,7 +11,7 @@
 
 namespace fovea::kernels::cuda {
 
-// Four neighbouring columns of a result row, `sum` weights relative to 2^most added up.
+// Four adjacent columns of a result row; `sum` is the sum of weights relative to 2^most.
 struct RowPart {
   float most;
   float sum;
@@ -29,7 +29,7 @@ __device__ void wait_for_consumers() {
   named_barrier_wait(kConsumerBarrier, C::kConsumers);
 }
 
-// Joins parts in their order. Those without weight may hold anything.
+// Joins parts in their order. Parts without weight may be unwritten.
 template <int kParts>
 __device__ RowPart join(const RowPart (&parts)[kParts]) {
   float most = parts[0].most;
@@ -50,7 +50,7 @@ __device__ RowPart join(const RowPart (&parts)[kParts]) {
   return joined;
 }
 
-// Writes out, and lse from the thread that has column 0.
+// Writes four columns of out; the thread with column 0 writes lse too.
 template <class C>
 __device__ void store_row(const DecodeParams& params, const Tile& tile, int head, int row,
                           int column, const RowPart& part) {
@@ -69,9 +69,9 @@ __device__ void store_row(const DecodeParams& params, const Tile& tile, int head
   *reinterpret_cast<uint2*>(to) = {pack<C::kQ>(value.x, value.y), pack<C::kQ>(value.z, value.w)};
 }
 
-// Maxima and sums of this warp.
+// Stores the maxima and sums of this warp in shared memory.
 template <class C>
-__device__ void put_down_stats(const Accumulator<C>& acc, typename C::SharedMemory& shared) {
+__device__ void store_stats(const Accumulator<C>& acc, typename C::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
@@ -86,9 +86,9 @@ __device__ void put_down_stats(const Accumulator<C>& acc, typename C::SharedMemo
   }
 }
 
-// Rows 8n to 8n + 7 of this warp's accumulators.
+// Stores rows 8n to 8n + 7 of this warp's accumulators in shared memory.
 template <class C>
-__device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::SharedMemory& shared) {
+__device__ void store_rows(const Accumulator<C>& acc, int n, typename C::SharedMemory& shared) {
   const int lane = threadIdx.x % 32;
   auto& rows = shared.join[threadIdx.x / 32];
   const float unit = C::kFp8 && acc.v_unit > 0 ? acc.v_unit : 1;
@@ -105,7 +105,7 @@ __device__ void put_down_rows(const Accumulator<C>& acc, int n, typename C::Shar
   }
 }
 
-// A row quad of one head over the warps that worked on it.
+// Joins four columns of a row of one head over the warps that worked on it.
 template <class C>
 __device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads, int head, int row,
                               int column) {
@@ -129,7 +129,7 @@ __device__ RowPart join_warps(const typename C::SharedMemory& shared, int heads,
   return join(parts);
 }
 
-// Row `row` of head `head` in a partial slot.
+// Returns the index of a head's row in a partial slot.
 template <class C>
 __device__ int64_t partial_row(const DecodeParams& params, int slot, int head, int row) {
   return (static_cast<int64_t>(slot) * params.list.max_heads + head) * C::kRowTile + row;
@@ -137,9 +137,8 @@ __device__ int64_t partial_row(const DecodeParams& params, int slot, int head, i
 
 constexpr int kFewParts = 4;
 
-// All parts of two row quads of a lane at once. A trip to the L2 is what takes long, and eight
-// heads of 16 rows have 4096 quads: two lanes for each, as for many parts, took 20 us longer (H200,
-// 2026-11-24).
+// Joins up to kFewParts parts. A lane loads all parts of two quads (four columns of a row) at once,
+// because trips to the L2 take the time; one lane a quad, because there may be thousands of quads.
 template <class C>
 __device__ void join_few_parts(const DecodeParams& params, const Tile& tile) {
   constexpr int kQuads = C::kHeadDimV / 4;
@@ -180,7 +179,8 @@ __device__ void join_few_parts(const DecodeParams& params, const Tile& tile) {
   }
 }
 
-// Two lanes share a row quad: one takes the even parts, one the odd ones, eight at a time.
+// Joins many parts. Two lanes share a quad: one takes the even parts, one the odd ones, eight at a
+// time.
 template <class C>
 __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   constexpr int kSharers = 2;
@@ -228,7 +228,7 @@ __device__ void join_parts(const DecodeParams& params, const Tile& tile) {
   }
 }
 
-// A joined row quad to out, or to the item's partial result.
+// Stores a joined quad in out, or in the item's partial result.
 template <class C>
 __device__ void store_joined(const DecodeParams& params, const Tile& tile, int head, int row,
                              int column, const RowPart& joined) {
@@ -245,14 +245,14 @@ __device__ void store_joined(const DecodeParams& params, const Tile& tile, int h
       scaled(joined.out, empty ? 0.0f : __fdividef(1.0f, joined.sum));
 }
 
-// The parts of a tile in the CTA that has the first of them.
+// The parts of a tile, in the CTA that has the first of them.
 template <class C>
 struct ClusterParts {
-  alignas(16) float rows[kMostCluster][C::kRowTile][C::kHeadDimV];
+  alignas(16) float rows[kMaxCluster][C::kRowTile][C::kHeadDimV];
 };
 
-// They land in the last stage of V, or where it is needed, over the rings: then the cluster has to
-// meet first.
+// The parts land in the last stage of V. If that stage is in use, they land at the start of the
+// rings, and the cluster has to synchronize first.
 template <class C>
 __device__ bool parts_in_rings(const typename C::SharedMemory& shared) {
   if constexpr (sizeof(ClusterParts<C>) > sizeof(shared.v[0])) return true;
@@ -266,7 +266,7 @@ __device__ ClusterParts<C>& cluster_parts(typename C::SharedMemory& shared) {
   return *reinterpret_cast<ClusterParts<C>*>(&shared.v[C::kStages - 1]);
 }
 
-// A joined row quad to the CTA that has the tile's first part.
+// Sends a joined quad to the CTA that has the tile's first part.
 template <class C>
 __device__ void send_part(const DecodeParams& params, const Tile& tile, int row, int column,
                           const RowPart& joined, typename C::SharedMemory& shared) {
@@ -307,8 +307,8 @@ __device__ void join_cluster(const DecodeParams& params, const Tile& tile,
   }
 }
 
-// All warps that compute. `in_cluster`: the tile's parts are those of CTAs of this cluster, with
-// one head, and this one does nothing else.
+// Finishes an item; called by all computing warps. in_cluster: CTAs of this cluster have the parts
+// of the tile, which has one head, and this CTA has no other item.
 template <class C>
 __device__ void finish_item(const DecodeParams& params, const Tile& tile, const Accumulator<C>& acc,
                             bool in_cluster, typename C::SharedMemory& shared) {
@@ -319,7 +319,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
     const int row_bytes = ((params.head_dim_v + 3) / 4 * 4 + 2) * static_cast<int>(sizeof(float));
     shared.parts_full.arrive_expecting(tile.item.parts * tile.rows * row_bytes);
   }
-  // A warp that has a head to itself needs no other.
+  // A warp that has a head to itself does not wait for the others.
   const auto meet = [alone = heads == C::kWarps && tile.item.partial < 0] {
     if (alone) {
       __syncwarp();
@@ -327,12 +327,12 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
       wait_for_consumers<C>();
     }
   };
-  put_down_stats<C>(acc, shared);
+  store_stats<C>(acc, shared);
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
     if (8 * n >= tile.rows) break;
-    put_down_rows<C>(acc, n, shared);
-    // This CTA's rings may be written over: what was read from them is in the rows put down.
+    store_rows<C>(acc, n, shared);
+    // Other CTAs may now overwrite this CTA's rings, whose contents have been used.
     if (in_cluster && n == 0 && parts_in_rings<C>(shared)) cluster_arrive_relaxed();
     meet();
     if (in_cluster && n == 0) cluster_wait();
@@ -367,7 +367,7 @@ __device__ void finish_item(const DecodeParams& params, const Tile& tile, const 
   if (threadIdx.x == 0) {
     int32_t* ticket = params.list.tickets + tile.item.first_part;
     const bool last = add_acquire_release(ticket, 1) == tile.item.parts - 1;
-    if (last) *ticket = 0;  // for the next layer
+    if (last) *ticket = 0;  // ready for the next layer
     shared.is_last = last;
   }
   wait_for_consumers<C>();

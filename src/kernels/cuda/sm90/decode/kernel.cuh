@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of few query rows over many keys, for Hopper. One CTA works through its part of the
 // planned list; an item is up to 8 or 16 query rows of each of its kv heads against a range of
-// keys. A step is one tile of keys for each computing warp: the item's heads are dealt to the
-// warps, a head's keys go round its warps. More warps fill rings of steps with K and with V, across
-// items:
+// keys. A step is one tile of keys for each computing warp: the warps are distributed over the
+// item's heads, and the tiles of a head alternate between its warps. Further warps fill rings of
+// steps with K and with V, across items:
 //
 //   copy K    | step 0 | step 1 | step 2 | step 3 ...           waits for k_empty
 //   copy V    | step 0 | step 1 | step 2 | step 3 ...           waits for v_empty
 //   warps     .........| 0      | 1      | 2     | join | 3 ... wait for k_full, v_full
 //
-// Warps meet only where an item ends; the rings fill up meanwhile. Where pages are too small for
-// boxes the warps copy for themselves.
+// Warps synchronize only at the end of an item; the rings fill up meanwhile. If pages are too small
+// for boxes, the computing warps copy their own keys.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/epilogue.cuh"
@@ -19,8 +19,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Whether the predicate may hide keys that were there before the pass: trees hide new ones only,
-// and positions nothing by themselves.
+// Returns true if the predicate may hide keys that are older than the pass. Trees hide new keys
+// only, and positions alone hide none.
 __device__ inline bool hides_old_keys(const MaskParams& mask) {
   const bool by_position = mask.positions && (mask.window > 0 || mask.chunk > 0);
   return by_position || mask.custom || mask.spans || mask.item_prefix_lens;
@@ -31,13 +31,12 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
   const MaskParams& mask = params.batch.mask;
   const int first = tile.token_of(0);
   const int last = tile.token_of(tile.rows - 1);
-  const int first_key =
-      Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);  // of the step
+  const int first_key = Steps<C>(tile.item).key_of(0, static_cast<int>(threadIdx.x) / 32);
   return {max(tile.item.key_begin, visible_keys(mask, tile.view, last, last).begin),
           min(tile.item.key_end, visible_keys(mask, tile.view, first, first).end),
           hides_old_keys(mask),
           needs_predicate(mask),
-          params.logit_cap > 0 || params.alibi_slopes != nullptr,
+          modifies_scores(params),
           head,
           place_of_scale(params.batch, tile.item, first_key, head)};
 }
@@ -45,8 +44,7 @@ __device__ TileMask tile_mask(const DecodeParams& params, const Tile& tile, int 
 template <class C>
 __device__ void settle_queries(const DecodeParams& params, const Tile& tile, int head,
                                Queries<C>& queries, Factors<C>& factors) {
-  const float scale =
-      params.logit_cap > 0 ? params.scale / params.logit_cap : params.scale * kLog2E;
+  const float scale = score_unit(params);
   if constexpr (C::kFp8) {
     const float k_scale =
         scale * shared_scale(params.keys, params.keys.k_scale, tile.item.kv_head + head);
@@ -78,7 +76,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     return tile;
   };
   Tile tile = tile_of(first_item);
-  // Parts that land where this CTA copies nothing may come as soon as the barriers are made.
+  // Other CTAs may send parts as soon as the barriers exist, if no copy of this CTA lands there.
   if (shared.cluster_units > 0 && !parts_in_rings<C>(shared)) cluster_arrive_relaxed();
   RowCopier<C, !kBoxes> rows(params, first_item, shared);
   rows.begin();
@@ -103,10 +101,10 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
     for (int step = steps.first; step < steps.end; step += steps.size()) {
       const int first = steps.key_of(step, warp);
       if (first < steps.end) {
-        attend_tile<C, kBoxes>(params, tile, mask, shared, ring, queries, factors, first, acc);
+        attend_tile<C, kBoxes>({params, tile, mask, shared, ring, first}, queries, factors, acc);
       } else if (kBoxes) {
-        // Before the step has come, this would count for the one before in the stage, which others
-        // still read.
+        // This warp has no keys in the step. If it did not wait for the step, its arrival would
+        // count for the stage's preceding step, which other warps may still read.
         shared.k_full[ring.stage].wait(ring.phase);
         release(shared.k_empty[ring.stage]);
         shared.v_full[ring.stage].wait(ring.phase);
@@ -118,7 +116,7 @@ __device__ void consume(const DecodeParams& params, const DecodeItem& first_item
       }
       ring.advance(shared.stages);
     }
-    // The queries of the next item travel while this one is finished.
+    // The queries of the next item load while this one is finished.
     const Tile done = tile;
     if (more) {
       tile = tile_of(next);
@@ -147,13 +145,13 @@ __device__ void DecodeConfig<kDim, kDimV, kRows, kQuery, kCache, kWarpCount, kTi
     shared.parts_full.init(1);
     fence_barrier_init();
   }
-  // No launch starts before the one ahead of it lets it or has ended, and the plan's first
-  // attention waited for list and page table before it let any. So they are complete in the L2 when
-  // a later attention starts, whatever is launched between, and are read from there. What others
-  // write (q, the pass's own keys and, unless they are promised to be settled as the list is, all
-  // keys) is there only after the wait.
-  if (!params.list_settled) wait_for_previous_kernel();
-  const DecodeRange range = read_settled(params.list.ranges + blockIdx.x);
+  // A launch starts only when the preceding one lets it or has ended, and the first attention of a
+  // plan waits for the list and the page table before it lets the next launch start. So list and
+  // page table are complete in the L2 when a later attention starts, whatever is launched between,
+  // and are read from there. Other inputs (q, the pass's own keys, and all keys unless they are
+  // promised to be written before this pass) are complete only after the wait.
+  if (!params.plan_complete) wait_for_previous_kernel();
+  const DecodeRange range = read_planned(params.list.ranges + blockIdx.x);
   if (range.begin == range.end) return wait_for_previous_kernel();
   if (threadIdx.x == 0) {
     shared.range_begin = range.begin;

@@ -35,7 +35,7 @@ constexpr int32_t kClusterPartElements = 136 * 1024;
 constexpr int32_t kClusterSizes[] = {2, 3, 4, 6, 8};
 // Of the plan: each finds the whole line, they share the writing.
 constexpr uint32_t kPlanCtas = 4;
-static_assert(kPlanCtas + 1 + kPrefixLevels <= kMostPlanBlocks);  // with prefill's and groups'
+static_assert(kPlanCtas + 1 + kPrefixLevels <= kMaxPlanBlocks);  // with prefill's and groups'
 // Keys of a box of the bulk copy engine, whose rows are 64 elements of 16 bits.
 constexpr int32_t kBoxKeys = 16;
 constexpr uint32_t kBoxColumns = 64;

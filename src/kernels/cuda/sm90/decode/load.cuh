@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the warps that copy and those that compute know about a CTA's work: its steps, its pages,
-// its scales.
+// The work of a CTA, as copying and computing warps see it: its steps, pages and scales.
 #pragma once
 
 #include "kernels/cuda/common/hopper.cuh"
@@ -10,35 +9,36 @@
 
 namespace fovea::kernels::cuda {
 
-// What one CTA works on. Its warps are dealt to the item's heads in turn.
+// The item that a CTA works on. Its warps are distributed over the item's heads.
 struct Tile {
   DecodeItem item;
   RequestView view;
-  int group;  // q heads of a kv head
-  int rows;   // valid ones, at most the row tile
+  int group;  // q heads a kv head
+  int rows;   // valid rows, at most the row tile
 
   __device__ int token_of(int row) const {
     const int packed = item.first_row + row;
     return packed < group ? 0 : packed / group;
   }
-  // `head`: of the item, from 0.
+  // `head` counts the item's heads from 0.
   __device__ int q_head_of(int head, int row) const {
     const int packed = item.first_row + row;
     return (item.kv_head + head) * group + (packed < group ? packed : packed % group);
   }
 };
 
-// A scale that all keys of a head share, or 1.
+// Returns the scale that all keys of a head share, or 1.
 __device__ inline float shared_scale(const KeyParams& keys, const float* scale, int kv_head) {
   return scale && keys.scale_slot_stride == 0 ? scale[kv_head * keys.scale_head_stride] : 1.0f;
 }
 
-// The steps of an item: in each, every consumer warp has one tile of kTile keys of one of its
-// heads. Tiles begin at multiples of kBoxKeys.
+// The steps of an item. In each step every computing warp has one tile of kTile keys of one head.
+// Tiles begin at multiples of kBoxKeys.
 template <class C>
 struct Steps {
-  int heads, begin, end, first;  // `first`: of the first step, at most kBoxKeys - 1 before `begin`
-  int shift;                     // heads are a power of two
+  int heads, begin, end, first;  // `first` is that of the first step, at most kBoxKeys - 1 before
+                                 // `begin`
+  int shift;                     // log2 of heads
 
   __device__ explicit Steps(const DecodeItem& item)
       : heads(item.heads),
@@ -47,15 +47,14 @@ struct Steps {
         first(begin / kBoxKeys * kBoxKeys),
         shift(31 - __clz(heads)) {}
   __device__ int size() const { return (C::kWarps * C::kTile) >> shift; }
-  // The item's head that a warp has, and the first key of its tile in the step at `step`.
+  // Return the head of a warp, and the first key of its tile in the step at `step`.
   __device__ int head_of(int warp) const { return warp & (heads - 1); }
   __device__ int key_of(int step, int warp) const { return step + (warp >> shift) * C::kTile; }
 };
 
-// Stages of the rings that a range uses: all for parts of a cluster that nearly fit them, where
-// rows are copied by the warps that compute only if other CTAs are idle (pages of 1: 8 x 1k 13.0
-// instead of 12.3 us, 1 x 4k 9.4 instead of 10.5, H200, 2026-11-23). The same for all of a cluster:
-// by its longest part.
+// Returns the stages of the rings that a range uses. Parts of a cluster that nearly fit the rings
+// use all stages; if computing warps copy the rows, only when other CTAs are idle. All CTAs of a
+// cluster use the same number, which follows from the longest part.
 template <class C>
 __device__ int stage_count(const DecodeParams& params, const DecodeRange& range) {
   const int steps = (range.cluster_units * kBoxKeys + C::kStepKeys - 1) / C::kStepKeys;
@@ -64,7 +63,8 @@ __device__ int stage_count(const DecodeParams& params, const DecodeRange& range)
   return all ? C::kStages : C::kUsualStages;
 }
 
-// Floats from a key's scales to the next's in a stage, and where a head's is.
+// Return the number of floats between the scales of adjacent keys in a stage, and the place of a
+// head's scale.
 __device__ inline int scale_pitch(const BatchParams& batch) {
   return min(batch.kv_heads, kScaleHeads);
 }
@@ -73,7 +73,7 @@ __device__ inline int place_of_scale(const BatchParams& batch, const DecodeItem&
   return key * scale_pitch(batch) + (item.kv_head + head) % kScaleHeads;
 }
 
-// Pages of keys.
+// The pages of a batch's keys.
 class PageTable {
  public:
   __device__ explicit PageTable(const KeyParams& keys) : keys_(keys) {
@@ -84,8 +84,8 @@ class PageTable {
     return shift_ >= 0 ? key >> shift_ : key / keys_.page_size;
   }
   __device__ int place_of(int key) const { return key - page_of(key) * keys_.page_size; }
-  // The id of the page that holds a key. Before the wait from the L2, which has a settled table;
-  // behind it so read every id cost 1 % (128 x 4k and pages of 1, H200, 2026-11-22).
+  // Returns the id of the page of a key. Before the wait (early) it reads the L2, where the table
+  // is complete; after the wait the L1 serves repeated reads faster.
   __device__ int read(const DecodeItem& item, int key, bool early) const {
     const int32_t* at = keys_.page_table + item.request * keys_.page_table_stride + page_of(key);
     return early ? __ldcg(at) : __ldg(at);
@@ -96,9 +96,9 @@ class PageTable {
   int shift_;
 };
 
-// From the L2.
+// Reads a value of the plan from the L2, where it is complete before the wait.
 template <typename T>
-__device__ T read_settled(const T* at) {
+__device__ T read_planned(const T* at) {
   static_assert(sizeof(T) % sizeof(int4) == 0);
   T value;
 #pragma unroll
@@ -108,14 +108,14 @@ __device__ T read_settled(const T* at) {
   return value;
 }
 
-// The steps of a range in order, and the page ids that a warp needs in each: kPerStep of them, of
-// the keys that key_of(steps, step, place) names. Behind copies a load takes as long as they do, so
-// items are read two ahead and ids a window ahead, which is as many steps as 32 lanes have ids for
-// (5 % at 8 x 16k with pages of 16, H200, 2026-11-22). All lanes call everything together.
+// Walks over the steps of a range in order and finds the kPerStep page ids that a warp needs in
+// each step: those of the keys that key_of(steps, step, place) returns. A load that follows copies
+// takes as long as the copies do, so items are read two ahead, and ids one window ahead. A window
+// is as many steps as 32 lanes have ids for. All lanes call every method together.
 template <class C, int kPerStep, typename KeyOf>
 class PagedSteps {
  public:
-  // May come before the wait.
+  // May run before the wait.
   __device__ PagedSteps(const DecodeParams& params, const DecodeItem& first, int begin,
                         const int& end, KeyOf key_of)
       : params_(params),
@@ -132,14 +132,14 @@ class PagedSteps {
     begin_window(true);
   }
   __device__ bool done() const { return at_ >= end_; }
-  // An item without keys has one step, which is to be skipped.
+  // An item without keys has one step, which the caller skips.
   __device__ bool empty() const { return step_ >= item_.key_end; }
   __device__ const DecodeItem& item() const { return item_; }
   __device__ int step() const { return step_; }
-  // The first of the item's keys that the pass itself stores.
+  // Returns the first of the item's keys that this pass stores.
   __device__ int new_keys() const { return new_keys_; }
   __device__ const PageTable& table() const { return table_; }
-  // The id for a place of the step; each lane may ask for another.
+  // Returns the page id of a place of the step; each lane may pass its own place.
   __device__ int page(int place) const {
     return __shfl_sync(~0u, now_, in_window_ * kPerStep + place);
   }
@@ -159,7 +159,7 @@ class PagedSteps {
   }
 
  private:
-  static constexpr int kSteps = 32 / kPerStep;  // of a window
+  static constexpr int kSteps = 32 / kPerStep;  // steps of a window
   static_assert(kSteps * kPerStep == 32);
   static constexpr int kItemWords = sizeof(DecodeItem) / sizeof(int);
   static constexpr DecodeItem kWord = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
@@ -173,7 +173,8 @@ class PagedSteps {
     const DecodeItem item = same ? item_ : item_of(next_);
     then_ = read_window(item, same ? behind : Steps<C>(item).first, early);
   }
-  // The ids of the window that begins at `first`; of packed keys where the request's begin.
+  // Returns this lane's id of the window that begins at `first`; for packed keys, the index of the
+  // request's first key.
   __device__ int read_window(const DecodeItem& item, int first, bool early) const {
     const int lane = threadIdx.x % 32;
     const Steps<C> steps(item);
@@ -181,14 +182,14 @@ class PagedSteps {
     if (!params_.keys.page_table) return __ldcg(params_.keys.kv_indptr + item.request);
     return key < steps.end ? table_.read(item, key, early) : 0;
   }
-  // An item in one register: each lane has a word.
+  // Reads an item into one register: each lane has one word of it.
   __device__ int read_item(int at) const {
     const int lane = threadIdx.x % 32;
     return at < end_ && lane < kItemWords
                ? __ldcg(reinterpret_cast<const int*>(params_.list.items + at) + lane)
                : 0;
   }
-  // What of it is needed here.
+  // Returns the fields of an item that this class needs.
   __device__ static DecodeItem item_of(int words) {
     DecodeItem item;
     item.request = __shfl_sync(~0u, words, kWord.request);
@@ -205,11 +206,11 @@ class PagedSteps {
   const int& end_;
   int at_;
   DecodeItem item_;
-  int next_, after_;  // the items behind it
+  int next_, after_;  // the two items that follow
   int new_keys_;
   int step_;
   int in_window_;   // steps of the window before this one
-  int now_, then_;  // this lane's ids of this window and of the next
+  int now_, then_;  // this lane's ids of this window and of the next one
 };
 
 template <class C>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V where pages hold whole boxes of 16 keys: warps of their own copy them by the bulk copy
+// The copies of K and V if pages hold whole boxes of 16 keys: dedicated warps use the bulk copy
 // engine.
 #pragma once
 
@@ -7,7 +7,8 @@
 
 namespace fovea::kernels::cuda {
 
-// Scales of few heads come 16 keys at a time, of all heads; else one by one.
+// Returns true if scales are copied one by one. With few kv heads, the scales of 16 keys and all
+// heads are one copy.
 template <class C>
 __device__ bool copies_scales_singly(const DecodeParams& params) {
   const KeyParams& keys = params.keys;
@@ -17,10 +18,9 @@ __device__ bool copies_scales_singly(const DecodeParams& params) {
   return has_token_scales<C>(params) && (params.batch.kv_heads > kScaleHeads || !aligned);
 }
 
-// Whether to copy settled keys before the wait: of one short tile or part. Longer ranges take that
-// from the end of the kernel before: 21.0 instead of 20.2 us at 1 x 16k (H200, 2026-11-22). Tiles
-// of fp8 may have twice as many steps, with their scales: 67.0 instead of 68.2 us at 32 x 4k
-// (2026-11-23).
+// Returns true if keys written before this pass are copied before the wait. Only ranges of one
+// short tile or part do this: copies of longer ranges would slow down the end of the preceding
+// kernel (limits chosen on H200, 2026-11-23).
 template <class C>
 __device__ bool reads_ahead(const DecodeParams& params, const DecodeRange& range) {
   if (copies_scales_singly<C>(params)) return false;
@@ -28,16 +28,16 @@ __device__ bool reads_ahead(const DecodeParams& params, const DecodeRange& range
   const int most = range.first.partial < 0   ? (C::kFp8 ? 32 : 16)
                    : range.cluster_units > 0 ? 8
                                              : C::kUsualStages + 1;
-  return params.keys_settled && range.end - range.begin == 1 &&
+  return params.keys_complete && range.end - range.begin == 1 &&
          steps.end - steps.first <= most * steps.size();
 }
 
-// One side of the keys, K or V, as the warp that copies its boxes sees it.
+// K or V, as the warps that copy its boxes see it.
 struct Side {
   const TensorMap* map;
   const float* scale;
   int pieces;
-  int sharers;  // warps
+  int sharers;  // warps that share the copies
   char* stages;
   int stage_bytes, scale_offset;
   TransactionBarrier* full;
@@ -68,13 +68,13 @@ __device__ Side side_of(const DecodeParams& params, typename C::SharedMemory& sh
           shared.v_empty};
 }
 
-// A warp that copies boxes. It walks through the work list by itself, as far ahead of the
-// computation as there are free stages, across items. One piece of code for K and V: the first pass
-// through code costs microseconds.
+// A warp that copies boxes. It walks through the work list, across items, and runs ahead of the
+// computation while there are free stages. K and V share the code, because cold instructions cost
+// microseconds.
 template <class C>
 class BoxCopier {
  public:
-  // Number `rank` of the warps that share the side.
+  // `rank` counts the warps that share the copies.
   __device__ BoxCopier(const DecodeParams& params, const Side& side, int rank)
       : params_(params), side_(side), lane_(threadIdx.x % 32), rank_(rank) {
     const int number = lane_ * side.sharers + rank;
@@ -88,9 +88,9 @@ class BoxCopier {
       return box_key(steps, step, box);
     };
     PagedSteps<C, kBoxes, decltype(key_of)> walk(params_, first, begin, end, key_of);
-    if (params_.list_settled) {
-      // The first boxes to the L2, where later writes of theirs go too. Those of all stages made
-      // large batches slower.
+    if (params_.plan_complete) {
+      // Prefetches the first boxes to the L2, which later writes to them reach too. The boxes of
+      // all stages would make large batches slower.
       const Box box = find_box(walk);
       if (box.live && !(ahead && is_earlier(walk, box))) {
         prefetch_box(*side_.map, kEvictFirst, piece_ * (kPieceBytes / 2), box.head, box.place,
@@ -98,17 +98,17 @@ class BoxCopier {
       }
     }
     if (!ahead) wait();
-    // Of fp8: steps whose keys and scales were all there before the pass. Asked in each step
-    // instead, for each of its boxes, the variant spills 400 bytes.
-    [[maybe_unused]] int settled_steps = 0;
+    // For fp8, the steps whose keys and scales are all older than the pass. Asking in each step,
+    // for each of its boxes, would spill registers.
+    [[maybe_unused]] int older_steps = 0;
     if constexpr (C::kFp8) {
       const Steps<C> steps(first);
-      settled_steps = max(walk.new_keys() - steps.first, 0) >> (31 - __clz(steps.size()));
+      older_steps = max(walk.new_keys() - steps.first, 0) >> (31 - __clz(steps.size()));
     }
 #pragma unroll 1
     for (; !walk.done(); walk.advance()) {
       if (walk.empty()) continue;
-      if (C::kFp8 && ahead && settled_steps-- == 0) wait();
+      if (C::kFp8 && ahead && older_steps-- == 0) wait();
       copy(walk);
       if (++stage_ == stages) {
         stage_ = 0;
@@ -119,8 +119,8 @@ class BoxCopier {
   }
 
  private:
-  static constexpr int kTileBoxes = C::kTile / kBoxKeys;  // of a piece
-  static constexpr int kBoxes = C::kWarps * kTileBoxes;   // of a step and a piece
+  static constexpr int kTileBoxes = C::kTile / kBoxKeys;  // boxes of a tile, for each piece
+  static constexpr int kBoxes = C::kWarps * kTileBoxes;   // boxes of a step, for each piece
   static_assert(kBoxes * C::kKPieces <= 32 && C::kKPieces >= C::kVPieces);
 
   __device__ char* stage() const { return side_.stages + stage_ * side_.stage_bytes; }
@@ -133,18 +133,18 @@ class BoxCopier {
     waited_ = true;
   }
 
-  // The box_th box of a step begins with this key.
+  // Returns the first key of a box of a step.
   __device__ static int box_key(const Steps<C>& steps, int step, int box) {
     return steps.key_of(step, box / kTileBoxes) + box % kTileBoxes * kBoxKeys;
   }
 
-  // Where this lane's box is: kBoxKeys of the keys of a warp's tile, 128 bytes of each.
+  // The place of this lane's box: kBoxKeys keys of a warp's tile, 128 bytes of each.
   struct Box {
     int key;
     bool live;
     int head, place, page;
   };
-  // Whether all of a box was there before the pass: others come behind the wait.
+  // Returns true if all keys of a box are older than the pass; other boxes come after the wait.
   template <typename Walk>
   __device__ static bool is_earlier(const Walk& walk, const Box& box) {
     return box.key + kBoxKeys <= walk.new_keys();
@@ -162,7 +162,7 @@ class BoxCopier {
   __device__ void copy(const Walk& walk) {
     const Box box = find_box(walk);
     const bool singly = copies_scales_singly<C>(params_);
-    // The first head's first piece brings along the scales of the box's keys.
+    // The copy of the first head's first piece includes the scales of the box's keys.
     const bool brings = has_token_scales<C>(params_) && !singly && box.live && piece_ == 0 &&
                         box.head == walk.item().kv_head;
     const int scale_bytes = kBoxKeys * params_.batch.kv_heads * static_cast<int>(sizeof(float));
@@ -200,8 +200,8 @@ class BoxCopier {
              box.place, box.page);
   }
 
-  // Those of the item's heads; zeros for keys that are not the item's. A key's page is that of its
-  // box.
+  // Copies the scales of the item's heads, with zeros for keys outside the item. A key has the page
+  // of its box.
   template <typename Walk>
   __device__ void copy_scales_singly(const Walk& walk) {
     const DecodeItem& item = walk.item();

@@ -1,33 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// K and V where boxes do not fit: rows that may lie anywhere.
+// The copies of K and V if pages are too small for boxes: single rows.
 #pragma once
 
 #include "kernels/cuda/sm90/decode/load.cuh"
 
 namespace fovea::kernels::cuda {
 
-// Where boxes do not fit, every warp that computes copies the rows of its own tiles, which may lie
-// anywhere, so many steps ahead as there are stages. (Two warps for all of them reached half the
-// bandwidth: no more than 63 such copies of a warp are ever on their way.) What no key of the item
-// owns becomes zero.
+// Every computing warp copies the rows of its own tiles, as many steps ahead as there are stages.
+// Two dedicated warps would reach half the bandwidth, because at most 63 such copies of a warp are
+// in flight. Rows without a key of the item become zero.
 template <class C, bool kUsed>
 class RowCopier {
  public:
-  // May come before the wait.
+  // May run before the wait.
   __device__ RowCopier(const DecodeParams& params, const DecodeItem& first,
                        typename C::SharedMemory& shared)
       : params_(params),
         shared_(shared),
         walk_(params, first, shared.range_begin, shared.range_end, {}) {}
 
-  // Waits, if nothing is known to be settled.
+  // Waits, unless older keys are known to be complete, and starts the first copies.
   __device__ void begin() {
-    if (!params_.keys_settled) wait_for_previous_kernel();
+    if (!params_.keys_complete) wait_for_previous_kernel();
 #pragma unroll 1
     for (int s = 0; s < shared_.stages; ++s) copy_next();
   }
 
-  // Of the next step, whatever item it is of; one group of copies.
+  // Copies the next step, of this or the next item, as one group of copies.
   __device__ void copy_next() {
     for (bool copied = false; !copied && !walk_.done(); walk_.advance()) {
       copied = !walk_.empty();
@@ -82,17 +81,16 @@ class RowCopier {
 
   static constexpr int64_t kNowhere = -4096;  // no address is negative
 
-  // Lane l knows the address of row l, or kNowhere. Whole addresses, of which a copy needs two
-  // shuffles and an addition, made 1 x 4k and 1 x 16k 3 % faster than offsets, larger batches 1 %
-  // (H200, 2026-11-22).
+  // Copies a tile; lane l has the address of row l, or kNowhere. Lanes exchange whole addresses,
+  // not offsets (chosen on H200, 2026-11-22: up to 3 % faster).
   template <int kPieces>
   __device__ static void copy_tile(int64_t row, int live_bytes, char* tile) {
     constexpr int kChunks = kPieces * (kPieceBytes / 16);
-    constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // that copy a row
+    constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // lanes that copy a row
     const int chunk = threadIdx.x % kLanes;
     const int sub = threadIdx.x % 32 / kLanes;
     const bool chunk_live = chunk * 16 < live_bytes;
-    constexpr int kAtOnce = C::kRowTile > 8               ? 2  // what registers allow
+    constexpr int kAtOnce = C::kRowTile > 8               ? 2  // as many as registers allow
                             : C::kHeadDim != C::kHeadDimV ? 1
                             : C::kHeadDim > 128           ? 2
                             : C::kFp8                     ? 4
@@ -114,7 +112,7 @@ class RowCopier {
   int stage_ = 0;
 };
 
-// Where the copying warps do all that.
+// Does nothing if dedicated warps copy.
 template <class C>
 class RowCopier<C, false> {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of q into registers.
+// Loads rows of q into registers.
 #pragma once
 
 #include "kernels/cuda/common/ptx.cuh"
@@ -7,13 +7,13 @@
 
 namespace fovea::kernels::cuda {
 
-// The query rows of one warp's head as right operands: lane l has row l / 4 of every eight.
+// The query rows of a warp's head as right operands: lane l has row l / 4 of every eight.
 template <class C>
 struct Queries {
   uint32_t fragments[C::kHeadDim / 16][C::kColumns][2];
 
-  // As they lie in memory. With an fp8 cache a fragment's four values are neighbours: in that order
-  // fp8 values come out of a register.
+  // Reads the rows without converting them. With an fp8 cache the four values of a fragment are
+  // adjacent, which is the order of fp8 values in a register.
   __device__ void read(const DecodeParams& params, const Tile& tile) {
     const int lane = threadIdx.x % 32;
     const int head = Steps<C>(tile.item).head_of(static_cast<int>(threadIdx.x) / 32);
@@ -47,8 +47,8 @@ struct Queries {
     }
   }
 
-  // With an fp8 cache: to f16, relative to a power of two near the row's largest value. unit[n] is
-  // that of row 8n + lane / 4.
+  // With an fp8 cache: converts the rows to f16, relative to a power of two near the row's largest
+  // value. unit[n] is that power for row 8n + lane / 4.
   __device__ void normalise(float (&unit)[C::kColumns]) {
 #pragma unroll
     for (int n = 0; n < C::kColumns; ++n) {
@@ -63,7 +63,7 @@ struct Queries {
       }
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      // The exponent alone: 2^e <= most < 2^(e + 1).
+      // Keeps the exponent only: 2^e <= most < 2^(e + 1).
       unit[n] = __int_as_float(__float_as_int(most) & 0x7f800000);
       if (!(unit[n] > 0) || unit[n] == infinity()) unit[n] = 1;
       const float factor = 1 / unit[n];

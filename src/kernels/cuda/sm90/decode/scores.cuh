@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// From raw products of a tile of keys to weights. A lane holds query rows 2 * (lane % 4) and the
-// next of every eight: maxima and sums stay in its registers.
+// Turns the products of a tile of keys into weights. A lane has query rows 2 * (lane % 4) and
+// 2 * (lane % 4) + 1 of every eight, so that maxima and sums stay in its registers.
 #pragma once
 
-#include "kernels/cuda/common/log2.cuh"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/score_mod.cuh"
 #include "kernels/cuda/common/visibility.cuh"
 #include "kernels/cuda/sm90/decode/config.cuh"
 #include "kernels/cuda/sm90/decode/load.cuh"
@@ -14,8 +13,8 @@ namespace fovea::kernels::cuda {
 template <class C>
 struct Accumulator {
   float out[C::kHeadDimV / 16][C::kColumns][4] = {};
-  float most[C::kColumns][2];      // largest score so far, log2 units
-  float sum[C::kColumns][2] = {};  // of this lane's keys
+  float most[C::kColumns][2];      // largest score so far, in units of log2
+  float sum[C::kColumns][2] = {};  // sum of weights over this lane's keys
   float v_unit = 0;                // fp8 scales of V are applied relative to this
   __device__ Accumulator() {
 #pragma unroll
@@ -39,21 +38,18 @@ __device__ void for_each_score(float (&scores)[C::kTile / 16][C::kColumns][4], V
   }
 }
 
-// Soft cap, of scores in its units, and ALiBi.
 template <class C>
-__device__ void bend_scores(const DecodeParams& params, const Tile& tile, int head, int first,
-                            float (&scores)[C::kTile / 16][C::kColumns][4]) {
+__device__ void modify_scores(const DecodeParams& params, const Tile& tile, int head, int first,
+                              float (&scores)[C::kTile / 16][C::kColumns][4]) {
   const MaskParams& mask = params.batch.mask;
   for_each_score<C>(scores, [&](float& score, int key, int row) {
-    if (params.logit_cap > 0) {
-      score = params.logit_cap * kLog2E * tanh_fast(score);
-    }
-    if (params.alibi_slopes && row < tile.rows) {
-      const int distance = key_position(mask, tile.view, first + key) -
-                           query_position(mask, tile.view, tile.token_of(row));
-      score +=
-          params.alibi_slopes[tile.q_head_of(head, row)] * kLog2E * static_cast<float>(distance);
-    }
+    modify_score(params, score, [&](ScorePlace& place) {
+      if (row >= tile.rows) return false;
+      place.distance = key_position(mask, tile.view, first + key) -
+                       query_position(mask, tile.view, tile.token_of(row));
+      place.slope = slope_of(params, tile.q_head_of(head, row));
+      return true;
+    });
   });
 }
 
@@ -86,7 +82,7 @@ __device__ void mask_scores(const DecodeParams& params, const Tile& tile, int fi
   }
 }
 
-// Scores to weights relative to the running maximum; rescales what was accumulated before.
+// Turns scores into weights relative to the running maximum, and rescales earlier sums.
 template <class C>
 __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
                              float (&scores)[C::kTile / 16][C::kColumns][4]) {
@@ -105,7 +101,7 @@ __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 4));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 8));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 16));
-      // A row that has seen nothing keeps -inf: subtract 0 so that no inf - inf arises.
+      // A row that has seen no key keeps -inf; it subtracts 0, so that inf - inf does not occur.
       const float base = most == -infinity() ? 0.0f : most;
       const float rescale = exp2_fast(acc.most[n][i] - base);
       acc.most[n][i] = most;
@@ -121,7 +117,7 @@ __device__ void softmax_tile(Accumulator<C>& acc, float v_rescale,
       changed = changed || factors[n][i] != 1;
     }
   }
-  if (!__any_sync(~0u, changed)) return;  // most tiles
+  if (!__any_sync(~0u, changed)) return;  // usual
 #pragma unroll
   for (int n = 0; n < C::kColumns; ++n) {
 #pragma unroll
