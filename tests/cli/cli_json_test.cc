@@ -101,7 +101,7 @@ TEST(CliJson, HasTheKeysThatAreDocumented) {
   }
 }
 
-TEST(CliJson, IsBesideTables) {
+TEST(CliJson, AccompaniesTables) {
   const ProgramResult environment = fovea({"env", "--json"});
   EXPECT_EQ(environment.exit_code, 0);
   EXPECT_TRUE(nlohmann::json::parse(environment.out).contains("processor"));

@@ -90,13 +90,13 @@ TEST(MappedFileDeathTest, PassesOtherSignalsOn) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto access = [](bool has_handler) {
     if (has_handler) std::signal(SIGBUS, [](int) { ::_exit(42); });
-    const OnesFile ones("foreign");
+    const OnesFile ones("other_mapping");
     const MappedFile mapped(ones.path());
     const int file = ::open(ones.path().c_str(), O_RDONLY);
-    const auto* foreign =
+    const auto* other_mapping =
         static_cast<const volatile char*>(::mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE, file, 0));
     ones.shorten(0);
-    if (count_ones(mapped) == 0) (void)foreign[kPage];
+    if (count_ones(mapped) == 0) (void)other_mapping[kPage];
     ::_exit(1);
   };
   EXPECT_EXIT(access(true), testing::ExitedWithCode(42), "");

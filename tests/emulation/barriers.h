@@ -11,8 +11,7 @@
 namespace fovea::emulation {
 
 struct Barrier {
-  static constexpr int kMostBytes =
-      (1 << 20) - 1;  // in flight, or landed before they were expected
+  static constexpr int kMaxBytes = (1 << 20) - 1;  // in flight, or landed before they were expected
 
   int arrivals = 0;  // per phase
   int pending = 0;   // in this phase
@@ -29,11 +28,11 @@ struct Barrier {
   }
   void expect(int more) {
     bytes += more;
-    if (bytes > kMostBytes) fail("an mbarrier expects more bytes than it can count");
+    if (bytes > kMaxBytes) fail("an mbarrier expects more bytes than it can count");
   }
   void land(int landed) {
     bytes -= landed;
-    if (bytes < -kMostBytes) fail("more bytes have landed than an mbarrier can count");
+    if (bytes < -kMaxBytes) fail("more bytes have landed than an mbarrier can count");
     complete();
   }
 
@@ -55,7 +54,7 @@ class Barriers {
   }
   void init(uint32_t offset, int arrivals) {
     if (offset % 8 != 0) fail("a misaligned mbarrier");
-    if (arrivals <= 0 || arrivals > Barrier::kMostBytes) fail("an mbarrier without arrivals");
+    if (arrivals <= 0 || arrivals > Barrier::kMaxBytes) fail("an mbarrier without arrivals");
     Barrier& barrier = barriers_[offset];
     if (barrier.waiting > 0) fail("an mbarrier is made anew while threads wait for it");
     barrier = {.arrivals = arrivals, .pending = arrivals};

@@ -14,13 +14,13 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int kMost = 1 << 30;          // short_quotient() takes numbers below this
-constexpr int kMostQuotient = 1 << 21;  // and returns numbers below this
-constexpr int kUlps = 2;                // allowed error of __fdividef
+constexpr int kMaxNumber = 1 << 30;    // short_quotient() takes numbers below this
+constexpr int kMaxQuotient = 1 << 21;  // and returns numbers below this
+constexpr int kUlps = 2;               // allowed error of __fdividef
 
 // Expects the quotient for any allowed error of a GPU's division.
 void expect_quotient(int64_t value, int64_t by) {
-  if (value < 0 || value >= kMost || value / by >= kMostQuotient) return;
+  if (value < 0 || value >= kMaxNumber || value / by >= kMaxQuotient) return;
   const int want = static_cast<int>(value / by);
   ASSERT_EQ(short_quotient(static_cast<int>(value), static_cast<int>(by)), want)
       << value << " / " << by;
@@ -46,19 +46,19 @@ void expect_quotients_by(int64_t by) {
       for (int64_t more = -1; more <= 1; ++more) expect_quotient(multiple * by + more, by);
     }
   }
-  const int64_t last = (kMost - 1) / by;
+  const int64_t last = (kMaxNumber - 1) / by;
   for (int64_t multiple = last - 2; multiple <= last; ++multiple) {
     for (int64_t more = -1; more <= 1; ++more) expect_quotient(multiple * by + more, by);
   }
-  expect_quotient(kMost - 1, by);
-  expect_quotient(kMostQuotient * by - 1, by);
+  expect_quotient(kMaxNumber - 1, by);
+  expect_quotient(kMaxQuotient * by - 1, by);
 }
 
 TEST(Division, ShortQuotientsAreExactAtTheEdgesOfTheirRange) {
   for (int64_t by = 1; by <= 1100; ++by) expect_quotients_by(by);
   for (int bit = 11; bit <= 30; ++bit) {
     for (int64_t by = (int64_t{1} << bit) - 3; by <= (int64_t{1} << bit) + 3; ++by) {
-      if (by < kMost) expect_quotients_by(by);
+      if (by < kMaxNumber) expect_quotients_by(by);
     }
   }
 }

@@ -225,7 +225,7 @@ CUresult encode(void* map, int, uint32_t rank, void* data, const uint64_t* sizes
                 const uint64_t* strides, const uint32_t* box, const uint32_t*, int, int, int, int) {
   EncodedTensorMap encoded{
       .tag = EncodedTensorMap::kTag, .data = static_cast<char*>(data), .rank = rank};
-  if (rank < 1 || rank > EncodedTensorMap::kMostRank) return kFailed;
+  if (rank < 1 || rank > EncodedTensorMap::kMaxRank) return kFailed;
   std::copy_n(sizes, rank, encoded.sizes.begin());
   std::copy_n(strides, rank - 1, encoded.strides.begin());
   std::copy_n(box, rank, encoded.box.begin());

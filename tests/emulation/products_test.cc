@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kRows = 64;
 constexpr int kThreads = 128;
-constexpr int kDepthBytes = 128;  // of the summed dimension: four instructions
+constexpr int kDepthBytes = 128;  // bytes of the summed dimension: four instructions
 constexpr int kSteps = kDepthBytes / 32;
 constexpr int kTileBytes = 64 << 10;
 

@@ -21,7 +21,7 @@ namespace fovea::emulation {
 struct Kernel {
   uint32_t threads, blocks_per_sm;
   size_t shared_bytes, shared_limit;  // requested, and available
-  char* (*shared)();                  // of the calling thread
+  char* (*shared)();                  // for the calling thread
   std::function<void()> body;
 };
 

@@ -12,20 +12,20 @@ namespace fovea::emulation {
 // 128-byte swizzle.
 struct EncodedTensorMap {
   static constexpr uint64_t kTag = 0x70616d726f736e65;
-  static constexpr int kMostRank = 5;
+  static constexpr int kMaxRank = 5;
   static constexpr uint64_t kRowBytes = 128;
   static constexpr uint64_t kElementBytes = 2;
 
   uint64_t tag;
   char* data;
   uint32_t rank;
-  std::array<uint32_t, kMostRank> box;
-  std::array<uint64_t, kMostRank> sizes;
-  std::array<uint64_t, kMostRank - 1> strides;  // bytes
+  std::array<uint32_t, kMaxRank> box;
+  std::array<uint64_t, kMaxRank> sizes;
+  std::array<uint64_t, kMaxRank - 1> strides;  // bytes
 
   // Returns whether the driver accepts the map.
   bool is_valid() const {
-    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rank < 1 || rank > kMostRank) return false;
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0 || rank < 1 || rank > kMaxRank) return false;
     if (box[0] * kElementBytes != kRowBytes) return false;
     for (uint32_t i = 0; i < rank; ++i) {
       if (sizes[i] == 0 || sizes[i] > uint64_t{1} << 32) return false;
@@ -40,7 +40,7 @@ struct EncodedTensorMap {
     return static_cast<uint32_t>(bytes);
   }
 
-  using Coordinates = std::array<int, kMostRank>;
+  using Coordinates = std::array<int, kMaxRank>;
 
   // Visits each 16 bytes of the box at `at`: their offset in the box before the swizzle, their
   // address in memory (null outside of the tensor), and the number of bytes within the tensor.

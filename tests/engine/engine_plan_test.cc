@@ -136,7 +136,7 @@ TEST(EnginePlan, EveryShapeIsPlannedOnAGpu) {
 }
 
 // Only sampled rows have logits, and feed-forward blocks compute long passes in pieces.
-TEST(EnginePlan, ALongPassOfAModelOf8BTakesLittleBesideWeightsAndCaches) {
+TEST(EnginePlan, ALongPassOfAModelOf8BTakesLittleMoreThanWeightsAndCaches) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "neither kernels of sm_90 nor NVRTC";
   EngineOptions options = shape_options("qwen3_8b");
   options.max_batch_tokens = 16384;

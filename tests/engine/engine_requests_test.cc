@@ -194,7 +194,7 @@ TEST(EngineRequests, CancelHandsOutTheTextThatWasHeldBack) {
   EXPECT_EQ(streamed, result.text);
 }
 
-// Of four requests some run at once: the last ones have not begun.
+// Only some of the requests run at once: the last ones have not begun.
 TEST(EngineRequests, GenerateStopsWhenAsked) {
   const std::unique_ptr<Engine> engine = Engine::load(small_options());
   std::vector<GenerateRequest> requests(6, text_request(kPrompt, 20));

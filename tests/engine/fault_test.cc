@@ -130,7 +130,7 @@ TEST_F(FaultyEngine, NanLogitsEndTheirRequestOnly) {
 }
 
 // Its earlier tokens and text remain, including text that a stop string held back.
-TEST_F(FaultyEngine, GenerateReturnsTheResultsBesideAFailedRequest) {
+TEST_F(FaultyEngine, GenerateReturnsTheOtherResultsIfARequestFails) {
   std::vector<GenerateRequest> requests = {request(1), request(0)};
   const std::vector<GenerateResult> whole = engine_->generate(requests);
   requests[0].sampling.stop = {whole[0].text + " and what never comes"};

@@ -97,7 +97,7 @@ TEST(Sampler, TemperatureGivesSoftmax) {
 TEST(Sampler, TopKKeepsTheKMostLikely) {
   std::vector<float> logits = random_logits(40, 2);
   logits[7] = logits[9] = 50;
-  logits[3] = logits[5] = logits[11] = 49;  // of three equal logits the two smallest ids stay
+  logits[3] = logits[5] = logits[11] = 49;  // among three equal logits the two smallest ids stay
   SamplingParams params = with_temperature(1);
   params.top_k = 4;
   std::vector<bool> kept(logits.size());

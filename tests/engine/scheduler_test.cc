@@ -150,7 +150,7 @@ TEST(Scheduler, ChunksOfLinearModelsEndAtPageBoundaries) {
 }
 
 // Requests 1 and 3 have the cached prompt, request 2 has its own.
-TEST(Scheduler, DecodesOfThePagesOfOthersStandBesideThemWhereThatSavesReads) {
+TEST(Scheduler, DecodesThatSharePagesAreNeighboursWhereThatSavesReads) {
   for (const bool group : {false, true}) {
     CacheSet caches(tiny_cache_options({.pages = 100}));
     Scheduler scheduler(caches, {4, 64, 8, group});

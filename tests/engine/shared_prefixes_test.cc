@@ -144,7 +144,7 @@ TEST(SharedPrefixes, AreNotThoseOfPrompts) {
 }
 
 // Two rows of q per token: a group may have requests of up to 16 new tokens.
-TEST(SharedPrefixes, AreNotNamedBesideLongPrompts) {
+TEST(SharedPrefixes, AreNotNamedNextToLongPrompts) {
   BatchLimits limits = limits_of(1, 1);
   limits.max_requests = 3;
   Rows rows;
@@ -207,9 +207,9 @@ TEST(SharedPrefixes, EngineReadsThemOnceAndWritesTheSameText) {
     // Others share 512 of its 700 tokens; between them is a request that shares nothing.
     GenerateRequest other = request;
     for (size_t i = 512; i < other.tokens.size(); ++i) other.tokens[i] = request.tokens[i - 300];
-    const GenerateRequest stranger = greedy_request(prompts[2]);
+    const GenerateRequest unrelated = greedy_request(prompts[2]);
     (void)engine->generate({&request, 1});
-    const std::vector<GenerateRequest> requests = {request, stranger, other, request};
+    const std::vector<GenerateRequest> requests = {request, unrelated, other, request};
     const std::vector<GenerateResult> results = engine->generate(requests);
     EXPECT_EQ(results[0].tokens, prompts[4].greedy);
     EXPECT_EQ(results[1].tokens, prompts[2].greedy);

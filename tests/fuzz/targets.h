@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fuzzers do with their bytes. Invalid bytes throw Error; any other failure aborts. The
+// The functions that the fuzzers run. Invalid bytes throw Error; any other failure aborts. The
 // ordinary tests run the same functions over the committed corpus.
 #pragma once
 

@@ -300,7 +300,7 @@ TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
   for (const int32_t wild : {-1, INT_MIN, INT_MAX, kPages * SmallRun::kPage}) {
     auto slots = table;
     for (int32_t n = 0; n < SmallRun::kLength; n += 3) {
-      slots[static_cast<size_t>(SmallRun::kLength + n)] = wild;  // of request 1
+      slots[static_cast<size_t>(SmallRun::kLength + n)] = wild;  // slots of request 1
     }
     expect_others(run(slots, 1), wild);
   }
@@ -309,7 +309,7 @@ TEST_P(BackendChecks, WildEntriesHarmNobodyElse) {
   EXPECT_EQ(run(pages, SmallRun::kPage), want);
   for (const int32_t wild : {-1, INT_MIN, INT_MAX, kPages}) {
     auto entries = pages;
-    entries[SmallRun::kLength / SmallRun::kPage + 1] = wild;  // of request 1
+    entries[SmallRun::kLength / SmallRun::kPage + 1] = wild;  // pages of request 1
     expect_others(run(entries, SmallRun::kPage), wild);
   }
 }

@@ -29,7 +29,7 @@ using test::to_device;
 using test::to_host;
 
 constexpr int32_t kHeads = 4, kKvHeads = 2;
-constexpr int32_t kMost = 320;  // tokens and keys per request
+constexpr int32_t kMaxTokens = 320;  // tokens and keys per request
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 using Requests = std::vector<std::pair<int32_t, int32_t>>;  // new tokens, keys
@@ -47,7 +47,7 @@ struct Rows {
   std::vector<float> out, lse;
 };
 
-// Requests over a cache that holds kMost keys for each.
+// Requests over a cache that holds kMaxTokens keys for each.
 class EarlyRun {
  public:
   EarlyRun(const BackendEntry& entry, const Shape& shape, Requests requests)
@@ -61,14 +61,14 @@ class EarlyRun {
     test.cache.dtype = shape.cache;
     test.cache.page_size = shape.page_size;
     const Device device = test::test_device().device();
-    pool_ =
-        make_kv_pool(test::request_of(test).cache, 1 + count * (kMost / shape.page_size), device);
+    pool_ = make_kv_pool(test::request_of(test).cache, 1 + count * (kMaxTokens / shape.page_size),
+                         device);
     backend_ = entry.create({.spec = test.spec, .kv = pool_.get(), .device = device});
     backend_->reserve({.max_requests = count,
-                       .max_tokens = count * kMost,
-                       .max_q_len = kMost,
-                       .max_kv_len = kMost});
-    std::vector<int32_t> slots(static_cast<size_t>(count * kMost));
+                       .max_tokens = count * kMaxTokens,
+                       .max_q_len = kMaxTokens,
+                       .max_kv_len = kMaxTokens});
+    std::vector<int32_t> slots(static_cast<size_t>(count * kMaxTokens));
     std::iota(slots.begin(), slots.end(), shape.page_size);
     slots_ = to_device(slots);
     out_slots_ = to_device(std::vector<int64_t>(slots.begin(), slots.end()));
@@ -85,8 +85,9 @@ class EarlyRun {
     std::vector<uint16_t> q;
     for (size_t i = first; i < end; ++i) {
       const auto [tokens, keys] = requests_[i];
-      const size_t begin = i * kMost + static_cast<size_t>(seeing ? std::max(tokens - keys, 0) : 0);
-      const size_t behind = i * kMost + static_cast<size_t>(tokens);
+      const size_t begin =
+          i * kMaxTokens + static_cast<size_t>(seeing ? std::max(tokens - keys, 0) : 0);
+      const size_t behind = i * kMaxTokens + static_cast<size_t>(tokens);
       const auto row = [&](size_t at) {
         return noise_.begin() + static_cast<int64_t>(at * width_);
       };
@@ -121,9 +122,9 @@ class EarlyRun {
     batch.q_indptr = indptr_device.data<int32_t>();
     batch.kv_lens = lens_device.data<int32_t>();
     batch.request_rows = rows_device.data<int32_t>();
-    batch.table_rows = static_cast<int32_t>(slots_.bytes() / (kMost * sizeof(int32_t)));
+    batch.table_rows = static_cast<int32_t>(slots_.bytes() / (kMaxTokens * sizeof(int32_t)));
     batch.request_slots = slots_.data<int32_t>();
-    batch.request_slots_stride = kMost;
+    batch.request_slots_stride = kMaxTokens;
     batch.out_slots = out_slots_.data<int64_t>();
     backend_->plan(batch);
     backend_->forward(layer);
@@ -133,13 +134,13 @@ class EarlyRun {
   void store_keys() {
     std::vector<int32_t> indptr{0}, rows(requests_.size());
     std::iota(rows.begin(), rows.end(), 0);
-    for (size_t i = 0; i < rows.size(); ++i) indptr.push_back(indptr.back() + kMost);
+    for (size_t i = 0; i < rows.size(); ++i) indptr.push_back(indptr.back() + kMaxTokens);
     const gpu::DeviceBuffer values = to_device(noise_);
     LayerTensors layer;
     layer.k = dense_rows(values.data(), DType::bf16, kKvHeads, shape_.head_dim);
     layer.v = dense_rows(values.data<uint16_t>() + values.bytes() / 4, DType::bf16, kKvHeads,
                          shape_.head_dim);
-    pass(indptr, std::vector<int32_t>(rows.size(), kMost), rows, layer);
+    pass(indptr, std::vector<int32_t>(rows.size(), kMaxTokens), rows, layer);
   }
 
   std::vector<Rows> unpack(const std::vector<int32_t>& indptr, const std::vector<uint16_t>& out,
@@ -158,7 +159,7 @@ class EarlyRun {
 
   const Shape shape_;
   const Requests requests_;
-  const size_t width_;  // of a token's queries
+  const size_t width_;  // query elements per token
   std::vector<uint16_t> noise_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<AttentionBackend> backend_;

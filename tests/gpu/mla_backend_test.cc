@@ -170,7 +170,7 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
   const auto q = to_device(bf16_noise(size_t{2} * kHeads * kRow, 5));
   const gpu::DeviceBuffer out(size_t{2} * kHeads * kRank * 2);
   // Returns the first request's results in a batch with a request whose table has `entries`.
-  const auto beside = [&](const std::vector<int32_t>& entries) {
+  const auto result_with = [&](const std::vector<int32_t>& entries) {
     std::vector<int32_t> table(2 * kLength);
     for (int32_t i = 0; i < kLength; ++i) {
       table[i] = 64 + i;
@@ -192,11 +192,11 @@ TEST_P(MlaBackend, WildEntriesHarmNobodyElse) {
     backend->forward(layer);
     return to_host<uint16_t>(out, size_t{kHeads} * kRank);
   };
-  const std::vector<uint16_t> wanted = beside({64});
-  constexpr int32_t kLeast = std::numeric_limits<int32_t>::min();
-  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
-  EXPECT_EQ(beside({-1, kLeast, kPages * 64, kMost}), wanted);
-  EXPECT_EQ(beside({kMost}), wanted);
+  const std::vector<uint16_t> wanted = result_with({64});
+  constexpr int32_t kMinEntry = std::numeric_limits<int32_t>::min();
+  constexpr int32_t kMaxEntry = std::numeric_limits<int32_t>::max();
+  EXPECT_EQ(result_with({-1, kMinEntry, kPages * 64, kMaxEntry}), wanted);
+  EXPECT_EQ(result_with({kMaxEntry}), wanted);
 }
 
 // The error names wrong arguments before anything is enqueued.

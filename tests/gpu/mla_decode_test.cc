@@ -76,10 +76,10 @@ struct Problem {
   std::vector<uint16_t> q;
   std::vector<uint8_t> cache;
   std::vector<float> keys;    // [slots, columns]
-  std::vector<float> scales;  // of e4m3 caches: one, or [slots]
+  std::vector<float> scales;  // for e4m3 caches: one, or [slots]
 };
 
-constexpr float kCacheScale = 0.03f;  // of e4m3 caches
+constexpr float kCacheScale = 0.03f;  // for e4m3 caches
 
 // Returns e4m3 of value / scale and stores its value in `meaning`.
 uint8_t quantise(float value, float scale, float& meaning) {
@@ -346,18 +346,19 @@ TEST_P(MlaDecodeTest, MatchesFp64) {
                                     .lse = lse.data<float>(),
                                     .scale = static_cast<float>(1 / std::sqrt(columns))};
   std::vector<uint16_t> got;
-  for (const bool settled : {false, true}) {  // whether earlier keys may be read ahead of time
-    decode.plan(batch, {problem.max_q_len, c.max_kv_len, settled}, {}, nullptr);
+  // If `early`, the kernel may read the keys of earlier passes before the preceding kernel ends.
+  for (const bool early : {false, true}) {
+    decode.plan(batch, {problem.max_q_len, c.max_kv_len, early}, {}, nullptr);
     decode.decode(tensors, nullptr);
     const auto first = to_host<uint16_t>(out, rows * c.rank);
-    if (!settled) got = first;
+    if (!early) got = first;
     EXPECT_EQ(first, got) << "planned again, other bits";
     // In emulation, five launches of a case give late keys other execution orders.
-    if (settled) decode.decode(tensors, nullptr);
+    if (early) decode.decode(tensors, nullptr);
     const gpu::DeviceBuffer stored = store_late(problem, cache);
     decode.decode(tensors, nullptr);
     EXPECT_EQ(to_host<uint16_t>(out, rows * c.rank), got)
-        << "another run gives other bits, settled: " << settled;
+        << "another run gives other bits, early: " << early;
   }
   const auto got_lse = to_host<float>(lse, rows);
 

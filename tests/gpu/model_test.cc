@@ -271,7 +271,7 @@ TEST_P(GpuModels, PerplexityIsThatOfTheReference) {
   options.engine.max_context = 2048;
   options.kv_dtypes = {DType::bf16, DType::f8e4m3};
   std::set<std::string> served;
-  for (const CheckRow& row : check_model(options)) {  // of every backend that accepts the model
+  for (const CheckRow& row : check_model(options)) {  // one row per backend that accepts the model
     if (!row.unsupported.empty() && !kernel_sources().why_no_compiler.empty()) continue;
     EXPECT_TRUE(row.pass) << row.backend << " " << dtype_name(row.kv_dtype) << ": "
                           << row.unsupported << ", perplexity changed by " << row.perplexity_change;

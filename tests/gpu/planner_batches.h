@@ -25,7 +25,7 @@ struct Batch {
   std::vector<std::pair<int32_t, int32_t>> requests;  // q_len, kv_len
   int32_t q_heads = 8, kv_heads = 2;
   int32_t window = 0;
-  int32_t least_q_len = 0, most_q_len = 0;  // of the plan
+  int32_t least_q_len = 0, most_q_len = 0;  // as the plan has them
   bool alike = false;                       // all requests are equal
 
   bool planned(size_t i) const {

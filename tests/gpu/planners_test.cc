@@ -20,7 +20,7 @@
 namespace fovea::kernels::cuda {
 namespace {
 
-constexpr int32_t kGrain = 16, kOverhead = 4;  // of the baked decode plans
+constexpr int32_t kGrain = 16, kOverhead = 4;  // as in the baked decode plans
 
 struct DecodePart {
   DecodeItem item;
@@ -82,7 +82,7 @@ void expect_whole_tile(const std::vector<DecodePart>& parts, int32_t begin, int3
 TEST_P(Planners, DecodeCoversEveryKeyOnceInEqualRanges) {
   constexpr int32_t kRowTile = 8;
   const int32_t group = batch().group();
-  int64_t all_tiles = 0;  // of all requests, as the bound holds for any batch
+  int64_t all_tiles = 0;  // including other requests: the bound holds for any batch
   for (const auto& [q_len, kv_len] : batch().requests) {
     all_tiles += (q_len * group + kRowTile - 1) / kRowTile;
   }
@@ -238,7 +238,7 @@ TEST_P(Planners, PrefillTakesEveryTileOnceTheHeaviestOfASectionFirst) {
   EXPECT_EQ(found.tile_count, static_cast<int32_t>(want.size()));
   EXPECT_EQ(found.taken, 0);
   EXPECT_EQ(found.finished, 0);
-  EXPECT_GE(found.section_heads, 1);  // of kv heads, each with at least one block of q heads
+  EXPECT_GE(found.section_heads, 1);  // kv heads, each with at least one block of q heads
   const auto list = tiles.read();
   // Sections of requests whose keys take 16 MB, with all heads and two tiles per block.
   const int64_t request_bytes = int64_t{longest} * kTokenBytes * batch().kv_heads;

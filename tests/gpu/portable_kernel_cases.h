@@ -53,7 +53,7 @@ struct HostBatch {
   const PortableCase& test;
   int32_t tokens = 0, max_pages = 1, pages = 1, all_keys = 0;
   std::vector<int32_t> q_indptr{0}, kv_lens, kv_begin{0}, rows, slots_table;
-  std::vector<int64_t> all_slots;  // of every key of every request, in order
+  std::vector<int64_t> all_slots;  // for every key of every request, in order
   std::vector<uint64_t> tree;
   std::vector<uint16_t> q, k, v;      // k and v: [all_keys, kv_heads, dim]
   std::vector<uint8_t> q_codes;       // replaces q where queries are fp8

@@ -81,7 +81,7 @@ TEST_F(KernelPackFile, KeepsWhatWasSaved) {
 }
 
 // As threads do, and processes of containers that share a cache and have the same process ids.
-TEST_F(KernelPackFile, IsWholeWhoeverSavesAtOnce) {
+TEST_F(KernelPackFile, IsWholeAfterConcurrentSaves) {
   KernelPack pack;
   pack.set(one_, {.cubin = std::string(1 << 20, 'x'), .resources = {}, .seconds = 0});
   std::vector<std::string> problems(4);
@@ -340,7 +340,7 @@ TEST_F(KernelCache, DamagedCodeCountsAsAbsent) {
   pack.set(one_, {.cubin = "machine code", .resources = {}, .seconds = 0});
   pack.save(file());
   std::fstream stored(file(), std::ios::in | std::ios::out | std::ios::binary);
-  stored.seekp(-1, std::ios::end).put('x');  // of the checksum
+  stored.seekp(-1, std::ios::end).put('x');  // damages the checksum
   stored.close();
   EXPECT_NE(store(false).why_not(one_).find("forbidden"), std::string::npos);
   EXPECT_NE(lines_.find(file() + ": a/1"), std::string::npos) << lines_;

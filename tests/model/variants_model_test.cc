@@ -203,16 +203,16 @@ constexpr std::array<float, 3> kQwen3 = {2.3607f, 0.6947f, 3.1083f};
 constexpr std::array<float, 3> kQwen3Yarn = {1.1857f, 0.8957f, 2.5037f};
 
 constexpr Spelling kSpellings[] = {
-    {"OlderThetaBesideAType", "llama",
+    {"OlderThetaWithAType", "llama",
      R"({"rope_parameters": {"rope_type": "default", "rope_theta": null}, "rope_theta": 500000.0})",
      kLlamaAtTheta500000},
-    {"OlderThetaBesideNothing", "llama",
+    {"OlderThetaAlone", "llama",
      R"({"rope_parameters": {"rope_type": null, "rope_theta": null}, "rope_theta": 500000.0})",
      kLlamaAtTheta500000},
-    {"OlderThetaBesideAnother", "llama", R"({"rope_theta": 500000.0})", kLlama},
+    {"OlderThetaWithAnother", "llama", R"({"rope_theta": 500000.0})", kLlama},
     {"NullParameters", "llama", R"({"rope_parameters": "null", "rope_scaling": "null"})", kLlama},
     {"EmptyOlderScaling", "llama", R"({"rope_scaling": {}, "rope_theta": 500000.0})", kLlama},
-    {"OlderScalingBesideParameters", "qwen3",
+    {"OlderScalingWithParameters", "qwen3",
      R"({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}})",
      kQwen3Yarn},
     {"YarnFactorIsNull", "llama",

@@ -42,9 +42,9 @@ void gemm(const GemmParams& params, ThreadPool& threads, Isa isa) {
       params.weight_is_kn ? FOVEA_FOR_ISA(isa, gemm_kn) : FOVEA_FOR_ISA(isa, gemm_nk);
   // Four tasks per thread balance the load when other processes take some of the cores' time.
   const int64_t wanted = threads.size() == 1 ? 1 : threads.size() * 4;
-  const int64_t least_columns = ceil_div(kTaskElements, std::max(params.k, 1));
+  const int64_t min_columns = ceil_div(kTaskElements, std::max(params.k, 1));
   const int64_t columns =
-      round_up(std::max(ceil_div<int64_t>(params.n, wanted), least_columns), kGemmPanel);
+      round_up(std::max(ceil_div<int64_t>(params.n, wanted), min_columns), kGemmPanel);
   const int64_t column_tasks = ceil_div<int64_t>(params.n, columns);
   const int64_t row_tasks_wanted = ceil_div(wanted, column_tasks);
   const int64_t rows = round_up(ceil_div<int64_t>(params.rows, row_tasks_wanted), kRowStep);

@@ -26,7 +26,7 @@ struct Tile {
   int32_t depth;
   float* out;
   int64_t out_stride;
-  int32_t columns;  // of kColumns; missing ones repeat the last
+  int32_t columns;  // existing ones of kColumns; the others repeat the last
 };
 
 // Adds the sum of the lanes of sums[i] to to[i].

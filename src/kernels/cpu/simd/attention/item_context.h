@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the classes that compute an item share.
+// The state that the classes which compute an item share.
 #pragma once
 
 #include "kernels/cpu/simd/attention/modes.h"
@@ -56,7 +56,7 @@ struct ItemContext {
     return prefetches ? RowPointers{rows, offset, &l1_stream, &l2_stream}
                       : RowPointers{rows, offset, nullptr, nullptr};
   }
-  int64_t row_floats() const { return padded(shape.dim) + kPadFloats; }  // of scratch.k_rows
+  int64_t row_floats() const { return padded(shape.dim) + kPadFloats; }  // stride of scratch.k_rows
 
   const AttentionParams& params;
   const AttentionItem& work;
@@ -70,7 +70,7 @@ struct ItemContext {
   PrefetchStream l1_stream, l2_stream;
   PagePairs pairs;
   int32_t l1_rows, l2_rows;   // distances of the streams
-  int32_t lines_per_product;  // of many rows
+  int32_t lines_per_product;  // with row_blocks and lane_blocks
 
   TileKeys tile, next_tile;
   int32_t head = 0;  // the kv head at work, counted from work.head_begin

@@ -4,8 +4,8 @@
 //
 // A lane block has four times as many rows as a row block, so keys come from the second-level cache
 // a quarter as often. The softmax needs no maxima across lanes. Both products are one kernel, which
-// loads 11 numbers for 24 multiply-adds; row blocks load 14. (Chosen 2026-11-23: 2 to 9 % of a
-// prefill for the scores, 2 to 5 % for the values.)
+// loads 11 numbers for 24 multiply-adds; row blocks load 14. (Chosen
+// 2026-11-23: up to 9 % of a prefill.)
 //
 // The bits are those of row blocks: each element is the same chain of multiply-adds, and sums of
 // weights are kept for kLanes keys and then added as hn::SumOfLanes() does.

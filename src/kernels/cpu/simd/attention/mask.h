@@ -19,7 +19,7 @@ struct RowBounds {
 // One request's view of the mask.
 struct MaskView {
   const AttentionMask* mask;
-  int64_t first_row;  // of q
+  int64_t first_row;  // a row of q
   int32_t request;
   int32_t q_len, kv_len;
   int32_t cached;  // kv_len - q_len; negative when there are more new tokens than keys

@@ -27,7 +27,7 @@ struct ItemShape {
 
   int32_t group;  // q heads of a kv head
   int32_t heads;  // kv heads
-  int32_t rows;   // of each kv head
+  int32_t rows;   // rows per kv head
   int32_t head_rows;
   int32_t dim, dim_v;
   int32_t o_stride;
@@ -90,8 +90,8 @@ struct ItemModes {
   bool one_block;            // each head has one block of rows, which reads a panel of keys once
   bool fused_keys;           // keys are multiplied as they are transposed, where a panel is whole
   bool page_pairs;           // keys and values are read from two pages at a time
-  int32_t block_rows;        // of the largest block
-  int32_t group_keys;        // that all_heads meets before the next head
+  int32_t block_rows;        // rows of the largest block
+  int32_t group_keys;        // keys that all_heads takes before the next head
   int32_t value_group_keys;  // the same for values
 
  private:

@@ -46,7 +46,7 @@ inline void merge_states(const ItemShape& shape, const RowStates& earlier, const
 
 // Does the same for a lane block, whose o lies column by column.
 struct LaneMerge {
-  RowStates earlier, later;  // of the block
+  RowStates earlier, later;  // states of the block
   int32_t o_stride;
 
   template <int V>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the planner hands to the SIMD kernels: plain data, and one declaration per instruction set.
+// The planner's input for the SIMD kernels: plain data, and one declaration per instruction set.
 //
 // A row is one (token, q head) pair. The rows of a kv head of a request are numbered token * group
 // + head within the group. Keys are cut at fixed positions: a tile is the step of the online
